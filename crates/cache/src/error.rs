@@ -1,0 +1,84 @@
+//! Everything that can go wrong below [`Cache`](crate::Cache).
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+/// Whose fault it is and whether a retry can help: [`Error::is_retryable`]. `Clone`, because one
+/// failed fill is reported to all who wait for it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused. Ours (disk); the source says what.
+    #[error("{action} {}", path.display())]
+    Io {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// The bytes that came are not the ones that were named. The upstream's fault.
+    #[error("the content that came is {actual}, not {expected}")]
+    WrongDigest {
+        /// What was asked for.
+        expected: Digest,
+        /// What came.
+        actual: Digest,
+    },
+    /// More or fewer bytes than announced. The upstream's fault.
+    #[error("{digest} should be {expected} bytes, {actual} came")]
+    WrongSize {
+        /// What was asked for.
+        digest: Digest,
+        /// Bytes announced.
+        expected: u64,
+        /// Bytes that came.
+        actual: u64,
+    },
+    /// A blob on disk no longer matches its checksums. It has been taken out; a refetch helps.
+    #[error("{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again")]
+    Rot {
+        /// Which blob.
+        digest: Digest,
+        /// Where the damaged chunk starts.
+        offset: u64,
+    },
+    /// There is no room, and nothing that may be evicted.
+    #[error("no room for {needed} bytes: raise cache.size, unpin something, or free disk space")]
+    NoRoom {
+        /// Bytes asked for.
+        needed: u64,
+    },
+    /// Another process owns the data folder.
+    #[error("{} is in use by another pierhead (process {pid}): stop it, or give this one another --data", path.display())]
+    InUse {
+        /// The data folder.
+        path: PathBuf,
+        /// Who holds it, 0 when unknown.
+        pid: u32,
+    },
+    /// The data folder was written by another version.
+    #[error("{} has layout version {found}, this pierhead knows {known}: use the matching pierhead, or move the folder away", path.display())]
+    Version {
+        /// The data folder.
+        path: PathBuf,
+        /// What stands in it.
+        found: String,
+        /// What this build writes.
+        known: u32,
+    },
+    /// Whoever was filling gave up; the text is what they said.
+    #[error("the fill failed: {0}")]
+    Abandoned(Arc<str>),
+}
+
+impl Error {
+    /// Whether asking again may succeed.
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. })
+    }
+}

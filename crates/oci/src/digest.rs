@@ -1,0 +1,178 @@
+//! Content digests: `sha256:<64 hex>` and `sha512:<128 hex>`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::Digest as _;
+
+use crate::ParseError;
+
+/// The hash function of a [`Digest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// SHA-256, 32 bytes: what the field uses.
+    Sha256,
+    /// SHA-512, 64 bytes: allowed by the image spec, rare.
+    Sha512,
+}
+
+impl Algorithm {
+    /// The name as it stands before the colon.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    /// Length of the hash in bytes.
+    pub const fn len(self) -> usize {
+        match self {
+            Self::Sha256 => 32,
+            Self::Sha512 => 64,
+        }
+    }
+}
+
+/// A content digest. `Copy`, 65 bytes, no allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest {
+    algorithm: Algorithm,
+    /// Zero beyond `algorithm.len()`, so that the derived comparisons hold.
+    bytes: [u8; 64],
+}
+
+impl Digest {
+    /// The digest of bytes that are at hand. One pass over `content`.
+    pub fn of(algorithm: Algorithm, content: &[u8]) -> Self {
+        let mut hasher = Hasher::new(algorithm);
+        hasher.update(content);
+        hasher.finish()
+    }
+
+    /// Which hash function this is.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The raw hash: 32 or 64 bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.algorithm.len()]
+    }
+
+    /// Lower-case hexadecimal, without the algorithm. Allocates.
+    pub fn hex(&self) -> String {
+        let mut hex = String::with_capacity(2 * self.algorithm.len());
+        for byte in self.as_bytes() {
+            for nibble in [byte >> 4, byte & 15] {
+                hex.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
+            }
+        }
+        hex
+    }
+
+    /// From raw hash bytes; `None` when the length is not the algorithm's.
+    pub fn from_bytes(algorithm: Algorithm, raw: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 64];
+        if raw.len() != algorithm.len() {
+            return None;
+        }
+        bytes[..raw.len()].copy_from_slice(raw);
+        Some(Self { algorithm, bytes })
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.algorithm.as_str(), self.hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let (name, hex) = text.split_once(':').ok_or(ParseError::Digest)?;
+        let algorithm = match name {
+            "sha256" => Algorithm::Sha256,
+            "sha512" => Algorithm::Sha512,
+            _ => return Err(ParseError::DigestAlgorithm),
+        };
+        let hex = hex.as_bytes();
+        if hex.len() != 2 * algorithm.len() {
+            return Err(ParseError::Digest);
+        }
+        let mut bytes = [0; 64];
+        for (byte, pair) in bytes.iter_mut().zip(hex.chunks_exact(2)) {
+            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+        }
+        Ok(Self { algorithm, bytes })
+    }
+}
+
+/// Upper case is refused: the spec's grammar for encoded hashes has lower case only.
+fn nibble(byte: u8) -> Result<u8, ParseError> {
+    match byte {
+        b'0'..=b'9' => Ok(byte - b'0'),
+        b'a'..=b'f' => Ok(byte - b'a' + 10),
+        _ => Err(ParseError::Digest),
+    }
+}
+
+impl serde::Serialize for Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Digest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A running hash: bytes in, a [`Digest`] out.
+#[derive(Clone)]
+pub struct Hasher(Inner);
+
+#[derive(Clone)]
+enum Inner {
+    Sha256(sha2::Sha256),
+    Sha512(sha2::Sha512),
+}
+
+impl Hasher {
+    /// Nothing hashed yet.
+    pub fn new(algorithm: Algorithm) -> Self {
+        Self(match algorithm {
+            Algorithm::Sha256 => Inner::Sha256(sha2::Sha256::new()),
+            Algorithm::Sha512 => Inner::Sha512(sha2::Sha512::new()),
+        })
+    }
+
+    /// Takes in the next bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
+        match &mut self.0 {
+            Inner::Sha256(state) => state.update(bytes),
+            Inner::Sha512(state) => state.update(bytes),
+        }
+    }
+
+    /// The digest of all bytes taken in.
+    pub fn finish(self) -> Digest {
+        let (algorithm, raw) = match self.0 {
+            Inner::Sha256(state) => (Algorithm::Sha256, state.finalize().to_vec()),
+            Inner::Sha512(state) => (Algorithm::Sha512, state.finalize().to_vec()),
+        };
+        let mut bytes = [0; 64];
+        bytes[..raw.len()].copy_from_slice(&raw);
+        Digest { algorithm, bytes }
+    }
+}

@@ -1,0 +1,36 @@
+//! Media types: the known ones as constants, any other as its exact text.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A media type as its sender wrote it (bounded to 255 bytes): it is replayed exactly.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct MediaType(Arc<str>);
+
+impl MediaType {
+    /// `application/vnd.oci.image.manifest.v1+json`
+    pub const OCI_MANIFEST: &'static str = "application/vnd.oci.image.manifest.v1+json";
+    /// `application/vnd.oci.image.index.v1+json`
+    pub const OCI_INDEX: &'static str = "application/vnd.oci.image.index.v1+json";
+    /// `application/vnd.docker.distribution.manifest.v2+json`
+    pub const DOCKER_MANIFEST: &'static str = "application/vnd.docker.distribution.manifest.v2+json";
+    /// `application/vnd.docker.distribution.manifest.list.v2+json`
+    pub const DOCKER_LIST: &'static str = "application/vnd.docker.distribution.manifest.list.v2+json";
+
+    /// Takes a `Content-Type` value; `None` when empty, over 255 bytes or not visible ASCII.
+    pub fn new(text: &str) -> Option<Self> {
+        let fits = (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
+        fits.then(|| Self(text.into()))
+    }
+
+    /// The exact text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MediaType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,61 @@
+//! References: which content of which repository of which registry.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Digest, ParseError, Registry, Repository, Tag};
+
+/// A tag or a digest: the last part of a reference, and of a manifest's path.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Target {
+    /// A name that can move.
+    Tag(Tag),
+    /// A name that cannot.
+    Digest(Digest),
+}
+
+/// `registry/repository:tag` or `registry/repository@digest`, complete.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Reference {
+    /// Which registry.
+    pub registry: Registry,
+    /// Which repository in it.
+    pub repository: Repository,
+    /// Which content in that.
+    pub target: Target,
+}
+
+/// As people write it: `redis` is `docker.io/library/redis:latest`; `name:tag@digest` is `name@digest`.
+impl FromStr for Reference {
+    type Err = ParseError;
+    fn from_str(_text: &str) -> Result<Self, ParseError> {
+        todo!()
+    }
+}
+
+impl FromStr for Target {
+    type Err = ParseError;
+    fn from_str(_text: &str) -> Result<Self, ParseError> {
+        todo!()
+    }
+}
+
+/// Always the complete form, so that it can be a key.
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.registry, self.repository)?;
+        match &self.target {
+            Target::Tag(tag) => write!(f, ":{tag}"),
+            Target::Digest(digest) => write!(f, "@{digest}"),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tag(tag) => tag.fmt(f),
+            Self::Digest(digest) => digest.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Why a registry could not be asked, or did not answer well.
+
+use std::time::Duration;
+
+/// Whose fault a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// What was asked for cannot be had: not there, not allowed, not sensible.
+    Request,
+    /// The upstream is down, slow, broken or lying; a later try may succeed.
+    Upstream,
+    /// Our own configuration or policy forbids it.
+    Policy,
+}
+
+/// A failed exchange with an upstream.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// 404: the upstream does not have it.
+    #[error("{upstream} does not have it")]
+    NotFound {
+        /// The registry asked.
+        upstream: String,
+    },
+    /// 401 or 403, after logging in where we could.
+    #[error("{upstream} refuses access ({status}); if the repository is private, configure credentials for it")]
+    Denied {
+        /// The registry asked.
+        upstream: String,
+        /// 401 or 403.
+        status: u16,
+    },
+    /// 429.
+    #[error("{upstream} limits our rate")]
+    RateLimited {
+        /// The registry asked.
+        upstream: String,
+        /// As its `Retry-After` says.
+        retry_after: Option<Duration>,
+    },
+    /// Any other unexpected status.
+    #[error("{upstream} answered {status}")]
+    Status {
+        /// The registry asked.
+        upstream: String,
+        /// The status.
+        status: u16,
+    },
+    /// No connection, no TLS, no name, no answer in time, a broken stream.
+    #[error("{upstream}: {what}")]
+    Transport {
+        /// The registry asked.
+        upstream: String,
+        /// What failed, with the reason.
+        what: String,
+    },
+    /// The upstream's answer is not what the protocol says.
+    #[error("{upstream} broke the protocol: {what}")]
+    Protocol {
+        /// The registry asked.
+        upstream: String,
+        /// How.
+        what: String,
+    },
+    /// A name that leads to an internal address, or a scheme that is not allowed.
+    #[error("{upstream} is refused: {what}")]
+    Forbidden {
+        /// The registry asked.
+        upstream: String,
+        /// Why, and which key allows it.
+        what: String,
+    },
+}
+
+impl Error {
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NotFound { .. } | Self::Denied { .. } => Fault::Request,
+            Self::Forbidden { .. } => Fault::Policy,
+            _ => Fault::Upstream,
+        }
+    }
+
+    /// Whether asking again may succeed.
+    pub fn is_retryable(&self) -> bool {
+        self.fault() == Fault::Upstream
+    }
+}
