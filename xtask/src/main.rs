@@ -1,2 +1,3 @@
 //! x
+#![forbid(unsafe_code)]
 fn main() {}

@@ -1,0 +1,357 @@
+//! The architecture as a test: which crate may know which, and what each must never name.
+//!
+//! `docs/architecture.md` gives the reasons. A crate that is not listed here fails the first test,
+//! so adding one means deciding what it may know.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+
+/// The crate that only tests may depend on.
+const TESTKIT: &str = "pierhead-testkit";
+
+/// Every package of the workspace, and the packages of ours that it may depend on.
+///
+/// Dev-dependencies may name [`TESTKIT`] besides.
+const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("pierhead-oci", &[]),
+    ("pierhead-eviction", &[]),
+    ("pierhead-remote", &["pierhead-oci"]),
+    ("pierhead-cache", &["pierhead-oci", "pierhead-eviction"]),
+    (
+        "pierhead-proxy",
+        &["pierhead-oci", "pierhead-remote", "pierhead-cache"],
+    ),
+    (
+        "pierhead",
+        &[
+            "pierhead-oci",
+            "pierhead-eviction",
+            "pierhead-remote",
+            "pierhead-cache",
+            "pierhead-proxy",
+        ],
+    ),
+    (
+        TESTKIT,
+        &["pierhead-oci", "pierhead-eviction", "pierhead-cache"],
+    ),
+    // These see pierhead from outside, as a process: what they know of it is what it promises.
+    ("pierhead-tests", &[]),
+    ("pierhead-benches", &[]),
+    ("xtask", &[]),
+];
+
+/// Packages around the product, not part of it.
+const AROUND: &[&str] = &["pierhead-tests", "pierhead-benches", "xtask"];
+
+/// Third-party crates that say what a crate of ours is: who alone may depend on each, and why.
+const ONLY_IN: &[(&str, &[&str], &str)] = &[
+    (
+        "sled",
+        &["pierhead-cache"],
+        "the catalog alone is a database",
+    ),
+    (
+        "clap",
+        &["pierhead"],
+        "only the binary reads the command line",
+    ),
+    (
+        "toml",
+        &["pierhead"],
+        "only the binary reads files of configuration",
+    ),
+    (
+        "anyhow",
+        &["pierhead"],
+        "a library has an error enum of its own",
+    ),
+    (
+        "tracing-subscriber",
+        &["pierhead"],
+        "only the binary says where log lines go",
+    ),
+    ("indicatif", &["pierhead"], "only the binary has a terminal"),
+    (
+        "http",
+        &["pierhead-remote", "pierhead-proxy", "pierhead", TESTKIT],
+        "only proxy maps errors to HTTP, and oci, eviction, cache know none",
+    ),
+    (
+        "hyper",
+        &["pierhead-remote", "pierhead-proxy", "pierhead", TESTKIT],
+        "cache cannot fetch, and oci and eviction do no I/O",
+    ),
+    (
+        "rustls",
+        &["pierhead-remote", "pierhead-proxy", "pierhead", TESTKIT],
+        "cache cannot fetch, and oci and eviction do no I/O",
+    ),
+    (
+        "tokio",
+        &[
+            "pierhead-remote",
+            "pierhead-cache",
+            "pierhead-proxy",
+            "pierhead",
+            TESTKIT,
+        ],
+        "oci and eviction are pure",
+    ),
+];
+
+/// The modules that may name sled, as the beginnings of paths from the root of the repository.
+const SLED_IN: &[&str] = &["crates/cache/src/catalog.rs", "crates/cache/src/catalog/"];
+
+/// Packages without `#![forbid(unsafe_code)]` in their roots, each with the reason.
+const UNSAFE_IN: &[(&str, &str)] = &[];
+
+/// What `eviction` must not name: the replay of a trace is exact because it has no clock, no I/O
+/// and no randomness of its own.
+const NOT_IN_EVICTION: &[&str] = &["std::time", "std::fs", "std::net", "std::thread"];
+
+/// What makes a `static` mutable.
+const INTERIOR_MUTABILITY: &[&str] = &["Mutex", "RwLock", "Once", "Lazy", "Atomic", "Cell"];
+
+#[test]
+fn every_package_is_listed() {
+    let metadata = metadata();
+    let found = members(&metadata);
+    let known: BTreeSet<&str> = MAY_KNOW.iter().map(|(name, _)| *name).collect();
+    let unknown: Vec<_> = found
+        .keys()
+        .filter(|name| !known.contains(name.as_str()))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "{unknown:?}: say in MAY_KNOW what this package may know"
+    );
+    let gone: Vec<_> = known
+        .iter()
+        .filter(|name| !found.contains_key(**name))
+        .collect();
+    assert!(gone.is_empty(), "{gone:?} is listed but does not exist");
+}
+
+#[test]
+fn no_edge_but_the_allowed_ones() {
+    let metadata = metadata();
+    let members = members(&metadata);
+    let mut wrong = Vec::new();
+    for (name, allowed) in MAY_KNOW {
+        for dependency in members
+            .get(*name)
+            .map_or(&[][..], |package| &package.dependencies)
+        {
+            let target = dependency.name.as_str();
+            let for_tests = dependency.kind == DependencyKind::Development;
+            if members.contains_key(target)
+                && !allowed.contains(&target)
+                && !(for_tests && target == TESTKIT)
+            {
+                wrong.push(format!("{name} -> {target} ({:?})", dependency.kind));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not in docs/architecture.md: {wrong:#?}");
+}
+
+#[test]
+fn what_a_crate_must_not_know_it_does_not_depend_on() {
+    let metadata = metadata();
+    let mut wrong = Vec::new();
+    for (name, package) in members(&metadata) {
+        if AROUND.contains(&name.as_str()) {
+            continue;
+        }
+        for dependency in &package.dependencies {
+            if dependency.kind == DependencyKind::Development {
+                continue;
+            }
+            for (target, owners, reason) in ONLY_IN {
+                if dependency.name == *target && !owners.contains(&name.as_str()) {
+                    wrong.push(format!("{name} -> {target}: {reason}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn sled_is_named_by_the_catalog_only() {
+    let wrong: Vec<_> = lines("crates")
+        .into_iter()
+        .filter(|line| names(&line.code, "sled"))
+        .filter(|line| !SLED_IN.iter().any(|path| line.path.starts_with(path)))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn only_the_binary_reads_the_environment() {
+    let wrong: Vec<_> = product_lines("crates")
+        .filter(|line| !line.path.starts_with("crates/pierhead/"))
+        .filter(|line| names(&line.code, "std::env") || names(&line.code, "env::"))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn eviction_has_no_clock_and_no_io() {
+    let wrong: Vec<_> = product_lines("crates/eviction/src")
+        .filter(|line| NOT_IN_EVICTION.iter().any(|word| line.code.contains(word)))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn no_global_state() {
+    let wrong: Vec<_> = product_lines("crates")
+        .filter(|line| {
+            let code = line.code.trim_start();
+            let item = code.strip_prefix("pub ").unwrap_or(code);
+            code.contains("lazy_static!")
+                || code.contains("thread_local!")
+                || item.starts_with("static mut ")
+                || item.starts_with("static ")
+                    && INTERIOR_MUTABILITY.iter().any(|word| item.contains(word))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_crate_forbids_unsafe_code() {
+    let metadata = metadata();
+    let mut wrong = Vec::new();
+    for package in metadata.workspace_packages() {
+        let excepted = UNSAFE_IN.iter().any(|(name, _)| package.name == *name);
+        for target in &package.targets {
+            if excepted || !(target.is_lib() || target.is_bin()) {
+                continue;
+            }
+            let text = fs::read_to_string(&target.src_path).expect("a crate's root can be read");
+            if !text.contains("#![forbid(unsafe_code)]") {
+                wrong.push(target.src_path.to_string());
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "no #![forbid(unsafe_code)] in {wrong:#?}");
+}
+
+#[test]
+fn every_module_opens_with_what_it_is() {
+    let wrong: Vec<_> = ["crates", "xtask", "tests", "benches"]
+        .into_iter()
+        .flat_map(sources)
+        .filter(|path| !path.ends_with("tests.rs"))
+        .filter(|path| {
+            let text = fs::read_to_string(root().join(path)).expect("a source can be read");
+            !text.trim_start().starts_with("//!")
+        })
+        .collect();
+    assert!(wrong.is_empty(), "no //! head sentence in {wrong:#?}");
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tests/ lies in the root of the repository")
+        .to_owned()
+}
+
+fn metadata() -> Metadata {
+    MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .other_options(["--offline".to_owned()])
+        .exec()
+        .expect("cargo metadata reads the workspace")
+}
+
+fn members(metadata: &Metadata) -> BTreeMap<String, &Package> {
+    metadata
+        .workspace_packages()
+        .into_iter()
+        .map(|package| (package.name.to_string(), package))
+        .collect()
+}
+
+/// One line of a source, its comment cut off.
+#[derive(Debug)]
+struct Line {
+    path: String,
+    #[allow(dead_code, reason = "printed when a check fails")]
+    number: usize,
+    code: String,
+    /// Below a `#[cfg(test)]`, or in a file of tests.
+    of_tests: bool,
+}
+
+/// The lines under `folder` that end up in the product.
+fn product_lines(folder: &str) -> impl Iterator<Item = Line> {
+    lines(folder)
+        .into_iter()
+        .filter(|line| !line.of_tests && !line.path.starts_with("crates/testkit/"))
+}
+
+/// The lines of all Rust files under `folder`.
+fn lines(folder: &str) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for path in sources(folder) {
+        let mut of_tests = path.ends_with("tests.rs") || path.contains("/tests/");
+        let text = fs::read_to_string(root().join(&path)).expect("a source can be read");
+        for (index, line) in text.lines().enumerate() {
+            // Tests close a file, here as everywhere: what follows the attribute is theirs.
+            of_tests |= line.trim_start().starts_with("#[cfg(test)]");
+            lines.push(Line {
+                path: path.clone(),
+                number: index + 1,
+                code: line.split("//").next().unwrap_or_default().to_owned(),
+                of_tests,
+            });
+        }
+    }
+    assert!(!lines.is_empty(), "{folder} has no source to look at");
+    lines
+}
+
+/// All Rust files under `folder`, sorted, as paths from the root of the repository.
+fn sources(folder: &str) -> Vec<String> {
+    fn visit(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                if entry.file_name() != "target" {
+                    visit(&path, found);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let root = root();
+    let mut found = Vec::new();
+    visit(&root.join(folder), &mut found);
+    found.sort();
+    found
+        .iter()
+        .filter_map(|path| path.strip_prefix(&root).ok())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Whether `text` holds `word` on its own, not as a part of a longer name.
+fn names(text: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).any(|(at, _)| {
+        let after = &text[at + word.len()..];
+        !text[..at].ends_with(part) && !(word.ends_with(part) && after.starts_with(part))
+    })
+}
