@@ -26,7 +26,7 @@ impl Algorithm {
     }
 
     /// Length of the hash in bytes.
-    pub const fn len(self) -> usize {
+    pub const fn hash_len(self) -> usize {
         match self {
             Self::Sha256 => 32,
             Self::Sha512 => 64,
@@ -38,7 +38,7 @@ impl Algorithm {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// Zero beyond `algorithm.len()`, so that the derived comparisons hold.
+    /// Zero beyond `algorithm.hash_len()`, so that the derived comparisons hold.
     bytes: [u8; 64],
 }
 
@@ -57,12 +57,12 @@ impl Digest {
 
     /// The raw hash: 32 or 64 bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.algorithm.len()]
+        &self.bytes[..self.algorithm.hash_len()]
     }
 
     /// Lower-case hexadecimal, without the algorithm. Allocates.
     pub fn hex(&self) -> String {
-        let mut hex = String::with_capacity(2 * self.algorithm.len());
+        let mut hex = String::with_capacity(2 * self.algorithm.hash_len());
         for byte in self.as_bytes() {
             for nibble in [byte >> 4, byte & 15] {
                 hex.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
@@ -74,7 +74,7 @@ impl Digest {
     /// From raw hash bytes; `None` when the length is not the algorithm's.
     pub fn from_bytes(algorithm: Algorithm, raw: &[u8]) -> Option<Self> {
         let mut bytes = [0; 64];
-        if raw.len() != algorithm.len() {
+        if raw.len() != algorithm.hash_len() {
             return None;
         }
         bytes[..raw.len()].copy_from_slice(raw);
@@ -105,7 +105,7 @@ impl FromStr for Digest {
             _ => return Err(ParseError::DigestAlgorithm),
         };
         let hex = hex.as_bytes();
-        if hex.len() != 2 * algorithm.len() {
+        if hex.len() != 2 * algorithm.hash_len() {
             return Err(ParseError::Digest);
         }
         let mut bytes = [0; 64];

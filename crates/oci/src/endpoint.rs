@@ -1,9 +1,11 @@
 //! The endpoints of the Distribution API v1.1 as one type that parses and formats.
 
-use crate::{Digest, ParseError, Repository, Target};
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
-/// A path of the API. The name may still carry a registry as its first segment when a client of
-/// a pull-through proxy sent it; [`Repository`] allows that, and the proxy's routing takes it off.
+use crate::{Digest, MediaType, Name, ParseError, Registry, Target};
+
+/// A path of the API.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Endpoint {
@@ -12,58 +14,264 @@ pub enum Endpoint {
     /// `/v2/<name>/manifests/<reference>`
     Manifest {
         /// The repository, maybe with a registry in front.
-        name: Repository,
+        name: Name,
         /// Tag or digest.
         target: Target,
     },
     /// `/v2/<name>/blobs/<digest>`
     Blob {
         /// The repository, maybe with a registry in front.
-        name: Repository,
+        name: Name,
         /// Which blob.
         digest: Digest,
     },
     /// `/v2/<name>/tags/list?n=&last=`
     Tags {
         /// The repository, maybe with a registry in front.
-        name: Repository,
-        /// At most so many.
+        name: Name,
+        /// At most so many; zero is allowed and asks for none.
         n: Option<u32>,
-        /// Only those after this one, in lexical order. Bounded, not parsed: a tag that was deleted still orders.
+        /// Only those after this one, in lexical order. Bounded to 255 bytes, not parsed: a tag
+        /// that was deleted still orders.
         last: Option<String>,
     },
     /// `/v2/<name>/referrers/<digest>?artifactType=`
     Referrers {
         /// The repository, maybe with a registry in front.
-        name: Repository,
+        name: Name,
         /// What they refer to.
         digest: Digest,
         /// Only those of this type.
-        artifact_type: Option<String>,
+        artifact_type: Option<MediaType>,
     },
     /// `/v2/<name>/blobs/uploads/…`: the push side, which a pull-through proxy refuses.
     Upload {
         /// The repository, maybe with a registry in front.
-        name: Repository,
+        name: Name,
     },
     /// `/v2/_oci/ext/discover`, or `/v2/<name>/_oci/ext/discover`
     Discover {
         /// Of one repository, or of all.
-        name: Option<Repository>,
+        name: Option<Name>,
     },
 }
 
+/// Longest path or query in bytes. The longest that makes sense (registry, name and SHA-512
+/// digest, each byte percent-encoded) is shorter.
+const MAX_LEN: usize = 4096;
+
 impl Endpoint {
     /// Parses the path and the query of a request (still percent-encoded, as they came).
+    /// Query parameters that the endpoint does not have are ignored, as the API wants.
     ///
     /// # Errors
     /// Says which part is not what the API has, so that the answer can name it.
-    pub fn parse(_path: &str, _query: Option<&str>) -> Result<Self, ParseError> {
-        todo!()
+    pub fn parse(path: &str, query: Option<&str>) -> Result<Self, ParseError> {
+        if path.len() > MAX_LEN {
+            return Err(ParseError::Endpoint);
+        }
+        let path = decode(path, false).ok_or(ParseError::Endpoint)?;
+        let rest = path.strip_prefix("/v2").ok_or(ParseError::Endpoint)?;
+        if rest.is_empty() || rest == "/" {
+            return Ok(Self::Base);
+        }
+        let rest = rest.strip_prefix('/').ok_or(ParseError::Endpoint)?;
+        if rest == "_oci/ext/discover" {
+            return Ok(Self::Discover { name: None });
+        }
+        // From the end: `manifests`, `blobs`, `tags` may be parts of a name too.
+        if let Some(name) = rest.strip_suffix("/_oci/ext/discover") {
+            return Ok(Self::Discover {
+                name: Some(name.parse()?),
+            });
+        }
+        if let Some(name) = rest.strip_suffix("/tags/list") {
+            let n = parameter(query, "n", 20)?.map(|n| count(&n)).transpose()?;
+            let last = parameter(query, "last", 255)?;
+            return Ok(Self::Tags {
+                name: name.parse()?,
+                n,
+                last,
+            });
+        }
+        let (head, last) = rest.rsplit_once('/').ok_or(ParseError::Endpoint)?;
+        // An upload's session may be any word, and its start has a slash at the end.
+        if let Some(name) = head.strip_suffix("/blobs/uploads") {
+            return Ok(Self::Upload {
+                name: name.parse()?,
+            });
+        }
+        let (name, kind) = head.rsplit_once('/').ok_or(ParseError::Endpoint)?;
+        match kind {
+            "manifests" => Ok(Self::Manifest {
+                name: name.parse()?,
+                target: last.parse()?,
+            }),
+            "blobs" if last == "uploads" => Ok(Self::Upload {
+                name: name.parse()?,
+            }),
+            "blobs" => Ok(Self::Blob {
+                name: name.parse()?,
+                digest: last.parse()?,
+            }),
+            "referrers" => {
+                let artifact_type = parameter(query, "artifactType", 255)?
+                    .map(|text| MediaType::new(&text).ok_or(ParseError::Query("artifactType")))
+                    .transpose()?;
+                Ok(Self::Referrers {
+                    name: name.parse()?,
+                    digest: last.parse()?,
+                    artifact_type,
+                })
+            }
+            _ => Err(ParseError::Endpoint),
+        }
+    }
+
+    /// The `ns` parameter: the registry that a client of a mirror means, when it says so.
+    ///
+    /// # Errors
+    /// [`ParseError::Query`] when the query cannot be decoded, else why it is not a registry.
+    pub fn namespace(query: Option<&str>) -> Result<Option<Registry>, ParseError> {
+        parameter(query, "ns", 300)?
+            .map(|ns| ns.parse())
+            .transpose()
+    }
+
+    /// The `<name>` that it is about, if any.
+    pub fn name(&self) -> Option<&Name> {
+        match self {
+            Self::Base => None,
+            Self::Discover { name } => name.as_ref(),
+            Self::Manifest { name, .. }
+            | Self::Blob { name, .. }
+            | Self::Tags { name, .. }
+            | Self::Referrers { name, .. }
+            | Self::Upload { name } => Some(name),
+        }
     }
 
     /// The path and query that parse to this.
     pub fn to_path(&self) -> String {
-        todo!()
+        let mut path = String::from("/v2/");
+        if let Some(name) = self.name() {
+            // Of all that a name can have, only the brackets of IPv6 may not stand in a path.
+            for part in name.to_string().split_inclusive(['[', ']']) {
+                path.push_str(part.trim_end_matches(['[', ']']));
+                match part.as_bytes().last() {
+                    Some(b'[') => path.push_str("%5B"),
+                    Some(b']') => path.push_str("%5D"),
+                    _ => {}
+                }
+            }
+            path.push('/');
+        }
+        match self {
+            Self::Base => {}
+            Self::Discover { .. } => path.push_str("_oci/ext/discover"),
+            Self::Upload { .. } => path.push_str("blobs/uploads/"),
+            Self::Manifest { target, .. } => {
+                let _ = write!(path, "manifests/{target}");
+            }
+            Self::Blob { digest, .. } => {
+                let _ = write!(path, "blobs/{digest}");
+            }
+            Self::Tags { n, last, .. } => {
+                path.push_str("tags/list");
+                let mut mark = '?';
+                if let Some(n) = n {
+                    let _ = write!(path, "{mark}n={n}");
+                    mark = '&';
+                }
+                if let Some(last) = last {
+                    let _ = write!(path, "{mark}last=");
+                    encode(&mut path, last);
+                }
+            }
+            Self::Referrers {
+                digest,
+                artifact_type,
+                ..
+            } => {
+                let _ = write!(path, "referrers/{digest}");
+                if let Some(artifact_type) = artifact_type {
+                    path.push_str("?artifactType=");
+                    encode(&mut path, artifact_type.as_str());
+                }
+            }
+        }
+        path
+    }
+}
+
+/// The decoded value of the first parameter of this name, of at most `max` bytes. An empty one
+/// counts as absent.
+fn parameter(
+    query: Option<&str>,
+    key: &'static str,
+    max: usize,
+) -> Result<Option<String>, ParseError> {
+    let query = query.unwrap_or_default();
+    if query.len() > MAX_LEN {
+        return Err(ParseError::Query(key));
+    }
+    for pair in query.split('&') {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if name == key {
+            let value = decode(value, true)
+                .filter(|value| value.len() <= max)
+                .ok_or(ParseError::Query(key))?;
+            return Ok(Some(value.into_owned()).filter(|value| !value.is_empty()));
+        }
+    }
+    Ok(None)
+}
+
+/// A page size beyond all sense is no more wrong than a large one.
+fn count(text: &str) -> Result<u32, ParseError> {
+    if !text.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(ParseError::Query("n"));
+    }
+    Ok(text.parse().unwrap_or(u32::MAX))
+}
+
+/// `None` when a percent sign is not followed by two hex digits, or the result is not UTF-8 or
+/// has control characters. No copy when nothing is encoded.
+fn decode(text: &str, plus_is_space: bool) -> Option<Cow<'_, str>> {
+    let encoded = text
+        .bytes()
+        .any(|b| b == b'%' || (plus_is_space && b == b'+'));
+    let decoded = if encoded {
+        Cow::Owned(unescape(text, plus_is_space)?)
+    } else {
+        Cow::Borrowed(text)
+    };
+    (!decoded.contains(char::is_control)).then_some(decoded)
+}
+
+fn unescape(text: &str, plus_is_space: bool) -> Option<String> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        decoded.push(match byte {
+            b'%' => {
+                let high = char::from(bytes.next()?).to_digit(16)?;
+                let low = char::from(bytes.next()?).to_digit(16)?;
+                u8::try_from(high << 4 | low).ok()?
+            }
+            b'+' if plus_is_space => b' ',
+            byte => byte,
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+fn encode(to: &mut String, text: &str) {
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            to.push(char::from(byte));
+        } else {
+            let _ = write!(to, "%{byte:02X}");
+        }
     }
 }

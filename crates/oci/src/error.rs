@@ -21,6 +21,9 @@ pub enum ParseError {
     /// Not a tag by the grammar of Distribution v1.1.
     #[error("not a tag: at most 128 of A-Z a-z 0-9 _ . - and no leading . or -")]
     Tag,
+    /// Not a platform.
+    #[error("not a platform: expected os/architecture or os/architecture/variant")]
+    Platform,
     /// Not a manifest or index that can be used.
     #[error("not a manifest: {0}")]
     Manifest(String),
@@ -55,7 +58,8 @@ pub enum ErrorCode {
     TooManyRequests,
     /// Not in the spec's table, but what registries answer when they are down.
     Unavailable,
-    /// What registries answer when something inside them failed.
+    /// What registries answer when something inside them failed, and any code that is not listed.
+    #[serde(other)]
     Unknown,
 }
 
@@ -72,18 +76,50 @@ pub struct ErrorEntry {
     /// What kind of failure.
     pub code: ErrorCode,
     /// For people: what is wrong and what to do.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "text_or_null")]
     pub message: String,
 }
 
 impl ErrorBody {
     /// A body with one entry.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { errors: vec![ErrorEntry { code, message: message.into() }] }
+        Self {
+            errors: vec![ErrorEntry {
+                code,
+                message: message.into(),
+            }],
+        }
+    }
+
+    /// Reads what a registry answered. `None` when it is not the spec's body (a proxy's HTML, for
+    /// instance), has no entry or is over 64 KiB. Meant for people's eyes, so what could upset a
+    /// terminal or a log is taken out: control characters, and all beyond 8 entries of 512
+    /// characters.
+    pub fn parse(json: &[u8]) -> Option<Self> {
+        if json.len() > 64 << 10 {
+            return None;
+        }
+        let mut body: Self = serde_json::from_slice(json)
+            .ok()
+            .filter(|body: &Self| !body.errors.is_empty())?;
+        body.errors.truncate(8);
+        for entry in &mut body.errors {
+            entry.message = entry
+                .message
+                .chars()
+                .filter(|c| !c.is_control())
+                .take(512)
+                .collect();
+        }
+        Some(body)
     }
 
     /// The JSON bytes. Cannot fail: codes and text always serialise.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
+}
+
+fn text_or_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

@@ -14,6 +14,7 @@ pub mod media_type;
 pub mod name;
 pub mod platform;
 pub mod reference;
+pub mod registry;
 
 pub use descriptor::Descriptor;
 pub use digest::{Algorithm, Digest, Hasher};
@@ -21,6 +22,7 @@ pub use endpoint::Endpoint;
 pub use error::{ErrorBody, ErrorCode, ParseError};
 pub use manifest::{Body, Manifest};
 pub use media_type::MediaType;
-pub use name::{Registry, Repository, Tag};
+pub use name::{Name, Repository, Tag};
 pub use platform::Platform;
 pub use reference::{Reference, Target};
+pub use registry::Registry;

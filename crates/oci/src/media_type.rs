@@ -13,19 +13,41 @@ impl MediaType {
     /// `application/vnd.oci.image.index.v1+json`
     pub const OCI_INDEX: &'static str = "application/vnd.oci.image.index.v1+json";
     /// `application/vnd.docker.distribution.manifest.v2+json`
-    pub const DOCKER_MANIFEST: &'static str = "application/vnd.docker.distribution.manifest.v2+json";
+    pub const DOCKER_MANIFEST: &'static str =
+        "application/vnd.docker.distribution.manifest.v2+json";
     /// `application/vnd.docker.distribution.manifest.list.v2+json`
-    pub const DOCKER_LIST: &'static str = "application/vnd.docker.distribution.manifest.list.v2+json";
+    pub const DOCKER_LIST: &'static str =
+        "application/vnd.docker.distribution.manifest.list.v2+json";
 
     /// Takes a `Content-Type` value; `None` when empty, over 255 bytes or not visible ASCII.
     pub fn new(text: &str) -> Option<Self> {
-        let fits = (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
+        let fits =
+            (1..=255).contains(&text.len()) && text.bytes().all(|b| (b' '..=b'~').contains(&b));
         fits.then(|| Self(text.into()))
     }
 
     /// The exact text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The type without its parameters: `a/b` of `a/b; charset=utf-8`.
+    pub fn essence(&self) -> &str {
+        self.0.split(';').next().unwrap_or_default().trim()
+    }
+
+    /// Whether this is the type of an image manifest, OCI's or Docker's.
+    pub fn is_manifest(&self) -> bool {
+        [Self::OCI_MANIFEST, Self::DOCKER_MANIFEST]
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(self.essence()))
+    }
+
+    /// Whether this is the type of an index, or of what Docker calls a manifest list.
+    pub fn is_index(&self) -> bool {
+        [Self::OCI_INDEX, Self::DOCKER_LIST]
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(self.essence()))
     }
 }
 

@@ -1,17 +1,10 @@
-//! Registry names, repository names and tags: validated once, cheap to clone.
+//! Repository names and tags, and the `<name>` of a request, which may start with a registry.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::ParseError;
-
-/// A registry as clients name it: `docker.io`, `ghcr.io`, `localhost:5000`, `[::1]:5000`.
-///
-/// Always lower case; Docker Hub's aliases (`index.docker.io`, `registry-1.docker.io`,
-/// `registry.hub.docker.com`) parse to `docker.io`.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Registry(Arc<str>);
+use crate::{ParseError, Registry};
 
 /// A repository inside a registry: `library/redis`. At most 255 bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,45 +14,172 @@ pub struct Repository(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(Arc<str>);
 
-impl Registry {
-    /// The name of Docker Hub.
-    pub const DOCKER_HUB: &'static str = "docker.io";
-
-    /// Host without the port (brackets of IPv6 kept).
-    pub fn host(&self) -> &str {
-        todo!()
-    }
-
-    /// The port, when one is named.
-    pub fn port(&self) -> Option<u16> {
-        todo!()
-    }
-
-    /// Whether a first path segment is a registry rather than part of a repository name:
-    /// it has a dot or a port, or is `localhost` (the rule of the reference grammar).
-    pub fn looks_like(segment: &str) -> bool {
-        segment == "localhost" || segment.contains(['.', ':'])
-    }
+/// The `<name>` in a path of the API. A client of a pull-through proxy may send a registry as the
+/// first segment (`ghcr.io/a/b`, `localhost:5000/a`); but `ghcr.io/a/b` is a plain repository name
+/// too, so both readings are kept and routing decides.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Name {
+    registry: Option<Registry>,
+    repository: Repository,
+    whole: Option<Repository>,
 }
 
-impl FromStr for Registry {
-    type Err = ParseError;
-    fn from_str(_text: &str) -> Result<Self, ParseError> {
-        todo!()
-    }
+impl Repository {
+    /// The longest name in bytes.
+    pub const MAX_LEN: usize = 255;
 }
 
 impl FromStr for Repository {
     type Err = ParseError;
-    fn from_str(_text: &str) -> Result<Self, ParseError> {
-        todo!()
+
+    /// `component('/'component)*`, where a component is `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        if text.is_empty() {
+            return Err(ParseError::Repository("it is empty"));
+        }
+        if text.len() > Self::MAX_LEN {
+            return Err(ParseError::Repository("it is longer than 255 bytes"));
+        }
+        text.split('/')
+            .try_for_each(|part| component(part.as_bytes()))
+            .map_err(ParseError::Repository)?;
+        Ok(Self(text.into()))
+    }
+}
+
+fn component(part: &[u8]) -> Result<(), &'static str> {
+    let alphanumeric = |b: &u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    if part.is_empty() {
+        return Err("it has an empty part");
+    }
+    if !part
+        .iter()
+        .all(|b| alphanumeric(b) || matches!(b, b'.' | b'_' | b'-'))
+    {
+        return Err("only a-z 0-9 . _ - / may stand in it");
+    }
+    if !part.first().is_some_and(alphanumeric) || !part.last().is_some_and(alphanumeric) {
+        return Err("each part starts and ends with a letter or digit");
+    }
+    let mut separators = part.split(alphanumeric).filter(|run| !run.is_empty());
+    if separators.all(|run| matches!(run, b"." | b"_" | b"__") || run.iter().all(|b| *b == b'-')) {
+        Ok(())
+    } else {
+        Err("parts are joined by one '.', one or two '_', or any number of '-'")
     }
 }
 
 impl FromStr for Tag {
     type Err = ParseError;
-    fn from_str(_text: &str) -> Result<Self, ParseError> {
-        todo!()
+
+    /// `[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}`
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let bytes = text.as_bytes();
+        let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+        let starts = bytes.first().is_some_and(|b| word(*b));
+        if starts
+            && bytes.len() <= 128
+            && bytes.iter().all(|b| word(*b) || matches!(b, b'.' | b'-'))
+        {
+            Ok(Self(text.into()))
+        } else {
+            Err(ParseError::Tag)
+        }
+    }
+}
+
+impl Name {
+    /// The first segment, when it looks like a registry (a dot, a port, or `localhost`) and
+    /// something follows it.
+    pub fn registry(&self) -> Option<&Registry> {
+        self.registry.as_ref()
+    }
+
+    /// What follows the [`Name::registry`]; all of it when there is none. As sent: whether
+    /// `library/` belongs in front is [`Registry::qualify`]'s to say.
+    pub fn repository(&self) -> &Repository {
+        &self.repository
+    }
+
+    /// All of it as a repository name; `None` when it cannot be one, as with `localhost:5000/a`.
+    pub fn whole(&self) -> Option<&Repository> {
+        self.whole.as_ref()
+    }
+
+    /// The first segment read as a registry whatever it looks like, for registries known by a
+    /// bare word; `None` when there is one segment only.
+    pub fn split_first(&self) -> Option<(Registry, Repository)> {
+        if let Some(registry) = &self.registry {
+            return Some((registry.clone(), self.repository.clone()));
+        }
+        let (first, rest) = self.repository.as_str().split_once('/')?;
+        Some((first.parse().ok()?, rest.parse().ok()?))
+    }
+}
+
+impl From<Repository> for Name {
+    fn from(whole: Repository) -> Self {
+        let split = whole
+            .as_str()
+            .split_once('/')
+            .filter(|(first, _)| Registry::looks_like(first));
+        let split = split.and_then(|(first, rest)| Some((first.parse().ok()?, rest.parse().ok()?)));
+        match split {
+            Some((registry, repository)) => Self {
+                registry: Some(registry),
+                repository,
+                whole: Some(whole),
+            },
+            None => Self {
+                registry: None,
+                repository: whole.clone(),
+                whole: Some(whole),
+            },
+        }
+    }
+}
+
+impl FromStr for Name {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let refused = match text.parse::<Repository>() {
+            Ok(whole) => return Ok(whole.into()),
+            Err(refused) => refused,
+        };
+        // Not a repository name, so only a registry in front can make sense of it.
+        let (first, rest) = text
+            .split_once('/')
+            .filter(|(first, _)| Registry::looks_like(first))
+            .ok_or(refused)?;
+        let (registry, repository) = (first.parse::<Registry>()?, rest.parse::<Repository>()?);
+        // In lower case it may be both after all; one name must not have two values.
+        Ok(
+            match format!("{registry}/{repository}").parse::<Repository>() {
+                Ok(whole) => whole.into(),
+                Err(_) => Self {
+                    registry: Some(registry),
+                    repository,
+                    whole: None,
+                },
+            },
+        )
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.whole, &self.registry) {
+            (None, Some(registry)) => write!(f, "{registry}/{}", self.repository),
+            (Some(whole), _) => whole.fmt(f),
+            (None, None) => self.repository.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -28,15 +28,48 @@ pub struct Reference {
 /// As people write it: `redis` is `docker.io/library/redis:latest`; `name:tag@digest` is `name@digest`.
 impl FromStr for Reference {
     type Err = ParseError;
-    fn from_str(_text: &str) -> Result<Self, ParseError> {
-        todo!()
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let (text, digest) = match text.split_once('@') {
+            Some((text, digest)) => (text, Some(digest.parse()?)),
+            None => (text, None),
+        };
+        // A colon before the last slash belongs to a registry's port.
+        let (name, tag) = match text.rsplit_once(':') {
+            Some((name, tag)) if !tag.contains('/') => (name, Some(tag.parse()?)),
+            _ => (text, None),
+        };
+        let (registry, rest) = match name
+            .split_once('/')
+            .filter(|(first, _)| Registry::looks_like(first))
+        {
+            Some((first, rest)) => (first.parse::<Registry>()?, rest),
+            None => (Registry::DOCKER_HUB.parse()?, name),
+        };
+        let repository = registry.qualify(rest.parse()?);
+        let target = match (digest, tag) {
+            (Some(digest), _) => Target::Digest(digest),
+            (None, Some(tag)) => Target::Tag(tag),
+            (None, None) => Target::Tag("latest".parse()?),
+        };
+        Ok(Self {
+            registry,
+            repository,
+            target,
+        })
     }
 }
 
 impl FromStr for Target {
     type Err = ParseError;
-    fn from_str(_text: &str) -> Result<Self, ParseError> {
-        todo!()
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        // No tag has a colon, every digest does.
+        if text.contains(':') {
+            text.parse().map(Self::Digest)
+        } else {
+            text.parse().map(Self::Tag)
+        }
     }
 }
 

@@ -1,0 +1,143 @@
+//! Registry names: which registry is meant, in one form however it was written.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::{ParseError, Repository};
+
+/// A registry as clients name it: `docker.io`, `ghcr.io`, `localhost:5000`, `[::1]:5000`.
+///
+/// Always lower case; Docker Hub's aliases (`index.docker.io`, `registry-1.docker.io`,
+/// `registry.hub.docker.com`) parse to `docker.io`. A host that ends in a number is an IPv4
+/// address in its usual four parts or nothing, since system resolvers take `127.1` and `0x7f.1`
+/// for addresses too and a guard that reads names would not see them.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Registry(pub(crate) Arc<str>);
+
+impl Registry {
+    /// The name of Docker Hub.
+    pub const DOCKER_HUB: &'static str = "docker.io";
+
+    /// Host without the port (brackets of IPv6 kept).
+    pub fn host(&self) -> &str {
+        split_port(&self.0).0
+    }
+
+    /// The port, when one is named.
+    pub fn port(&self) -> Option<u16> {
+        split_port(&self.0).1.and_then(|port| port.parse().ok())
+    }
+
+    /// Whether this is Docker Hub.
+    pub fn is_docker_hub(&self) -> bool {
+        &*self.0 == Self::DOCKER_HUB
+    }
+
+    /// The repository that a name means in this registry: on Docker Hub a name of one segment is
+    /// an official image and lives under `library/`. Idempotent.
+    pub fn qualify(&self, repository: Repository) -> Repository {
+        if !self.is_docker_hub() || repository.as_str().contains('/') {
+            return repository;
+        }
+        // Too long with the prefix: no such image can exist, so the name may stay as it is.
+        format!("library/{repository}")
+            .parse()
+            .unwrap_or(repository)
+    }
+
+    /// Whether a first path segment is a registry rather than part of a repository name:
+    /// it has a dot or a port, or is `localhost` (the rule of the reference grammar).
+    pub fn looks_like(segment: &str) -> bool {
+        segment.contains(['.', ':']) || segment.eq_ignore_ascii_case("localhost")
+    }
+}
+
+impl FromStr for Registry {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        // The longest host is 253 bytes, the longest port 5.
+        if text.len() > 253 + 1 + 5 {
+            return Err(ParseError::Registry("longer than a host and a port can be"));
+        }
+        let (host, port) = split_port(text);
+        let mut name = match host.strip_prefix('[') {
+            Some(rest) => ipv6(rest)?,
+            None => hostname(host)?,
+        };
+        if let Some(port) = port {
+            // `parse` alone would take a leading `+`.
+            if !port.bytes().all(|b| b.is_ascii_digit()) {
+                return Err(ParseError::Registry("the port is not a number"));
+            }
+            match port.parse::<u16>() {
+                Ok(port) if port > 0 => {
+                    let _ = write!(name, ":{port}");
+                }
+                _ => return Err(ParseError::Registry("the port is not within 1 to 65535")),
+            }
+        }
+        if matches!(
+            &*name,
+            "index.docker.io" | "registry-1.docker.io" | "registry.hub.docker.com"
+        ) {
+            return Ok(Self(Self::DOCKER_HUB.into()));
+        }
+        Ok(Self(name.into()))
+    }
+}
+
+/// At the last colon outside of brackets.
+fn split_port(text: &str) -> (&str, Option<&str>) {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (text, None),
+    }
+}
+
+/// `rest` is what follows the opening bracket.
+fn ipv6(rest: &str) -> Result<String, ParseError> {
+    let address = rest
+        .strip_suffix(']')
+        .and_then(|inner| inner.parse::<Ipv6Addr>().ok());
+    address
+        .map(|address| format!("[{address}]"))
+        .ok_or(ParseError::Registry("not an IPv6 address in brackets"))
+}
+
+fn hostname(host: &str) -> Result<String, ParseError> {
+    if host.is_empty() || host.len() > 253 {
+        return Err(ParseError::Registry(
+            "the host is empty or longer than 253 bytes",
+        ));
+    }
+    for label in host.split('.') {
+        let edge = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = label.as_bytes();
+        if bytes.len() > 63 || !edge(bytes.first()) || !edge(bytes.last()) {
+            return Err(ParseError::Registry(
+                "each part of a host has 1 to 63 bytes and starts and ends with a letter or digit",
+            ));
+        }
+        if !bytes
+            .iter()
+            .all(|b| b.is_ascii_alphanumeric() || *b == b'-')
+        {
+            return Err(ParseError::Registry(
+                "a host has letters, digits, '-' and '.' only",
+            ));
+        }
+    }
+    let last = host.rsplit('.').next().unwrap_or(host);
+    let hex = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
+    let numeric = last.bytes().all(|b| b.is_ascii_digit())
+        || hex.is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
+    if numeric && host.parse::<Ipv4Addr>().is_err() {
+        return Err(ParseError::Registry(
+            "a host that ends in a number must be an IPv4 address in four decimal parts",
+        ));
+    }
+    Ok(host.to_ascii_lowercase())
+}
