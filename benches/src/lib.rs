@@ -1,2 +1,0 @@
-//! x
-#![forbid(unsafe_code)]

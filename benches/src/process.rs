@@ -1,0 +1,107 @@
+//! A measured process: started in a folder of its own, accounted by the kernel, ended by its id.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// A running child; it is terminated, then killed, when dropped.
+pub(crate) struct Process(Child);
+
+/// The kernel's unit of CPU accounting in `/proc/<pid>/stat`: 1/100 s on every Linux that we know.
+const TICKS_A_SECOND: f64 = 100.0;
+
+impl Process {
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Ok(Self(
+            child.with_context(|| format!("starting {command:?}"))?,
+        ))
+    }
+
+    /// The process and all that it started.
+    fn tree(&self) -> Vec<u32> {
+        let mut found = Vec::new();
+        let mut open = vec![self.0.id()];
+        while let Some(pid) = open.pop() {
+            found.push(pid);
+            for task in fs::read_dir(format!("/proc/{pid}/task"))
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
+                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                open.extend(
+                    children
+                        .split_whitespace()
+                        .filter_map(|word| word.parse::<u32>().ok()),
+                );
+            }
+        }
+        found
+    }
+
+    /// User and system time of the whole tree so far, in seconds.
+    pub(crate) fn cpu_seconds(&self) -> Result<f64> {
+        let mut ticks = 0.0;
+        for pid in self.tree() {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+            let (_, fields) = stat
+                .rsplit_once(')')
+                .context("a stat line without a name")?;
+            for field in fields.split_whitespace().skip(11).take(2) {
+                ticks += field.parse::<f64>()?;
+            }
+        }
+        Ok(ticks / TICKS_A_SECOND)
+    }
+
+    /// Resident memory of the whole tree, in MiB.
+    pub(crate) fn resident_mib(&self) -> Result<f64> {
+        self.status("VmRSS:")
+    }
+
+    /// The sum of the peaks of the whole tree, in MiB.
+    pub(crate) fn peak_mib(&self) -> Result<f64> {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, key: &str) -> Result<f64> {
+        let mut kib = 0.0;
+        for pid in self.tree() {
+            let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(key))
+                .unwrap_or("0");
+            kib += line
+                .split_whitespace()
+                .next()
+                .unwrap_or("0")
+                .parse::<f64>()?;
+        }
+        Ok(kib / 1024.0)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = Command::new("kill")
+            .args(["-TERM", &self.0.id().to_string()])
+            .status();
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end {
+            if matches!(self.0.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,156 @@
+//! The programs that are measured, and how each is told to cache the same upstream.
+
+use std::fmt;
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::image::{Image, REPOSITORY};
+use crate::process::Process;
+use crate::upstream::Upstream;
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// This project.
+    Pierhead,
+    /// nginx with sendfile on the files themselves: what the kernel can do.
+    Nginx,
+    /// CNCF distribution as a pull-through proxy.
+    Distribution,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pierhead => "pierhead",
+            Self::Nginx => "nginx, sendfile from disk",
+            Self::Distribution => "distribution, proxy",
+        })
+    }
+}
+
+/// A program that is there to be started.
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    program: PathBuf,
+}
+
+/// One that runs, with an empty cache; its folder is deleted with it.
+pub(crate) struct Running {
+    pub(crate) port: u16,
+    pub(crate) process: Process,
+    _folder: tempfile::TempDir,
+}
+
+impl Target {
+    /// `None` when it is not installed.
+    pub(crate) fn find(kind: Kind, pierhead: &Path) -> Result<Option<Self>> {
+        let program = match kind {
+            Kind::Pierhead if pierhead.exists() => Some(pierhead.to_owned()),
+            Kind::Pierhead => bail!("{} is missing: cargo build --release", pierhead.display()),
+            Kind::Nginx => on_path(&["nginx", "/usr/sbin/nginx"]),
+            Kind::Distribution => on_path(&["registry", "docker-registry"]),
+        };
+        Ok(program.map(|program| Self { kind, program }))
+    }
+
+    /// Starts it on a free port and waits until it answers.
+    pub(crate) fn start(&self, upstream: &Upstream, image: &Image) -> Result<Running> {
+        let folder = tempfile::Builder::new()
+            .prefix("pierhead-bench")
+            .tempdir()?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let at = folder.path().display();
+        let from = upstream.port();
+        let mut command = Command::new(&self.program);
+        match self.kind {
+            Kind::Pierhead => {
+                command.args([
+                    "serve",
+                    "--listen",
+                    &format!("127.0.0.1:{port}"),
+                    "--admin",
+                    "127.0.0.1:0",
+                ]);
+                command.args([
+                    "--data",
+                    &format!("{at}/data"),
+                    "--upstream",
+                    &format!("docker.io=http://127.0.0.1:{from}"),
+                ]);
+            }
+            Kind::Distribution => {
+                let config = folder.path().join("config.yml");
+                fs::write(
+                    &config,
+                    format!(
+                        "version: 0.1\nlog: {{accesslog: {{disabled: true}}, level: warn}}\n\
+                         storage: {{filesystem: {{rootdirectory: {at}/data}}, cache: {{blobdescriptor: inmemory}}, delete: {{enabled: true}}}}\n\
+                         http: {{addr: 127.0.0.1:{port}}}\nproxy: {{remoteurl: http://127.0.0.1:{from}, ttl: 168h}}\n"
+                    ),
+                )?;
+                command
+                    .arg("serve")
+                    .arg(config)
+                    .env("OTEL_TRACES_EXPORTER", "none");
+            }
+            Kind::Nginx => {
+                let root = folder.path().join("root/v2").join(REPOSITORY);
+                for (name, digest) in [("blobs", image.blob), ("manifests", image.manifest)] {
+                    fs::create_dir_all(root.join(name))?;
+                    std::os::unix::fs::symlink(
+                        image.blobs.join(digest.hex()),
+                        root.join(name).join(digest.to_string()),
+                    )?;
+                }
+                let config = folder.path().join("nginx.conf");
+                let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+                    .map(|name| format!("{name}_temp_path {at}/{name};"))
+                    .concat();
+                fs::write(
+                    &config,
+                    format!(
+                        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log {at}/log;\nevents {{ worker_connections 1024; }}\n\
+                         http {{ access_log off; sendfile on; tcp_nopush on; {temporary} open_file_cache max=100; keepalive_requests 10000000;\n\
+                         default_type application/octet-stream; server {{ listen 127.0.0.1:{port}; root {at}/root; }} }}\n"
+                    ),
+                )?;
+                command.arg("-c").arg(config).args([
+                    "-p",
+                    &at.to_string(),
+                    "-e",
+                    &format!("{at}/log"),
+                ]);
+            }
+        }
+        let process = Process::spawn(&mut command)?;
+        let end = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if Instant::now() > end {
+                bail!("{} does not answer on port {port}", self.kind);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Running {
+            port,
+            process,
+            _folder: folder,
+        })
+    }
+}
+
+fn on_path(names: &[&str]) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    names.iter().find_map(|name| {
+        folders
+            .iter()
+            .map(|folder| folder.join(name))
+            .find(|file| file.exists())
+    })
+}
