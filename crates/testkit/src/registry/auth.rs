@@ -1,0 +1,191 @@
+//! Who is let in: basic authentication, and a token server in the manner of Docker Hub's.
+
+use std::collections::{BTreeSet, HashMap};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::log::{Request, Role};
+use super::reply::Reply;
+use super::settings::{Auth, TokenAuth};
+use super::{Shared, lock};
+
+const SERVICE: &str = "fake-registry";
+
+/// Tokens that are good, or were.
+#[derive(Default)]
+pub(super) struct Issued {
+    tokens: HashMap<String, Grant>,
+    /// Never reset, so that no token is ever issued twice.
+    count: u64,
+}
+
+struct Grant {
+    repositories: BTreeSet<String>,
+    expires: Instant,
+}
+
+impl Issued {
+    pub(super) fn clear(&mut self) {
+        self.tokens.clear();
+    }
+}
+
+/// Lets a request in, or says with what to refuse it.
+pub(super) fn check(shared: &Shared, request: &Request) -> Result<(), Reply> {
+    if request.role != Role::Registry {
+        return Ok(());
+    }
+    let auth = lock(&shared.settings).auth.clone();
+    match auth {
+        Auth::Open => Ok(()),
+        Auth::Basic { user, password } => {
+            let let_in = basic(request) == Some((user, password));
+            let challenge = "Basic realm=\"fake registry\"";
+            if let_in {
+                Ok(())
+            } else {
+                Err(unauthorized(challenge.to_owned()))
+            }
+        }
+        Auth::Token(_) => bearer(shared, request),
+    }
+}
+
+fn unauthorized(challenge: String) -> Reply {
+    Reply::error(401, "UNAUTHORIZED")
+        .header("www-authenticate", challenge)
+        .header("docker-distribution-api-version", "registry/2.0")
+}
+
+fn bearer(shared: &Shared, request: &Request) -> Result<(), Reply> {
+    let repository = repository(&request.path);
+    let authorization = request.header("authorization").unwrap_or_default();
+    let token = authorization
+        .split_once(' ')
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let mut error = "";
+    if let Some((_, token)) = token {
+        let issued = lock(&shared.issued);
+        match issued.tokens.get(token) {
+            Some(grant) if grant.expires > Instant::now() => {
+                if repository.is_none_or(|name| grant.repositories.contains(name)) {
+                    return Ok(());
+                }
+                error = ",error=\"insufficient_scope\"";
+            }
+            _ => error = ",error=\"invalid_token\"",
+        }
+    }
+    let realm = shared
+        .bases
+        .get()
+        .map(|bases| bases.tokens.as_str())
+        .unwrap_or_default();
+    let scope = repository
+        .map(|name| format!(",scope=\"repository:{name}:pull\""))
+        .unwrap_or_default();
+    Err(unauthorized(format!(
+        "Bearer realm=\"{realm}/token\",service=\"{SERVICE}\"{scope}{error}"
+    )))
+}
+
+/// The repository of a path of the API.
+fn repository(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/v2/")?;
+    let ends = ["/manifests/", "/blobs/", "/tags/", "/referrers/"];
+    ends.iter()
+        .find_map(|end| rest.rfind(end))
+        .map(|at| &rest[..at])
+}
+
+fn basic(request: &Request) -> Option<(String, String)> {
+    let (scheme, encoded) = request.header("authorization")?.split_once(' ')?;
+    let decoded = scheme
+        .eq_ignore_ascii_case("basic")
+        .then(|| STANDARD.decode(encoded.trim()))?
+        .ok()?;
+    let text = String::from_utf8(decoded).ok()?;
+    let (user, password) = text.split_once(':')?;
+    Some((user.to_owned(), password.to_owned()))
+}
+
+/// What the token server answers.
+pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
+    let auth = lock(&shared.settings).auth.clone();
+    let Auth::Token(rules) = auth else {
+        return Reply::error(404, "UNSUPPORTED");
+    };
+    if request.path != "/token" {
+        return Reply::error(404, "UNSUPPORTED");
+    }
+    let asked = if request.method == "POST" {
+        &request.body[..]
+    } else {
+        request.query.as_deref().unwrap_or("").as_bytes()
+    };
+    let asked: Vec<(String, String)> = form_urlencoded::parse(asked).into_owned().collect();
+    let Some(known) = login(&rules, request, &asked) else {
+        return unauthorized("Basic realm=\"tokens\"".to_owned());
+    };
+    if !asked
+        .iter()
+        .any(|(key, value)| key == "service" && value == SERVICE)
+    {
+        return Reply::error(400, "UNSUPPORTED");
+    }
+    let scopes = asked
+        .iter()
+        .filter(|(key, _)| key == "scope")
+        .flat_map(|(_, scopes)| scopes.split(' '));
+    let granted = scopes
+        .filter_map(|scope| scope.strip_prefix("repository:")?.rsplit_once(':'))
+        .filter(|(_, actions)| actions.split(',').any(|action| action == "pull"))
+        .map(|(name, _)| name.to_owned())
+        .filter(|name| known || !rules.private.contains(name))
+        .collect();
+    let mut issued = lock(&shared.issued);
+    issued.count += 1;
+    let token = format!("token-{}", issued.count);
+    let grant = Grant {
+        repositories: granted,
+        expires: Instant::now() + rules.lifetime,
+    };
+    issued.tokens.insert(token.clone(), grant);
+    let mut answer = json!({ "access_token": token });
+    if !rules.only_access_token {
+        answer["token"] = answer["access_token"].clone();
+    }
+    if rules.tells_expiry {
+        answer["expires_in"] = json!(rules.lifetime.as_secs());
+    }
+    Reply::json(200, &answer)
+}
+
+/// Whether the caller is somebody (`true`) or anybody (`false`); `None` when it may not have a token.
+fn login(rules: &TokenAuth, request: &Request, asked: &[(String, String)]) -> Option<bool> {
+    let field = |name: &str| {
+        asked
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.clone())
+    };
+    if request.method == "POST" {
+        return match field("grant_type").as_deref() {
+            Some("refresh_token") => (field("refresh_token").is_some()
+                && field("refresh_token") == rules.identity)
+                .then_some(true),
+            Some("password") => rules
+                .users
+                .contains(&(field("username")?, field("password")?))
+                .then_some(true),
+            _ => None,
+        };
+    }
+    if request.header("authorization").is_some() {
+        return rules.users.contains(&basic(request)?).then_some(true);
+    }
+    rules.anonymous.then_some(false)
+}

@@ -1,0 +1,103 @@
+//! Bytes to serve, in memory or in a file, whole or damaged.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// Bytes at offsets. Clones share them.
+#[derive(Clone)]
+pub(super) struct Content {
+    source: Source,
+    /// Less than the source has, or more: zeros follow then.
+    len: u64,
+    /// Where one bit is flipped.
+    flipped: Option<u64>,
+}
+
+#[derive(Clone)]
+enum Source {
+    Memory(Bytes),
+    File(Arc<File>, u64),
+}
+
+impl Content {
+    pub(super) fn memory(bytes: Bytes) -> Self {
+        Self {
+            len: bytes.len() as u64,
+            source: Source::Memory(bytes),
+            flipped: None,
+        }
+    }
+
+    pub(super) fn file(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
+        Ok(Self {
+            source: Source::File(Arc::new(file), len),
+            len,
+            flipped: None,
+        })
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(super) fn truncated(mut self, len: u64) -> Self {
+        self.len = self.len.min(len);
+        self
+    }
+
+    pub(super) fn padded(mut self, by: u64) -> Self {
+        self.len += by;
+        self
+    }
+
+    pub(super) fn flipped(mut self, at: u64) -> Self {
+        self.flipped = Some(at);
+        self
+    }
+
+    /// Up to `most` bytes from `offset`; empty only at the end. Files are read blocking: this is
+    /// for tests, whose files are in the page cache.
+    pub(super) fn read(&self, offset: u64, most: usize) -> Bytes {
+        let most = usize::try_from(self.len.saturating_sub(offset))
+            .unwrap_or(usize::MAX)
+            .min(most);
+        let mut bytes = match &self.source {
+            Source::Memory(bytes) => {
+                let start = usize::try_from(offset)
+                    .unwrap_or(usize::MAX)
+                    .min(bytes.len());
+                bytes.slice(start..bytes.len().min(start + most))
+            }
+            Source::File(file, len) => {
+                let there = usize::try_from(len.saturating_sub(offset))
+                    .unwrap_or(usize::MAX)
+                    .min(most);
+                let mut buffer = vec![0; there];
+                file.read_exact_at(&mut buffer, offset)
+                    .expect("a blob's file stays as it is");
+                buffer.into()
+            }
+        };
+        let damage = self
+            .flipped
+            .filter(|at| (offset..offset + most as u64).contains(at));
+        if bytes.len() < most || damage.is_some() {
+            let mut changed = bytes.to_vec();
+            changed.resize(most, 0);
+            if let Some(byte) =
+                damage.and_then(|at| changed.get_mut(usize::try_from(at - offset).ok()?))
+            {
+                *byte ^= 1;
+            }
+            bytes = changed.into();
+        }
+        bytes
+    }
+}

@@ -1,0 +1,101 @@
+//! A port that can be closed and opened again.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::log::Role;
+use super::{Shared, lock, wire};
+
+pub(super) struct Listener {
+    /// Bound but never listening: the port is ours while nobody listens, and connecting is refused.
+    reserve: Socket,
+    role: Role,
+    shared: Arc<Shared>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    /// Dropped = stop.
+    stop: oneshot::Sender<()>,
+    accepting: JoinHandle<()>,
+}
+
+impl Listener {
+    /// Reserves the port; nothing listens before [`start`](Self::start).
+    pub(super) fn bind(addr: SocketAddr, role: Role, shared: Arc<Shared>) -> Self {
+        let reserve = bound(addr).unwrap_or_else(|error| panic!("cannot bind {addr}: {error}"));
+        Self {
+            reserve,
+            role,
+            shared,
+            running: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn addr(&self) -> SocketAddr {
+        let addr = self
+            .reserve
+            .local_addr()
+            .ok()
+            .and_then(|addr| addr.as_socket());
+        addr.expect("a bound socket has an address")
+    }
+
+    pub(super) async fn start(&self) {
+        self.stop().await;
+        let socket = bound(self.addr()).expect("the port is reserved");
+        socket.listen(1024).expect("the port is reserved");
+        let listener = TcpListener::from_std(socket.into()).expect("inside a tokio runtime");
+        let (stop, stopped) = oneshot::channel();
+        let accepting = tokio::spawn(accept(
+            listener,
+            self.role,
+            Arc::clone(&self.shared),
+            stopped,
+        ));
+        *lock(&self.running) = Some(Running { stop, accepting });
+    }
+
+    /// Returns when the port is closed and all connections are gone.
+    pub(super) async fn stop(&self) {
+        let running = lock(&self.running).take();
+        if let Some(Running { stop, accepting }) = running {
+            drop(stop);
+            accepting.await.expect("accepting does not panic");
+        }
+    }
+}
+
+fn bound(addr: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&addr.into())?;
+    Ok(socket)
+}
+
+async fn accept(
+    listener: TcpListener,
+    role: Role,
+    shared: Arc<Shared>,
+    mut stopped: oneshot::Receiver<()>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            _ = &mut stopped => break,
+            accepted = listener.accept() => if let Ok((stream, peer)) = accepted {
+                connections.spawn(wire::serve(Arc::clone(&shared), role, stream, peer));
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    connections.shutdown().await;
+}

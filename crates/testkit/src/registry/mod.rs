@@ -1,0 +1,383 @@
+//! An OCI registry inside the test's process, with faults that are set and taken back at run time.
+//!
+//! It speaks HTTP/1.1 by hand rather than through a server library: every fault is a thing that a
+//! correct server cannot be made to do. It listens on three loopback ports: the registry itself, its
+//! token server, and the "CDN" to which it may redirect blobs.
+
+mod auth;
+mod body;
+mod content;
+mod fault;
+mod listener;
+mod log;
+mod reply;
+mod route;
+mod settings;
+mod store;
+mod tls;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pierhead_oci::Digest;
+use tokio::time::Instant;
+
+use crate::images::Image;
+use content::Content;
+use fault::Rules;
+use listener::Listener;
+use log::Log;
+use store::Store;
+
+pub use fault::{Fault, Gate, Injected, Rule};
+pub use log::{Request, Role};
+pub use settings::{Auth, RateLimit, Settings, TokenAuth};
+pub use tls::Authority;
+
+/// No event that a test waits for may take longer: what takes so long hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running fake registry. Dropping it closes its ports and connections.
+pub struct FakeRegistry {
+    shared: Arc<Shared>,
+    main: Listener,
+    tokens: Listener,
+    cdn: Listener,
+}
+
+/// What the three listeners and all their connections share.
+struct Shared {
+    settings: Mutex<Settings>,
+    store: Mutex<Store>,
+    rules: Rules,
+    log: Log,
+    issued: Mutex<auth::Issued>,
+    /// When the link, whose bandwidth all bodies share, has carried what it was given.
+    link_free: Mutex<Instant>,
+    blobs_in_flight: AtomicUsize,
+    peak_blobs_in_flight: AtomicUsize,
+    tls: Option<tls::Identity>,
+    /// Where the token server and the CDN listen, once they do.
+    bases: OnceLock<Bases>,
+}
+
+/// URLs of the listeners without a slash at the end.
+struct Bases {
+    tokens: String,
+    cdn: String,
+}
+
+/// How a [`FakeRegistry`] is to start.
+#[derive(Default)]
+pub struct Builder {
+    settings: Settings,
+    tls_names: Option<Vec<String>>,
+    authority: Option<Arc<Authority>>,
+}
+
+impl Builder {
+    /// Speaks TLS on all three ports, by a certificate for `localhost` and the loopback addresses.
+    pub fn tls(self) -> Self {
+        self.tls_for(&["localhost", "127.0.0.1", "::1"])
+    }
+
+    /// Speaks TLS by a certificate for just these names, right or wrong.
+    pub fn tls_for(mut self, names: &[&str]) -> Self {
+        self.tls_names = Some(names.iter().map(|&name| name.to_owned()).collect());
+        self
+    }
+
+    /// Has its certificate from this authority instead of from one of its own.
+    pub fn authority(mut self, authority: Arc<Authority>) -> Self {
+        self.authority = Some(authority);
+        self
+    }
+
+    /// Changes the settings that it starts with.
+    pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// Asks for bearer tokens as Docker Hub does; everybody gets one.
+    pub fn token_auth(self) -> Self {
+        self.with(|settings| settings.auth = Auth::Token(TokenAuth::default()))
+    }
+
+    /// Asks for this user by basic authentication.
+    pub fn basic_auth(self, user: &str, password: &str) -> Self {
+        self.with(|settings| {
+            settings.auth = Auth::Basic {
+                user: user.to_owned(),
+                password: password.to_owned(),
+            }
+        })
+    }
+
+    /// Listens on three ephemeral loopback ports.
+    pub async fn start(self) -> FakeRegistry {
+        self.start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
+    }
+
+    /// Listens at `addr`, and on two ephemeral ports of the same address.
+    pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
+        let tls = self.tls_names.map(|names| {
+            let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));
+            tls::Identity::new(authority, &names)
+        });
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let shared = Arc::new(Shared {
+            settings: Mutex::new(self.settings),
+            store: Mutex::default(),
+            rules: Rules::default(),
+            log: Log::default(),
+            issued: Mutex::default(),
+            link_free: Mutex::new(Instant::now()),
+            blobs_in_flight: AtomicUsize::new(0),
+            peak_blobs_in_flight: AtomicUsize::new(0),
+            tls,
+            bases: OnceLock::new(),
+        });
+        let any = SocketAddr::new(addr.ip(), 0);
+        let main = Listener::bind(addr, Role::Registry, Arc::clone(&shared));
+        let tokens = Listener::bind(any, Role::Tokens, Arc::clone(&shared));
+        let cdn = Listener::bind(any, Role::Cdn, Arc::clone(&shared));
+        let base = |listener: &Listener| format!("{scheme}://{}", listener.addr());
+        let bases = Bases {
+            tokens: base(&tokens),
+            cdn: base(&cdn),
+        };
+        assert!(
+            shared.bases.set(bases).is_ok(),
+            "a new registry has no addresses yet"
+        );
+        let registry = FakeRegistry {
+            shared,
+            main,
+            tokens,
+            cdn,
+        };
+        registry.restart().await;
+        registry
+    }
+}
+
+impl FakeRegistry {
+    /// Plain HTTP, open to everybody, empty.
+    pub async fn start() -> Self {
+        Self::builder().start().await
+    }
+
+    /// To say how it shall start.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Where the registry listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.main.addr()
+    }
+
+    /// `http://127.0.0.1:port`, or `https://…` with TLS.
+    pub fn url(&self) -> String {
+        let scheme = if self.shared.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.addr())
+    }
+
+    /// Where the token server listens.
+    pub fn token_addr(&self) -> SocketAddr {
+        self.tokens.addr()
+    }
+
+    /// Where redirected blobs are.
+    pub fn cdn_addr(&self) -> SocketAddr {
+        self.cdn.addr()
+    }
+
+    /// The certificate of the authority behind the TLS of this registry, as PEM.
+    ///
+    /// # Panics
+    /// When it speaks plain HTTP.
+    pub fn ca_pem(&self) -> &str {
+        self.shared
+            .tls
+            .as_ref()
+            .expect("started with tls()")
+            .ca_pem()
+    }
+
+    /// Closes all three ports and every connection. From then on connections are refused; the ports
+    /// stay reserved for [`restart`](Self::restart).
+    pub async fn stop(&self) {
+        self.main.stop().await;
+        self.tokens.stop().await;
+        self.cdn.stop().await;
+    }
+
+    /// Listens again on the same ports, with the same contents.
+    pub async fn restart(&self) {
+        self.main.start().await;
+        self.tokens.start().await;
+        self.cdn.start().await;
+    }
+
+    /// Closes the token server alone.
+    pub async fn stop_tokens(&self) {
+        self.tokens.stop().await;
+    }
+
+    /// Closes the CDN alone.
+    pub async fn stop_cdn(&self) {
+        self.cdn.stop().await;
+    }
+
+    /// Changes settings; requests that come from now on see them.
+    pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
+        change(&mut lock(&self.shared.settings));
+    }
+
+    /// Forgets every token that was issued, as if all had expired.
+    pub fn expire_tokens(&self) {
+        lock(&self.shared.issued).clear();
+    }
+
+    /// Puts an image, all its blobs and manifests, into a repository and points `tag` at its root.
+    pub fn push(&self, repository: &str, tag: &str, image: &Image) {
+        let mut store = lock(&self.shared.store);
+        for blob in &image.blobs {
+            store.put_blob(repository, blob.digest, Content::memory(blob.bytes.clone()));
+        }
+        for document in &image.documents {
+            store.put_manifest(
+                repository,
+                document.digest,
+                &document.media_type,
+                document.bytes.clone(),
+            );
+        }
+        store.tag(repository, tag, image.root);
+    }
+
+    /// Puts one blob.
+    pub fn put_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
+        let bytes = bytes.into();
+        let digest = crate::images::digest_of(&bytes);
+        lock(&self.shared.store).put_blob(repository, digest, Content::memory(bytes));
+        digest
+    }
+
+    /// Puts a blob whose bytes stay in a file and are read as they are served.
+    pub fn put_blob_file(&self, repository: &str, digest: Digest, path: &Path) {
+        let content =
+            Content::file(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        lock(&self.shared.store).put_blob(repository, digest, content);
+    }
+
+    /// Puts one manifest, sensible or not.
+    pub fn put_manifest(
+        &self,
+        repository: &str,
+        media_type: &str,
+        bytes: impl Into<Bytes>,
+    ) -> Digest {
+        let bytes = bytes.into();
+        let digest = crate::images::digest_of(&bytes);
+        lock(&self.shared.store).put_manifest(repository, digest, media_type, bytes);
+        digest
+    }
+
+    /// Points a tag at a manifest, which need not be there.
+    pub fn tag(&self, repository: &str, tag: &str, digest: Digest) {
+        lock(&self.shared.store).tag(repository, tag, digest);
+    }
+
+    /// Takes a tag away.
+    pub fn untag(&self, repository: &str, tag: &str) {
+        lock(&self.shared.store).untag(repository, tag);
+    }
+
+    /// Takes a blob or manifest away from a repository.
+    pub fn remove(&self, repository: &str, digest: &Digest) {
+        lock(&self.shared.store).remove(repository, digest);
+    }
+
+    /// Sets a fault, beside those already set: `registry.inject(Fault::Status(503).on("/v2/*").times(2))`.
+    pub fn inject(&self, rule: Rule) -> Injected {
+        self.shared.rules.add(rule)
+    }
+
+    /// Takes all faults back.
+    pub fn clear_faults(&self) {
+        self.shared.rules.clear();
+    }
+
+    /// All requests so far, in the order in which their heads arrived.
+    pub fn requests(&self) -> Vec<Request> {
+        self.shared.log.requests()
+    }
+
+    /// Forgets the requests so far.
+    pub fn clear_requests(&self) {
+        self.shared.log.clear();
+    }
+
+    /// How many requests so far fit.
+    pub fn count(&self, fits: impl FnMut(&Request) -> bool) -> usize {
+        let mut fits = fits;
+        self.requests()
+            .iter()
+            .filter(|request| fits(request))
+            .count()
+    }
+
+    /// How many GETs of this blob or manifest reached the registry itself, those answered by a fault included.
+    pub fn gets_of(&self, digest: &Digest) -> usize {
+        self.count_of("GET", digest)
+    }
+
+    /// How many HEADs of this blob or manifest reached the registry itself.
+    pub fn heads_of(&self, digest: &Digest) -> usize {
+        self.count_of("HEAD", digest)
+    }
+
+    fn count_of(&self, method: &str, digest: &Digest) -> usize {
+        let suffix = format!("/{digest}");
+        self.count(|request| {
+            request.role == Role::Registry
+                && request.method == method
+                && request.path.ends_with(&suffix)
+        })
+    }
+
+    /// Returns as soon as the requests so far satisfy `enough`.
+    ///
+    /// # Panics
+    /// After 30 seconds.
+    pub async fn wait_for(&self, enough: impl FnMut(&[Request]) -> bool) {
+        self.shared.log.wait_for(enough).await;
+    }
+
+    /// The largest number of blob bodies that were on their way at the same time.
+    pub fn peak_blobs_in_flight(&self) -> usize {
+        self.shared.peak_blobs_in_flight.load(Ordering::SeqCst)
+    }
+}
+
+/// A test that panicked while it held the lock has failed already; the others go on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

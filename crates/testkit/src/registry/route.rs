@@ -1,0 +1,292 @@
+//! From a request to the answer that a correct registry gives, and the faults that replace it.
+
+use pierhead_oci::{Digest, MediaType};
+use serde_json::json;
+
+use super::content::Content;
+use super::fault::Fault;
+use super::log::{Request, Role};
+use super::reply::Reply;
+use super::{Shared, auth, lock};
+
+/// The answer to a request that was let in.
+pub(super) fn route(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+    match request.role {
+        Role::Tokens => auth::token(shared, request),
+        Role::Cdn => cdn(shared, request, faults),
+        Role::Registry if !matches!(request.method.as_str(), "GET" | "HEAD") => {
+            Reply::error(405, "UNSUPPORTED")
+        }
+        Role::Registry => registry(shared, request, faults),
+    }
+}
+
+/// The answer that a fault gives instead.
+pub(super) fn replaced(request: &Request, faults: &[Fault]) -> Option<Reply> {
+    faults.iter().find_map(|fault| match fault {
+        Fault::Status(status) => Some(Reply::error(*status, code(*status))),
+        Fault::RetryAfter(status, after) => {
+            Some(Reply::error(*status, code(*status)).header("retry-after", after))
+        }
+        Fault::RedirectLoop => Some(Reply::empty(307).header("location", request.path.as_str())),
+        Fault::RedirectTo(url) => Some(Reply::empty(307).header("location", url)),
+        _ => None,
+    })
+}
+
+fn code(status: u16) -> &'static str {
+    match status {
+        401 => "UNAUTHORIZED",
+        403 => "DENIED",
+        404 => "NAME_UNKNOWN",
+        429 => "TOOMANYREQUESTS",
+        503 => "UNAVAILABLE",
+        _ => "UNKNOWN",
+    }
+}
+
+fn registry(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+    let path = request.path.as_str();
+    if path == "/v2/" || path == "/v2" {
+        return Reply::json(200, &json!({}))
+            .header("docker-distribution-api-version", "registry/2.0");
+    }
+    let Some(rest) = path.strip_prefix("/v2/") else {
+        return Reply::error(404, "UNSUPPORTED");
+    };
+    if let Some(name) = rest.strip_suffix("/tags/list") {
+        tags(shared, name, request)
+    } else if let Some((name, target)) = rest.rsplit_once("/manifests/") {
+        manifest(shared, name, target, request, faults)
+    } else if let Some((name, digest)) = rest.rsplit_once("/blobs/") {
+        blob(shared, name, digest, request, faults)
+    } else if let Some((name, digest)) = rest.rsplit_once("/referrers/") {
+        referrers(shared, name, digest, request)
+    } else {
+        Reply::error(404, "UNSUPPORTED")
+    }
+}
+
+fn manifest(
+    shared: &Shared,
+    name: &str,
+    target: &str,
+    request: &Request,
+    faults: &[Fault],
+) -> Reply {
+    let found = lock(&shared.store).manifest(name, target);
+    let (digest, media_type, bytes) = match found {
+        Some(document) => (document.digest, document.media_type, document.bytes),
+        None => match tag_schema(shared, name, target) {
+            Some(index) => (
+                crate::images::digest_of(index.as_bytes()),
+                MediaType::OCI_INDEX.to_owned(),
+                index.into(),
+            ),
+            None => return Reply::error(404, "MANIFEST_UNKNOWN"),
+        },
+    };
+    if !accepts(request, &media_type) {
+        return Reply::error(404, "MANIFEST_UNKNOWN");
+    }
+    let limit = {
+        let mut settings = lock(&shared.settings);
+        settings.rate_limit.as_mut().map(|limit| {
+            let before = limit.remaining;
+            if request.method == "GET" {
+                limit.remaining = before.saturating_sub(1);
+            }
+            (*limit, before)
+        })
+    };
+    let mut reply = match limit {
+        Some((_, 0)) if request.method == "GET" => Reply::error(429, "TOOMANYREQUESTS"),
+        _ if known(request, &digest) => Reply::empty(304),
+        _ => Reply::of(200, &media_type, damaged(Content::memory(bytes), faults)),
+    };
+    if reply.status != 429 {
+        reply = identified(reply, &digest);
+    }
+    if let Some((limit, _)) = limit {
+        reply = reply
+            .header(
+                "ratelimit-limit",
+                format!("{};w={}", limit.limit, limit.window),
+            )
+            .header(
+                "ratelimit-remaining",
+                format!("{};w={}", limit.remaining, limit.window),
+            );
+    }
+    reply
+}
+
+/// The index that clients keep under the tag `<algorithm>-<hex>` where the referrers API is lacking.
+fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
+    let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
+    let descriptors = lock(&shared.store).referrers(name, &digest);
+    let lacking = !lock(&shared.settings).referrers_api;
+    (lacking && !descriptors.is_empty() && !target.contains(':')).then(|| {
+        json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": descriptors }).to_string()
+    })
+}
+
+fn accepts(request: &Request, media_type: &str) -> bool {
+    let mut values = request
+        .headers
+        .get_all("accept")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .peekable();
+    let fits = |range: &str| matches!(range.split(';').next().map(str::trim), Some(kind) if kind == media_type || kind == "*/*" || kind == "application/*");
+    values.peek().is_none() || values.flat_map(|value| value.split(',')).any(fits)
+}
+
+fn identified(reply: Reply, digest: &Digest) -> Reply {
+    reply
+        .header("docker-content-digest", digest.to_string())
+        .header("etag", format!("\"{digest}\""))
+}
+
+fn known(request: &Request, digest: &Digest) -> bool {
+    let etag = format!("\"{digest}\"");
+    let tags = request.header("if-none-match").unwrap_or_default();
+    tags.split(',')
+        .map(str::trim)
+        .any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+fn blob(shared: &Shared, name: &str, digest: &str, request: &Request, faults: &[Fault]) -> Reply {
+    let Ok(digest) = digest.parse::<Digest>() else {
+        return Reply::error(400, "DIGEST_INVALID");
+    };
+    let Some(content) = lock(&shared.store).blob(name, &digest) else {
+        return Reply::error(404, "BLOB_UNKNOWN");
+    };
+    if lock(&shared.settings).redirect_blobs {
+        let cdn = shared
+            .bases
+            .get()
+            .map(|bases| bases.cdn.as_str())
+            .unwrap_or_default();
+        return Reply::empty(307)
+            .header("location", format!("{cdn}/blobs/{digest}?signature=good"));
+    }
+    let reply = ranged(content, request, faults);
+    identified(reply, &digest)
+}
+
+/// As object stores do, it refuses a request that is authorized twice: by the URL and by a header.
+fn cdn(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+    let digest = request
+        .path
+        .strip_prefix("/blobs/")
+        .and_then(|digest| digest.parse::<Digest>().ok());
+    if request.header("authorization").is_some() {
+        return Reply::error(400, "UNSUPPORTED");
+    }
+    if request.query.as_deref() != Some("signature=good") {
+        return Reply::error(403, "DENIED");
+    }
+    match digest.and_then(|digest| lock(&shared.store).any_blob(&digest)) {
+        Some(content) => ranged(content, request, faults),
+        None => Reply::error(404, "BLOB_UNKNOWN"),
+    }
+}
+
+fn damaged(content: Content, faults: &[Fault]) -> Content {
+    faults.iter().fold(content, |content, fault| match fault {
+        Fault::Corrupt(at) => content.flipped(*at),
+        Fault::Truncate(len) => content.truncated(*len),
+        Fault::Pad(by) => content.padded(*by),
+        Fault::Replace(bytes) => Content::memory(bytes.clone()),
+        _ => content,
+    })
+}
+
+fn ranged(content: Content, request: &Request, faults: &[Fault]) -> Reply {
+    let content = damaged(content, faults);
+    let total = content.len();
+    let mut reply =
+        Reply::of(200, "application/octet-stream", content).header("accept-ranges", "bytes");
+    reply.is_blob = true;
+    if faults
+        .iter()
+        .any(|fault| matches!(fault, Fault::IgnoreRange))
+        || request.method != "GET"
+    {
+        return reply;
+    }
+    match request.header("range").and_then(|range| span(range, total)) {
+        None => reply,
+        Some(Ok((start, end))) => reply.ranged(start, end),
+        Some(Err(())) => {
+            Reply::error(416, "UNKNOWN").header("content-range", format!("bytes */{total}"))
+        }
+    }
+}
+
+/// First and last byte of a single range; `None` for what a server is free to ignore.
+fn span(range: &str, total: u64) -> Option<Result<(u64, u64), ()>> {
+    let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+    let (start, end) = match (first, last) {
+        ("", suffix) => (total.saturating_sub(suffix.parse().ok()?), u64::MAX),
+        (first, "") => (first.parse().ok()?, u64::MAX),
+        (first, last) => (first.parse().ok()?, last.parse().ok()?),
+    };
+    Some(if start < total && start <= end {
+        Ok((start, end.min(total - 1)))
+    } else {
+        Err(())
+    })
+}
+
+fn tags(shared: &Shared, name: &str, request: &Request) -> Reply {
+    let Some(all) = lock(&shared.store).tags(name) else {
+        return Reply::error(404, "NAME_UNKNOWN");
+    };
+    let most = lock(&shared.settings).tags_page.unwrap_or(usize::MAX);
+    let n = request
+        .param("n")
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(usize::MAX)
+        .min(most);
+    let last = request.param("last").unwrap_or_default();
+    let mut page: Vec<String> = all.into_iter().filter(|tag| *tag > last).collect();
+    let more = page.len() > n;
+    page.truncate(n);
+    let reply = Reply::json(200, &json!({ "name": name, "tags": page }));
+    match page.last() {
+        Some(last) if more => reply.header(
+            "link",
+            format!("</v2/{name}/tags/list?n={n}&last={last}>; rel=\"next\""),
+        ),
+        _ => reply,
+    }
+}
+
+fn referrers(shared: &Shared, name: &str, digest: &str, request: &Request) -> Reply {
+    let Ok(digest) = digest.parse::<Digest>() else {
+        return Reply::error(400, "DIGEST_INVALID");
+    };
+    if !lock(&shared.settings).referrers_api {
+        return Reply::error(404, "UNSUPPORTED");
+    }
+    let mut manifests = lock(&shared.store).referrers(name, &digest);
+    let only = request.param("artifactType");
+    if let Some(only) = &only {
+        manifests.retain(|descriptor| descriptor["artifactType"] == only.as_str());
+    }
+    let index =
+        json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
+    let reply = Reply::of(
+        200,
+        MediaType::OCI_INDEX,
+        Content::memory(index.to_string().into()),
+    );
+    if only.is_some() {
+        reply.header("oci-filters-applied", "artifactType")
+    } else {
+        reply
+    }
+}

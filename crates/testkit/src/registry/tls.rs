@@ -1,0 +1,89 @@
+//! A certificate authority that lives as long as a test.
+
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::TlsAcceptor;
+
+/// Signs certificates for servers and clients; trusted by whoever is given [`pem`](Self::pem).
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Default for Authority {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Authority {
+    /// A new one, with a new key.
+    pub fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "pierhead test authority");
+        let key = KeyPair::generate().expect("a key");
+        let pem = params.self_signed(&key).expect("a certificate").pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
+    }
+
+    /// Its certificate as PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// A certificate for these host names and addresses, with its key, both as PEM.
+    pub fn issue(&self, names: &[String]) -> (String, String) {
+        let (certificate, key) = self.sign(names);
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn sign(&self, names: &[String]) -> (rcgen::Certificate, KeyPair) {
+        let mut params = CertificateParams::new(names).expect("names that a certificate can hold");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "pierhead test");
+        let key = KeyPair::generate().expect("a key");
+        (
+            params.signed_by(&key, &self.issuer).expect("a certificate"),
+            key,
+        )
+    }
+}
+
+/// A server's certificate at work.
+pub(super) struct Identity {
+    authority: Arc<Authority>,
+    pub(super) acceptor: TlsAcceptor,
+}
+
+impl Identity {
+    pub(super) fn new(authority: Arc<Authority>, names: &[String]) -> Self {
+        let (certificate, key) = authority.sign(names);
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
+            rustls::crypto::ring::default_provider(),
+        ))
+        .with_safe_default_protocol_versions()
+        .expect("ring supports the default versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .expect("the key fits the certificate");
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Self {
+            authority,
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+        }
+    }
+
+    pub(super) fn ca_pem(&self) -> &str {
+        self.authority.pem()
+    }
+}

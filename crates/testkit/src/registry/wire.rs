@@ -1,0 +1,231 @@
+//! One connection: heads are read, answers are written, and the connection is broken on request.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+use super::fault::Fault;
+use super::log::{Request, Role};
+use super::{Shared, auth, body, route};
+
+/// A head or body that is larger is not what a registry's client sends.
+const REQUEST_MAX: usize = 1 << 20;
+
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
+    fn tcp(&self) -> &TcpStream;
+}
+
+impl Socket for TcpStream {
+    fn tcp(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Socket for TlsStream<TcpStream> {
+    fn tcp(&self) -> &TcpStream {
+        self.get_ref().0
+    }
+}
+
+/// What becomes of a connection after an answer.
+#[derive(PartialEq, Eq)]
+pub(super) enum Next {
+    KeepAlive,
+    /// The end is said properly (over TLS too).
+    Close,
+    /// The connection ends in the middle of things, by FIN.
+    Cut,
+    /// The same by RST.
+    Reset,
+}
+
+pub(super) struct Connection {
+    pub(super) shared: Arc<Shared>,
+    socket: Box<dyn Socket>,
+    received: BytesMut,
+    role: Role,
+    peer: SocketAddr,
+    id: u64,
+}
+
+pub(super) async fn serve(shared: Arc<Shared>, role: Role, stream: TcpStream, peer: SocketAddr) {
+    // A failure here means that the peer is gone already.
+    let _ = stream.set_nodelay(true);
+    let id = shared.log.connection();
+    let socket: Box<dyn Socket> = match &shared.tls {
+        None => Box::new(stream),
+        Some(tls) => match tls.acceptor.accept(stream).await {
+            Ok(stream) => Box::new(stream),
+            // The client does not trust us, or left: its business.
+            Err(_) => return,
+        },
+    };
+    let mut connection = Connection {
+        shared,
+        socket,
+        received: BytesMut::new(),
+        role,
+        peer,
+        id,
+    };
+    let next = loop {
+        match connection.exchange().await {
+            Ok(Next::KeepAlive) => {}
+            Ok(next) => break next,
+            // The client left.
+            Err(_) => break Next::Cut,
+        }
+    };
+    match next {
+        Next::Reset => {
+            let _ =
+                socket2::SockRef::from(connection.socket.tcp()).set_linger(Some(Duration::ZERO));
+        }
+        Next::Close => {
+            let _ = connection.socket.shutdown().await;
+        }
+        Next::KeepAlive | Next::Cut => {}
+    }
+}
+
+impl Connection {
+    async fn exchange(&mut self) -> io::Result<Next> {
+        let Some(request) = self.read_request().await? else {
+            return Ok(Next::Close);
+        };
+        let shared = Arc::clone(&self.shared);
+        let verdict = auth::check(&shared, &request);
+        let faults = shared
+            .rules
+            .strike(&request.method, &request.path, verdict.is_ok());
+        let tracked = shared.log.add(request.clone());
+        for fault in &faults {
+            match fault {
+                Fault::Reset => return Ok(Next::Reset),
+                Fault::Close => return Ok(Next::Cut),
+                Fault::HangHead => return self.hang().await,
+                Fault::GateHead(gate) => self.unless_gone(gate.pass()).await?,
+                Fault::Garbage => {
+                    self.write(b"ICY 200 this is no HTTP\r\n\r\n").await?;
+                    return Ok(Next::Close);
+                }
+                _ => {}
+            }
+        }
+        let mut reply = match (route::replaced(&request, &faults), verdict) {
+            (Some(reply), _) | (None, Err(reply)) => reply,
+            (None, Ok(())) => route::route(&shared, &request, &faults),
+        };
+        reply.spoil(&faults);
+        tracked.answered(reply.status);
+        self.write(&reply.head()).await?;
+        let asked_to_close = request
+            .header("connection")
+            .is_some_and(|value| value.eq_ignore_ascii_case("close"));
+        let closes = reply.closes() || asked_to_close;
+        let next = if request.method == "HEAD" {
+            Next::KeepAlive
+        } else {
+            body::send(self, &reply, &faults, &tracked).await?
+        };
+        Ok(if next == Next::KeepAlive && closes {
+            Next::Close
+        } else {
+            next
+        })
+    }
+
+    pub(super) async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.socket.write_all(bytes).await?;
+        self.socket.flush().await
+    }
+
+    /// Returns when the peer has closed, or breaks the connection. What it sends meanwhile is kept.
+    async fn gone(&mut self) {
+        while matches!(self.socket.read_buf(&mut self.received).await, Ok(1..)) {}
+    }
+
+    /// Says nothing more until the peer leaves.
+    pub(super) async fn hang(&mut self) -> io::Result<Next> {
+        self.gone().await;
+        Ok(Next::Cut)
+    }
+
+    /// Waits for `event`; fails when the peer leaves before.
+    pub(super) async fn unless_gone(&mut self, event: impl Future<Output = ()>) -> io::Result<()> {
+        tokio::select! {
+            () = event => Ok(()),
+            () = self.gone() => Err(io::ErrorKind::ConnectionAborted.into()),
+        }
+    }
+
+    /// The next request with its body; `None` when the peer closes instead.
+    async fn read_request(&mut self) -> io::Result<Option<Request>> {
+        let (mut request, length) = loop {
+            if let Some(parsed) = self.parse()? {
+                break parsed;
+            }
+            if self.received.len() > REQUEST_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if self.socket.read_buf(&mut self.received).await? == 0 {
+                return Ok(None);
+            }
+        };
+        while self.received.len() < length {
+            if length > REQUEST_MAX || self.socket.read_buf(&mut self.received).await? == 0 {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
+        request.body = self.received.split_to(length).freeze();
+        Ok(Some(request))
+    }
+
+    /// Takes a complete head off what was received, with the length of the body that follows.
+    fn parse(&mut self) -> io::Result<Option<(Request, usize)>> {
+        let mut headers = [httparse::EMPTY_HEADER; 256];
+        let mut head = httparse::Request::new(&mut headers);
+        let bad = |_| io::Error::from(io::ErrorKind::InvalidData);
+        let httparse::Status::Complete(end) = head.parse(&self.received).map_err(bad)? else {
+            return Ok(None);
+        };
+        let mut map = HeaderMap::new();
+        for header in head.headers.iter() {
+            let name = HeaderName::from_bytes(header.name.as_bytes())
+                .map_err(|_| bad(httparse::Error::HeaderName))?;
+            let value = HeaderValue::from_bytes(header.value)
+                .map_err(|_| bad(httparse::Error::HeaderValue))?;
+            map.append(name, value);
+        }
+        let target = head.path.unwrap_or_default();
+        let (path, query) = target
+            .split_once('?')
+            .map_or((target, None), |(path, query)| (path, Some(query)));
+        let length = map
+            .get("content-length")
+            .and_then(|value| value.to_str().ok()?.parse().ok())
+            .unwrap_or(0);
+        let request = Request {
+            role: self.role,
+            method: head.method.unwrap_or_default().to_owned(),
+            path: path.to_owned(),
+            query: query.map(str::to_owned),
+            headers: map,
+            body: Bytes::new(),
+            peer: self.peer,
+            connection: self.id,
+            status: None,
+            sent: 0,
+            done: false,
+        };
+        self.received.advance(end);
+        Ok(Some((request, length)))
+    }
+}
