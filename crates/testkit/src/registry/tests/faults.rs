@@ -1,0 +1,357 @@
+//! One test a fault.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use super::*;
+use crate::http::{self, End};
+use crate::images::digest_of;
+
+/// The layer as the fault leaves it, and the same again after the fault, which strikes once.
+async fn spoiled(fault: Fault) -> (Response, Response) {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let injected = registry.inject(fault.on_blob(&digest).times(1));
+    let spoiled = ask(&registry, &blob_path(&digest), &[]).await;
+    assert_eq!(injected.hits(), 1);
+    let whole = ask(&registry, &blob_path(&digest), &[]).await;
+    assert_eq!(
+        (whole.status, whole.end, digest_of(&whole.body)),
+        (200, End::Clean, digest),
+        "struck twice"
+    );
+    (spoiled, whole)
+}
+
+#[tokio::test]
+async fn instead_of_an_answer() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let path = blob_path(&digest);
+    registry.inject(Fault::Reset.on_blobs().times(1));
+    assert_eq!(breaks(&registry, &path).await, ErrorKind::ConnectionReset);
+    registry.inject(Fault::Close.on_blobs().times(1));
+    assert_eq!(breaks(&registry, &path).await, ErrorKind::UnexpectedEof);
+    registry.inject(Fault::Garbage.on_blobs().times(1));
+    assert_eq!(breaks(&registry, &path).await, ErrorKind::Other, "not HTTP");
+    assert_eq!(ask(&registry, &path, &[]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_head_that_hangs_does_so_until_the_client_leaves() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(Fault::HangHead.on_blobs());
+    let mut connection = open(&registry).await;
+    let asked = Ask::get(blob_path(&digest));
+    let answer = tokio::time::timeout(Duration::from_millis(50), connection.start(&asked)).await;
+    assert!(answer.is_err(), "answered");
+    assert!(!registry.requests()[0].done);
+    drop(connection);
+    registry.wait_for(|requests| requests[0].done).await;
+    assert_eq!(registry.requests()[0].status, None);
+}
+
+#[tokio::test]
+async fn statuses() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    for status in [401, 403, 404, 429, 500, 503] {
+        registry.inject(Fault::Status(status).on("/v2/*").times(1));
+        let answer = ask(&registry, &blob_path(&digest), &[]).await;
+        assert_eq!(
+            (answer.status, answer.header("retry-after")),
+            (status, None)
+        );
+        assert!(answer.json()["errors"][0]["code"].is_string());
+    }
+    registry.inject(Fault::RetryAfter(429, "7".to_owned()).on("/v2/*").times(1));
+    let answer = ask(&registry, "/v2/", &[]).await;
+    assert_eq!(
+        (answer.status, answer.header("retry-after")),
+        (429, Some("7"))
+    );
+}
+
+#[tokio::test]
+async fn redirects() {
+    let (loops, _) = spoiled(Fault::RedirectLoop).await;
+    assert_eq!(loops.status, 307);
+    assert!(
+        loops
+            .header("location")
+            .is_some_and(|path| path.starts_with("/v2/") && path.contains("/blobs/"))
+    );
+    let (away, _) = spoiled(Fault::RedirectTo("http://10.0.0.1/".to_owned())).await;
+    assert_eq!(
+        (away.status, away.header("location")),
+        (307, Some("http://10.0.0.1/"))
+    );
+}
+
+#[tokio::test]
+async fn bodies_that_end_too_soon() {
+    for fault in [Fault::CutBody(70_000), Fault::ResetBody(70_000)] {
+        let reset = matches!(fault, Fault::ResetBody(_));
+        let (cut, whole) = spoiled(fault).await;
+        assert_eq!((cut.status, cut.end), (200, End::Cut));
+        assert_eq!(cut.header("content-length"), Some("300000"));
+        // A reset may destroy what the client has not read yet.
+        assert!(
+            if reset {
+                cut.body.len() <= 70_000
+            } else {
+                cut.body.len() == 70_000
+            },
+            "{}",
+            cut.body.len()
+        );
+        assert_eq!(cut.body, whole.body.slice(..cut.body.len()));
+    }
+}
+
+#[tokio::test]
+async fn a_cut_counts_from_the_start_of_the_range() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(Fault::CutBody(10).on_blob(&digest));
+    let part = ask(&registry, &blob_path(&digest), &[("range", "bytes=1000-")]).await;
+    assert_eq!(
+        (part.status, part.end, part.body.len()),
+        (206, End::Cut, 10)
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_hangs_keeps_the_connection() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(Fault::HangBody(70_000).on_blobs());
+    let mut connection = open(&registry).await;
+    let mut answer = connection
+        .start(&Ask::get(blob_path(&digest)))
+        .await
+        .expect("a head");
+    let mut received = 0;
+    while received < 70_000 {
+        received += answer.chunk().await.expect("bytes").len();
+    }
+    let more = tokio::time::timeout(Duration::from_millis(50), answer.chunk()).await;
+    assert!(more.is_err(), "it went on");
+    drop(connection);
+    registry.wait_for(|requests| requests[0].done).await;
+    assert_eq!(registry.requests()[0].sent, 70_000);
+}
+
+#[tokio::test]
+async fn gates_hold_until_released() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let (before_head, in_body) = (Gate::new(), Gate::new());
+    registry.inject(Fault::GateHead(before_head.clone()).on_blobs());
+    registry.inject(Fault::GateBody(100_000, in_body.clone()).on_blobs());
+    let path = blob_path(&digest);
+    let pull = async { ask(&registry, &path, &[]).await };
+    let watch = async {
+        before_head.reached(1).await;
+        assert_eq!(registry.requests()[0].status, None);
+        before_head.release();
+        in_body.reached(1).await;
+        assert_eq!(
+            (registry.requests()[0].sent, registry.requests()[0].done),
+            (100_000, false)
+        );
+        in_body.release();
+    };
+    let (blob, ()) = tokio::join!(pull, watch);
+    assert_eq!((digest_of(&blob.body), blob.end), (digest, End::Clean));
+    assert_eq!((before_head.arrived(), in_body.arrived()), (1, 1));
+}
+
+/// Bounds the rate from above only: a slow machine is no error.
+#[tokio::test]
+async fn a_slow_body_trickles() {
+    let began = tokio::time::Instant::now();
+    let (slow, _) = spoiled(Fault::Slow(1_500_000)).await;
+    assert_eq!(slow.end, End::Clean);
+    assert!(
+        began.elapsed() > Duration::from_millis(150),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn lengths_that_lie() {
+    let (long, whole) = spoiled(Fault::LengthTooLong(5)).await;
+    assert_eq!(long.header("content-length"), Some("300005"));
+    assert_eq!((long.end, long.body), (End::Cut, whole.body.clone()));
+
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(Fault::LengthTooShort(5).on_blobs());
+    let mut connection = open(&registry).await;
+    let short = connection
+        .exchange(&Ask::get(blob_path(&digest)))
+        .await
+        .expect("an answer");
+    assert_eq!(
+        (short.end, short.body),
+        (End::Clean, whole.body.slice(..SIZE - 5))
+    );
+    let next = connection.exchange(&Ask::get("/v2/")).await;
+    assert!(next.is_err(), "the surplus was not sent");
+}
+
+#[tokio::test]
+async fn contents_that_lie() {
+    let (flipped, whole) = spoiled(Fault::Corrupt(200_000)).await;
+    let mut expected = whole.body.to_vec();
+    expected[200_000] ^= 1;
+    assert_eq!((flipped.end, flipped.body), (End::Clean, expected.into()));
+    assert_eq!(flipped.headers, whole.headers);
+
+    let (shorter, whole) = spoiled(Fault::Truncate(1000)).await;
+    assert_eq!(
+        (shorter.end, shorter.body),
+        (End::Clean, whole.body.slice(..1000))
+    );
+    let (longer, whole) = spoiled(Fault::Pad(1000)).await;
+    assert_eq!((longer.end, longer.body.len()), (End::Clean, SIZE + 1000));
+    assert_eq!(longer.body.slice(..SIZE), whole.body);
+    let (other, _) = spoiled(Fault::Replace(Bytes::from_static(b"<html>"))).await;
+    assert_eq!(
+        (other.end, other.body),
+        (End::Clean, Bytes::from_static(b"<html>"))
+    );
+}
+
+#[tokio::test]
+async fn a_flipped_bit_stays_where_it_is_in_ranges() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let whole = ask(&registry, &blob_path(&digest), &[]).await.body;
+    registry.inject(Fault::Corrupt(1005).on_blobs());
+    let part = ask(
+        &registry,
+        &blob_path(&digest),
+        &[("range", "bytes=1000-1009")],
+    )
+    .await
+    .body;
+    assert_eq!(part[5], whole[1005] ^ 1);
+    let before = ask(&registry, &blob_path(&digest), &[("range", "bytes=0-1004")])
+        .await
+        .body;
+    assert_eq!(before, whole.slice(..1005));
+}
+
+#[tokio::test]
+async fn headers_that_lie_or_lack() {
+    let (registry, _) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(
+        Fault::Header("content-type", "text/html".to_owned())
+            .on_manifests()
+            .times(1),
+    );
+    registry.inject(
+        Fault::WithoutHeader("docker-content-digest")
+            .on_manifests()
+            .times(1),
+    );
+    registry.inject(Fault::HugeHeaders(100_000).on_manifests().times(1));
+    let lying = ask(&registry, &manifest_path("latest"), &[]).await;
+    assert_eq!(lying.header("content-type"), Some("text/html"));
+    assert_eq!(lying.header("docker-content-digest"), None);
+    let size: usize = lying
+        .headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    assert!(size > 100_000, "{size}");
+    let honest = ask(&registry, &manifest_path("latest"), &[]).await;
+    assert!(honest.header("docker-content-digest").is_some());
+    assert_eq!(honest.headers.len(), 4);
+}
+
+#[tokio::test]
+async fn bodies_without_a_length() {
+    let (chunked, whole) = spoiled(Fault::Chunked).await;
+    assert_eq!(chunked.header("content-length"), None);
+    assert_eq!((chunked.end, &chunked.body), (End::Clean, &whole.body));
+    let (until_close, whole) = spoiled(Fault::UntilClose).await;
+    assert_eq!(until_close.header("content-length"), None);
+    assert_eq!(
+        (until_close.end, &until_close.body),
+        (End::Clean, &whole.body)
+    );
+
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    registry.inject(Fault::Chunked.on_blobs());
+    registry.inject(Fault::CutBody(1000).on_blobs());
+    let both = ask(&registry, &blob_path(&digest), &[]).await;
+    assert_eq!(
+        (both.end, both.body.len()),
+        (End::Cut, 1000),
+        "faults add up"
+    );
+}
+
+#[tokio::test]
+async fn a_body_until_close_ends_properly_over_tls() {
+    let (registry, digest) = with_layer(FakeRegistry::builder().tls()).await;
+    let pull = async || {
+        let mut connection = Connection::open_tls(registry.addr(), "localhost", registry.ca_pem())
+            .await
+            .expect("TLS");
+        connection
+            .exchange(&Ask::get(blob_path(&digest)))
+            .await
+            .expect("an answer")
+    };
+    registry.inject(Fault::UntilClose.on_blobs());
+    assert_eq!(pull().await.end, End::Clean);
+    registry.inject(Fault::CutBody(1000).on_blobs());
+    assert_eq!(pull().await.end, End::Cut);
+}
+
+#[tokio::test]
+async fn ranges_that_go_wrong() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let range = [("range", "bytes=1000-1999")];
+    registry.inject(Fault::IgnoreRange.on_blobs().times(1));
+    let ignored = ask(&registry, &blob_path(&digest), &range).await;
+    assert_eq!((ignored.status, ignored.body.len()), (200, SIZE));
+    registry.inject(Fault::WrongContentRange.on_blobs().times(1));
+    let wrong = ask(&registry, &blob_path(&digest), &range).await;
+    assert_eq!(
+        (wrong.status, wrong.header("content-range")),
+        (206, Some("bytes 1001-2000/300001"))
+    );
+    assert_eq!(wrong.body, ignored.body.slice(1000..2000));
+}
+
+#[tokio::test]
+async fn rules_choose_by_path_method_and_count() {
+    let (registry, digest) = with_layer(FakeRegistry::builder()).await;
+    let head_only = registry.inject(Fault::Status(500).on("/v2/*/blobs/*").method("HEAD"));
+    assert_eq!(ask(&registry, &blob_path(&digest), &[]).await.status, 200);
+    assert_eq!(
+        http::head(registry.addr(), &blob_path(&digest))
+            .await
+            .status,
+        500
+    );
+    assert_eq!(
+        ask(&registry, &manifest_path("latest"), &[]).await.status,
+        200
+    );
+    head_only.remove();
+    assert_eq!(
+        http::head(registry.addr(), &blob_path(&digest))
+            .await
+            .status,
+        200
+    );
+
+    let third = registry.inject(Fault::Status(503).on("/v2/").skip(2).times(1));
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(ask(&registry, "/v2/", &[]).await.status);
+    }
+    assert_eq!((statuses, third.hits()), (vec![200, 200, 503, 200], 1));
+    registry.inject(Fault::Status(503).on("*"));
+    registry.clear_faults();
+    assert_eq!(ask(&registry, "/v2/", &[]).await.status, 200);
+}
