@@ -1,0 +1,64 @@
+//! Digests: known answers, and what is refused.
+
+use pierhead_oci::{Algorithm, Digest, Hasher, ParseError};
+
+const EMPTY: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+#[test]
+fn hashes_as_the_standard_says() {
+    assert_eq!(Digest::of(Algorithm::Sha256, b"").to_string(), EMPTY);
+    assert_eq!(
+        Digest::of(Algorithm::Sha512, b"abc").to_string(),
+        "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a\
+         2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f"
+    );
+    let mut pieces = Hasher::new(Algorithm::Sha256);
+    pieces.update(b"pier");
+    pieces.update(b"");
+    pieces.update(b"head");
+    assert_eq!(pieces.finish(), Digest::of(Algorithm::Sha256, b"pierhead"));
+}
+
+#[test]
+fn refuses_what_is_not_exactly_a_digest() {
+    let hex = &EMPTY["sha256:".len()..];
+    for text in [
+        "".to_owned(),
+        "sha256".to_owned(),
+        "sha256:".to_owned(),
+        hex.to_owned(),
+        format!("sha256:{}", &hex[1..]),
+        format!("sha256:{hex}0"),
+        format!("sha256:{}", hex.to_uppercase()),
+        format!("sha256:{}g", &hex[1..]),
+        format!("sha512:{hex}"),
+        format!("sha256:{hex}\n"),
+        // 64 bytes, not 64 characters.
+        format!("sha256:é{}", &hex[2..]),
+    ] {
+        assert_eq!(text.parse::<Digest>(), Err(ParseError::Digest), "{text:?}");
+    }
+    for text in [
+        format!("md5:{hex}"),
+        format!("SHA256:{hex}"),
+        format!("sha256+b64:{hex}"),
+        format!(":{hex}"),
+    ] {
+        assert_eq!(
+            text.parse::<Digest>(),
+            Err(ParseError::DigestAlgorithm),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn raw_bytes_have_the_length_of_their_algorithm() {
+    assert!(Digest::from_bytes(Algorithm::Sha256, &[7; 64]).is_none());
+    assert!(Digest::from_bytes(Algorithm::Sha512, &[7; 32]).is_none());
+    let short = Digest::from_bytes(Algorithm::Sha256, &[0; 32]);
+    let long = Digest::from_bytes(Algorithm::Sha512, &[0; 64]);
+    // The same raw storage, and yet not the same digest.
+    assert!(short.is_some() && long.is_some());
+    assert_ne!(short, long);
+}

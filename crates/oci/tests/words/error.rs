@@ -1,0 +1,81 @@
+//! The spec's error body, as written and as registries really write it.
+
+use pierhead_oci::{ErrorBody, ErrorCode};
+
+#[test]
+fn writes_the_words_of_the_spec() {
+    let body = ErrorBody::new(ErrorCode::ManifestUnknown, "no \"such\" tag");
+    let json = body.to_json();
+    assert_eq!(
+        String::from_utf8_lossy(&json),
+        r#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no \"such\" tag"}]}"#
+    );
+    assert_eq!(ErrorBody::parse(&json), Some(body));
+    let limited = ErrorBody::new(ErrorCode::TooManyRequests, "").to_json();
+    assert!(String::from_utf8_lossy(&limited).contains("\"TOOMANYREQUESTS\""));
+}
+
+#[test]
+fn reads_what_registries_write() {
+    let parse = |json: &str| ErrorBody::parse(json.as_bytes()).map(|body| body.errors[0].clone());
+    let entry =
+        parse(r#"{"errors":[{"code":"DENIED","message":"no","detail":{"a":[1]}}],"more":1}"#)
+            .unwrap();
+    assert_eq!(
+        (entry.code, entry.message.as_str()),
+        (ErrorCode::Denied, "no")
+    );
+    let entry = parse(r#"{"errors":[{"code":"SOMETHING_ELSE","message":null}]}"#).unwrap();
+    assert_eq!(
+        (entry.code, entry.message.as_str()),
+        (ErrorCode::Unknown, "")
+    );
+    assert_eq!(
+        parse(r#"{"errors":[{"code":"UNAUTHORIZED"}]}"#)
+            .unwrap()
+            .code,
+        ErrorCode::Unauthorized
+    );
+}
+
+#[test]
+fn anything_else_is_nothing() {
+    for text in [
+        "",
+        "{}",
+        "[]",
+        r#"{"errors":[]}"#,
+        r#"{"errors":null}"#,
+        "<html>",
+        r#"{"details":"rate"}"#,
+        r#"{"errors":[{}]}"#,
+    ] {
+        assert_eq!(ErrorBody::parse(text.as_bytes()), None, "{text}");
+    }
+}
+
+#[test]
+fn what_is_shown_is_bounded_and_cannot_upset_a_terminal() {
+    let entry = format!(
+        r#"{{"code":"DENIED","message":"\u001b[2J\n{}"}}"#,
+        "é".repeat(2000)
+    );
+    let body = format!(r#"{{"errors":[{}]}}"#, vec![entry; 10].join(","));
+    let body = ErrorBody::parse(body.as_bytes()).unwrap();
+    assert_eq!(body.errors.len(), 8);
+    assert!(
+        body.errors
+            .iter()
+            .all(|e| e.message.starts_with("[2Jé") && e.message.chars().count() == 512)
+    );
+    assert_eq!(
+        ErrorBody::parse(
+            format!(
+                r#"{{"errors":[{{"code":"DENIED"}}]}}{}"#,
+                " ".repeat(64 << 10)
+            )
+            .as_bytes()
+        ),
+        None
+    );
+}

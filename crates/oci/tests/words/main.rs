@@ -1,0 +1,20 @@
+//! What the crate's parsers take, what they refuse, and that what they take survives a round trip.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "the helpers of tests fail as the tests do"
+)]
+
+mod corpus;
+mod digest;
+mod endpoint;
+mod error;
+mod manifest;
+mod names;
+mod platform;
+mod reference;
+mod round_trips;
+
+#[allow(unreachable_pub, reason = "a library of its own in the fuzz package")]
+#[path = "../../../../fuzz/src/lib.rs"]
+mod properties;
