@@ -1,2 +1,35 @@
-//! x
-fn main() {}
+//! pierhead: a pull-through proxy and cache for container images.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod api;
+mod cli;
+mod client;
+mod config;
+mod environment;
+mod failure;
+mod logging;
+mod serve;
+mod wiring;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+use crate::environment::Environment;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args, Environment::read()),
+        Command::Config(command) => cli::config::run(&command, &Environment::read()),
+        Command::Cache(command) => client::run(&command),
+        Command::Completions { shell } => cli::document::completions(shell),
+        Command::Man { command } => cli::document::man(&command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

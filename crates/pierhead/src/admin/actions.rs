@@ -1,0 +1,123 @@
+//! The answers that take long: a line for each step. Work stops when nobody reads them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::StatusCode;
+use pierhead_oci::{Digest, Platform, Reference};
+
+use super::Admin;
+use super::body::{Answer, Lines, refuse};
+use crate::api::{Event, Warm, parse_platform};
+
+/// More progress than this is more than people can see.
+const PROGRESS: Duration = Duration::from_millis(100);
+/// Blobs listed at once while verifying.
+const PAGE: usize = 256;
+
+impl Admin {
+    pub(super) fn verify(self: Arc<Self>) -> Result<Answer, Box<Answer>> {
+        let Ok(permit) = Arc::clone(&self.verifying).try_acquire_owned() else {
+            return Err(Box::new(refuse(StatusCode::CONFLICT, "a verification is under way already: wait for it")));
+        };
+        let (lines, answer) = Lines::answer();
+        tokio::spawn(async move {
+            self.verify_all(&lines).await;
+            drop(permit);
+        });
+        Ok(answer)
+    }
+
+    async fn verify_all(&self, lines: &Lines) {
+        let stat = self.cache.stat();
+        let (mut good, mut bad, mut bytes_done, mut after) = (0, 0, 0_u64, None::<Digest>);
+        loop {
+            let page = self.cache.list(after, PAGE);
+            let Some(last) = page.last() else { break };
+            after = Some(last.digest);
+            for entry in page {
+                let subject = entry.digest.to_string();
+                let message = match self.cache.verify(&entry.digest).await {
+                    Ok(true) => None,
+                    Ok(false) => Some("damaged on disk; it was removed and will be fetched again when asked for".to_owned()),
+                    Err(error) => Some(error.to_string()),
+                };
+                bytes_done = bytes_done.saturating_add(entry.size);
+                if let Some(message) = message {
+                    bad += 1;
+                    let item = Event::Item { subject: subject.clone(), ok: false, message: Some(message) };
+                    if !lines.send(&item).await {
+                        return;
+                    }
+                } else {
+                    good += 1;
+                }
+                let blobs = stat.blobs.max(good + bad);
+                let progress = Event::Progress { subject, done: good + bad, blobs, bytes_done, bytes: stat.used.max(bytes_done) };
+                if !lines.send(&progress).await {
+                    return;
+                }
+            }
+        }
+        lines.send(&Event::Done { good, bad }).await;
+    }
+
+    pub(super) fn warm(self: Arc<Self>, warm: Warm) -> Result<Answer, Box<Answer>> {
+        let bad = |message: String| Box::new(refuse(StatusCode::BAD_REQUEST, message));
+        let mut images = Vec::new();
+        for text in &warm.images {
+            images.push(text.parse::<Reference>().map_err(|error| bad(format!("{text:?}: {error}")))?);
+        }
+        let mut platforms = Vec::new();
+        for text in &warm.platforms {
+            platforms.push(parse_platform(text).map_err(|error| bad(format!("{text:?}: {error}")))?);
+        }
+        let (lines, answer) = Lines::answer();
+        tokio::spawn(async move {
+            tokio::select! {
+                () = self.warm_all(&images, &platforms, warm.pin, &lines) => {}
+                () = lines.abandoned() => {}
+            }
+        });
+        Ok(answer)
+    }
+
+    async fn warm_all(&self, images: &[Reference], platforms: &[Platform], pin: bool, lines: &Lines) {
+        let (mut good, mut bad) = (0, 0);
+        for image in images {
+            let subject = image.to_string();
+            let result = self.warm_one(image, platforms, pin, &subject, lines).await;
+            let message = result.err();
+            let ok = message.is_none();
+            if ok { good += 1 } else { bad += 1 }
+            if !lines.send(&Event::Item { subject, ok, message }).await {
+                return;
+            }
+        }
+        lines.send(&Event::Done { good, bad }).await;
+    }
+
+    async fn warm_one(&self, image: &Reference, platforms: &[Platform], pin: bool, subject: &str, lines: &Lines) -> Result<(), String> {
+        let event = |progress: pierhead_proxy::Progress| Event::Progress {
+            subject: subject.to_owned(),
+            done: progress.done,
+            blobs: progress.blobs,
+            bytes_done: progress.bytes_done,
+            bytes: progress.bytes,
+        };
+        let mut last = None::<Instant>;
+        let report = |progress| {
+            if last.is_none_or(|last| last.elapsed() >= PROGRESS) {
+                last = Some(Instant::now());
+                lines.offer(&event(progress));
+            }
+        };
+        let end = self.proxy.warm(image, platforms, report).await?;
+        lines.send(&event(end)).await;
+        if pin {
+            let digests = self.proxy.closure(image).await?;
+            self.cache.pin(subject, digests).await.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}

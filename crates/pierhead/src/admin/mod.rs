@@ -1,0 +1,107 @@
+//! The admin listener: metrics, health and the cache API. What may ask for what is [`guard`]'s matter.
+
+mod actions;
+mod body;
+mod guard;
+mod process;
+mod routes;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use pierhead_cache::Cache;
+use pierhead_proxy::Proxy;
+use pierhead_remote::Client;
+use prometheus_client::registry::Registry as Metrics;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
+const CONNECTIONS: usize = 64;
+/// A connection that sends no request within this time is closed.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What the admin listener answers from.
+pub(crate) struct Admin {
+    cache: Cache,
+    proxy: Proxy,
+    metrics: Metrics,
+    started: Instant,
+    listen: Vec<String>,
+    data: String,
+    stopping: watch::Receiver<bool>,
+    /// One verification at a time: each reads the whole disk.
+    verifying: Arc<Semaphore>,
+}
+
+impl Admin {
+    /// Gathers the metrics of all crates.
+    pub(crate) fn new(
+        cache: Cache,
+        client: Client,
+        proxy: Proxy,
+        started: Instant,
+        listen: &[SocketAddr],
+        data: &Path,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        let mut metrics = Metrics::default();
+        process::register(&mut metrics, started);
+        cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
+        client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
+        proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
+        Self {
+            cache,
+            proxy,
+            metrics,
+            started,
+            listen: listen.iter().map(SocketAddr::to_string).collect(),
+            data: data.display().to_string(),
+            stopping,
+            verifying: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Serves until dropped, and then cuts what is under way.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
+        let Ok(local) = listener.local_addr() else { return };
+        let permits = Arc::new(Semaphore::new(CONNECTIONS));
+        let mut connections = JoinSet::new();
+        loop {
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            while connections.try_join_next().is_some() {}
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of files, most likely: without a pause this would spin.
+                    tracing::warn!("admin listener: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let admin = Arc::clone(&self);
+            connections.spawn(async move {
+                let service = service_fn(move |request| {
+                    let admin = Arc::clone(&admin);
+                    async move { Ok::<_, Infallible>(admin.answer(local, peer, request).await) }
+                });
+                let served = hyper::server::conn::http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(HEADER_TIMEOUT)
+                    .max_buf_size(32 << 10)
+                    .serve_connection(TokioIo::new(stream), service)
+                    .await;
+                if let Err(error) = served {
+                    tracing::debug!("admin connection of {peer}: {error}");
+                }
+                drop(permit);
+            });
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Paths of the admin listener, and the answers that take no time.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use pierhead_oci::{Digest, Reference};
+use serde::de::DeserializeOwned;
+
+use super::body::{Answer, document, json, refuse};
+use super::{Admin, guard, process};
+use crate::api::{Blob, Blobs, Pin, Pins, Prune, Pruned, Stat};
+
+/// No request here is longer.
+const MAX_BODY: usize = 256 << 10;
+const MAX_PAGE: usize = 1000;
+
+/// An answer either way; boxed, because a response is large and an error is rare.
+type Outcome = Result<Answer, Box<Answer>>;
+
+fn fail(status: StatusCode, error: impl ToString) -> Box<Answer> {
+    Box::new(refuse(status, error.to_string()))
+}
+
+impl Admin {
+    /// The answer to any request.
+    pub(crate) async fn answer(self: Arc<Self>, local: SocketAddr, peer: SocketAddr, request: Request<Incoming>) -> Answer {
+        let path = request.uri().path();
+        let outcome = match guard::check(local, peer, request.method(), path, request.headers()) {
+            Ok(()) => self.route(request).await,
+            Err(refusal) => Err(refusal),
+        };
+        outcome.unwrap_or_else(|refusal| *refusal)
+    }
+
+    async fn route(self: Arc<Self>, request: Request<Incoming>) -> Outcome {
+        // HEAD is GET: hyper leaves the body out.
+        let method = if request.method() == Method::HEAD { Method::GET } else { request.method().clone() };
+        let path = request.uri().path().to_owned();
+        match (method.as_str(), path.as_str()) {
+            ("GET", "/livez") => Ok(document(StatusCode::OK, "text/plain; charset=utf-8", "alive\n")),
+            ("GET", "/readyz") => Ok(self.ready()),
+            ("GET", "/metrics") => self.metrics(),
+            ("GET", "/v1/stat") => Ok(json(&self.stat())),
+            ("GET", "/v1/blobs") => self.blobs(&Query::of(&request)),
+            ("GET", "/v1/pins") => Ok(json(&self.pins())),
+            ("PUT", "/v1/pins") => self.pin(&Query::of(&request).reference()?).await,
+            ("DELETE", "/v1/pins") => self.unpin(&Query::of(&request).reference()?).await,
+            ("POST", "/v1/prune") => self.prune(&read(request).await?).await,
+            ("POST", "/v1/verify") => self.verify(),
+            ("POST", "/v1/warm") => self.warm(read(request).await?),
+            (_, "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/pins" | "/v1/prune" | "/v1/verify" | "/v1/warm") => {
+                Err(fail(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not know {method}")))
+            }
+            _ => Err(fail(StatusCode::NOT_FOUND, format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"))),
+        }
+    }
+
+    /// Whether clients are well served: not while upstreams are up, but while this process is.
+    fn ready(&self) -> Answer {
+        if *self.stopping.borrow() {
+            return document(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "draining\n");
+        }
+        document(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
+    }
+
+    fn metrics(&self) -> Outcome {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.metrics).map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        Ok(document(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+    }
+
+    fn stat(&self) -> Stat {
+        let stat = self.cache.stat();
+        Stat {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            listen: self.listen.clone(),
+            data: self.data.clone(),
+            blobs: stat.blobs,
+            used: stat.used,
+            reserved: stat.reserved,
+            capacity: stat.capacity,
+            fills: stat.fills,
+            pinned: stat.pinned,
+            memory: process::resident_bytes(),
+        }
+    }
+
+    fn blobs(&self, query: &Query) -> Outcome {
+        let bad = |error: &dyn std::fmt::Display| fail(StatusCode::BAD_REQUEST, error);
+        let after = query.get("after").map(|text| text.parse::<Digest>()).transpose().map_err(|error| bad(&error))?;
+        let limit = match query.get("limit").map(|text| text.parse::<usize>()) {
+            None => MAX_PAGE,
+            Some(Ok(limit @ 1..=MAX_PAGE)) => limit,
+            Some(_) => return Err(bad(&format!("limit must be 1 to {MAX_PAGE}"))),
+        };
+        let entries = self.cache.list(after, limit);
+        let next = (entries.len() == limit).then(|| entries.last().map(|entry| entry.digest)).flatten();
+        let blobs = entries.into_iter().map(|entry| Blob {
+            digest: entry.digest,
+            size: entry.size,
+            media_type: entry.media_type.map(|it| it.to_string()),
+            accessed: entry.accessed,
+            pinned: entry.pinned,
+        });
+        Ok(json(&Blobs { blobs: blobs.collect(), next }))
+    }
+
+    fn pins(&self) -> Pins {
+        let pins = self.cache.pins().into_iter();
+        Pins { pins: pins.map(|(image, digests)| Pin { image, digests }).collect() }
+    }
+
+    async fn pin(&self, reference: &Reference) -> Outcome {
+        let digests = self.proxy.closure(reference).await.map_err(|why| {
+            fail(StatusCode::NOT_FOUND, format!("{why}; `pierhead cache warm --pin {reference}` pulls and pins it"))
+        })?;
+        let image = reference.to_string();
+        self.cache.pin(&image, digests.clone()).await.map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, error))?;
+        Ok(json(&Pin { image, digests }))
+    }
+
+    async fn unpin(&self, reference: &Reference) -> Outcome {
+        let image = reference.to_string();
+        match self.cache.unpin(&image).await {
+            Ok(true) => Ok(json(&Pin { image, digests: Vec::new() })),
+            Ok(false) => Err(fail(StatusCode::NOT_FOUND, format!("{image} is not pinned: `pierhead cache ls --pins` shows what is"))),
+            Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
+        }
+    }
+
+    async fn prune(&self, prune: &Prune) -> Outcome {
+        match self.cache.prune(prune.target).await {
+            Ok(freed) => Ok(json(&Pruned { freed, used: self.cache.stat().used })),
+            Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
+        }
+    }
+}
+
+async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<Answer>> {
+    let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
+    let bytes: Bytes = body.map_err(|error| fail(StatusCode::BAD_REQUEST, error))?.to_bytes();
+    serde_json::from_slice(&bytes).map_err(|error| fail(StatusCode::BAD_REQUEST, format!("the body is not what is expected here: {error}")))
+}
+
+/// The query of a request, percent-decoded.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn of(request: &Request<Incoming>) -> Self {
+        let query = request.uri().query().unwrap_or_default();
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        Self(pairs.map(|(name, value)| (decode(name), decode(value))).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    fn reference(&self) -> Result<Reference, Box<Answer>> {
+        let text = self.get("image").ok_or_else(|| fail(StatusCode::BAD_REQUEST, "?image=REFERENCE is missing"))?;
+        text.parse().map_err(|error| fail(StatusCode::BAD_REQUEST, format!("{text:?}: {error}")))
+    }
+}
+
+/// What is no escape stays as it is; what is no UTF-8 is replaced, and then fits no grammar here.
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let escape = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match (first, escape) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decode;
+
+    #[test]
+    fn escapes() {
+        assert_eq!(decode("a%2Fb%3a1%"), "a/b:1%");
+        assert_eq!(decode("%zz%4"), "%zz%4");
+        assert_eq!(decode("%ff"), "\u{fffd}");
+    }
+}

@@ -1,0 +1,139 @@
+//! The documents of the admin API, as the daemon writes and the command line reads them.
+//!
+//! `docs/operations.md` describes them for others; a field may be added, none is taken away within `/v1`.
+
+use pierhead_oci::{Digest, Platform};
+use serde::{Deserialize, Serialize};
+
+/// Every request that changes something carries this header. A web page cannot send it to another
+/// origin without asking first, and nobody answers that question.
+pub(crate) const HEADER: &str = "x-pierhead";
+
+/// `GET /v1/stat`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Stat {
+    pub(crate) version: String,
+    pub(crate) uptime_seconds: u64,
+    pub(crate) listen: Vec<String>,
+    pub(crate) data: String,
+    /// Committed blobs.
+    pub(crate) blobs: u64,
+    /// Bytes of committed blobs on disk.
+    pub(crate) used: u64,
+    /// Bytes of downloads under way or cut short, and of files deleted but still read.
+    pub(crate) reserved: u64,
+    /// The bound of both.
+    pub(crate) capacity: u64,
+    /// Downloads under way.
+    pub(crate) fills: u64,
+    /// Bytes that pins keep.
+    pub(crate) pinned: u64,
+    /// Resident memory of the daemon in bytes.
+    pub(crate) memory: u64,
+}
+
+/// `GET /v1/blobs?after=DIGEST&limit=N`: one page, in order of digest.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Blobs {
+    pub(crate) blobs: Vec<Blob>,
+    /// `after` of the next page; none on the last.
+    pub(crate) next: Option<Digest>,
+}
+
+/// One blob of [`Blobs`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Blob {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) media_type: Option<String>,
+    /// Seconds since 1970.
+    pub(crate) accessed: u64,
+    pub(crate) pinned: bool,
+}
+
+/// `GET /v1/pins`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pins {
+    pub(crate) pins: Vec<Pin>,
+}
+
+/// One pin: of [`Pins`], and the answer to `PUT /v1/pins?image=REFERENCE`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pin {
+    /// The complete reference.
+    pub(crate) image: String,
+    pub(crate) digests: Vec<Digest>,
+}
+
+/// `POST /v1/prune`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Prune {
+    /// Bytes that may stay.
+    pub(crate) target: u64,
+}
+
+/// Its answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pruned {
+    /// Bytes.
+    pub(crate) freed: u64,
+    /// Bytes that stayed.
+    pub(crate) used: u64,
+}
+
+/// `POST /v1/warm`; the answer is a stream of [`Event`].
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Warm {
+    pub(crate) images: Vec<String>,
+    /// `os/architecture[/variant]`; all platforms when empty.
+    #[serde(default)]
+    pub(crate) platforms: Vec<String>,
+    #[serde(default)]
+    pub(crate) pin: bool,
+}
+
+/// A line of the answers to `POST /v1/verify` and `POST /v1/warm`. The last one is `done`; without it
+/// the work was cut short.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// How far it is; the totals grow as they become known.
+    Progress {
+        /// The image that is being warmed; the digest that is being verified.
+        subject: String,
+        done: u64,
+        blobs: u64,
+        bytes_done: u64,
+        bytes: u64,
+    },
+    /// One image is in the cache, or one blob was damaged and is removed, or either failed.
+    Item {
+        subject: String,
+        ok: bool,
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        message: Option<String>,
+    },
+    /// The end of it all.
+    Done { good: u64, bad: u64 },
+}
+
+/// Every answer that is not 2xx.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    /// For people: what is wrong and what to do.
+    pub(crate) error: String,
+}
+
+/// `os/architecture[/variant]`.
+pub(crate) fn parse_platform(text: &str) -> Result<Platform, String> {
+    let mut parts = text.split('/');
+    let (Some(os), Some(architecture), variant, None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
+    };
+    if [Some(os), Some(architecture), variant].contains(&Some("")) {
+        return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
+    }
+    Ok(Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) })
+}

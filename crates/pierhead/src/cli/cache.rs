@@ -1,0 +1,99 @@
+//! `pierhead cache`.
+
+use clap::{Args, Subcommand};
+use pierhead_oci::Reference;
+
+use crate::config;
+
+const EXAMPLES: &str = "\
+Examples:
+  pierhead cache stat
+  pierhead cache warm docker.io/library/redis:7 ghcr.io/org/app:1.2 --platform linux/arm64
+  pierhead cache pin docker.io/library/redis:7
+  pierhead cache prune --to 10GiB
+  pierhead cache ls --json | jq .size
+
+These commands talk to the running pierhead.";
+
+/// Flags of all `cache` commands.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CacheArgs {
+    /// The admin address of the running pierhead
+    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = parse_admin)]
+    pub(crate) admin: http::uri::Authority,
+
+    /// Print JSON: one document, or one object a line for lists and progress
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: CacheCommand,
+}
+
+/// What to do with the cache.
+#[derive(Subcommand)]
+pub(crate) enum CacheCommand {
+    /// List cached blobs, and with --pins what is pinned
+    Ls {
+        /// Pinned images instead of blobs
+        #[arg(long)]
+        pins: bool,
+    },
+    /// How full the cache is, and how it is used
+    Stat,
+    /// Keep cached images from eviction, until unpin
+    #[command(after_help = "A pin keeps what the image's tag means now. Pin it again after the tag moved.")]
+    Pin {
+        /// References such as docker.io/library/redis:7
+        #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
+        images: Vec<Reference>,
+    },
+    /// Let pinned images be evicted again
+    Unpin {
+        /// References as they were pinned
+        #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
+        images: Vec<Reference>,
+    },
+    /// Evict what was used least recently, pins excepted
+    Prune {
+        /// How many bytes may stay, such as 10GiB
+        #[arg(long, value_name = "SIZE", required_unless_present = "all", value_parser = config::parse_bytes)]
+        to: Option<u64>,
+        /// Evict everything that is not pinned
+        #[arg(long, conflicts_with = "to")]
+        all: bool,
+    },
+    /// Read every blob against its digest; damaged ones are removed and fetched again when asked for
+    #[command(after_help = "Exit code 1 when something was damaged.")]
+    Verify,
+    /// Pull images into the cache beforehand
+    Warm {
+        /// References such as docker.io/library/redis:7
+        #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
+        images: Vec<Reference>,
+        /// Only this platform of a multi-platform image, such as linux/arm64; may be given several times
+        #[arg(long = "platform", value_name = "OS/ARCH[/VARIANT]", value_parser = parse_platform)]
+        platforms: Vec<String>,
+        /// Pin them, too
+        #[arg(long)]
+        pin: bool,
+    },
+}
+
+fn parse_reference(text: &str) -> Result<Reference, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+fn parse_platform(text: &str) -> Result<String, String> {
+    crate::api::parse_platform(text).map(|_| text.to_owned())
+}
+
+/// `http://HOST:PORT`; the scheme and a final slash may be missing.
+fn parse_admin(text: &str) -> Result<http::uri::Authority, String> {
+    let bare = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+    match bare.parse::<http::uri::Authority>() {
+        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => Ok(authority),
+        _ => Err("write http://HOST:PORT, such as http://127.0.0.1:5001".to_owned()),
+    }
+}

@@ -1,0 +1,33 @@
+//! Completions and manual pages, made from the command line's own definition.
+
+use std::io::{self, Write as _};
+
+use clap::CommandFactory as _;
+
+use super::Cli;
+use crate::failure::Failure;
+
+/// `pierhead completions SHELL`.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    // Into memory first: the generator panics when a pipe closes early.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "pierhead", &mut script);
+    io::stdout().write_all(&script)?;
+    Ok(())
+}
+
+/// `pierhead man [COMMAND…]`.
+pub(crate) fn man(path: &[String]) -> Result<(), Failure> {
+    let mut command = Cli::command();
+    command.build();
+    for name in path {
+        let Some(inner) = command.find_subcommand(name) else {
+            return Err(Failure::Refused(format!("pierhead has no command {:?}: see `pierhead --help`", path.join(" "))));
+        };
+        command = inner.clone();
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command).render(&mut page)?;
+    io::stdout().write_all(&page)?;
+    Ok(())
+}

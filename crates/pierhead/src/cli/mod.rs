@@ -1,0 +1,75 @@
+//! The command line: what can be typed, and the help that teaches it.
+
+pub(crate) mod cache;
+pub(crate) mod config;
+pub(crate) mod document;
+pub(crate) mod serve;
+
+use clap::{Parser, Subcommand};
+
+/// Pull-through proxy and cache for container images.
+///
+/// Docker, containerd, CRI-O and podman pull any image of any registry through pierhead. The first
+/// pull streams from the upstream while it is being stored; every later one is served from the cache,
+/// also while the upstream is down.
+#[derive(Parser)]
+#[command(name = "pierhead", version, long_version = LONG_VERSION, after_help = EXAMPLES, propagate_version = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\nlicense: ",
+    env!("CARGO_PKG_LICENSE"),
+    "\nminimum Rust: ",
+    env!("CARGO_PKG_RUST_VERSION"),
+    "\n",
+    env!("CARGO_PKG_DESCRIPTION"),
+);
+
+const EXAMPLES: &str = "\
+Examples:
+  pierhead serve                                   listen on 0.0.0.0:5000 for everything
+  docker pull 127.0.0.1:5000/docker.io/library/alpine
+  podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
+  pierhead cache stat                              how full is it, does it hit
+  pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
+  pierhead config show --default > pierhead.toml   a file with every key, to start from
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.";
+
+/// What to do.
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Run the proxy in the foreground
+    Serve(serve::ServeArgs),
+    /// Check or show the configuration
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Look into the cache of the running pierhead, and manage it
+    Cache(cache::CacheArgs),
+    /// Print completions for a shell
+    #[command(after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead")]
+    Completions {
+        /// bash, zsh, fish, elvish or powershell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page
+    #[command(after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -")]
+    Man {
+        /// A command, for its own page
+        command: Vec<String>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

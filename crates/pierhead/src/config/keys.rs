@@ -1,0 +1,364 @@
+//! Every key: what it means, how it is read and shown. The parser, `config show` and the hints for
+//! misspelt keys all come from these tables, so that none can forget one.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+use super::units::exact_bytes;
+use super::value::{Value, parse_admin, parse_url};
+use super::{Config, LogFormat, Upstream};
+
+/// One key of a `T`: the whole configuration, or one upstream.
+pub(crate) struct Key<T> {
+    /// Table that it stands in; empty at the top.
+    pub(crate) section: &'static str,
+    pub(crate) name: &'static str,
+    /// For `config show`.
+    pub(crate) doc: &'static str,
+    /// A TOML literal, shown behind `#` where nothing is set.
+    pub(crate) example: &'static str,
+    pub(crate) set: fn(&mut T, &Value<'_>) -> Result<(), String>,
+    /// A TOML literal, secrets masked; `None` when unset.
+    pub(crate) show: fn(&T) -> Option<String>,
+}
+
+impl<T> Key<T> {
+    /// As people name it: `cache.size`.
+    pub(crate) fn path(&self) -> String {
+        match self.section {
+            "" => self.name.to_owned(),
+            section => format!("{section}.{}", self.name),
+        }
+    }
+}
+
+/// What stands above each table in `config show`.
+pub(crate) const SECTIONS: &[(&str, &str)] = &[
+    ("cache", "How much of the disk."),
+    ("tags", "When a tag is asked for anew."),
+    ("limits", "What protects pierhead, the disk and the uplink."),
+    ("tls", "HTTPS for clients. The files are reread when they change."),
+    ("log", "What is written to standard error."),
+];
+
+/// The table of upstreams, one table each below it.
+pub(crate) const UPSTREAMS: &str = "upstreams";
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn quote(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+fn quote_path(path: &Path) -> String {
+    quote(&path.to_string_lossy())
+}
+
+fn quote_duration(duration: Duration) -> Option<String> {
+    Some(quote(&humantime::format_duration(duration).to_string()))
+}
+
+/// A secret that is set, without it.
+const MASK: &str = "\"********\"";
+
+/// Keys of the file, in the order in which they are shown.
+pub(crate) static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "",
+        name: "listen",
+        doc: "Addresses for clients. Needs a restart to change.",
+        example: "[\"0.0.0.0:5000\"]",
+        set: |config, value| value.addresses().map(|it| config.listen = it),
+        show: |config| {
+            let addresses: Vec<_> = config.listen.iter().map(|it| quote(&it.to_string())).collect();
+            Some(format!("[{}]", addresses.join(", ")))
+        },
+    },
+    Key {
+        section: "",
+        name: "data",
+        doc: "The folder of the cache; one process at a time. Needs a restart to change.",
+        example: "\"/var/lib/pierhead\"",
+        set: |config, value| value.path().map(|it| config.data = it),
+        show: |config| Some(quote_path(&config.data)),
+    },
+    Key {
+        section: "",
+        name: "admin",
+        doc: "Address of metrics, health and the cache commands, or \"off\". On an address that is not\nloopback, others get metrics and health only. Needs a restart to change.",
+        example: "\"127.0.0.1:5001\"",
+        set: |config, value| parse_admin(value.text()?).map(|it| config.admin = it),
+        show: |config| Some(config.admin.map_or_else(|| quote("off"), |it| quote(&it.to_string()))),
+    },
+    Key {
+        section: "",
+        name: "default_upstream",
+        doc: "The registry that a client means who names none (docker's registry-mirrors).",
+        example: "\"docker.io\"",
+        set: |config, value| {
+            let registry = value.text()?.parse().map_err(|error| format!("{error}"));
+            registry.map(|it| config.default_upstream = it)
+        },
+        show: |config| Some(quote(config.default_upstream.as_str())),
+    },
+    Key {
+        section: "",
+        name: "docker_config",
+        doc: "A Docker config.json with credentials for upstreams (also through its credential helpers), or \"off\".",
+        example: "\"/root/.docker/config.json\"",
+        set: |config, value| value.optional_path().map(|it| config.docker_config = it),
+        show: |config| config.docker_config.as_deref().map(quote_path),
+    },
+    Key {
+        section: "",
+        name: "allow_open_proxy_with_credentials",
+        doc: "Start even though everybody who reaches a listen address can then pull whatever the configured\ncredentials can: there are upstream credentials and clients need no certificate (tls.client_ca).",
+        example: "false",
+        set: |config, value| value.boolean().map(|it| config.allow_open_proxy_with_credentials = it),
+        show: |config| Some(config.allow_open_proxy_with_credentials.to_string()),
+    },
+    Key {
+        section: "cache",
+        name: "size",
+        doc: "Hard bound of all blobs, downloads under way included: bytes, a share of the file system, or \"auto\":\n80 % of what is free or in the cache already, at least 1GiB, at most 1TiB.",
+        example: "\"auto\"",
+        set: |config, value| value.size().map(|it| config.cache.size = it),
+        show: |config| Some(quote(&config.cache.size.to_string())),
+    },
+    Key {
+        section: "cache",
+        name: "min_free",
+        doc: "What the file system must keep free for others: bytes or a share of the file system.",
+        example: "\"512MiB\"",
+        set: |config, value| match value.size()? {
+            super::Size::Auto => Err("\"auto\" is for cache.size: write bytes such as \"512MiB\", or a share such as \"5%\"".to_owned()),
+            size => {
+                config.cache.min_free = size;
+                Ok(())
+            }
+        },
+        show: |config| Some(quote(&config.cache.min_free.to_string())),
+    },
+    Key {
+        section: "tags",
+        name: "freshness",
+        doc: "How long a tag is served without asking the upstream whether it moved.",
+        example: "\"1m\"",
+        set: |config, value| value.duration(Duration::ZERO, YEAR).map(|it| config.tags.freshness = it),
+        show: |config| quote_duration(config.tags.freshness),
+    },
+    Key {
+        section: "limits",
+        name: "connections",
+        doc: "Connections of clients at once; more are answered 503.",
+        example: "4096",
+        set: |config, value| value.count(1, 1_000_000).map(|it| config.limits.connections = it),
+        show: |config| Some(config.limits.connections.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "upstream_bandwidth",
+        doc: "Bytes a second over all downloads, or \"off\".",
+        example: "\"100MB/s\"",
+        set: |config, value| value.rate().map(|it| config.limits.upstream_bandwidth = it),
+        show: |config| Some(config.limits.upstream_bandwidth.map_or_else(|| quote("off"), |it| quote(&format!("{}/s", exact_bytes(it))))),
+    },
+    Key {
+        section: "limits",
+        name: "upstream_fetches",
+        doc: "Downloads of blobs at once, over all upstreams; more wait.",
+        example: "32",
+        set: |config, value| value.count(1, 4096).map(|it| config.limits.upstream_fetches = it),
+        show: |config| Some(config.limits.upstream_fetches.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "answer_within",
+        doc: "A client gets data, stale data or an error within this time.",
+        example: "\"5s\"",
+        set: |config, value| value.duration(100 * MILLISECOND, 60 * SECOND).map(|it| config.limits.answer_within = it),
+        show: |config| quote_duration(config.limits.answer_within),
+    },
+    Key {
+        section: "limits",
+        name: "connect_timeout",
+        doc: "For reaching an upstream: DNS, TCP and TLS together.",
+        example: "\"3s\"",
+        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.connect_timeout = it),
+        show: |config| quote_duration(config.limits.connect_timeout),
+    },
+    Key {
+        section: "limits",
+        name: "header_timeout",
+        doc: "From a request to an upstream to the head of its answer.",
+        example: "\"4s\"",
+        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.header_timeout = it),
+        show: |config| quote_duration(config.limits.header_timeout),
+    },
+    Key {
+        section: "limits",
+        name: "stall_timeout",
+        doc: "A download that brings nothing for so long is cut, and resumed.",
+        example: "\"15s\"",
+        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.stall_timeout = it),
+        show: |config| quote_duration(config.limits.stall_timeout),
+    },
+    Key {
+        section: "limits",
+        name: "drain",
+        doc: "After SIGTERM, answers under way may take so long.",
+        example: "\"30s\"",
+        set: |config, value| value.duration(Duration::ZERO, HOUR).map(|it| config.limits.drain = it),
+        show: |config| quote_duration(config.limits.drain),
+    },
+    Key {
+        section: "limits",
+        name: "threads",
+        doc: "Worker threads; 0 is one for each core, at most 16. Needs a restart to change.",
+        example: "0",
+        set: |config, value| value.count(0, 1024).map(|it| config.limits.threads = it),
+        show: |config| Some(config.limits.threads.to_string()),
+    },
+    Key {
+        section: "tls",
+        name: "cert",
+        doc: "PEM file: the server's certificate, then its intermediates. Together with key.",
+        example: "\"/etc/pierhead/tls.crt\"",
+        set: |config, value| value.path().map(|it| config.tls.cert = Some(it)),
+        show: |config| config.tls.cert.as_deref().map(quote_path),
+    },
+    Key {
+        section: "tls",
+        name: "key",
+        doc: "PEM file: the private key of cert.",
+        example: "\"/etc/pierhead/tls.key\"",
+        set: |config, value| value.path().map(|it| config.tls.key = Some(it)),
+        show: |config| config.tls.key.as_deref().map(quote_path),
+    },
+    Key {
+        section: "tls",
+        name: "client_ca",
+        doc: "PEM file of authorities: when set, a client must show a certificate of one of them.",
+        example: "\"/etc/pierhead/clients.crt\"",
+        set: |config, value| value.path().map(|it| config.tls.client_ca = Some(it)),
+        show: |config| config.tls.client_ca.as_deref().map(quote_path),
+    },
+    Key {
+        section: "log",
+        name: "level",
+        doc: "error, warn, info, debug or trace; also by module, such as \"info,pierhead_remote=debug\".",
+        example: "\"info\"",
+        set: |config, value| check_level(value.text()?).map(|it| config.log.level = it),
+        show: |config| Some(quote(&config.log.level)),
+    },
+    Key {
+        section: "log",
+        name: "format",
+        doc: "\"text\" for people, \"json\" for collectors. Needs a restart to change.",
+        example: "\"text\"",
+        set: |config, value| {
+            config.log.format = match value.text()? {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                other => return Err(format!("{other:?} is not a log format: write \"text\" or \"json\"")),
+            };
+            Ok(())
+        },
+        show: |config| {
+            Some(quote(match config.log.format {
+                LogFormat::Text => "text",
+                LogFormat::Json => "json",
+            }))
+        },
+    },
+];
+
+/// What `[upstreams."NAME"]` may hold.
+pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
+    Key {
+        section: "",
+        name: "url",
+        doc: "Where the registry is, when not at https://NAME. http:// and private addresses are allowed here.",
+        example: "\"https://mirror.example:5000\"",
+        set: |upstream, value| parse_url(value.text()?).map(|it| upstream.url = Some(it)),
+        show: |upstream| upstream.url.as_deref().map(quote),
+    },
+    Key {
+        section: "",
+        name: "username",
+        doc: "Whom to log in as; with password or password_file.",
+        example: "\"someone\"",
+        set: |upstream, value| value.text().map(|it| upstream.username = Some(it.to_owned())),
+        show: |upstream| upstream.username.as_deref().map(quote),
+    },
+    Key {
+        section: "",
+        name: "password",
+        doc: "Password or access token. Better: password_file.",
+        example: "\"…\"",
+        set: |upstream, value| value.secret().map(|it| upstream.password = Some(it)),
+        show: |upstream| upstream.password.as_ref().map(|_| MASK.to_owned()),
+    },
+    Key {
+        section: "",
+        name: "password_file",
+        doc: "A file with the password in its first line.",
+        example: "\"/etc/pierhead/password\"",
+        set: |upstream, value| value.path().map(|it| upstream.password_file = Some(it)),
+        show: |upstream| upstream.password_file.as_deref().map(quote_path),
+    },
+    Key {
+        section: "",
+        name: "identity_token",
+        doc: "An OAuth2 refresh token instead of a user and password. Better: identity_token_file.",
+        example: "\"…\"",
+        set: |upstream, value| value.secret().map(|it| upstream.identity_token = Some(it)),
+        show: |upstream| upstream.identity_token.as_ref().map(|_| MASK.to_owned()),
+    },
+    Key {
+        section: "",
+        name: "identity_token_file",
+        doc: "A file with the refresh token in its first line.",
+        example: "\"/etc/pierhead/token\"",
+        set: |upstream, value| value.path().map(|it| upstream.identity_token_file = Some(it)),
+        show: |upstream| upstream.identity_token_file.as_deref().map(quote_path),
+    },
+    Key {
+        section: "",
+        name: "credential_helper",
+        doc: "Ask the program docker-credential-<this> for user and password.",
+        example: "\"ecr-login\"",
+        set: |upstream, value| {
+            let name = value.text()?;
+            let sane = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+            if !sane {
+                return Err(format!("{name:?} is not the name of a credential helper: write what follows docker-credential- in the program's name"));
+            }
+            upstream.credential_helper = Some(name.to_owned());
+            Ok(())
+        },
+        show: |upstream| upstream.credential_helper.as_deref().map(quote),
+    },
+    Key {
+        section: "",
+        name: "ca",
+        doc: "PEM file of authorities to trust for this upstream, beside the system's.",
+        example: "\"/etc/pierhead/upstream-ca.crt\"",
+        set: |upstream, value| value.path().map(|it| upstream.ca = Some(it)),
+        show: |upstream| upstream.ca.as_deref().map(quote_path),
+    },
+];
+
+/// Directives for the log that can be understood.
+pub(crate) fn check_level(text: &str) -> Result<String, String> {
+    match EnvFilter::try_new(text) {
+        // A lone word that is no level is taken for a module's name by the filter: a typo goes silent.
+        Ok(_) if text.contains(['=', ',']) || text.parse::<tracing::level_filters::LevelFilter>().is_ok() => Ok(text.to_owned()),
+        _ => Err(format!("{text:?} is not a log level: write error, warn, info, debug or trace, or such as \"info,pierhead_remote=debug\"")),
+    }
+}

@@ -1,0 +1,115 @@
+//! Defaults, file and command line become one checked [`Config`].
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use pierhead_oci::Registry;
+use zeroize::Zeroizing;
+
+use super::parse::{Lines, parse};
+use super::validate::validate;
+use super::{Config, LogFormat, Problem, Size, files, value};
+
+/// A configuration file that is larger is something else.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What the command line says over the file.
+#[derive(Clone, Default)]
+pub(crate) struct Overrides {
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) data: Option<PathBuf>,
+    /// `Some(None)`: off.
+    pub(crate) admin: Option<Option<SocketAddr>>,
+    pub(crate) cache_size: Option<Size>,
+    pub(crate) upstreams: Vec<(Registry, String)>,
+    pub(crate) log_level: Option<String>,
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// A configuration that will not do: one line a problem, each with its mend.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    file: Option<PathBuf>,
+    problems: Vec<Problem>,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            match (&self.file, problem.line) {
+                (Some(file), Some(line)) => write!(f, "{}:{line}: {}", file.display(), problem.message)?,
+                (Some(file), None) => write!(f, "{}: {}", file.display(), problem.message)?,
+                (None, _) => f.write_str(&problem.message)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Reads and checks everything, the files that the configuration names included; opens nothing else.
+pub(crate) fn load(file: Option<&Path>, overrides: &Overrides, default_data: &Path) -> Result<Config, Refused> {
+    let refuse = |problems| Refused { file: file.map(Path::to_owned), problems };
+    let defaults = Config::with_data(default_data.to_owned());
+    let (mut config, lines) = match file {
+        None => (defaults, Lines::new()),
+        Some(path) => {
+            let text = read(path).map_err(|message| refuse(vec![Problem { line: None, message }]))?;
+            let base = path.parent().unwrap_or(Path::new(""));
+            parse(&text, base, defaults).map_err(refuse)?
+        }
+    };
+    apply(overrides, &mut config);
+    let mut problems = validate(&config, &lines);
+    problems.extend(files::check(&config, &lines));
+    problems.sort_by_key(|problem| problem.line);
+    if problems.is_empty() { Ok(config) } else { Err(refuse(problems)) }
+}
+
+fn read(path: &Path) -> Result<Zeroizing<String>, String> {
+    let mut text = Zeroizing::new(String::new());
+    let file = File::open(path).map_err(|error| format!("cannot read the configuration: {error}"))?;
+    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(|error| format!("cannot read the configuration: {error}"))?;
+    if text.len() as u64 > MAX_FILE {
+        return Err("this is larger than 1 MiB and no configuration of pierhead".to_owned());
+    }
+    Ok(text)
+}
+
+fn apply(overrides: &Overrides, config: &mut Config) {
+    if !overrides.listen.is_empty() {
+        config.listen.clone_from(&overrides.listen);
+    }
+    if let Some(data) = &overrides.data {
+        config.data.clone_from(data);
+    }
+    if let Some(admin) = overrides.admin {
+        config.admin = admin;
+    }
+    if let Some(size) = overrides.cache_size {
+        config.cache.size = size;
+    }
+    if let Some(level) = &overrides.log_level {
+        config.log.level.clone_from(level);
+    }
+    if let Some(format) = overrides.log_format {
+        config.log.format = format;
+    }
+    for (registry, url) in &overrides.upstreams {
+        config.upstreams.entry(registry.clone()).or_default().url = Some(url.clone());
+    }
+}
+
+/// `NAME=URL` of the command line.
+pub(crate) fn parse_upstream(text: &str) -> Result<(Registry, String), String> {
+    let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as docker.io=https://mirror.example")?;
+    let registry = name.parse().map_err(|error| format!("{name:?}: {error}"))?;
+    Ok((registry, value::parse_url(url)?))
+}

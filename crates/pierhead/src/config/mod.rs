@@ -1,0 +1,156 @@
+//! What pierhead is told: defaults, then one TOML file, then the command line.
+//!
+//! Parsing is pure (text to [`Config`]); [`load`] reads the file, [`files`] what it names. All of it
+//! happens before anything is opened.
+
+pub(crate) mod files;
+mod keys;
+mod load;
+mod parse;
+mod secret;
+mod show;
+mod units;
+mod validate;
+mod value;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pierhead_oci::Registry;
+
+pub(crate) use keys::check_level;
+pub(crate) use load::{Overrides, Refused, load, parse_upstream};
+pub(crate) use secret::Secret;
+pub(crate) use show::show;
+pub(crate) use units::{Size, human_bytes, parse_bytes};
+pub(crate) use value::{parse_address, parse_admin};
+
+/// Everything that can be configured; [`keys`] says what each means.
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) listen: Vec<SocketAddr>,
+    pub(crate) data: PathBuf,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) default_upstream: Registry,
+    pub(crate) docker_config: Option<PathBuf>,
+    pub(crate) allow_open_proxy_with_credentials: bool,
+    pub(crate) cache: Cache,
+    pub(crate) tags: Tags,
+    pub(crate) limits: Limits,
+    pub(crate) tls: Tls,
+    pub(crate) log: Log,
+    pub(crate) upstreams: BTreeMap<Registry, Upstream>,
+}
+
+#[derive(Clone)]
+pub(crate) struct Cache {
+    pub(crate) size: Size,
+    pub(crate) min_free: Size,
+}
+
+#[derive(Clone)]
+pub(crate) struct Tags {
+    pub(crate) freshness: Duration,
+}
+
+#[derive(Clone)]
+pub(crate) struct Limits {
+    pub(crate) connections: usize,
+    /// Bytes a second.
+    pub(crate) upstream_bandwidth: Option<u64>,
+    pub(crate) upstream_fetches: usize,
+    pub(crate) answer_within: Duration,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) header_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
+    pub(crate) drain: Duration,
+    /// 0: one a core.
+    pub(crate) threads: usize,
+}
+
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Tls {
+    pub(crate) cert: Option<PathBuf>,
+    pub(crate) key: Option<PathBuf>,
+    pub(crate) client_ca: Option<PathBuf>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Log {
+    pub(crate) level: String,
+    pub(crate) format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Upstream {
+    /// `None`: `https://` and the registry's name.
+    pub(crate) url: Option<String>,
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
+    pub(crate) password_file: Option<PathBuf>,
+    pub(crate) identity_token: Option<Secret>,
+    pub(crate) identity_token_file: Option<PathBuf>,
+    pub(crate) credential_helper: Option<String>,
+    pub(crate) ca: Option<PathBuf>,
+}
+
+impl Upstream {
+    pub(crate) fn has_credentials(&self) -> bool {
+        self.username.is_some()
+            || self.password.is_some()
+            || self.password_file.is_some()
+            || self.identity_token.is_some()
+            || self.identity_token_file.is_some()
+            || self.credential_helper.is_some()
+    }
+}
+
+impl Config {
+    /// What a bare `pierhead serve` uses, with this data folder.
+    pub(crate) fn with_data(data: PathBuf) -> Self {
+        let remote = pierhead_remote::Config::default();
+        let proxy = pierhead_proxy::Config::default();
+        Self {
+            listen: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 5000))],
+            data,
+            admin: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5001))),
+            default_upstream: proxy.default_upstream,
+            docker_config: None,
+            allow_open_proxy_with_credentials: false,
+            cache: Cache { size: Size::Auto, min_free: Size::Bytes(512 << 20) },
+            tags: Tags { freshness: proxy.tag_freshness },
+            limits: Limits {
+                connections: proxy.max_connections,
+                upstream_bandwidth: remote.bandwidth,
+                upstream_fetches: remote.max_fetches,
+                answer_within: proxy.answer_within,
+                connect_timeout: remote.connect_timeout,
+                header_timeout: remote.header_timeout,
+                stall_timeout: remote.stall_timeout,
+                drain: proxy.drain,
+                threads: 0,
+            },
+            tls: Tls::default(),
+            log: Log { level: "info".to_owned(), format: LogFormat::Text },
+            upstreams: BTreeMap::new(),
+        }
+    }
+}
+
+/// Something wrong with the configuration, with its mend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// From 1; `None` when it is about no line of the file.
+    pub(crate) line: Option<usize>,
+    pub(crate) message: String,
+}

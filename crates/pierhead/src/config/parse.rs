@@ -1,0 +1,151 @@
+//! Text to [`Config`]: every problem of the file at once, each with its line.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::keys::{KEYS, Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS};
+use super::value::Value;
+use super::{Config, Problem, Upstream};
+
+/// Where each key stands: `cache.size` to its line, for problems that show only later.
+pub(crate) type Lines = HashMap<String, usize>;
+
+/// Reads `text` over `defaults`. Relative paths in it start at `base`. No I/O, never panics.
+pub(crate) fn parse(text: &str, base: &Path, defaults: Config) -> Result<(Config, Lines), Vec<Problem>> {
+    let document = DeTable::parse(text).map_err(|error| {
+        let line = error.span().map(|span| line_of(text, span.start));
+        vec![Problem { line, message: error.message().to_owned() }]
+    })?;
+    let mut reader = Reader { text, base, config: defaults, lines: Lines::new(), problems: Vec::new() };
+    reader.document(document.get_ref());
+    reader.problems.sort_by_key(|problem| problem.line);
+    if reader.problems.is_empty() { Ok((reader.config, reader.lines)) } else { Err(reader.problems) }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().iter().take(offset);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+type Entry<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
+
+struct Reader<'a> {
+    text: &'a str,
+    base: &'a Path,
+    config: Config,
+    lines: Lines,
+    problems: Vec<Problem>,
+}
+
+impl Reader<'_> {
+    fn problem(&mut self, offset: usize, message: String) {
+        self.problems.push(Problem { line: Some(line_of(self.text, offset)), message });
+    }
+
+    fn document(&mut self, table: &DeTable<'_>) {
+        for entry in table {
+            let name = entry.0.get_ref().as_ref();
+            let is_section = SECTIONS.iter().any(|(section, _)| *section == name);
+            match entry.1.get_ref() {
+                DeValue::Table(inner) if is_section => self.section(name, inner),
+                DeValue::Table(inner) if name == UPSTREAMS => self.upstreams(inner),
+                _ if is_section || name == UPSTREAMS => {
+                    self.problem(entry.0.span().start, format!("{name} is a table: write [{name}] on a line of its own and its keys below"));
+                }
+                _ => self.key("", entry),
+            }
+        }
+    }
+
+    fn section(&mut self, section: &str, table: &DeTable<'_>) {
+        for entry in table {
+            self.key(section, entry);
+        }
+    }
+
+    fn key(&mut self, section: &str, entry: Entry<'_, '_>) {
+        let name = entry.0.get_ref().as_ref();
+        let Some(key) = KEYS.iter().find(|key| key.section == section && key.name == name) else {
+            let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
+            let known = KEYS.iter().map(Key::path).chain(SECTIONS.iter().map(|(name, _)| (*name).to_owned()));
+            let message = unknown(&path, known.chain([UPSTREAMS.to_owned()]));
+            return self.problem(entry.0.span().start, message);
+        };
+        self.lines.insert(key.path(), line_of(self.text, entry.0.span().start));
+        let value = Value { toml: entry.1.get_ref(), base: self.base };
+        if let Err(message) = (key.set)(&mut self.config, &value) {
+            self.problem(entry.1.span().start, format!("{}: {message}", key.path()));
+        }
+    }
+
+    fn upstreams(&mut self, table: &DeTable<'_>) {
+        for (name, value) in table {
+            let offset = name.span().start;
+            let text = name.get_ref().as_ref();
+            let DeValue::Table(keys) = value.get_ref() else {
+                self.problem(offset, format!("{UPSTREAMS}.{text} is a table: write [{UPSTREAMS}.{text:?}] on a line of its own and its keys below"));
+                continue;
+            };
+            if let Some((rest, _)) = keys.iter().find(|(_, value)| value.get_ref().is_table()) {
+                let whole = format!("{text}.{}", rest.get_ref());
+                self.problem(offset, format!("a registry's name with a dot needs quotes: write [{UPSTREAMS}.{whole:?}]"));
+                continue;
+            }
+            let registry = match text.parse::<pierhead_oci::Registry>() {
+                Ok(registry) => registry,
+                Err(error) => {
+                    self.problem(offset, format!("[{UPSTREAMS}.{text:?}]: {error}"));
+                    continue;
+                }
+            };
+            let mut upstream = Upstream::default();
+            for entry in keys {
+                self.upstream_key(text, &mut upstream, entry);
+            }
+            self.lines.insert(format!("{UPSTREAMS}.{registry}"), line_of(self.text, offset));
+            if self.config.upstreams.insert(registry.clone(), upstream).is_some() {
+                self.problem(offset, format!("{text:?} is another name of {registry}, which is configured already: keep one of them"));
+            }
+        }
+    }
+
+    fn upstream_key(&mut self, registry: &str, upstream: &mut Upstream, entry: Entry<'_, '_>) {
+        let name = entry.0.get_ref().as_ref();
+        let Some(key) = UPSTREAM_KEYS.iter().find(|key| key.name == name) else {
+            let message = unknown(name, UPSTREAM_KEYS.iter().map(Key::path));
+            return self.problem(entry.0.span().start, format!("[{UPSTREAMS}.{registry:?}]: {message}"));
+        };
+        let value = Value { toml: entry.1.get_ref(), base: self.base };
+        if let Err(message) = (key.set)(upstream, &value) {
+            self.problem(entry.1.span().start, format!("[{UPSTREAMS}.{registry:?}] {name}: {message}"));
+        }
+    }
+}
+
+fn unknown(path: &str, known: impl Iterator<Item = String>) -> String {
+    match nearest(path, known) {
+        Some(near) => format!("unknown key {path:?}: did you mean {near:?}?"),
+        None => format!("unknown key {path:?}: `pierhead config show --default` lists all keys"),
+    }
+}
+
+/// The known key that was most likely meant: the same name in another table, or the closest spelling.
+fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let name = last(path);
+    let score = |candidate: &String| {
+        let whole = strsim::damerau_levenshtein(&path.to_ascii_lowercase(), candidate);
+        let part = strsim::damerau_levenshtein(&name, &last(candidate));
+        // One letter in the whole path is nearer than an equal name in another table.
+        whole.min(part + 1)
+    };
+    // Beyond a third of the letters a guess confuses more than it helps. Hostile lengths cost nothing here.
+    if path.len() > 64 {
+        return None;
+    }
+    let (distance, candidate) = known.map(|candidate| (score(&candidate), candidate)).min()?;
+    (distance <= 1 + name.chars().count() / 3).then_some(candidate)
+}

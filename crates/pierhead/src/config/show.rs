@@ -1,0 +1,48 @@
+//! A configuration as a commented TOML file that reads back as the same configuration, but for secrets.
+
+use std::fmt::Write as _;
+
+use super::keys::{KEYS, SECTIONS, UPSTREAM_KEYS, UPSTREAMS};
+use super::{Config, Upstream};
+
+/// The whole file. Secrets are masked, so that it can be shown to anybody.
+pub(crate) fn show(config: &Config) -> String {
+    let mut text = String::from("# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n");
+    section(&mut text, "", config);
+    for (name, doc) in SECTIONS {
+        let _ = write!(text, "\n# {doc}\n[{name}]\n");
+        section(&mut text, name, config);
+    }
+    text.push_str("\n# Registries that need more than their name: one table each. Every other public registry is\n# reached at https://NAME without being named here.\n");
+    if config.upstreams.is_empty() {
+        let _ = writeln!(text, "#[{UPSTREAMS}.\"registry.example\"]");
+        upstream(&mut text, &Upstream::default());
+    }
+    for (registry, keys) in &config.upstreams {
+        let _ = writeln!(text, "[{UPSTREAMS}.\"{registry}\"]");
+        upstream(&mut text, keys);
+    }
+    text
+}
+
+fn section(text: &mut String, name: &str, config: &Config) {
+    for key in KEYS.iter().filter(|key| key.section == name) {
+        entry(text, key.doc, key.name, key.example, (key.show)(config));
+    }
+}
+
+fn upstream(text: &mut String, upstream: &Upstream) {
+    for key in UPSTREAM_KEYS {
+        entry(text, key.doc, key.name, key.example, (key.show)(upstream));
+    }
+}
+
+fn entry(text: &mut String, doc: &str, name: &str, example: &str, value: Option<String>) {
+    for line in doc.lines() {
+        let _ = writeln!(text, "# {line}");
+    }
+    let _ = match value {
+        Some(value) => writeln!(text, "{name} = {value}"),
+        None => writeln!(text, "#{name} = {example}"),
+    };
+}

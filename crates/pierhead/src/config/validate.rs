@@ -1,0 +1,75 @@
+//! What no single key can say: keys that contradict each other, and what is refused for safety.
+
+use super::parse::Lines;
+use super::{Config, Problem};
+
+/// Every contradiction. `lines` says where the keys stand, as far as they come from a file.
+pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut report = |key: &str, message: String| problems.push(Problem { line: lines.get(key).copied(), message });
+
+    match (&config.tls.cert, &config.tls.key) {
+        (Some(_), None) => report("tls.cert", "tls.cert needs its private key: set tls.key".to_owned()),
+        (None, Some(_)) => report("tls.key", "tls.key needs its certificate: set tls.cert".to_owned()),
+        (None, None) if config.tls.client_ca.is_some() => {
+            report("tls.client_ca", "tls.client_ca needs TLS: set tls.cert and tls.key".to_owned());
+        }
+        _ => {}
+    }
+    if let Some(admin) = config.admin
+        && admin.port() != 0
+        && config.listen.contains(&admin)
+    {
+        report("admin", format!("admin and listen are both {admin}: give one of them another port"));
+    }
+    for (index, address) in config.listen.iter().enumerate() {
+        if address.port() != 0 && config.listen[..index].contains(address) {
+            report("listen", format!("listen names {address} twice: keep one"));
+        }
+    }
+    for (registry, upstream) in &config.upstreams {
+        let basic = [upstream.password.is_some(), upstream.password_file.is_some()];
+        let token = [upstream.identity_token.is_some(), upstream.identity_token_file.is_some()];
+        let ways = [&basic[..], &token[..], &[upstream.credential_helper.is_some()]].concat();
+        let ways = ways.iter().filter(|way| **way).count();
+        let key = format!("upstreams.{registry}");
+        let at = format!("[upstreams.\"{registry}\"]");
+        if ways > 1 {
+            report(&key, format!("{at}: keep one of password, password_file, identity_token, identity_token_file and credential_helper"));
+        } else if upstream.username.is_some() && !basic.contains(&true) {
+            report(&key, format!("{at}: username needs password_file (or password)"));
+        } else if upstream.username.is_none() && basic.contains(&true) {
+            report(&key, format!("{at}: a password needs username"));
+        } else if upstream.password.as_ref().is_some_and(super::Secret::is_empty) {
+            report(&key, format!("{at}: password is empty: remove username and password to pull anonymously"));
+        }
+    }
+    if let Some(message) = open_proxy(config) {
+        report("listen", message);
+    }
+    problems
+}
+
+/// An open listener would lend its upstream credentials to everybody who reaches it.
+fn open_proxy(config: &Config) -> Option<String> {
+    if config.allow_open_proxy_with_credentials || config.tls.client_ca.is_some() {
+        return None;
+    }
+    let open = config.listen.iter().find(|address| !is_loopback(address.ip()))?;
+    let named = config.upstreams.iter().find(|(_, upstream)| upstream.has_credentials());
+    let whose = match (named, &config.docker_config) {
+        (Some((registry, _)), _) => format!("credentials for {registry}"),
+        (None, Some(path)) => format!("the credentials of {}", path.display()),
+        (None, None) => return None,
+    };
+    Some(format!(
+        "pierhead would lend {whose} to everybody who reaches {open}: listen on 127.0.0.1 only, \
+         or ask clients for a certificate (tls.client_ca), or set allow_open_proxy_with_credentials = true \
+         if everybody who can connect may pull what these credentials can"
+    ))
+}
+
+/// Also when written as an IPv6 address that carries an IPv4 one.
+fn is_loopback(ip: std::net::IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}

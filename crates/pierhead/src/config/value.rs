@@ -1,0 +1,156 @@
+//! One value of the file, read as what a key wants; a refusal says what would do.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::Secret;
+use super::units::{self, Size};
+
+/// A TOML value and the folder that relative paths start from.
+pub(crate) struct Value<'a> {
+    pub(crate) toml: &'a DeValue<'a>,
+    pub(crate) base: &'a Path,
+}
+
+impl Value<'_> {
+    /// What it is, for a message about what it should be. Never the value itself: it may be a secret
+    /// that stands under the wrong key.
+    fn kind(&self) -> &'static str {
+        match self.toml {
+            DeValue::String(_) => "a string",
+            DeValue::Integer(_) => "a number",
+            DeValue::Float(_) => "a fraction",
+            DeValue::Boolean(_) => "true or false",
+            DeValue::Datetime(_) => "a date",
+            DeValue::Array(_) => "a list",
+            DeValue::Table(_) => "a table",
+        }
+    }
+
+    fn not(&self, wanted: &str) -> String {
+        format!("expected {wanted}, found {}", self.kind())
+    }
+
+    pub(crate) fn text(&self) -> Result<&str, String> {
+        self.toml.as_str().ok_or_else(|| self.not("a string in quotes"))
+    }
+
+    pub(crate) fn secret(&self) -> Result<Secret, String> {
+        self.text().map(|text| Secret::new(text.to_owned()))
+    }
+
+    pub(crate) fn boolean(&self) -> Result<bool, String> {
+        self.toml.as_bool().ok_or_else(|| self.not("true or false"))
+    }
+
+    fn integer(&self) -> Option<Result<u64, String>> {
+        let integer = self.toml.as_integer()?;
+        let parsed = u64::from_str_radix(integer.as_str(), integer.radix());
+        Some(parsed.map_err(|_| format!("{integer} is not a whole number of 0 or more")))
+    }
+
+    /// A whole number from `least` to `most`.
+    pub(crate) fn count(&self, least: usize, most: usize) -> Result<usize, String> {
+        let number = self.integer().ok_or_else(|| self.not("a whole number"))??;
+        match usize::try_from(number) {
+            Ok(number) if (least..=most).contains(&number) => Ok(number),
+            _ => Err(format!("{number} is out of range: write {least} to {most}")),
+        }
+    }
+
+    pub(crate) fn size(&self) -> Result<Size, String> {
+        match self.integer() {
+            Some(bytes) => bytes.map(Size::Bytes),
+            None => self.toml.as_str().ok_or_else(|| self.not("a size such as \"10GiB\""))?.parse(),
+        }
+    }
+
+    /// Bytes a second; `None` for `"off"`.
+    pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
+        match self.integer() {
+            Some(bytes) => units::parse_rate(&bytes?.to_string()).map(Some),
+            None => match self.toml.as_str().ok_or_else(|| self.not("a rate such as \"100MB/s\", or \"off\""))? {
+                "off" => Ok(None),
+                text => units::parse_rate(text).map(Some),
+            },
+        }
+    }
+
+    /// A time from `least` to `most`.
+    pub(crate) fn duration(&self, least: Duration, most: Duration) -> Result<Duration, String> {
+        let text = self.toml.as_str().ok_or_else(|| self.not("a time such as \"60s\""))?;
+        let duration = units::parse_duration(text)?;
+        if (least..=most).contains(&duration) {
+            return Ok(duration);
+        }
+        let (least, most) = (humantime::format_duration(least), humantime::format_duration(most));
+        Err(format!("{text:?} is out of range: write {least} to {most}"))
+    }
+
+    /// A path; a relative one starts at the folder of the config file.
+    pub(crate) fn path(&self) -> Result<PathBuf, String> {
+        match self.text()? {
+            "" => Err("expected a path, found an empty string".to_owned()),
+            text => Ok(self.base.join(text)),
+        }
+    }
+
+    /// A path, or `None` for `"off"`.
+    pub(crate) fn optional_path(&self) -> Result<Option<PathBuf>, String> {
+        match self.text()? {
+            "off" => Ok(None),
+            _ => self.path().map(Some),
+        }
+    }
+
+    /// One address, or a list of at least one.
+    pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
+        let Some(list) = self.toml.as_array() else {
+            return Ok(vec![parse_address(self.text()?)?]);
+        };
+        if list.is_empty() {
+            return Err("expected at least one address, such as \"0.0.0.0:5000\"".to_owned());
+        }
+        let items = list.iter().map(|item| Value { toml: item.get_ref(), base: self.base });
+        items.map(|item| parse_address(item.text()?)).collect()
+    }
+}
+
+/// `0.0.0.0:5000`, `[::]:5000`.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let with_localhost = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let candidate = with_localhost.as_deref().unwrap_or(text);
+    candidate.parse().map_err(|_| {
+        format!("{text:?} is not an address to listen on: write IP:PORT, such as 0.0.0.0:5000, 127.0.0.1:5000 or [::]:5000")
+    })
+}
+
+/// The address of the admin listener; `None` for `off`.
+pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    parse_address(text).map(Some).map_err(|message| format!("{message}, or \"off\""))
+}
+
+/// `http(s)://host[:port][/prefix]` without credentials, query or fragment.
+pub(crate) fn parse_url(text: &str) -> Result<String, String> {
+    let wrong = |why: &str| Err(format!("{why}: write http://HOST[:PORT] or https://HOST[:PORT]"));
+    let Ok(uri) = text.parse::<http::Uri>() else {
+        return wrong("this is not a URL");
+    };
+    let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        return wrong(&format!("{text:?} has no http:// or https:// before a host"));
+    };
+    // The text is not repeated: what stands before the @ is a password.
+    if authority.as_str().contains('@') {
+        return wrong("a URL with a user or password in it is refused; they have keys of their own (username, password_file)");
+    }
+    if authority.host().is_empty() || uri.query().is_some() || text.contains('#') {
+        return wrong(&format!("{text:?} is not the address of a registry"));
+    }
+    Ok(text.trim_end_matches('/').to_owned())
+}

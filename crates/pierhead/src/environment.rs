@@ -1,0 +1,58 @@
+//! All that is taken from the process's environment, in one place.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Read once at the start and handed down.
+#[derive(Clone)]
+pub(crate) struct Environment {
+    /// `https_proxy`, else `HTTPS_PROXY`; may hold a password, so it is never shown.
+    pub(crate) https_proxy: Option<String>,
+    /// The words of `no_proxy`, else `NO_PROXY`.
+    pub(crate) no_proxy: Vec<String>,
+    /// Where the cache lives when nobody says otherwise.
+    pub(crate) default_data: PathBuf,
+}
+
+impl Environment {
+    /// Reads the environment.
+    pub(crate) fn read() -> Self {
+        let either = |lower: &str, upper: &str| env::var(lower).or_else(|_| env::var(upper)).ok().filter(|value| !value.is_empty());
+        let no_proxy = either("no_proxy", "NO_PROXY").unwrap_or_default();
+        Self {
+            https_proxy: either("https_proxy", "HTTPS_PROXY"),
+            no_proxy: no_proxy.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+            default_data: default_data(
+                rustix::process::geteuid().is_root(),
+                env::var_os("XDG_DATA_HOME").map(PathBuf::from),
+                env::var_os("HOME").map(PathBuf::from),
+            ),
+        }
+    }
+}
+
+/// The XDG base directory rules: a relative `XDG_DATA_HOME` does not count.
+fn default_data(root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
+    if root {
+        return PathBuf::from("/var/lib/pierhead");
+    }
+    match (xdg.filter(|path| path.is_absolute()), home) {
+        (Some(data), _) => data.join("pierhead"),
+        (None, Some(home)) => home.join(".local/share/pierhead"),
+        (None, None) => Path::new("pierhead-data").to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_folder_by_user() {
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(default_data(true, path("/x"), path("/home/a")), Path::new("/var/lib/pierhead"));
+        assert_eq!(default_data(false, path("/x"), path("/home/a")), Path::new("/x/pierhead"));
+        assert_eq!(default_data(false, path("x"), path("/home/a")), Path::new("/home/a/.local/share/pierhead"));
+        assert_eq!(default_data(false, None, None), Path::new("pierhead-data"));
+    }
+}

@@ -1,0 +1,47 @@
+//! How a command ends badly: what people read, and the exit code that scripts read.
+
+use std::io;
+use std::process::ExitCode;
+
+/// Exit codes: 1 for what failed, 2 for what was asked for wrongly (usage and configuration).
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// 1: it did not work.
+    Failed(anyhow::Error),
+    /// 2: it cannot work as told; each line has its mend.
+    Refused(String),
+}
+
+impl Failure {
+    /// Says it on standard error.
+    pub(crate) fn report(self) -> ExitCode {
+        match self {
+            // `pierhead cache ls | head`: whoever read has read enough.
+            Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+            Self::Failed(error) => {
+                eprintln!("pierhead: {error:#}");
+                ExitCode::from(1)
+            }
+            Self::Refused(message) => {
+                eprintln!("{message}");
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<crate::config::Refused> for Failure {
+    fn from(refused: crate::config::Refused) -> Self {
+        Self::Refused(refused.to_string())
+    }
+}

@@ -1,0 +1,285 @@
+//! `pierhead serve`: opens, wires, waits for signals, drains.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use pierhead_cache::Cache;
+use pierhead_eviction::Lru;
+use pierhead_proxy::Proxy;
+use pierhead_remote::Client;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::admin::Admin;
+use crate::cli::serve::ServeArgs;
+use crate::config::{self, Config, Size, human_bytes};
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::logging::{self, Level};
+use crate::wiring;
+
+/// Disk reads and writes, and DNS: as many as a small disk can make use of. Each thread costs its touched
+/// stack only, and leaves after ten idle seconds.
+const BLOCKING_THREADS: usize = 64;
+/// The deepest stack seen is a TLS handshake, far below.
+const STACK: usize = 1 << 20;
+/// Beyond this, more threads cost memory and bring nothing at the rate of a NIC's uplink.
+const MAX_AUTO_THREADS: usize = 16;
+/// docker 20 and podman open a connection a request: a burst must fit into the queue.
+const BACKLOG: u32 = 4096;
+
+/// Runs until it is told to stop.
+pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Failure> {
+    let config = config::load(args.config.as_deref(), &args.overrides(), &environment.default_data)?;
+    let level = logging::start(&config.log);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let Some(threads) = threads(config.limits.threads) {
+        runtime.worker_threads(threads);
+    }
+    let runtime = runtime
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_stack_size(STACK)
+        .thread_name("pierhead")
+        .enable_all()
+        .build()
+        .context("cannot start threads")?;
+    runtime.block_on(serve(args, environment, config, level))?;
+    // What still runs now was given its time to drain.
+    runtime.shutdown_background();
+    Ok(())
+}
+
+fn threads(configured: usize) -> Option<usize> {
+    if configured > 0 {
+        return Some(configured);
+    }
+    std::thread::available_parallelism().ok().map(|cores| cores.get().min(MAX_AUTO_THREADS))
+}
+
+async fn serve(args: &ServeArgs, environment: Environment, config: Config, level: Level) -> anyhow::Result<()> {
+    // Before anything takes long, so that a signal during a slow start is not lost.
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let started = Instant::now();
+
+    let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
+    let client = Client::new(remote)?;
+    let cache = open_cache(&config).await?;
+    let proxy = Proxy::new(cache.clone(), client.clone(), wiring::proxy(&config));
+
+    let mut listeners = Vec::new();
+    for address in &config.listen {
+        listeners.push(bind(*address)?);
+    }
+    let listen = addresses(&listeners)?;
+    let admin_listener = config.admin.map(bind).transpose()?;
+    let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
+
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = JoinSet::new();
+    for listener in listeners {
+        let (proxy, tls, stopped) = (proxy.clone(), wiring::tls(&config), told(stopped.clone()));
+        servers.spawn(async move { proxy.serve(listener, tls, stopped).await });
+    }
+    let mut admin = JoinSet::new();
+    if let Some(listener) = admin_listener {
+        let state = Admin::new(cache.clone(), client.clone(), proxy.clone(), started, &listen, &config.data, stopped);
+        admin.spawn(Arc::new(state).serve(listener));
+    }
+    announce(&config, &cache, &listen, admin_address);
+    if let Some(path) = &args.ready_file {
+        write_ready(path, &listen, admin_address)?;
+    }
+
+    let mut running = Running { config, environment, client, cache: cache.clone(), proxy, level };
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => running.reload(args).await,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            Some(ended) = servers.join_next() => {
+                ended.context("a listener broke")?.context("a listener failed")?;
+                anyhow::bail!("a listener ended by itself");
+            }
+        }
+    }
+    tracing::info!("draining: answers under way may take {}; a second signal ends at once", humantime::format_duration(running.config.limits.drain));
+    let _ = stop.send(true);
+    let at_once = tokio::select! {
+        () = drained(&mut servers) => false,
+        _ = interrupt.recv() => true,
+        _ = terminate.recv() => true,
+    };
+    drop(admin);
+    // Also when ending at once: it writes what is pending, and that is little.
+    cache.close().await;
+    if let Some(path) = &args.ready_file {
+        let _ = std::fs::remove_file(path);
+    }
+    anyhow::ensure!(!at_once, "ended at once, answers under way were cut");
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// Resolves once the process was told to stop.
+fn told(mut stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+    async move {
+        // An error means that the sender is gone: the process is ending.
+        let _ = stopped.wait_for(|stop| *stop).await;
+    }
+}
+
+async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
+    while let Some(ended) = servers.join_next().await {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("while draining: {error}"),
+            Err(error) => tracing::warn!("while draining: {error}"),
+        }
+    }
+}
+
+async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
+    let space = wiring::space(&config.data).with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
+    let settings = pierhead_cache::Config {
+        data: config.data.clone(),
+        // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
+        capacity: if config.cache.size == Size::Auto { space.total } else { config.cache.size.resolve(space.total, 0) },
+        min_free: config.cache.min_free.resolve(space.total, 0),
+    };
+    let cache = tokio::task::spawn_blocking(move || Cache::open(settings, Box::new(Lru::default()))).await??;
+    set_capacity(&cache, config).await?;
+    Ok(cache)
+}
+
+async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
+    let space = wiring::space(&config.data)?;
+    let stat = cache.stat();
+    let own = stat.used.saturating_add(stat.reserved);
+    let capacity = config.cache.size.resolve(space.total, space.free.saturating_add(own));
+    let min_free = config.cache.min_free.resolve(space.total, 0);
+    if space.free.saturating_add(own) <= min_free {
+        tracing::warn!(
+            "{} has {} free, and cache.min_free keeps {}: nothing new will be stored",
+            config.data.display(),
+            human_bytes(space.free),
+            human_bytes(min_free)
+        );
+    }
+    cache.set_capacity(capacity).await;
+    Ok(())
+}
+
+fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bind = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bind().with_context(|| format!("cannot listen on {address} (another pierhead or registry? see --listen and --admin)"))
+}
+
+fn addresses(listeners: &[TcpListener]) -> std::io::Result<Vec<SocketAddr>> {
+    listeners.iter().map(TcpListener::local_addr).collect()
+}
+
+/// The lines that people look for after a start.
+fn announce(config: &Config, cache: &Cache, listen: &[SocketAddr], admin: Option<SocketAddr>) {
+    let stat = cache.stat();
+    let scheme = if config.tls.cert.is_some() { "https" } else { "http" };
+    let list: Vec<_> = listen.iter().map(|address| format!("{scheme}://{address}")).collect();
+    tracing::info!(
+        "pierhead {} listens on {}; data in {}, {} of {} used; admin {}",
+        env!("CARGO_PKG_VERSION"),
+        list.join(" "),
+        config.data.display(),
+        human_bytes(stat.used),
+        human_bytes(stat.capacity),
+        admin.map_or_else(|| "off".to_owned(), |address| format!("http://{address}")),
+    );
+    if let Some(first) = listen.first() {
+        let host = if first.ip().is_unspecified() { "127.0.0.1".to_owned() } else { first.ip().to_string() };
+        let host = if first.is_ipv6() && !first.ip().is_unspecified() { format!("[{host}]") } else { host };
+        let port = first.port();
+        tracing::info!(
+            "try `docker pull {host}:{port}/docker.io/library/alpine`; for all of Docker Hub put \
+             {{\"registry-mirrors\": [\"{scheme}://{host}:{port}\"]}} into /etc/docker/daemon.json"
+        );
+    }
+}
+
+/// Whole or not at all: whoever waits for the file may read it as soon as it is there.
+fn write_ready(path: &Path, listen: &[SocketAddr], admin: Option<SocketAddr>) -> anyhow::Result<()> {
+    let text = serde_json::json!({ "listen": listen, "admin": admin }).to_string();
+    let write = || {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".new");
+        std::fs::write(&name, text)?;
+        std::fs::rename(&name, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What a reload touches.
+struct Running {
+    config: Config,
+    environment: Environment,
+    client: Client,
+    cache: Cache,
+    proxy: Proxy,
+    level: Level,
+}
+
+impl Running {
+    /// All or nothing: a configuration with any problem changes nothing.
+    async fn reload(&mut self, args: &ServeArgs) {
+        match self.try_reload(args).await {
+            Ok(()) => tracing::info!("configuration read again"),
+            Err(error) => tracing::error!("the configuration was not changed: {error:#}"),
+        }
+    }
+
+    async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+        let mut new = config::load(args.config.as_deref(), &args.overrides(), &self.environment.default_data)?;
+        let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
+        self.client.reload(remote)?;
+        self.keep_what_cannot_change(&mut new);
+        self.proxy.reload(wiring::proxy(&new));
+        self.level.set(&new.log);
+        set_capacity(&self.cache, &new).await?;
+        self.config = new;
+        Ok(())
+    }
+
+    fn keep_what_cannot_change(&self, new: &mut Config) {
+        let old = &self.config;
+        let mut keep = |key: &str, changed: bool| {
+            if changed {
+                tracing::warn!("{key} changed in the configuration: it takes a restart to have an effect");
+            }
+        };
+        keep("listen", old.listen != new.listen);
+        keep("data", old.data != new.data);
+        keep("admin", old.admin != new.admin);
+        keep("cache.min_free", old.cache.min_free != new.cache.min_free);
+        keep("limits.threads", old.limits.threads != new.limits.threads);
+        keep("log.format", old.log.format != new.log.format);
+        // The contents of the same files are reread when they change; other paths are not.
+        keep("tls", old.tls != new.tls);
+        new.listen.clone_from(&old.listen);
+        new.data.clone_from(&old.data);
+        new.admin = old.admin;
+        new.cache.min_free = old.cache.min_free;
+        new.limits.threads = old.limits.threads;
+        new.log.format = old.log.format;
+        new.tls.clone_from(&old.tls);
+    }
+}

@@ -1,0 +1,94 @@
+//! From the one configuration to the small one of each crate.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+
+use pierhead_remote::Credentials;
+use rustls_pki_types::CertificateDer;
+
+use crate::config::{Config, Upstream, files};
+use crate::environment::Environment;
+
+/// For the registry client. Reads the files with secrets.
+///
+/// # Errors
+/// For people: which file cannot be read.
+pub(crate) fn remote(config: &Config, environment: &Environment) -> Result<pierhead_remote::Config, String> {
+    let mut upstreams = HashMap::new();
+    for (registry, upstream) in &config.upstreams {
+        let credentials = credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
+        let url = upstream.url.clone().unwrap_or_else(|| format!("https://{registry}"));
+        upstreams.insert(registry.clone(), pierhead_remote::Upstream { url, credentials, ca: upstream.ca.clone() });
+    }
+    Ok(pierhead_remote::Config {
+        upstreams,
+        connect_timeout: config.limits.connect_timeout,
+        header_timeout: config.limits.header_timeout,
+        stall_timeout: config.limits.stall_timeout,
+        bandwidth: config.limits.upstream_bandwidth,
+        max_fetches: config.limits.upstream_fetches,
+        https_proxy: environment.https_proxy.clone(),
+        no_proxy: environment.no_proxy.clone(),
+    })
+}
+
+fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
+    let secret = |inline: &Option<crate::config::Secret>, file: &Option<std::path::PathBuf>| match (inline, file) {
+        (Some(secret), _) => Ok(Some(secret.reveal())),
+        (None, Some(path)) => files::first_line(path).map(|secret| Some(secret.reveal())),
+        (None, None) => Ok(None),
+    };
+    if let Some(name) = &upstream.credential_helper {
+        return Ok(Some(Credentials::Helper(name.clone())));
+    }
+    if let Some(token) = secret(&upstream.identity_token, &upstream.identity_token_file)? {
+        return Ok(Some(Credentials::Identity(token)));
+    }
+    let Some(user) = upstream.username.clone() else {
+        return Ok(None);
+    };
+    Ok(secret(&upstream.password, &upstream.password_file)?.map(|password| Credentials::Basic { user, password }))
+}
+
+/// For the proxy.
+pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
+    pierhead_proxy::Config {
+        default_upstream: config.default_upstream.clone(),
+        known: config.upstreams.keys().cloned().collect(),
+        tag_freshness: config.tags.freshness,
+        answer_within: config.limits.answer_within,
+        max_connections: config.limits.connections,
+        drain: config.limits.drain,
+    }
+}
+
+/// TLS of the client listeners, when there is any.
+pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
+    let (Some(certificate), Some(key)) = (config.tls.cert.clone(), config.tls.key.clone()) else {
+        return None;
+    };
+    Some(pierhead_proxy::Tls { certificate, key, client_ca: config.tls.client_ca.clone() })
+}
+
+/// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
+/// (a bare container image).
+#[expect(dead_code)]
+pub(crate) fn roots() -> Vec<CertificateDer<'static>> {
+    rustls_native_certs::load_native_certs().certs
+}
+
+/// A file system's size, and what of it may still be written, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Space {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+}
+
+/// The file system on which `path` is, or will be once it is made.
+pub(crate) fn space(path: &Path) -> io::Result<Space> {
+    let absolute = std::path::absolute(path)?;
+    let existing = absolute.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    let stat = rustix::fs::statvfs(existing)?;
+    Ok(Space { total: stat.f_blocks.saturating_mul(stat.f_frsize), free: stat.f_bavail.saturating_mul(stat.f_frsize) })
+}
