@@ -129,11 +129,17 @@ pub(crate) struct Refusal {
 /// `os/architecture[/variant]`.
 pub(crate) fn parse_platform(text: &str) -> Result<Platform, String> {
     let mut parts = text.split('/');
-    let (Some(os), Some(architecture), variant, None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+    let (Some(os), Some(architecture), variant, None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
         return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
     };
     if [Some(os), Some(architecture), variant].contains(&Some("")) {
         return Err("write os/architecture, such as linux/arm64 or linux/arm/v7".to_owned());
     }
-    Ok(Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.map(str::to_owned) })
+    Ok(Platform {
+        os: os.to_owned(),
+        architecture: architecture.to_owned(),
+        variant: variant.map(str::to_owned),
+    })
 }

@@ -17,11 +17,20 @@ pub(crate) struct Environment {
 impl Environment {
     /// Reads the environment.
     pub(crate) fn read() -> Self {
-        let either = |lower: &str, upper: &str| env::var(lower).or_else(|_| env::var(upper)).ok().filter(|value| !value.is_empty());
+        let either = |lower: &str, upper: &str| {
+            env::var(lower)
+                .or_else(|_| env::var(upper))
+                .ok()
+                .filter(|value| !value.is_empty())
+        };
         let no_proxy = either("no_proxy", "NO_PROXY").unwrap_or_default();
         Self {
             https_proxy: either("https_proxy", "HTTPS_PROXY"),
-            no_proxy: no_proxy.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+            no_proxy: no_proxy
+                .split([',', ' '])
+                .filter(|word| !word.is_empty())
+                .map(str::to_owned)
+                .collect(),
             default_data: default_data(
                 rustix::process::geteuid().is_root(),
                 env::var_os("XDG_DATA_HOME").map(PathBuf::from),
@@ -50,9 +59,18 @@ mod tests {
     #[test]
     fn data_folder_by_user() {
         let path = |text: &str| Some(PathBuf::from(text));
-        assert_eq!(default_data(true, path("/x"), path("/home/a")), Path::new("/var/lib/pierhead"));
-        assert_eq!(default_data(false, path("/x"), path("/home/a")), Path::new("/x/pierhead"));
-        assert_eq!(default_data(false, path("x"), path("/home/a")), Path::new("/home/a/.local/share/pierhead"));
+        assert_eq!(
+            default_data(true, path("/x"), path("/home/a")),
+            Path::new("/var/lib/pierhead")
+        );
+        assert_eq!(
+            default_data(false, path("/x"), path("/home/a")),
+            Path::new("/x/pierhead")
+        );
+        assert_eq!(
+            default_data(false, path("x"), path("/home/a")),
+            Path::new("/home/a/.local/share/pierhead")
+        );
         assert_eq!(default_data(false, None, None), Path::new("pierhead-data"));
     }
 }

@@ -26,8 +26,22 @@ pub(crate) fn start(log: &Log) -> Level {
     let lines = fmt::layer().with_writer(std::io::stderr);
     // A second start in one process would be a mistake of the tests, not of the user's.
     let _ = match log.format {
-        LogFormat::Text => registry.with(lines.with_ansi(std::io::stderr().is_terminal()).with_target(false)).try_init(),
-        LogFormat::Json => registry.with(lines.json().flatten_event(true).with_current_span(false).with_span_list(false)).try_init(),
+        LogFormat::Text => registry
+            .with(
+                lines
+                    .with_ansi(std::io::stderr().is_terminal())
+                    .with_target(false),
+            )
+            .try_init(),
+        LogFormat::Json => registry
+            .with(
+                lines
+                    .json()
+                    .flatten_event(true)
+                    .with_current_span(false)
+                    .with_span_list(false),
+            )
+            .try_init(),
     };
     Level(handle)
 }

@@ -36,7 +36,11 @@ const BACKLOG: u32 = 4096;
 
 /// Runs until it is told to stop.
 pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Failure> {
-    let config = config::load(args.config.as_deref(), &args.overrides(), &environment.default_data)?;
+    let config = config::load(
+        args.config.as_deref(),
+        &args.overrides(),
+        &environment.default_data,
+    )?;
     let level = logging::start(&config.log);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = threads(config.limits.threads) {
@@ -59,10 +63,17 @@ fn threads(configured: usize) -> Option<usize> {
     if configured > 0 {
         return Some(configured);
     }
-    std::thread::available_parallelism().ok().map(|cores| cores.get().min(MAX_AUTO_THREADS))
+    std::thread::available_parallelism()
+        .ok()
+        .map(|cores| cores.get().min(MAX_AUTO_THREADS))
 }
 
-async fn serve(args: &ServeArgs, environment: Environment, config: Config, level: Level) -> anyhow::Result<()> {
+async fn serve(
+    args: &ServeArgs,
+    environment: Environment,
+    config: Config,
+    level: Level,
+) -> anyhow::Result<()> {
     // Before anything takes long, so that a signal during a slow start is not lost.
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -80,7 +91,10 @@ async fn serve(args: &ServeArgs, environment: Environment, config: Config, level
     }
     let listen = addresses(&listeners)?;
     let admin_listener = config.admin.map(bind).transpose()?;
-    let admin_address = admin_listener.as_ref().map(TcpListener::local_addr).transpose()?;
+    let admin_address = admin_listener
+        .as_ref()
+        .map(TcpListener::local_addr)
+        .transpose()?;
 
     let (stop, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
@@ -90,7 +104,15 @@ async fn serve(args: &ServeArgs, environment: Environment, config: Config, level
     }
     let mut admin = JoinSet::new();
     if let Some(listener) = admin_listener {
-        let state = Admin::new(cache.clone(), client.clone(), proxy.clone(), started, &listen, &config.data, stopped);
+        let state = Admin::new(
+            cache.clone(),
+            client.clone(),
+            proxy.clone(),
+            started,
+            &listen,
+            &config.data,
+            stopped,
+        );
         admin.spawn(Arc::new(state).serve(listener));
     }
     announce(&config, &cache, &listen, admin_address);
@@ -98,7 +120,14 @@ async fn serve(args: &ServeArgs, environment: Environment, config: Config, level
         write_ready(path, &listen, admin_address)?;
     }
 
-    let mut running = Running { config, environment, client, cache: cache.clone(), proxy, level };
+    let mut running = Running {
+        config,
+        environment,
+        client,
+        cache: cache.clone(),
+        proxy,
+        level,
+    };
     loop {
         tokio::select! {
             _ = hangup.recv() => running.reload(args).await,
@@ -110,7 +139,10 @@ async fn serve(args: &ServeArgs, environment: Environment, config: Config, level
             }
         }
     }
-    tracing::info!("draining: answers under way may take {}; a second signal ends at once", humantime::format_duration(running.config.limits.drain));
+    tracing::info!(
+        "draining: answers under way may take {}; a second signal ends at once",
+        humantime::format_duration(running.config.limits.drain)
+    );
     let _ = stop.send(true);
     let at_once = tokio::select! {
         () = drained(&mut servers) => false,
@@ -147,14 +179,21 @@ async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
 }
 
 async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
-    let space = wiring::space(&config.data).with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
+    let space = wiring::space(&config.data)
+        .with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
     let settings = pierhead_cache::Config {
         data: config.data.clone(),
         // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
-        capacity: if config.cache.size == Size::Auto { space.total } else { config.cache.size.resolve(space.total, 0) },
+        capacity: if config.cache.size == Size::Auto {
+            space.total
+        } else {
+            config.cache.size.resolve(space.total, 0)
+        },
         min_free: config.cache.min_free.resolve(space.total, 0),
     };
-    let cache = tokio::task::spawn_blocking(move || Cache::open(settings, Box::new(Lru::default()))).await??;
+    let cache =
+        tokio::task::spawn_blocking(move || Cache::open(settings, Box::new(Lru::default())))
+            .await??;
     set_capacity(&cache, config).await?;
     Ok(cache)
 }
@@ -163,7 +202,10 @@ async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
     let space = wiring::space(&config.data)?;
     let stat = cache.stat();
     let own = stat.used.saturating_add(stat.reserved);
-    let capacity = config.cache.size.resolve(space.total, space.free.saturating_add(own));
+    let capacity = config
+        .cache
+        .size
+        .resolve(space.total, space.free.saturating_add(own));
     let min_free = config.cache.min_free.resolve(space.total, 0);
     if space.free.saturating_add(own) <= min_free {
         tracing::warn!(
@@ -179,12 +221,20 @@ async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
 
 fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let bind = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()?
+        } else {
+            TcpSocket::new_v6()?
+        };
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    bind().with_context(|| format!("cannot listen on {address} (another pierhead or registry? see --listen and --admin)"))
+    bind().with_context(|| {
+        format!(
+            "cannot listen on {address} (another pierhead or registry? see --listen and --admin)"
+        )
+    })
 }
 
 fn addresses(listeners: &[TcpListener]) -> std::io::Result<Vec<SocketAddr>> {
@@ -194,8 +244,15 @@ fn addresses(listeners: &[TcpListener]) -> std::io::Result<Vec<SocketAddr>> {
 /// The lines that people look for after a start.
 fn announce(config: &Config, cache: &Cache, listen: &[SocketAddr], admin: Option<SocketAddr>) {
     let stat = cache.stat();
-    let scheme = if config.tls.cert.is_some() { "https" } else { "http" };
-    let list: Vec<_> = listen.iter().map(|address| format!("{scheme}://{address}")).collect();
+    let scheme = if config.tls.cert.is_some() {
+        "https"
+    } else {
+        "http"
+    };
+    let list: Vec<_> = listen
+        .iter()
+        .map(|address| format!("{scheme}://{address}"))
+        .collect();
     tracing::info!(
         "pierhead {} listens on {}; data in {}, {} of {} used; admin {}",
         env!("CARGO_PKG_VERSION"),
@@ -206,8 +263,16 @@ fn announce(config: &Config, cache: &Cache, listen: &[SocketAddr], admin: Option
         admin.map_or_else(|| "off".to_owned(), |address| format!("http://{address}")),
     );
     if let Some(first) = listen.first() {
-        let host = if first.ip().is_unspecified() { "127.0.0.1".to_owned() } else { first.ip().to_string() };
-        let host = if first.is_ipv6() && !first.ip().is_unspecified() { format!("[{host}]") } else { host };
+        let host = if first.ip().is_unspecified() {
+            "127.0.0.1".to_owned()
+        } else {
+            first.ip().to_string()
+        };
+        let host = if first.is_ipv6() && !first.ip().is_unspecified() {
+            format!("[{host}]")
+        } else {
+            host
+        };
         let port = first.port();
         tracing::info!(
             "try `docker pull {host}:{port}/docker.io/library/alpine`; for all of Docker Hub put \
@@ -217,7 +282,11 @@ fn announce(config: &Config, cache: &Cache, listen: &[SocketAddr], admin: Option
 }
 
 /// Whole or not at all: whoever waits for the file may read it as soon as it is there.
-fn write_ready(path: &Path, listen: &[SocketAddr], admin: Option<SocketAddr>) -> anyhow::Result<()> {
+fn write_ready(
+    path: &Path,
+    listen: &[SocketAddr],
+    admin: Option<SocketAddr>,
+) -> anyhow::Result<()> {
     let text = serde_json::json!({ "listen": listen, "admin": admin }).to_string();
     let write = || {
         let mut name = path.as_os_str().to_owned();
@@ -248,7 +317,11 @@ impl Running {
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
-        let mut new = config::load(args.config.as_deref(), &args.overrides(), &self.environment.default_data)?;
+        let mut new = config::load(
+            args.config.as_deref(),
+            &args.overrides(),
+            &self.environment.default_data,
+        )?;
         let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
         self.client.reload(remote)?;
         self.keep_what_cannot_change(&mut new);
@@ -261,9 +334,11 @@ impl Running {
 
     fn keep_what_cannot_change(&self, new: &mut Config) {
         let old = &self.config;
-        let mut keep = |key: &str, changed: bool| {
+        let keep = |key: &str, changed: bool| {
             if changed {
-                tracing::warn!("{key} changed in the configuration: it takes a restart to have an effect");
+                tracing::warn!(
+                    "{key} changed in the configuration: it takes a restart to have an effect"
+                );
             }
         };
         keep("listen", old.listen != new.listen);

@@ -14,12 +14,26 @@ use crate::environment::Environment;
 ///
 /// # Errors
 /// For people: which file cannot be read.
-pub(crate) fn remote(config: &Config, environment: &Environment) -> Result<pierhead_remote::Config, String> {
+pub(crate) fn remote(
+    config: &Config,
+    environment: &Environment,
+) -> Result<pierhead_remote::Config, String> {
     let mut upstreams = HashMap::new();
     for (registry, upstream) in &config.upstreams {
-        let credentials = credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
-        let url = upstream.url.clone().unwrap_or_else(|| format!("https://{registry}"));
-        upstreams.insert(registry.clone(), pierhead_remote::Upstream { url, credentials, ca: upstream.ca.clone() });
+        let credentials =
+            credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
+        let url = upstream
+            .url
+            .clone()
+            .unwrap_or_else(|| format!("https://{registry}"));
+        upstreams.insert(
+            registry.clone(),
+            pierhead_remote::Upstream {
+                url,
+                credentials,
+                ca: upstream.ca.clone(),
+            },
+        );
     }
     Ok(pierhead_remote::Config {
         upstreams,
@@ -34,7 +48,9 @@ pub(crate) fn remote(config: &Config, environment: &Environment) -> Result<pierh
 }
 
 fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
-    let secret = |inline: &Option<crate::config::Secret>, file: &Option<std::path::PathBuf>| match (inline, file) {
+    let secret = |inline: &Option<crate::config::Secret>, file: &Option<std::path::PathBuf>| match (
+        inline, file,
+    ) {
         (Some(secret), _) => Ok(Some(secret.reveal())),
         (None, Some(path)) => files::first_line(path).map(|secret| Some(secret.reveal())),
         (None, None) => Ok(None),
@@ -48,7 +64,8 @@ fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
     let Some(user) = upstream.username.clone() else {
         return Ok(None);
     };
-    Ok(secret(&upstream.password, &upstream.password_file)?.map(|password| Credentials::Basic { user, password }))
+    Ok(secret(&upstream.password, &upstream.password_file)?
+        .map(|password| Credentials::Basic { user, password }))
 }
 
 /// For the proxy.
@@ -68,7 +85,11 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     let (Some(certificate), Some(key)) = (config.tls.cert.clone(), config.tls.key.clone()) else {
         return None;
     };
-    Some(pierhead_proxy::Tls { certificate, key, client_ca: config.tls.client_ca.clone() })
+    Some(pierhead_proxy::Tls {
+        certificate,
+        key,
+        client_ca: config.tls.client_ca.clone(),
+    })
 }
 
 /// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
@@ -88,7 +109,13 @@ pub(crate) struct Space {
 /// The file system on which `path` is, or will be once it is made.
 pub(crate) fn space(path: &Path) -> io::Result<Space> {
     let absolute = std::path::absolute(path)?;
-    let existing = absolute.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
+    let existing = absolute
+        .ancestors()
+        .find(|folder| folder.exists())
+        .unwrap_or(Path::new("/"));
     let stat = rustix::fs::statvfs(existing)?;
-    Ok(Space { total: stat.f_blocks.saturating_mul(stat.f_frsize), free: stat.f_bavail.saturating_mul(stat.f_frsize) })
+    Ok(Space {
+        total: stat.f_blocks.saturating_mul(stat.f_frsize),
+        free: stat.f_bavail.saturating_mul(stat.f_frsize),
+    })
 }

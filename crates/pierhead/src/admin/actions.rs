@@ -18,7 +18,10 @@ const PAGE: usize = 256;
 impl Admin {
     pub(super) fn verify(self: Arc<Self>) -> Result<Answer, Box<Answer>> {
         let Ok(permit) = Arc::clone(&self.verifying).try_acquire_owned() else {
-            return Err(Box::new(refuse(StatusCode::CONFLICT, "a verification is under way already: wait for it")));
+            return Err(Box::new(refuse(
+                StatusCode::CONFLICT,
+                "a verification is under way already: wait for it",
+            )));
         };
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
@@ -39,13 +42,20 @@ impl Admin {
                 let subject = entry.digest.to_string();
                 let message = match self.cache.verify(&entry.digest).await {
                     Ok(true) => None,
-                    Ok(false) => Some("damaged on disk; it was removed and will be fetched again when asked for".to_owned()),
+                    Ok(false) => Some(
+                        "damaged on disk; it was removed and will be fetched again when asked for"
+                            .to_owned(),
+                    ),
                     Err(error) => Some(error.to_string()),
                 };
                 bytes_done = bytes_done.saturating_add(entry.size);
                 if let Some(message) = message {
                     bad += 1;
-                    let item = Event::Item { subject: subject.clone(), ok: false, message: Some(message) };
+                    let item = Event::Item {
+                        subject: subject.clone(),
+                        ok: false,
+                        message: Some(message),
+                    };
                     if !lines.send(&item).await {
                         return;
                     }
@@ -53,7 +63,13 @@ impl Admin {
                     good += 1;
                 }
                 let blobs = stat.blobs.max(good + bad);
-                let progress = Event::Progress { subject, done: good + bad, blobs, bytes_done, bytes: stat.used.max(bytes_done) };
+                let progress = Event::Progress {
+                    subject,
+                    done: good + bad,
+                    blobs,
+                    bytes_done,
+                    bytes: stat.used.max(bytes_done),
+                };
                 if !lines.send(&progress).await {
                     return;
                 }
@@ -66,11 +82,15 @@ impl Admin {
         let bad = |message: String| Box::new(refuse(StatusCode::BAD_REQUEST, message));
         let mut images = Vec::new();
         for text in &warm.images {
-            images.push(text.parse::<Reference>().map_err(|error| bad(format!("{text:?}: {error}")))?);
+            images.push(
+                text.parse::<Reference>()
+                    .map_err(|error| bad(format!("{text:?}: {error}")))?,
+            );
         }
         let mut platforms = Vec::new();
         for text in &warm.platforms {
-            platforms.push(parse_platform(text).map_err(|error| bad(format!("{text:?}: {error}")))?);
+            platforms
+                .push(parse_platform(text).map_err(|error| bad(format!("{text:?}: {error}")))?);
         }
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
@@ -82,22 +102,46 @@ impl Admin {
         Ok(answer)
     }
 
-    async fn warm_all(&self, images: &[Reference], platforms: &[Platform], pin: bool, lines: &Lines) {
+    async fn warm_all(
+        &self,
+        images: &[Reference],
+        platforms: &[Platform],
+        pin: bool,
+        lines: &Lines,
+    ) {
         let (mut good, mut bad) = (0, 0);
         for image in images {
             let subject = image.to_string();
             let result = self.warm_one(image, platforms, pin, &subject, lines).await;
             let message = result.err();
             let ok = message.is_none();
-            if ok { good += 1 } else { bad += 1 }
-            if !lines.send(&Event::Item { subject, ok, message }).await {
+            if ok {
+                good += 1
+            } else {
+                bad += 1
+            }
+            if !lines
+                .send(&Event::Item {
+                    subject,
+                    ok,
+                    message,
+                })
+                .await
+            {
                 return;
             }
         }
         lines.send(&Event::Done { good, bad }).await;
     }
 
-    async fn warm_one(&self, image: &Reference, platforms: &[Platform], pin: bool, subject: &str, lines: &Lines) -> Result<(), String> {
+    async fn warm_one(
+        &self,
+        image: &Reference,
+        platforms: &[Platform],
+        pin: bool,
+        subject: &str,
+        lines: &Lines,
+    ) -> Result<(), String> {
         let event = |progress: pierhead_proxy::Progress| Event::Progress {
             subject: subject.to_owned(),
             done: progress.done,
@@ -116,7 +160,10 @@ impl Admin {
         lines.send(&event(end)).await;
         if pin {
             let digests = self.proxy.closure(image).await?;
-            self.cache.pin(subject, digests).await.map_err(|error| error.to_string())?;
+            self.cache
+                .pin(subject, digests)
+                .await
+                .map_err(|error| error.to_string())?;
         }
         Ok(())
     }

@@ -23,10 +23,15 @@ impl HttpBody for Body {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match self.get_mut() {
             Self::Whole(full) => Pin::new(full).poll_frame(context),
-            Self::Lines(lines) => lines.poll_recv(context).map(|line| line.map(|line| Ok(Frame::data(line)))),
+            Self::Lines(lines) => lines
+                .poll_recv(context)
+                .map(|line| line.map(|line| Ok(Frame::data(line)))),
         }
     }
 }
@@ -35,13 +40,26 @@ impl HttpBody for Body {
 pub(crate) type Answer = Response<Body>;
 
 /// A document of any type.
-pub(crate) fn document(status: StatusCode, content_type: &'static str, bytes: impl Into<Bytes>) -> Answer {
+pub(crate) fn document(
+    status: StatusCode,
+    content_type: &'static str,
+    bytes: impl Into<Bytes>,
+) -> Answer {
     let mut answer = Response::new(Body::Whole(Full::new(bytes.into())));
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
-    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+    headers.insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static(content_type),
+    );
+    headers.insert(
+        header::CACHE_CONTROL,
+        header::HeaderValue::from_static("no-store"),
+    );
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        header::HeaderValue::from_static("nosniff"),
+    );
     answer
 }
 
@@ -55,8 +73,14 @@ pub(crate) fn json(value: &impl Serialize) -> Answer {
 
 /// An error for people.
 pub(crate) fn refuse(status: StatusCode, error: impl Into<String>) -> Answer {
-    let refusal = Refusal { error: error.into() };
-    document(status, "application/json", serde_json::to_vec(&refusal).unwrap_or_default())
+    let refusal = Refusal {
+        error: error.into(),
+    };
+    document(
+        status,
+        "application/json",
+        serde_json::to_vec(&refusal).unwrap_or_default(),
+    )
 }
 
 /// The writing end of an answer in lines.

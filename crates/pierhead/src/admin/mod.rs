@@ -70,11 +70,15 @@ impl Admin {
 
     /// Serves until dropped, and then cuts what is under way.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) {
-        let Ok(local) = listener.local_addr() else { return };
+        let Ok(local) = listener.local_addr() else {
+            return;
+        };
         let permits = Arc::new(Semaphore::new(CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
+                return;
+            };
             while connections.try_join_next().is_some() {}
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,

@@ -27,7 +27,12 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<Answer> {
 
 impl Admin {
     /// The answer to any request.
-    pub(crate) async fn answer(self: Arc<Self>, local: SocketAddr, peer: SocketAddr, request: Request<Incoming>) -> Answer {
+    pub(crate) async fn answer(
+        self: Arc<Self>,
+        local: SocketAddr,
+        peer: SocketAddr,
+        request: Request<Incoming>,
+    ) -> Answer {
         let path = request.uri().path();
         let outcome = match guard::check(local, peer, request.method(), path, request.headers()) {
             Ok(()) => self.route(request).await,
@@ -38,10 +43,18 @@ impl Admin {
 
     async fn route(self: Arc<Self>, request: Request<Incoming>) -> Outcome {
         // HEAD is GET: hyper leaves the body out.
-        let method = if request.method() == Method::HEAD { Method::GET } else { request.method().clone() };
+        let method = if request.method() == Method::HEAD {
+            Method::GET
+        } else {
+            request.method().clone()
+        };
         let path = request.uri().path().to_owned();
         match (method.as_str(), path.as_str()) {
-            ("GET", "/livez") => Ok(document(StatusCode::OK, "text/plain; charset=utf-8", "alive\n")),
+            ("GET", "/livez") => Ok(document(
+                StatusCode::OK,
+                "text/plain; charset=utf-8",
+                "alive\n",
+            )),
             ("GET", "/readyz") => Ok(self.ready()),
             ("GET", "/metrics") => self.metrics(),
             ("GET", "/v1/stat") => Ok(json(&self.stat())),
@@ -52,25 +65,42 @@ impl Admin {
             ("POST", "/v1/prune") => self.prune(&read(request).await?).await,
             ("POST", "/v1/verify") => self.verify(),
             ("POST", "/v1/warm") => self.warm(read(request).await?),
-            (_, "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/pins" | "/v1/prune" | "/v1/verify" | "/v1/warm") => {
-                Err(fail(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not know {method}")))
-            }
-            _ => Err(fail(StatusCode::NOT_FOUND, format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"))),
+            (
+                _,
+                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/pins"
+                | "/v1/prune" | "/v1/verify" | "/v1/warm",
+            ) => Err(fail(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!("{path} does not know {method}"),
+            )),
+            _ => Err(fail(
+                StatusCode::NOT_FOUND,
+                format!("there is no {path} here: see /metrics, /livez, /readyz and /v1/stat"),
+            )),
         }
     }
 
     /// Whether clients are well served: not while upstreams are up, but while this process is.
     fn ready(&self) -> Answer {
         if *self.stopping.borrow() {
-            return document(StatusCode::SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "draining\n");
+            return document(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "text/plain; charset=utf-8",
+                "draining\n",
+            );
         }
         document(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
     }
 
     fn metrics(&self) -> Outcome {
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.metrics).map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
-        Ok(document(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+        prometheus_client::encoding::text::encode(&mut text, &self.metrics)
+            .map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        Ok(document(
+            StatusCode::OK,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            text,
+        ))
     }
 
     fn stat(&self) -> Stat {
@@ -92,14 +122,20 @@ impl Admin {
 
     fn blobs(&self, query: &Query) -> Outcome {
         let bad = |error: &dyn std::fmt::Display| fail(StatusCode::BAD_REQUEST, error);
-        let after = query.get("after").map(|text| text.parse::<Digest>()).transpose().map_err(|error| bad(&error))?;
+        let after = query
+            .get("after")
+            .map(|text| text.parse::<Digest>())
+            .transpose()
+            .map_err(|error| bad(&error))?;
         let limit = match query.get("limit").map(|text| text.parse::<usize>()) {
             None => MAX_PAGE,
             Some(Ok(limit @ 1..=MAX_PAGE)) => limit,
             Some(_) => return Err(bad(&format!("limit must be 1 to {MAX_PAGE}"))),
         };
         let entries = self.cache.list(after, limit);
-        let next = (entries.len() == limit).then(|| entries.last().map(|entry| entry.digest)).flatten();
+        let next = (entries.len() == limit)
+            .then(|| entries.last().map(|entry| entry.digest))
+            .flatten();
         let blobs = entries.into_iter().map(|entry| Blob {
             digest: entry.digest,
             size: entry.size,
@@ -107,35 +143,57 @@ impl Admin {
             accessed: entry.accessed,
             pinned: entry.pinned,
         });
-        Ok(json(&Blobs { blobs: blobs.collect(), next }))
+        Ok(json(&Blobs {
+            blobs: blobs.collect(),
+            next,
+        }))
     }
 
     fn pins(&self) -> Pins {
         let pins = self.cache.pins().into_iter();
-        Pins { pins: pins.map(|(image, digests)| Pin { image, digests }).collect() }
+        Pins {
+            pins: pins
+                .map(|(image, digests)| Pin { image, digests })
+                .collect(),
+        }
     }
 
     async fn pin(&self, reference: &Reference) -> Outcome {
         let digests = self.proxy.closure(reference).await.map_err(|why| {
-            fail(StatusCode::NOT_FOUND, format!("{why}; `pierhead cache warm --pin {reference}` pulls and pins it"))
+            fail(
+                StatusCode::NOT_FOUND,
+                format!("{why}; `pierhead cache warm --pin {reference}` pulls and pins it"),
+            )
         })?;
         let image = reference.to_string();
-        self.cache.pin(&image, digests.clone()).await.map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, error))?;
+        self.cache
+            .pin(&image, digests.clone())
+            .await
+            .map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, error))?;
         Ok(json(&Pin { image, digests }))
     }
 
     async fn unpin(&self, reference: &Reference) -> Outcome {
         let image = reference.to_string();
         match self.cache.unpin(&image).await {
-            Ok(true) => Ok(json(&Pin { image, digests: Vec::new() })),
-            Ok(false) => Err(fail(StatusCode::NOT_FOUND, format!("{image} is not pinned: `pierhead cache ls --pins` shows what is"))),
+            Ok(true) => Ok(json(&Pin {
+                image,
+                digests: Vec::new(),
+            })),
+            Ok(false) => Err(fail(
+                StatusCode::NOT_FOUND,
+                format!("{image} is not pinned: `pierhead cache ls --pins` shows what is"),
+            )),
             Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
         }
     }
 
     async fn prune(&self, prune: &Prune) -> Outcome {
         match self.cache.prune(prune.target).await {
-            Ok(freed) => Ok(json(&Pruned { freed, used: self.cache.stat().used })),
+            Ok(freed) => Ok(json(&Pruned {
+                freed,
+                used: self.cache.stat().used,
+            })),
             Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
         }
     }
@@ -143,8 +201,15 @@ impl Admin {
 
 async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<Answer>> {
     let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
-    let bytes: Bytes = body.map_err(|error| fail(StatusCode::BAD_REQUEST, error))?.to_bytes();
-    serde_json::from_slice(&bytes).map_err(|error| fail(StatusCode::BAD_REQUEST, format!("the body is not what is expected here: {error}")))
+    let bytes: Bytes = body
+        .map_err(|error| fail(StatusCode::BAD_REQUEST, error))?
+        .to_bytes();
+    serde_json::from_slice(&bytes).map_err(|error| {
+        fail(
+            StatusCode::BAD_REQUEST,
+            format!("the body is not what is expected here: {error}"),
+        )
+    })
 }
 
 /// The query of a request, percent-decoded.
@@ -154,16 +219,26 @@ impl Query {
     fn of(request: &Request<Incoming>) -> Self {
         let query = request.uri().query().unwrap_or_default();
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-        Self(pairs.map(|(name, value)| (decode(name), decode(value))).collect())
+        Self(
+            pairs
+                .map(|(name, value)| (decode(name), decode(value)))
+                .collect(),
+        )
     }
 
     fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 
     fn reference(&self) -> Result<Reference, Box<Answer>> {
-        let text = self.get("image").ok_or_else(|| fail(StatusCode::BAD_REQUEST, "?image=REFERENCE is missing"))?;
-        text.parse().map_err(|error| fail(StatusCode::BAD_REQUEST, format!("{text:?}: {error}")))
+        let text = self
+            .get("image")
+            .ok_or_else(|| fail(StatusCode::BAD_REQUEST, "?image=REFERENCE is missing"))?;
+        text.parse()
+            .map_err(|error| fail(StatusCode::BAD_REQUEST, format!("{text:?}: {error}")))
     }
 }
 
@@ -172,7 +247,10 @@ fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, tail)) = rest.split_first() {
-        let escape = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        let escape = tail
+            .get(..2)
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
         match (first, escape) {
             (b'%', Some(byte)) => {
                 bytes.push(byte);

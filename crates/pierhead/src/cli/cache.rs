@@ -43,7 +43,9 @@ pub(crate) enum CacheCommand {
     /// How full the cache is, and how it is used
     Stat,
     /// Keep cached images from eviction, until unpin
-    #[command(after_help = "A pin keeps what the image's tag means now. Pin it again after the tag moved.")]
+    #[command(
+        after_help = "A pin keeps what the image's tag means now. Pin it again after the tag moved."
+    )]
     Pin {
         /// References such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
@@ -91,9 +93,14 @@ fn parse_platform(text: &str) -> Result<String, String> {
 
 /// `http://HOST:PORT`; the scheme and a final slash may be missing.
 fn parse_admin(text: &str) -> Result<http::uri::Authority, String> {
-    let bare = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+    let bare = text
+        .strip_prefix("http://")
+        .unwrap_or(text)
+        .trim_end_matches('/');
     match bare.parse::<http::uri::Authority>() {
-        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => Ok(authority),
+        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => {
+            Ok(authority)
+        }
         _ => Err("write http://HOST:PORT, such as http://127.0.0.1:5001".to_owned()),
     }
 }

@@ -13,13 +13,17 @@ use crate::failure::Failure;
 #[derive(Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Read a file and all that it names, as `serve` would; open nothing
-    #[command(after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml && systemctl reload pierhead")]
+    #[command(
+        after_help = "Example:\n  pierhead config check /etc/pierhead/pierhead.toml && systemctl reload pierhead"
+    )]
     Check {
         /// The file
         file: PathBuf,
     },
     /// Print the configuration in effect as a commented TOML file, secrets masked
-    #[command(after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml")]
+    #[command(
+        after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml"
+    )]
     Show {
         /// The file; without one, the defaults
         file: Option<PathBuf>,
@@ -37,8 +41,12 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             load(file)?;
             format!("{}: good\n", file.display())
         }
-        ConfigCommand::Show { file: Some(file), .. } => config::show(&load(file)?),
-        ConfigCommand::Show { file: None, .. } => config::show(&Config::with_data(environment.default_data.clone())),
+        ConfigCommand::Show {
+            file: Some(file), ..
+        } => config::show(&load(file)?),
+        ConfigCommand::Show { file: None, .. } => {
+            config::show(&Config::with_data(environment.default_data.clone()))
+        }
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())

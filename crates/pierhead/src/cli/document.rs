@@ -22,7 +22,10 @@ pub(crate) fn man(path: &[String]) -> Result<(), Failure> {
     command.build();
     for name in path {
         let Some(inner) = command.find_subcommand(name) else {
-            return Err(Failure::Refused(format!("pierhead has no command {:?}: see `pierhead --help`", path.join(" "))));
+            return Err(Failure::Refused(format!(
+                "pierhead has no command {:?}: see `pierhead --help`",
+                path.join(" ")
+            )));
         };
         command = inner.clone();
     }

@@ -51,13 +51,17 @@ pub(crate) enum Command {
     /// Look into the cache of the running pierhead, and manage it
     Cache(cache::CacheArgs),
     /// Print completions for a shell
-    #[command(after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead")]
+    #[command(
+        after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"
+    )]
     Completions {
         /// bash, zsh, fish, elvish or powershell
         shell: clap_complete::Shell,
     },
     /// Print the manual page
-    #[command(after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -")]
+    #[command(
+        after_help = "Examples:\n  pierhead man | man -l -\n  pierhead man cache warm | man -l -"
+    )]
     Man {
         /// A command, for its own page
         command: Vec<String>,

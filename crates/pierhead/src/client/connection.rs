@@ -37,20 +37,50 @@ impl Daemon {
     }
 
     /// A document by any method.
-    pub(crate) async fn call<T: DeserializeOwned>(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> anyhow::Result<T> {
+    pub(crate) async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> anyhow::Result<T> {
         let answer = self.send(method, path, body).await?;
-        let bytes = answer.into_body().collect().await.context("pierhead broke off its answer")?.to_bytes();
-        serde_json::from_slice(&bytes).with_context(|| format!("{} does not answer like a pierhead of this version", self.authority))
+        let bytes = answer
+            .into_body()
+            .collect()
+            .await
+            .context("pierhead broke off its answer")?
+            .to_bytes();
+        serde_json::from_slice(&bytes).with_context(|| {
+            format!(
+                "{} does not answer like a pierhead of this version",
+                self.authority
+            )
+        })
     }
 
     /// A stream of events by POST.
-    pub(crate) async fn events(&self, path: &str, body: Option<&impl Serialize>) -> anyhow::Result<Events> {
+    pub(crate) async fn events(
+        &self,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> anyhow::Result<Events> {
         let answer = self.send(Method::POST, path, body).await?;
-        Ok(Events { body: answer.into_body(), buffer: BytesMut::new() })
+        Ok(Events {
+            body: answer.into_body(),
+            buffer: BytesMut::new(),
+        })
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<&impl Serialize>) -> anyhow::Result<Response<Incoming>> {
-        let body = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let body = body
+            .map(serde_json::to_vec)
+            .transpose()?
+            .unwrap_or_default();
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -59,10 +89,14 @@ impl Daemon {
             .header(HEADER, "1")
             .body(Full::new(Bytes::from(body)))?;
         let stream = self.connect().await?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         // It ends with the answer; what goes wrong on it shows in the answer, too.
         tokio::spawn(connection);
-        let answer = sender.send_request(request).await.with_context(|| format!("{} does not speak HTTP", self.authority))?;
+        let answer = sender
+            .send_request(request)
+            .await
+            .with_context(|| format!("{} does not speak HTTP", self.authority))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -70,15 +104,25 @@ impl Daemon {
         let bytes = answer.into_body().collect().await?.to_bytes();
         match serde_json::from_slice::<Refusal>(&bytes) {
             Ok(refusal) => Err(anyhow!(refusal.error)),
-            Err(_) => Err(anyhow!("{} answers {status} and is no admin listener of pierhead: see --admin", self.authority)),
+            Err(_) => Err(anyhow!(
+                "{} answers {status} and is no admin listener of pierhead: see --admin",
+                self.authority
+            )),
         }
     }
 
     async fn connect(&self) -> anyhow::Result<TcpStream> {
-        let host = self.authority.host().trim_start_matches('[').trim_end_matches(']');
+        let host = self
+            .authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']');
         let port = self.authority.port_u16().unwrap_or(5001);
         let connecting = tokio::time::timeout(CONNECT, TcpStream::connect((host, port)));
-        match connecting.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        match connecting
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        {
             Ok(stream) => Ok(stream),
             Err(error) => bail!(
                 "nothing answers at http://{} ({error}): is pierhead serving? Start it with `pierhead serve`, \
@@ -102,7 +146,9 @@ impl Events {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line = self.buffer.split_to(end);
                 self.buffer.advance(1);
-                return serde_json::from_slice(&line).map(Some).context("pierhead sent a line that this version does not know");
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .context("pierhead sent a line that this version does not know");
             }
             if self.buffer.len() > MAX_LINE {
                 bail!("pierhead sent a line without an end");

@@ -16,34 +16,59 @@ use output::Output;
 
 /// Runs one of them.
 pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start")?;
     let daemon = Daemon::new(args.admin.clone());
     let output = Output { json: args.json };
     runtime.block_on(async {
         match &args.command {
-            CacheCommand::Ls { pins: true } => output.pins(&daemon.get::<Pins>("/v1/pins").await?.pins)?,
+            CacheCommand::Ls { pins: true } => {
+                output.pins(&daemon.get::<Pins>("/v1/pins").await?.pins)?
+            }
             CacheCommand::Ls { pins: false } => list(&daemon, output).await?,
             CacheCommand::Stat => output.stat(&daemon.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
                 for image in images {
-                    let pin: Pin = daemon.call(Method::PUT, &pin_path(image), None::<&()>).await?;
+                    let pin: Pin = daemon
+                        .call(Method::PUT, &pin_path(image), None::<&()>)
+                        .await?;
                     output.pinned(&pin)?;
                 }
             }
             CacheCommand::Unpin { images } => {
                 for image in images {
-                    let pin: Pin = daemon.call(Method::DELETE, &pin_path(image), None::<&()>).await?;
+                    let pin: Pin = daemon
+                        .call(Method::DELETE, &pin_path(image), None::<&()>)
+                        .await?;
                     output.unpinned(&pin)?;
                 }
             }
             CacheCommand::Prune { to, all: _ } => {
-                let prune = Prune { target: to.unwrap_or(0) };
-                output.pruned(&daemon.call::<Pruned>(Method::POST, "/v1/prune", Some(&prune)).await?)?;
+                let prune = Prune {
+                    target: to.unwrap_or(0),
+                };
+                output.pruned(
+                    &daemon
+                        .call::<Pruned>(Method::POST, "/v1/prune", Some(&prune))
+                        .await?,
+                )?;
             }
-            CacheCommand::Verify => follow(&daemon, "/v1/verify", None::<&()>, output, "verified").await?,
-            CacheCommand::Warm { images, platforms, pin } => {
+            CacheCommand::Verify => {
+                follow(&daemon, "/v1/verify", None::<&()>, output, "verified").await?
+            }
+            CacheCommand::Warm {
+                images,
+                platforms,
+                pin,
+            } => {
                 let images = images.iter().map(Reference::to_string).collect();
-                let warm = Warm { images, platforms: platforms.clone(), pin: *pin };
+                let warm = Warm {
+                    images,
+                    platforms: platforms.clone(),
+                    pin: *pin,
+                };
                 follow(&daemon, "/v1/warm", Some(&warm), output, "warmed").await?;
             }
         }
@@ -54,7 +79,9 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
 async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
     let mut after = None::<Digest>;
     loop {
-        let query = after.map(|digest| format!("?after={digest}")).unwrap_or_default();
+        let query = after
+            .map(|digest| format!("?after={digest}"))
+            .unwrap_or_default();
         let page: Blobs = daemon.get(&format!("/v1/blobs{query}")).await?;
         output.blobs(&page.blobs)?;
         match page.next {
@@ -70,7 +97,13 @@ fn pin_path(image: &Reference) -> String {
 }
 
 /// Shows the events of a long answer as they come.
-async fn follow(daemon: &Daemon, path: &str, body: Option<&impl serde::Serialize>, output: Output, verb: &str) -> anyhow::Result<()> {
+async fn follow(
+    daemon: &Daemon,
+    path: &str,
+    body: Option<&impl serde::Serialize>,
+    output: Output,
+    verb: &str,
+) -> anyhow::Result<()> {
     let mut events = daemon.events(path, body).await?;
     let mut view = progress::View::new(output, verb);
     while let Some(event) = events.next().await? {

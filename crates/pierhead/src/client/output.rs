@@ -33,13 +33,31 @@ impl Output {
         }
         let filled = stat.used.saturating_add(stat.reserved);
         // A bound of 0 is full.
-        let percent = (u128::from(filled) * 100).checked_div(u128::from(stat.capacity)).unwrap_or(100);
-        self.line(format!("pierhead    {}, up {}", stat.version, humantime::format_duration(std::time::Duration::from_secs(stat.uptime_seconds))))?;
+        let percent = (u128::from(filled) * 100)
+            .checked_div(u128::from(stat.capacity))
+            .unwrap_or(100);
+        self.line(format!(
+            "pierhead    {}, up {}",
+            stat.version,
+            humantime::format_duration(std::time::Duration::from_secs(stat.uptime_seconds))
+        ))?;
         self.line(format!("listens on  {}", stat.listen.join(" ")))?;
         self.line(format!("data        {}", stat.data))?;
-        self.line(format!("used        {} of {} ({percent} %)", human_bytes(filled), human_bytes(stat.capacity)))?;
-        self.line(format!("blobs       {}, {}", stat.blobs, human_bytes(stat.used)))?;
-        self.line(format!("downloads   {}, {} reserved", stat.fills, human_bytes(stat.reserved)))?;
+        self.line(format!(
+            "used        {} of {} ({percent} %)",
+            human_bytes(filled),
+            human_bytes(stat.capacity)
+        ))?;
+        self.line(format!(
+            "blobs       {}, {}",
+            stat.blobs,
+            human_bytes(stat.used)
+        ))?;
+        self.line(format!(
+            "downloads   {}, {} reserved",
+            stat.fills,
+            human_bytes(stat.reserved)
+        ))?;
         self.line(format!("pinned      {}", human_bytes(stat.pinned)))?;
         self.line(format!("memory      {}", human_bytes(stat.memory)))
     }
@@ -53,7 +71,11 @@ impl Output {
             let size = human_bytes(blob.size);
             let pinned = if blob.pinned { "pinned" } else { "" };
             let kind = blob.media_type.as_deref().unwrap_or("");
-            let text = format!("{}  {size:>10}  {:>8}  {pinned:6}  {kind}", blob.digest, ago(blob.accessed));
+            let text = format!(
+                "{}  {size:>10}  {:>8}  {pinned:6}  {kind}",
+                blob.digest,
+                ago(blob.accessed)
+            );
             self.line(text.trim_end())?;
         }
         Ok(())
@@ -61,27 +83,50 @@ impl Output {
 
     pub(crate) fn pins(self, pins: &[Pin]) -> io::Result<()> {
         for pin in pins {
-            if self.json { self.object(pin)? } else { self.line(format!("{}  {} blobs", pin.image, pin.digests.len()))? }
+            if self.json {
+                self.object(pin)?
+            } else {
+                self.line(format!("{}  {} blobs", pin.image, pin.digests.len()))?
+            }
         }
         Ok(())
     }
 
     pub(crate) fn pinned(self, pin: &Pin) -> io::Result<()> {
-        if self.json { self.object(pin) } else { self.line(format!("pinned {}, {} blobs", pin.image, pin.digests.len())) }
+        if self.json {
+            self.object(pin)
+        } else {
+            self.line(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
+        }
     }
 
     pub(crate) fn unpinned(self, pin: &Pin) -> io::Result<()> {
-        if self.json { self.object(pin) } else { self.line(format!("unpinned {}", pin.image)) }
+        if self.json {
+            self.object(pin)
+        } else {
+            self.line(format!("unpinned {}", pin.image))
+        }
     }
 
     pub(crate) fn pruned(self, pruned: &Pruned) -> io::Result<()> {
-        if self.json { self.object(pruned) } else { self.line(format!("freed {}, {} stay", human_bytes(pruned.freed), human_bytes(pruned.used))) }
+        if self.json {
+            self.object(pruned)
+        } else {
+            self.line(format!(
+                "freed {}, {} stay",
+                human_bytes(pruned.freed),
+                human_bytes(pruned.used)
+            ))
+        }
     }
 }
 
 /// How long ago, in its largest unit.
 fn ago(accessed: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
     let seconds = now.saturating_sub(accessed);
     match seconds {
         _ if accessed == 0 => "never".to_owned(),

@@ -17,10 +17,23 @@ pub(crate) struct View {
 impl View {
     /// The bar goes to standard error, and shows only if that is a terminal.
     pub(crate) fn new(output: Output, verb: &str) -> Self {
-        let bar = ProgressBar::with_draw_target(None, if output.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });
-        let style = ProgressStyle::with_template("{bar:24} {bytes:>10}/{total_bytes} {bytes_per_sec} {wide_msg}");
+        let bar = ProgressBar::with_draw_target(
+            None,
+            if output.json {
+                ProgressDrawTarget::hidden()
+            } else {
+                ProgressDrawTarget::stderr()
+            },
+        );
+        let style = ProgressStyle::with_template(
+            "{bar:24} {bytes:>10}/{total_bytes} {bytes_per_sec} {wide_msg}",
+        );
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { output, bar, verb: verb.to_owned() }
+        Self {
+            output,
+            bar,
+            verb: verb.to_owned(),
+        }
     }
 
     /// One event.
@@ -29,13 +42,23 @@ impl View {
             return self.output.object(event);
         }
         match event {
-            Event::Progress { subject, done, blobs, bytes_done, bytes } => {
+            Event::Progress {
+                subject,
+                done,
+                blobs,
+                bytes_done,
+                bytes,
+            } => {
                 self.bar.set_length(*bytes);
                 self.bar.set_position(*bytes_done);
                 self.bar.set_message(format!("{done}/{blobs} {subject}"));
                 Ok(())
             }
-            Event::Item { subject, ok, message } => {
+            Event::Item {
+                subject,
+                ok,
+                message,
+            } => {
                 let (verb, message) = (&self.verb, message.as_deref().unwrap_or("no reason given"));
                 // The bar moves away for a line and comes back below it.
                 self.bar.suspend(|| match ok {
@@ -45,7 +68,8 @@ impl View {
             }
             Event::Done { good, bad } => {
                 self.bar.finish_and_clear();
-                self.output.line(format!("{} {good}, failed {bad}", self.verb))
+                self.output
+                    .line(format!("{} {good}, failed {bad}", self.verb))
             }
         }
     }

@@ -19,10 +19,15 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut report = |key: &str, result: Result<(), String>| {
         if let Err(message) = result {
-            problems.push(Problem { line: lines.get(key).copied(), message });
+            problems.push(Problem {
+                line: lines.get(key).copied(),
+                message,
+            });
         }
     };
-    let at = |key: &str, result: Result<(), String>| result.map_err(|message| format!("{key}: {message}"));
+    let at = |key: &str, result: Result<(), String>| {
+        result.map_err(|message| format!("{key}: {message}"))
+    };
     if let Some(path) = &config.tls.cert {
         report("tls.cert", at("tls.cert", certificates(path)));
     }
@@ -31,19 +36,41 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
     }
     if let Some(path) = &config.tls.key {
         let key = PrivateKeyDer::from_pem_file(path).map(drop);
-        report("tls.key", at("tls.key", key.map_err(|error| format!("no private key in {}: {}", path.display(), pem(&error)))));
+        report(
+            "tls.key",
+            at(
+                "tls.key",
+                key.map_err(|error| {
+                    format!("no private key in {}: {}", path.display(), pem(&error))
+                }),
+            ),
+        );
     }
     if let Some(path) = &config.docker_config {
-        report("docker_config", at("docker_config", File::open(path).map(drop).map_err(|error| cannot_read(path, &error))));
+        report(
+            "docker_config",
+            at(
+                "docker_config",
+                File::open(path)
+                    .map(drop)
+                    .map_err(|error| cannot_read(path, &error)),
+            ),
+        );
     }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
         if let Some(path) = &upstream.ca {
             report(&key, at(&format!("[{key:?}] ca"), certificates(path)));
         }
-        for (name, path) in [("password_file", &upstream.password_file), ("identity_token_file", &upstream.identity_token_file)] {
+        for (name, path) in [
+            ("password_file", &upstream.password_file),
+            ("identity_token_file", &upstream.identity_token_file),
+        ] {
             if let Some(path) = path {
-                report(&key, at(&format!("[{key:?}] {name}"), first_line(path).map(drop)));
+                report(
+                    &key,
+                    at(&format!("[{key:?}] {name}"), first_line(path).map(drop)),
+                );
             }
         }
     }
@@ -54,7 +81,9 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
 pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
     let mut text = Zeroizing::new(String::new());
     let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
-    file.take(MAX_SECRET).read_to_string(&mut text).map_err(|error| cannot_read(path, &error))?;
+    file.take(MAX_SECRET)
+        .read_to_string(&mut text)
+        .map_err(|error| cannot_read(path, &error))?;
     match text.lines().next() {
         None | Some("") => Err(format!("the first line of {} is empty", path.display())),
         Some(line) => Ok(Secret::new(line.to_owned())),
@@ -62,8 +91,14 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
 }
 
 fn certificates(path: &Path) -> Result<(), String> {
-    let none = || format!("no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected", path.display());
-    let certificates = CertificateDer::pem_file_iter(path).map_err(|error| format!("no certificate in {}: {}", path.display(), pem(&error)))?;
+    let none = || {
+        format!(
+            "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
+            path.display()
+        )
+    };
+    let certificates = CertificateDer::pem_file_iter(path)
+        .map_err(|error| format!("no certificate in {}: {}", path.display(), pem(&error)))?;
     let mut count = 0;
     for certificate in certificates {
         certificate.map_err(|error| format!("{}: {}", path.display(), pem(&error)))?;

@@ -39,7 +39,10 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("cache", "How much of the disk."),
     ("tags", "When a tag is asked for anew."),
     ("limits", "What protects pierhead, the disk and the uplink."),
-    ("tls", "HTTPS for clients. The files are reread when they change."),
+    (
+        "tls",
+        "HTTPS for clients. The files are reread when they change.",
+    ),
     ("log", "What is written to standard error."),
 ];
 
@@ -75,7 +78,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         example: "[\"0.0.0.0:5000\"]",
         set: |config, value| value.addresses().map(|it| config.listen = it),
         show: |config| {
-            let addresses: Vec<_> = config.listen.iter().map(|it| quote(&it.to_string())).collect();
+            let addresses: Vec<_> = config
+                .listen
+                .iter()
+                .map(|it| quote(&it.to_string()))
+                .collect();
             Some(format!("[{}]", addresses.join(", ")))
         },
     },
@@ -93,7 +100,13 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         doc: "Address of metrics, health and the cache commands, or \"off\". On an address that is not\nloopback, others get metrics and health only. Needs a restart to change.",
         example: "\"127.0.0.1:5001\"",
         set: |config, value| parse_admin(value.text()?).map(|it| config.admin = it),
-        show: |config| Some(config.admin.map_or_else(|| quote("off"), |it| quote(&it.to_string()))),
+        show: |config| {
+            Some(
+                config
+                    .admin
+                    .map_or_else(|| quote("off"), |it| quote(&it.to_string())),
+            )
+        },
     },
     Key {
         section: "",
@@ -119,7 +132,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "allow_open_proxy_with_credentials",
         doc: "Start even though everybody who reaches a listen address can then pull whatever the configured\ncredentials can: there are upstream credentials and clients need no certificate (tls.client_ca).",
         example: "false",
-        set: |config, value| value.boolean().map(|it| config.allow_open_proxy_with_credentials = it),
+        set: |config, value| {
+            value
+                .boolean()
+                .map(|it| config.allow_open_proxy_with_credentials = it)
+        },
         show: |config| Some(config.allow_open_proxy_with_credentials.to_string()),
     },
     Key {
@@ -135,12 +152,14 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "min_free",
         doc: "What the file system must keep free for others: bytes or a share of the file system.",
         example: "\"512MiB\"",
-        set: |config, value| match value.size()? {
+        set: |config, value| {
+            match value.size()? {
             super::Size::Auto => Err("\"auto\" is for cache.size: write bytes such as \"512MiB\", or a share such as \"5%\"".to_owned()),
             size => {
                 config.cache.min_free = size;
                 Ok(())
             }
+        }
         },
         show: |config| Some(quote(&config.cache.min_free.to_string())),
     },
@@ -149,7 +168,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "freshness",
         doc: "How long a tag is served without asking the upstream whether it moved.",
         example: "\"1m\"",
-        set: |config, value| value.duration(Duration::ZERO, YEAR).map(|it| config.tags.freshness = it),
+        set: |config, value| {
+            value
+                .duration(Duration::ZERO, YEAR)
+                .map(|it| config.tags.freshness = it)
+        },
         show: |config| quote_duration(config.tags.freshness),
     },
     Key {
@@ -157,7 +180,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "connections",
         doc: "Connections of clients at once; more are answered 503.",
         example: "4096",
-        set: |config, value| value.count(1, 1_000_000).map(|it| config.limits.connections = it),
+        set: |config, value| {
+            value
+                .count(1, 1_000_000)
+                .map(|it| config.limits.connections = it)
+        },
         show: |config| Some(config.limits.connections.to_string()),
     },
     Key {
@@ -166,14 +193,23 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         doc: "Bytes a second over all downloads, or \"off\".",
         example: "\"100MB/s\"",
         set: |config, value| value.rate().map(|it| config.limits.upstream_bandwidth = it),
-        show: |config| Some(config.limits.upstream_bandwidth.map_or_else(|| quote("off"), |it| quote(&format!("{}/s", exact_bytes(it))))),
+        show: |config| {
+            Some(config.limits.upstream_bandwidth.map_or_else(
+                || quote("off"),
+                |it| quote(&format!("{}/s", exact_bytes(it))),
+            ))
+        },
     },
     Key {
         section: "limits",
         name: "upstream_fetches",
         doc: "Downloads of blobs at once, over all upstreams; more wait.",
         example: "32",
-        set: |config, value| value.count(1, 4096).map(|it| config.limits.upstream_fetches = it),
+        set: |config, value| {
+            value
+                .count(1, 4096)
+                .map(|it| config.limits.upstream_fetches = it)
+        },
         show: |config| Some(config.limits.upstream_fetches.to_string()),
     },
     Key {
@@ -181,7 +217,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "answer_within",
         doc: "A client gets data, stale data or an error within this time.",
         example: "\"5s\"",
-        set: |config, value| value.duration(100 * MILLISECOND, 60 * SECOND).map(|it| config.limits.answer_within = it),
+        set: |config, value| {
+            value
+                .duration(100 * MILLISECOND, 60 * SECOND)
+                .map(|it| config.limits.answer_within = it)
+        },
         show: |config| quote_duration(config.limits.answer_within),
     },
     Key {
@@ -189,7 +229,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "connect_timeout",
         doc: "For reaching an upstream: DNS, TCP and TLS together.",
         example: "\"3s\"",
-        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.connect_timeout = it),
+        set: |config, value| {
+            value
+                .duration(MILLISECOND, HOUR)
+                .map(|it| config.limits.connect_timeout = it)
+        },
         show: |config| quote_duration(config.limits.connect_timeout),
     },
     Key {
@@ -197,7 +241,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "header_timeout",
         doc: "From a request to an upstream to the head of its answer.",
         example: "\"4s\"",
-        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.header_timeout = it),
+        set: |config, value| {
+            value
+                .duration(MILLISECOND, HOUR)
+                .map(|it| config.limits.header_timeout = it)
+        },
         show: |config| quote_duration(config.limits.header_timeout),
     },
     Key {
@@ -205,7 +253,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "stall_timeout",
         doc: "A download that brings nothing for so long is cut, and resumed.",
         example: "\"15s\"",
-        set: |config, value| value.duration(MILLISECOND, HOUR).map(|it| config.limits.stall_timeout = it),
+        set: |config, value| {
+            value
+                .duration(MILLISECOND, HOUR)
+                .map(|it| config.limits.stall_timeout = it)
+        },
         show: |config| quote_duration(config.limits.stall_timeout),
     },
     Key {
@@ -213,7 +265,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "drain",
         doc: "After SIGTERM, answers under way may take so long.",
         example: "\"30s\"",
-        set: |config, value| value.duration(Duration::ZERO, HOUR).map(|it| config.limits.drain = it),
+        set: |config, value| {
+            value
+                .duration(Duration::ZERO, HOUR)
+                .map(|it| config.limits.drain = it)
+        },
         show: |config| quote_duration(config.limits.drain),
     },
     Key {
@@ -265,7 +321,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
             config.log.format = match value.text()? {
                 "text" => LogFormat::Text,
                 "json" => LogFormat::Json,
-                other => return Err(format!("{other:?} is not a log format: write \"text\" or \"json\"")),
+                other => {
+                    return Err(format!(
+                        "{other:?} is not a log format: write \"text\" or \"json\""
+                    ));
+                }
             };
             Ok(())
         },
@@ -293,7 +353,11 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         name: "username",
         doc: "Whom to log in as; with password or password_file.",
         example: "\"someone\"",
-        set: |upstream, value| value.text().map(|it| upstream.username = Some(it.to_owned())),
+        set: |upstream, value| {
+            value
+                .text()
+                .map(|it| upstream.username = Some(it.to_owned()))
+        },
         show: |upstream| upstream.username.as_deref().map(quote),
     },
     Key {
@@ -325,7 +389,11 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         name: "identity_token_file",
         doc: "A file with the refresh token in its first line.",
         example: "\"/etc/pierhead/token\"",
-        set: |upstream, value| value.path().map(|it| upstream.identity_token_file = Some(it)),
+        set: |upstream, value| {
+            value
+                .path()
+                .map(|it| upstream.identity_token_file = Some(it))
+        },
         show: |upstream| upstream.identity_token_file.as_deref().map(quote_path),
     },
     Key {
@@ -335,9 +403,14 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         example: "\"ecr-login\"",
         set: |upstream, value| {
             let name = value.text()?;
-            let sane = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+            let sane = !name.is_empty()
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
             if !sane {
-                return Err(format!("{name:?} is not the name of a credential helper: write what follows docker-credential- in the program's name"));
+                return Err(format!(
+                    "{name:?} is not the name of a credential helper: write what follows docker-credential- in the program's name"
+                ));
             }
             upstream.credential_helper = Some(name.to_owned());
             Ok(())
@@ -358,7 +431,14 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
 pub(crate) fn check_level(text: &str) -> Result<String, String> {
     match EnvFilter::try_new(text) {
         // A lone word that is no level is taken for a module's name by the filter: a typo goes silent.
-        Ok(_) if text.contains(['=', ',']) || text.parse::<tracing::level_filters::LevelFilter>().is_ok() => Ok(text.to_owned()),
-        _ => Err(format!("{text:?} is not a log level: write error, warn, info, debug or trace, or such as \"info,pierhead_remote=debug\"")),
+        Ok(_)
+            if text.contains(['=', ','])
+                || text.parse::<tracing::level_filters::LevelFilter>().is_ok() =>
+        {
+            Ok(text.to_owned())
+        }
+        _ => Err(format!(
+            "{text:?} is not a log level: write error, warn, info, debug or trace, or such as \"info,pierhead_remote=debug\""
+        )),
     }
 }

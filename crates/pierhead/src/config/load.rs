@@ -43,7 +43,9 @@ impl fmt::Display for Refused {
                 f.write_str("\n")?;
             }
             match (&self.file, problem.line) {
-                (Some(file), Some(line)) => write!(f, "{}:{line}: {}", file.display(), problem.message)?,
+                (Some(file), Some(line)) => {
+                    write!(f, "{}:{line}: {}", file.display(), problem.message)?
+                }
                 (Some(file), None) => write!(f, "{}: {}", file.display(), problem.message)?,
                 (None, _) => f.write_str(&problem.message)?,
             }
@@ -55,13 +57,25 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// Reads and checks everything, the files that the configuration names included; opens nothing else.
-pub(crate) fn load(file: Option<&Path>, overrides: &Overrides, default_data: &Path) -> Result<Config, Refused> {
-    let refuse = |problems| Refused { file: file.map(Path::to_owned), problems };
+pub(crate) fn load(
+    file: Option<&Path>,
+    overrides: &Overrides,
+    default_data: &Path,
+) -> Result<Config, Refused> {
+    let refuse = |problems| Refused {
+        file: file.map(Path::to_owned),
+        problems,
+    };
     let defaults = Config::with_data(default_data.to_owned());
     let (mut config, lines) = match file {
         None => (defaults, Lines::new()),
         Some(path) => {
-            let text = read(path).map_err(|message| refuse(vec![Problem { line: None, message }]))?;
+            let text = read(path).map_err(|message| {
+                refuse(vec![Problem {
+                    line: None,
+                    message,
+                }])
+            })?;
             let base = path.parent().unwrap_or(Path::new(""));
             parse(&text, base, defaults).map_err(refuse)?
         }
@@ -70,13 +84,20 @@ pub(crate) fn load(file: Option<&Path>, overrides: &Overrides, default_data: &Pa
     let mut problems = validate(&config, &lines);
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|problem| problem.line);
-    if problems.is_empty() { Ok(config) } else { Err(refuse(problems)) }
+    if problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(refuse(problems))
+    }
 }
 
 fn read(path: &Path) -> Result<Zeroizing<String>, String> {
     let mut text = Zeroizing::new(String::new());
-    let file = File::open(path).map_err(|error| format!("cannot read the configuration: {error}"))?;
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(|error| format!("cannot read the configuration: {error}"))?;
+    let file =
+        File::open(path).map_err(|error| format!("cannot read the configuration: {error}"))?;
+    file.take(MAX_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(|error| format!("cannot read the configuration: {error}"))?;
     if text.len() as u64 > MAX_FILE {
         return Err("this is larger than 1 MiB and no configuration of pierhead".to_owned());
     }
@@ -109,7 +130,9 @@ fn apply(overrides: &Overrides, config: &mut Config) {
 
 /// `NAME=URL` of the command line.
 pub(crate) fn parse_upstream(text: &str) -> Result<(Registry, String), String> {
-    let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as docker.io=https://mirror.example")?;
+    let (name, url) = text
+        .split_once('=')
+        .ok_or("write NAME=URL, such as docker.io=https://mirror.example")?;
     let registry = name.parse().map_err(|error| format!("{name:?}: {error}"))?;
     Ok((registry, value::parse_url(url)?))
 }

@@ -127,8 +127,13 @@ impl Config {
             default_upstream: proxy.default_upstream,
             docker_config: None,
             allow_open_proxy_with_credentials: false,
-            cache: Cache { size: Size::Auto, min_free: Size::Bytes(512 << 20) },
-            tags: Tags { freshness: proxy.tag_freshness },
+            cache: Cache {
+                size: Size::Auto,
+                min_free: Size::Bytes(512 << 20),
+            },
+            tags: Tags {
+                freshness: proxy.tag_freshness,
+            },
             limits: Limits {
                 connections: proxy.max_connections,
                 upstream_bandwidth: remote.bandwidth,
@@ -141,7 +146,10 @@ impl Config {
                 threads: 0,
             },
             tls: Tls::default(),
-            log: Log { level: "info".to_owned(), format: LogFormat::Text },
+            log: Log {
+                level: "info".to_owned(),
+                format: LogFormat::Text,
+            },
             upstreams: BTreeMap::new(),
         }
     }

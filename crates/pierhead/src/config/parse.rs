@@ -14,15 +14,32 @@ use super::{Config, Problem, Upstream};
 pub(crate) type Lines = HashMap<String, usize>;
 
 /// Reads `text` over `defaults`. Relative paths in it start at `base`. No I/O, never panics.
-pub(crate) fn parse(text: &str, base: &Path, defaults: Config) -> Result<(Config, Lines), Vec<Problem>> {
+pub(crate) fn parse(
+    text: &str,
+    base: &Path,
+    defaults: Config,
+) -> Result<(Config, Lines), Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
         let line = error.span().map(|span| line_of(text, span.start));
-        vec![Problem { line, message: error.message().to_owned() }]
+        vec![Problem {
+            line,
+            message: error.message().to_owned(),
+        }]
     })?;
-    let mut reader = Reader { text, base, config: defaults, lines: Lines::new(), problems: Vec::new() };
+    let mut reader = Reader {
+        text,
+        base,
+        config: defaults,
+        lines: Lines::new(),
+        problems: Vec::new(),
+    };
     reader.document(document.get_ref());
     reader.problems.sort_by_key(|problem| problem.line);
-    if reader.problems.is_empty() { Ok((reader.config, reader.lines)) } else { Err(reader.problems) }
+    if reader.problems.is_empty() {
+        Ok((reader.config, reader.lines))
+    } else {
+        Err(reader.problems)
+    }
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -30,7 +47,10 @@ fn line_of(text: &str, offset: usize) -> usize {
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-type Entry<'a, 'i> = (&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
+type Entry<'a, 'i> = (
+    &'a Spanned<std::borrow::Cow<'i, str>>,
+    &'a Spanned<DeValue<'i>>,
+);
 
 struct Reader<'a> {
     text: &'a str,
@@ -42,7 +62,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn problem(&mut self, offset: usize, message: String) {
-        self.problems.push(Problem { line: Some(line_of(self.text, offset)), message });
+        self.problems.push(Problem {
+            line: Some(line_of(self.text, offset)),
+            message,
+        });
     }
 
     fn document(&mut self, table: &DeTable<'_>) {
@@ -68,14 +91,28 @@ impl Reader<'_> {
 
     fn key(&mut self, section: &str, entry: Entry<'_, '_>) {
         let name = entry.0.get_ref().as_ref();
-        let Some(key) = KEYS.iter().find(|key| key.section == section && key.name == name) else {
-            let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
-            let known = KEYS.iter().map(Key::path).chain(SECTIONS.iter().map(|(name, _)| (*name).to_owned()));
+        let Some(key) = KEYS
+            .iter()
+            .find(|key| key.section == section && key.name == name)
+        else {
+            let path = if section.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{section}.{name}")
+            };
+            let known = KEYS
+                .iter()
+                .map(Key::path)
+                .chain(SECTIONS.iter().map(|(name, _)| (*name).to_owned()));
             let message = unknown(&path, known.chain([UPSTREAMS.to_owned()]));
             return self.problem(entry.0.span().start, message);
         };
-        self.lines.insert(key.path(), line_of(self.text, entry.0.span().start));
-        let value = Value { toml: entry.1.get_ref(), base: self.base };
+        self.lines
+            .insert(key.path(), line_of(self.text, entry.0.span().start));
+        let value = Value {
+            toml: entry.1.get_ref(),
+            base: self.base,
+        };
         if let Err(message) = (key.set)(&mut self.config, &value) {
             self.problem(entry.1.span().start, format!("{}: {message}", key.path()));
         }
@@ -91,7 +128,12 @@ impl Reader<'_> {
             };
             if let Some((rest, _)) = keys.iter().find(|(_, value)| value.get_ref().is_table()) {
                 let whole = format!("{text}.{}", rest.get_ref());
-                self.problem(offset, format!("a registry's name with a dot needs quotes: write [{UPSTREAMS}.{whole:?}]"));
+                self.problem(
+                    offset,
+                    format!(
+                        "a registry's name with a dot needs quotes: write [{UPSTREAMS}.{whole:?}]"
+                    ),
+                );
                 continue;
             }
             let registry = match text.parse::<pierhead_oci::Registry>() {
@@ -105,8 +147,16 @@ impl Reader<'_> {
             for entry in keys {
                 self.upstream_key(text, &mut upstream, entry);
             }
-            self.lines.insert(format!("{UPSTREAMS}.{registry}"), line_of(self.text, offset));
-            if self.config.upstreams.insert(registry.clone(), upstream).is_some() {
+            self.lines.insert(
+                format!("{UPSTREAMS}.{registry}"),
+                line_of(self.text, offset),
+            );
+            if self
+                .config
+                .upstreams
+                .insert(registry.clone(), upstream)
+                .is_some()
+            {
                 self.problem(offset, format!("{text:?} is another name of {registry}, which is configured already: keep one of them"));
             }
         }
@@ -116,11 +166,20 @@ impl Reader<'_> {
         let name = entry.0.get_ref().as_ref();
         let Some(key) = UPSTREAM_KEYS.iter().find(|key| key.name == name) else {
             let message = unknown(name, UPSTREAM_KEYS.iter().map(Key::path));
-            return self.problem(entry.0.span().start, format!("[{UPSTREAMS}.{registry:?}]: {message}"));
+            return self.problem(
+                entry.0.span().start,
+                format!("[{UPSTREAMS}.{registry:?}]: {message}"),
+            );
         };
-        let value = Value { toml: entry.1.get_ref(), base: self.base };
+        let value = Value {
+            toml: entry.1.get_ref(),
+            base: self.base,
+        };
         if let Err(message) = (key.set)(upstream, &value) {
-            self.problem(entry.1.span().start, format!("[{UPSTREAMS}.{registry:?}] {name}: {message}"));
+            self.problem(
+                entry.1.span().start,
+                format!("[{UPSTREAMS}.{registry:?}] {name}: {message}"),
+            );
         }
     }
 }
@@ -134,7 +193,12 @@ fn unknown(path: &str, known: impl Iterator<Item = String>) -> String {
 
 /// The known key that was most likely meant: the same name in another table, or the closest spelling.
 fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    let last = |path: &str| {
+        path.rsplit('.')
+            .next()
+            .unwrap_or_default()
+            .to_ascii_lowercase()
+    };
     let name = last(path);
     let score = |candidate: &String| {
         let whole = strsim::damerau_levenshtein(&path.to_ascii_lowercase(), candidate);
@@ -146,6 +210,8 @@ fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
     if path.len() > 64 {
         return None;
     }
-    let (distance, candidate) = known.map(|candidate| (score(&candidate), candidate)).min()?;
+    let (distance, candidate) = known
+        .map(|candidate| (score(&candidate), candidate))
+        .min()?;
     (distance <= 1 + name.chars().count() / 3).then_some(candidate)
 }

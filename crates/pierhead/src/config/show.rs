@@ -7,7 +7,9 @@ use super::{Config, Upstream};
 
 /// The whole file. Secrets are masked, so that it can be shown to anybody.
 pub(crate) fn show(config: &Config) -> String {
-    let mut text = String::from("# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n");
+    let mut text = String::from(
+        "# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n",
+    );
     section(&mut text, "", config);
     for (name, doc) in SECTIONS {
         let _ = write!(text, "\n# {doc}\n[{name}]\n");

@@ -76,11 +76,20 @@ impl fmt::Display for Size {
 
 /// `10GiB`, `1.5 GB`, `4096`. Case does not matter; `k`, `M`, `G`, `T` alone are powers of 1000.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is not a size: write bytes, or a number with a unit such as 500MB or 10GiB");
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let wrong = || {
+        format!(
+            "{text:?} is not a size: write bytes, or a number with a unit such as 500MB or 10GiB"
+        )
+    };
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = unit.trim().to_ascii_lowercase();
-    let (_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(wrong)?;
+    let (_, scale) = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(wrong)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
     // Nine digits are exact to a byte for every unit that anybody writes a fraction of.
@@ -97,25 +106,41 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 /// Bytes a second: a size, with or without `/s`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
     match parse_bytes(text.strip_suffix("/s").unwrap_or(text).trim_end()) {
-        Ok(0) => Err("a bandwidth of 0 would stop everything: write \"off\" for no limit".to_owned()),
+        Ok(0) => {
+            Err("a bandwidth of 0 would stop everything: write \"off\" for no limit".to_owned())
+        }
         Ok(rate) => Ok(rate),
-        Err(_) => Err(format!("{text:?} is not a rate: write bytes a second, such as 100MB/s, or \"off\"")),
+        Err(_) => Err(format!(
+            "{text:?} is not a rate: write bytes a second, such as 100MB/s, or \"off\""
+        )),
     }
 }
 
 /// `60s`, `5m`, `1h 30m`, `200ms`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| format!("{text:?} is not a time: write a number with a unit, such as 500ms, 60s or 5m"))
+    humantime::parse_duration(text).map_err(|_| {
+        format!("{text:?} is not a time: write a number with a unit, such as 500ms, 60s or 5m")
+    })
 }
 
 /// The shortest text that [`parse_bytes`] reads back as the same number.
 pub(crate) fn exact_bytes(bytes: u64) -> String {
-    for (unit, scale) in [("TiB", 1_u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+    for (unit, scale) in [
+        ("TiB", 1_u64 << 40),
+        ("GiB", 1 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+    ] {
         if bytes >= scale && bytes.is_multiple_of(scale) {
             return format!("{}{unit}", bytes / scale);
         }
     }
-    for (unit, scale) in [("TB", 1000_u64.pow(4)), ("GB", 1000_u64.pow(3)), ("MB", 1000_u64.pow(2)), ("kB", 1000)] {
+    for (unit, scale) in [
+        ("TB", 1000_u64.pow(4)),
+        ("GB", 1000_u64.pow(3)),
+        ("MB", 1000_u64.pow(2)),
+        ("kB", 1000),
+    ] {
         if bytes >= scale && bytes.is_multiple_of(scale) {
             return format!("{}{unit}", bytes / scale);
         }
@@ -142,10 +167,30 @@ mod tests {
 
     #[test]
     fn sizes_as_people_write_them() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("10GiB", 10 << 30), ("1.5 kb", 1500), ("0.5MiB", 1 << 19), ("2G", 2_000_000_000), ("7B", 7)] {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("10GiB", 10 << 30),
+            ("1.5 kb", 1500),
+            ("0.5MiB", 1 << 19),
+            ("2G", 2_000_000_000),
+            ("7B", 7),
+        ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
-        for text in ["", "GiB", "10 GiBs", "-1", "1e9", "1.", ".5G", "1.2.3", "99999999TiB", "1.0000000000G", "１０"] {
+        for text in [
+            "",
+            "GiB",
+            "10 GiBs",
+            "-1",
+            "1e9",
+            "1.",
+            ".5G",
+            "1.2.3",
+            "99999999TiB",
+            "1.0000000000G",
+            "１０",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
         assert_eq!("80%".parse(), Ok(Size::Percent(80)));

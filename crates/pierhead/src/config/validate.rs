@@ -6,13 +6,27 @@ use super::{Config, Problem};
 /// Every contradiction. `lines` says where the keys stand, as far as they come from a file.
 pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut report = |key: &str, message: String| problems.push(Problem { line: lines.get(key).copied(), message });
+    let mut report = |key: &str, message: String| {
+        problems.push(Problem {
+            line: lines.get(key).copied(),
+            message,
+        })
+    };
 
     match (&config.tls.cert, &config.tls.key) {
-        (Some(_), None) => report("tls.cert", "tls.cert needs its private key: set tls.key".to_owned()),
-        (None, Some(_)) => report("tls.key", "tls.key needs its certificate: set tls.cert".to_owned()),
+        (Some(_), None) => report(
+            "tls.cert",
+            "tls.cert needs its private key: set tls.key".to_owned(),
+        ),
+        (None, Some(_)) => report(
+            "tls.key",
+            "tls.key needs its certificate: set tls.cert".to_owned(),
+        ),
         (None, None) if config.tls.client_ca.is_some() => {
-            report("tls.client_ca", "tls.client_ca needs TLS: set tls.cert and tls.key".to_owned());
+            report(
+                "tls.client_ca",
+                "tls.client_ca needs TLS: set tls.cert and tls.key".to_owned(),
+            );
         }
         _ => {}
     }
@@ -20,7 +34,10 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         && admin.port() != 0
         && config.listen.contains(&admin)
     {
-        report("admin", format!("admin and listen are both {admin}: give one of them another port"));
+        report(
+            "admin",
+            format!("admin and listen are both {admin}: give one of them another port"),
+        );
     }
     for (index, address) in config.listen.iter().enumerate() {
         if address.port() != 0 && config.listen[..index].contains(address) {
@@ -28,20 +45,48 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         }
     }
     for (registry, upstream) in &config.upstreams {
-        let basic = [upstream.password.is_some(), upstream.password_file.is_some()];
-        let token = [upstream.identity_token.is_some(), upstream.identity_token_file.is_some()];
-        let ways = [&basic[..], &token[..], &[upstream.credential_helper.is_some()]].concat();
+        let basic = [
+            upstream.password.is_some(),
+            upstream.password_file.is_some(),
+        ];
+        let token = [
+            upstream.identity_token.is_some(),
+            upstream.identity_token_file.is_some(),
+        ];
+        let ways = [
+            &basic[..],
+            &token[..],
+            &[upstream.credential_helper.is_some()],
+        ]
+        .concat();
         let ways = ways.iter().filter(|way| **way).count();
         let key = format!("upstreams.{registry}");
         let at = format!("[upstreams.\"{registry}\"]");
         if ways > 1 {
-            report(&key, format!("{at}: keep one of password, password_file, identity_token, identity_token_file and credential_helper"));
+            report(
+                &key,
+                format!(
+                    "{at}: keep one of password, password_file, identity_token, identity_token_file and credential_helper"
+                ),
+            );
         } else if upstream.username.is_some() && !basic.contains(&true) {
-            report(&key, format!("{at}: username needs password_file (or password)"));
+            report(
+                &key,
+                format!("{at}: username needs password_file (or password)"),
+            );
         } else if upstream.username.is_none() && basic.contains(&true) {
             report(&key, format!("{at}: a password needs username"));
-        } else if upstream.password.as_ref().is_some_and(super::Secret::is_empty) {
-            report(&key, format!("{at}: password is empty: remove username and password to pull anonymously"));
+        } else if upstream
+            .password
+            .as_ref()
+            .is_some_and(super::Secret::is_empty)
+        {
+            report(
+                &key,
+                format!(
+                    "{at}: password is empty: remove username and password to pull anonymously"
+                ),
+            );
         }
     }
     if let Some(message) = open_proxy(config) {
@@ -55,8 +100,14 @@ fn open_proxy(config: &Config) -> Option<String> {
     if config.allow_open_proxy_with_credentials || config.tls.client_ca.is_some() {
         return None;
     }
-    let open = config.listen.iter().find(|address| !is_loopback(address.ip()))?;
-    let named = config.upstreams.iter().find(|(_, upstream)| upstream.has_credentials());
+    let open = config
+        .listen
+        .iter()
+        .find(|address| !is_loopback(address.ip()))?;
+    let named = config
+        .upstreams
+        .iter()
+        .find(|(_, upstream)| upstream.has_credentials());
     let whose = match (named, &config.docker_config) {
         (Some((registry, _)), _) => format!("credentials for {registry}"),
         (None, Some(path)) => format!("the credentials of {}", path.display()),

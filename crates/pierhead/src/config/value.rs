@@ -35,7 +35,9 @@ impl Value<'_> {
     }
 
     pub(crate) fn text(&self) -> Result<&str, String> {
-        self.toml.as_str().ok_or_else(|| self.not("a string in quotes"))
+        self.toml
+            .as_str()
+            .ok_or_else(|| self.not("a string in quotes"))
     }
 
     pub(crate) fn secret(&self) -> Result<Secret, String> {
@@ -64,7 +66,11 @@ impl Value<'_> {
     pub(crate) fn size(&self) -> Result<Size, String> {
         match self.integer() {
             Some(bytes) => bytes.map(Size::Bytes),
-            None => self.toml.as_str().ok_or_else(|| self.not("a size such as \"10GiB\""))?.parse(),
+            None => self
+                .toml
+                .as_str()
+                .ok_or_else(|| self.not("a size such as \"10GiB\""))?
+                .parse(),
         }
     }
 
@@ -72,7 +78,11 @@ impl Value<'_> {
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {
             Some(bytes) => units::parse_rate(&bytes?.to_string()).map(Some),
-            None => match self.toml.as_str().ok_or_else(|| self.not("a rate such as \"100MB/s\", or \"off\""))? {
+            None => match self
+                .toml
+                .as_str()
+                .ok_or_else(|| self.not("a rate such as \"100MB/s\", or \"off\""))?
+            {
                 "off" => Ok(None),
                 text => units::parse_rate(text).map(Some),
             },
@@ -81,12 +91,18 @@ impl Value<'_> {
 
     /// A time from `least` to `most`.
     pub(crate) fn duration(&self, least: Duration, most: Duration) -> Result<Duration, String> {
-        let text = self.toml.as_str().ok_or_else(|| self.not("a time such as \"60s\""))?;
+        let text = self
+            .toml
+            .as_str()
+            .ok_or_else(|| self.not("a time such as \"60s\""))?;
         let duration = units::parse_duration(text)?;
         if (least..=most).contains(&duration) {
             return Ok(duration);
         }
-        let (least, most) = (humantime::format_duration(least), humantime::format_duration(most));
+        let (least, most) = (
+            humantime::format_duration(least),
+            humantime::format_duration(most),
+        );
         Err(format!("{text:?} is out of range: write {least} to {most}"))
     }
 
@@ -114,14 +130,19 @@ impl Value<'_> {
         if list.is_empty() {
             return Err("expected at least one address, such as \"0.0.0.0:5000\"".to_owned());
         }
-        let items = list.iter().map(|item| Value { toml: item.get_ref(), base: self.base });
+        let items = list.iter().map(|item| Value {
+            toml: item.get_ref(),
+            base: self.base,
+        });
         items.map(|item| parse_address(item.text()?)).collect()
     }
 }
 
 /// `0.0.0.0:5000`, `[::]:5000`.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let with_localhost = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let with_localhost = text
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
     let candidate = with_localhost.as_deref().unwrap_or(text);
     candidate.parse().map_err(|_| {
         format!("{text:?} is not an address to listen on: write IP:PORT, such as 0.0.0.0:5000, 127.0.0.1:5000 or [::]:5000")
@@ -133,21 +154,31 @@ pub(crate) fn parse_admin(text: &str) -> Result<Option<SocketAddr>, String> {
     if text == "off" {
         return Ok(None);
     }
-    parse_address(text).map(Some).map_err(|message| format!("{message}, or \"off\""))
+    parse_address(text)
+        .map(Some)
+        .map_err(|message| format!("{message}, or \"off\""))
 }
 
 /// `http(s)://host[:port][/prefix]` without credentials, query or fragment.
 pub(crate) fn parse_url(text: &str) -> Result<String, String> {
-    let wrong = |why: &str| Err(format!("{why}: write http://HOST[:PORT] or https://HOST[:PORT]"));
+    let wrong = |why: &str| {
+        Err(format!(
+            "{why}: write http://HOST[:PORT] or https://HOST[:PORT]"
+        ))
+    };
     let Ok(uri) = text.parse::<http::Uri>() else {
         return wrong("this is not a URL");
     };
     let (Some("http" | "https"), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return wrong(&format!("{text:?} has no http:// or https:// before a host"));
+        return wrong(&format!(
+            "{text:?} has no http:// or https:// before a host"
+        ));
     };
     // The text is not repeated: what stands before the @ is a password.
     if authority.as_str().contains('@') {
-        return wrong("a URL with a user or password in it is refused; they have keys of their own (username, password_file)");
+        return wrong(
+            "a URL with a user or password in it is refused; they have keys of their own (username, password_file)",
+        );
     }
     if authority.host().is_empty() || uri.query().is_some() || text.contains('#') {
         return wrong(&format!("{text:?} is not the address of a registry"));
