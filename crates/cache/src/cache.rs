@@ -4,16 +4,27 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_eviction::Policy;
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::{Digest, Hasher, MediaType};
 use prometheus_client::registry::Registry;
 
-use crate::{Config, Content, Error, Fill, Names, Object};
+use crate::buffer::BUFFER;
+use crate::flight::Flight;
+use crate::folder::Folder;
+use crate::ingest::Ingest;
+use crate::metrics::Fullness;
+use crate::pins::Pins;
+use crate::state::{Partial, Slot, State, blocks};
+use crate::store::{Store, blocking};
+use crate::tier::{DiskTier, Found, Tier};
+use crate::{Config, Content, Error, Fill, Names, Object, Tail, lock, now};
 
 /// A handle; clones share everything. All methods may be called from async code unless they say
 /// that they block.
 #[derive(Clone)]
 pub struct Cache {
-    _inner: Arc<()>,
+    store: Arc<Store>,
+    names: Arc<Names>,
+    pins: Arc<Pins>,
 }
 
 /// What [`Cache::claim`] found.
@@ -42,7 +53,7 @@ pub struct Entry {
 }
 
 /// How full the cache is.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Committed blobs.
     pub blobs: u64,
@@ -58,90 +69,358 @@ pub struct Stat {
     pub pinned: u64,
 }
 
+/// Whether a blob that is there already will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted<'a> {
+    Any,
+    /// Only with this media type.
+    As(&'a MediaType),
+}
+
 impl Cache {
     /// Opens (or makes) the data folder: takes its lock, checks its version, reconciles catalog and
     /// files, feeds `policy` in the order of persisted accesses. Blocks; cost: one directory walk.
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::Version`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
-    pub fn open(_config: Config, _policy: Box<dyn Policy<Digest>>) -> Result<Self, Error> {
-        todo!()
+    pub fn open(config: Config, policy: Box<dyn Policy<Digest>>) -> Result<Self, Error> {
+        Self::open_on(config, policy, |config| {
+            Ok(Arc::new(DiskTier::new(&config.data)?))
+        })
+    }
+
+    /// The same on another tier, made after the folder is locked: how tests inject faults.
+    ///
+    /// # Errors
+    /// As [`Cache::open`].
+    pub fn open_on(
+        config: Config,
+        policy: Box<dyn Policy<Digest>>,
+        tier: impl FnOnce(&Config) -> std::io::Result<Arc<dyn Tier>>,
+    ) -> Result<Self, Error> {
+        let failed = |error| Error::io("open", &config.data, error);
+        let folder = Folder::open(&config.data)?;
+        let pins = Pins::open(&config.data).map_err(failed)?;
+        let names = Names::open(&config.data, config.max_names).map_err(failed)?;
+        let tier = tier(&config).map_err(failed)?;
+        let mut state = State::new(policy, config.capacity);
+        for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
+            state.pin(digest);
+        }
+        load(&mut state, &*tier).map_err(failed)?;
+        let store = Arc::new(Store::new(config, tier, state, folder));
+        let capacity = store.config.capacity;
+        store.shrink(capacity);
+        Ok(Self {
+            store,
+            names: Arc::new(names),
+            pins: Arc::new(pins),
+        })
     }
 
     /// A committed blob, if it is there. Counts as an access.
-    pub async fn get(&self, _digest: &Digest) -> Result<Option<Object>, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn get(&self, digest: &Digest) -> Result<Option<Object>, Error> {
+        let open = {
+            let mut state = lock(&self.store.state);
+            if !state.touch(digest, now()) {
+                return Ok(None);
+            }
+            state.open.get(digest).and_then(|(_, open)| open.upgrade())
+        };
+        let open = match open {
+            Some(open) => Some(open),
+            None => {
+                let (store, digest) = (self.store.clone(), *digest);
+                blocking(move || store.open(&digest)).await?
+            }
+        };
+        if open.is_some() {
+            self.store.metrics.hits.inc();
+        }
+        Ok(open.map(Object::new))
     }
 
     /// Whether it is committed, or a fill of it is under way. No access, no I/O.
-    pub fn contains(&self, _digest: &Digest) -> bool {
-        todo!()
+    pub fn contains(&self, digest: &Digest) -> bool {
+        let state = lock(&self.store.state);
+        state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
-    /// Single flight: exactly one caller per digest becomes the leader at a time.
-    pub async fn claim(&self, _digest: &Digest) -> Result<Claim, Error> {
-        todo!()
+    /// Single flight: exactly one caller per digest becomes the leader at a time. Cancel safe.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: staging cannot be opened ([`Error::is_storage`]: stream without storing).
+    pub async fn claim(&self, digest: &Digest) -> Result<Claim, Error> {
+        self.claim_as(digest, Wanted::Any).await
+    }
+
+    async fn claim_as(&self, digest: &Digest, wanted: Wanted<'_>) -> Result<Claim, Error> {
+        loop {
+            if let Some(object) = self.get(digest).await?
+                && (wanted == Wanted::Any || object.media_type().map(Wanted::As) == Some(wanted))
+            {
+                return Ok(Claim::Hit(object));
+            }
+            let flight = {
+                let mut state = lock(&self.store.state);
+                // Committed since we looked.
+                if wanted == Wanted::Any && state.index.contains_key(digest) {
+                    continue;
+                }
+                match state.fills.get(digest) {
+                    Some(flight) => Err(flight.clone()),
+                    None => {
+                        let flight = Arc::new(Flight::new(*digest, self.store.clone()));
+                        state.fills.insert(*digest, flight.clone());
+                        Ok(flight)
+                    }
+                }
+            };
+            match flight {
+                Ok(flight) => {
+                    self.store.metrics.misses.inc();
+                    let fill = blocking(move || lead(&flight)).await?;
+                    let tail = fill.tail();
+                    return Ok(Claim::Leader(fill, Content::Tail(tail)));
+                }
+                Err(flight) if flight.is_doomed() => {
+                    let _ = flight.outcome().await;
+                }
+                Err(flight) => {
+                    self.store.metrics.joins.inc();
+                    return Ok(Claim::Follower(Content::Tail(Tail::new(flight))));
+                }
+            }
+        }
     }
 
     /// Stores a small document (manifest, tag list) whole: verified, durable when this returns.
-    pub async fn put(&self, _digest: &Digest, _media_type: &MediaType, _content: Bytes) -> Result<Object, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::WrongDigest`], [`Error::NoRoom`], [`Error::Io`].
+    pub async fn put(
+        &self,
+        digest: &Digest,
+        media_type: &MediaType,
+        content: Bytes,
+    ) -> Result<Object, Error> {
+        loop {
+            match self.claim_as(digest, Wanted::As(media_type)).await? {
+                Claim::Hit(object) => return Ok(object),
+                Claim::Follower(Content::Tail(tail)) => {
+                    // Whatever comes of it: it was not ours.
+                    let _ = tail.committed().await;
+                }
+                Claim::Follower(Content::Object(object)) => return Ok(object),
+                Claim::Leader(mut fill, _) => {
+                    if fill.offset() > 0 {
+                        fill.restart().await?;
+                    }
+                    fill.set_media_type(media_type.clone());
+                    fill.begin(Some(content.len() as u64)).await?;
+                    fill.write(content).await?;
+                    return fill.finish().await;
+                }
+            }
+        }
     }
 
     /// Names: which digest a tag stood for, and since when that is known.
     pub fn names(&self) -> &Names {
-        todo!()
+        &self.names
     }
 
     /// Keeps these digests (present or to come) from eviction, under one label: a complete reference.
     /// Durable when this returns. Replaces an older pin of the same label.
-    pub async fn pin(&self, _label: &str, _digests: Vec<Digest>) -> Result<(), Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then nothing has changed.
+    pub async fn pin(&self, label: &str, digests: Vec<Digest>) -> Result<(), Error> {
+        self.set_pin(label, Some(digests)).await.map(|_| ())
     }
 
     /// Takes a pin back; `false` when there was none.
-    pub async fn unpin(&self, _label: &str) -> Result<bool, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then nothing has changed.
+    pub async fn unpin(&self, label: &str) -> Result<bool, Error> {
+        self.set_pin(label, None).await
+    }
+
+    async fn set_pin(&self, label: &str, digests: Option<Vec<Digest>>) -> Result<bool, Error> {
+        let (store, pins, label) = (self.store.clone(), self.pins.clone(), label.to_owned());
+        blocking(move || {
+            pins.set(&label, digests, |before, after| {
+                let mut state = lock(&store.state);
+                // New ones first: what both pin is never without.
+                after.iter().for_each(|digest| state.pin(*digest));
+                before.iter().for_each(|digest| state.unpin(*digest));
+            })
+        })
+        .await
     }
 
     /// All labels with what they pin.
     pub fn pins(&self) -> Vec<(String, Vec<Digest>)> {
-        todo!()
+        self.pins.all()
     }
 
     /// Up to `limit` committed blobs whose digest is greater than `after`, in order of digest.
-    pub fn list(&self, _after: Option<Digest>, _limit: usize) -> Vec<Entry> {
-        todo!()
+    pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<Entry> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let state = lock(&self.store.state);
+        let range = (after.map_or(Unbounded, Excluded), Unbounded);
+        let slots = state.index.range(range).take(limit);
+        let entry = |(digest, slot): (&Digest, &Slot)| Entry {
+            digest: *digest,
+            size: slot.size,
+            media_type: slot.media_type.clone(),
+            accessed: slot.accessed.into(),
+            pinned: state.pinned.contains_key(digest),
+        };
+        slots.map(entry).collect()
     }
 
     /// How full it is now.
     pub fn stat(&self) -> Stat {
-        todo!()
+        let state = lock(&self.store.state);
+        Stat {
+            blobs: state.index.len() as u64,
+            used: state.used,
+            reserved: state.reserved,
+            capacity: state.capacity,
+            fills: state.fills.len() as u64,
+            pinned: state.pinned_bytes,
+        }
     }
 
     /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow.
-    pub async fn set_capacity(&self, _capacity: u64) {
-        todo!()
+    pub async fn set_capacity(&self, capacity: u64) {
+        lock(&self.store.state).capacity = capacity;
+        let store = self.store.clone();
+        blocking(move || store.shrink(capacity)).await;
     }
 
     /// Evicts until at most `target` bytes are used; returns bytes freed.
-    pub async fn prune(&self, _target: u64) -> Result<u64, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// None today: what cannot be deleted stays counted.
+    pub async fn prune(&self, target: u64) -> Result<u64, Error> {
+        let store = self.store.clone();
+        Ok(blocking(move || store.shrink(target)).await)
     }
 
     /// Reads one blob in full against its digest; a damaged one is removed. `Ok(false)` when it was
     /// damaged, `Ok(true)` when it is sound or not there.
-    pub async fn verify(&self, _digest: &Digest) -> Result<bool, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn verify(&self, digest: &Digest) -> Result<bool, Error> {
+        let (store, digest) = (self.store.clone(), *digest);
+        blocking(move || {
+            let known = lock(&store.state).index.contains_key(&digest);
+            // Opening checks the trailer, and removes what is damaged there.
+            let Some(open) = store.open(&digest)? else {
+                return Ok(!known);
+            };
+            let mut hasher = Hasher::new(digest.algorithm());
+            let (mut offset, size) = (0, open.blob.trailer().size());
+            let mut buffer = store.pool.take(BUFFER);
+            while offset < size {
+                let len = usize::try_from(size - offset).unwrap_or(BUFFER).min(BUFFER);
+                let bytes = &mut buffer.as_mut()[..len];
+                if open.blob.read_at(offset, bytes).is_err() {
+                    break;
+                }
+                hasher.update(bytes);
+                offset += len as u64;
+            }
+            let sound = offset == size && hasher.finish() == digest;
+            if !sound {
+                store.remove_damaged(&digest, Some(open.handle));
+            }
+            Ok(sound)
+        })
+        .await
     }
 
     /// Writes what is pending (access ticks) and stops background work. Called once, at the end.
-    pub async fn close(&self) {
-        todo!()
-    }
+    pub async fn close(&self) {}
 
     /// Registers the metrics of the cache; the caller gives the prefix.
-    pub fn register(&self, _registry: &mut Registry) {
-        todo!()
+    pub fn register(&self, registry: &mut Registry) {
+        self.store.metrics.register(registry);
+        registry.register_collector(Box::new(Fullness(Arc::downgrade(&self.store))));
     }
+}
+
+/// Opens the staging of a flight that was just entered. Blocks.
+fn lead(flight: &Arc<Flight>) -> Result<Fill, Error> {
+    match flight.store.stage(&flight.digest) {
+        Ok((staged, reserved)) => {
+            flight.take_off(&*staged, reserved);
+            let fill = Fill::new(flight.clone(), staged.len());
+            flight.start(Box::new(Ingest::new(flight, staged)));
+            Ok(fill)
+        }
+        Err(error) => {
+            flight.close();
+            lock(&flight.store.state).fills.remove(&flight.digest);
+            flight
+                .progress
+                .send_modify(|progress| progress.outcome = Some(Err(error.clone())));
+            Err(error)
+        }
+    }
+}
+
+/// Enters what lies on the tier into a new state.
+fn load(state: &mut State, tier: &dyn Tier) -> std::io::Result<()> {
+    let mut found = Vec::new();
+    tier.scan(&mut |blob| found.push(blob))?;
+    found.sort_by_key(
+        |Found {
+             modified, digest, ..
+         }| (*modified, *digest),
+    );
+    for Found {
+        digest, modified, ..
+    } in found
+    {
+        match tier.open(&digest) {
+            Ok(Some(blob)) => {
+                let (size, media_type) =
+                    (blob.trailer().size(), blob.trailer().media_type().cloned());
+                let accessed = u32::try_from(modified).unwrap_or(u32::MAX);
+                let tick = 1 + state.index.len() as u64;
+                state.restore(
+                    digest,
+                    Slot {
+                        size,
+                        tick,
+                        media_type,
+                        accessed,
+                        dirty: false,
+                    },
+                );
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
+                tier.remove(&digest)?;
+            }
+        }
+    }
+    tier.leftovers(&mut |Found {
+                             digest,
+                             bytes,
+                             modified,
+                         }| {
+        let bytes = blocks(bytes);
+        state.reserved += bytes;
+        state.partials.insert(digest, Partial { bytes, modified });
+    })
 }

@@ -1,6 +1,7 @@
 //! What the cache is told.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone, Debug)]
@@ -8,8 +9,29 @@ pub struct Config {
     /// The data folder; made when missing, owned by one process at a time.
     pub data: PathBuf,
     /// The hard bound in bytes of everything below `data/blobs` and `data/staging`, fills and
-    /// deleted-but-still-open files included.
+    /// deleted-but-still-open files included. Files count in whole blocks of 4 KiB.
     pub capacity: u64,
     /// Bytes that the file system must keep free.
     pub min_free: u64,
+    /// At most so many names; beyond it those that were confirmed the longest ago are dropped.
+    /// A name costs about 250 bytes of memory and one small file.
+    pub max_names: usize,
+    /// Partial fills that nobody continued for so long are deleted.
+    pub leftover_age: Duration,
+    /// How often access ticks are written to the catalog: what a crash may forget of their order.
+    pub flush_interval: Duration,
+}
+
+impl Config {
+    /// Defaults for all but the two that have none.
+    pub fn new(data: impl Into<PathBuf>, capacity: u64) -> Self {
+        Self {
+            data: data.into(),
+            capacity,
+            min_free: 0,
+            max_names: 100_000,
+            leftover_age: Duration::from_secs(24 * 3600),
+            flush_interval: Duration::from_secs(30),
+        }
+    }
 }

@@ -1,9 +1,15 @@
 //! What is read: committed objects, and fills while they are under way.
 
-use bytes::Bytes;
-use pierhead_oci::{Digest, MediaType};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Error;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::buffer::BUFFER;
+use crate::flight::{Flight, Progress};
+use crate::store::blocking;
+use crate::{Error, Object};
 
 /// Either of the two, read alike.
 #[derive(Clone)]
@@ -14,20 +20,30 @@ pub enum Content {
     Tail(Tail),
 }
 
-/// A committed blob, opened: the handle outlives its eviction. Cheap to clone.
-#[derive(Clone)]
-pub struct Object {
-    _todo: (),
+/// A reader of a fill that is under way. Cheap to clone; dropping it cancels nothing.
+pub struct Tail {
+    flight: Arc<Flight>,
+    progress: watch::Receiver<Progress>,
+    /// 1 + the generation that was read from, 0 before the first read.
+    seen: AtomicU64,
 }
 
-/// A reader of a fill that is under way. Cheap to clone; dropping it cancels nothing.
-#[derive(Clone)]
-pub struct Tail {
-    _todo: (),
+impl Clone for Tail {
+    fn clone(&self) -> Self {
+        let seen = AtomicU64::new(self.seen.load(Ordering::Relaxed));
+        Self {
+            flight: self.flight.clone(),
+            progress: self.progress.clone(),
+            seen,
+        }
+    }
 }
 
 impl Content {
     /// Total bytes. Of a tail: waits until the leader knows; `None` when it will be known only at the end.
+    ///
+    /// # Errors
+    /// As [`Content::read_at`].
     pub async fn size(&self) -> Result<Option<u64>, Error> {
         match self {
             Self::Object(object) => Ok(Some(object.size())),
@@ -35,10 +51,14 @@ impl Content {
         }
     }
 
-    /// Up to `max` bytes from `offset`; empty only at the end of the content. Of a tail: waits until
-    /// at least one byte is there; the last piece comes only after the digest matched.
-    /// Cancel safe. Copies once, page cache to buffer; disk that is not in the page cache is read off
-    /// the async threads.
+    /// Up to `max` bytes (and at most 128 KiB) from `offset`; empty only at the end of the content. Of a
+    /// tail: waits until at least one byte is there; the last piece, and the empty answer behind it, come
+    /// only after the digest matched. Cancel safe. Copies once, page cache to buffer; disk that is not in
+    /// the page cache is read off the async threads.
+    ///
+    /// # Errors
+    /// Of an object [`Error::Rot`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
+    /// so, the rest can still be streamed from the upstream.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         match self {
             Self::Object(object) => object.read_at(offset, max).await,
@@ -47,49 +67,88 @@ impl Content {
     }
 }
 
-impl Object {
-    /// Which blob.
-    pub fn digest(&self) -> Digest {
-        todo!()
+impl Tail {
+    pub(crate) fn new(flight: Arc<Flight>) -> Self {
+        let progress = flight.progress.subscribe();
+        Self {
+            flight,
+            progress,
+            seen: AtomicU64::new(0),
+        }
     }
 
-    /// Total bytes.
-    pub fn size(&self) -> u64 {
-        todo!()
+    /// Waits until `ready` says so, or the fill has failed.
+    async fn wait<T>(&self, mut ready: impl FnMut(&Progress) -> Option<T>) -> Result<T, Error> {
+        let mut check = |progress: &Progress| match &progress.outcome {
+            Some(Err(error)) if !progress.verified => Some(Err(error.clone())),
+            _ => ready(progress).map(Ok),
+        };
+        if let Some(done) = check(&self.progress.borrow()) {
+            return done;
+        }
+        let mut progress = self.progress.clone();
+        loop {
+            if let Some(done) = check(&progress.borrow_and_update()) {
+                return done;
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Abandoned("the fill is over".into()));
+            }
+        }
     }
 
-    /// The media type it was stored under; documents have one, layers do not.
-    pub fn media_type(&self) -> Option<&MediaType> {
-        todo!()
-    }
-
-    /// See [`Content::read_at`]. Chunks are checked against their checksums before a byte leaves.
+    /// See [`Content::size`].
     ///
     /// # Errors
-    /// [`Error::Rot`]: the blob has been taken out of the cache; claim it again.
-    pub async fn read_at(&self, _offset: u64, _max: usize) -> Result<Bytes, Error> {
-        todo!()
-    }
-
-    /// The whole content, when it is at most `limit` bytes.
-    pub async fn read_all(&self, _limit: usize) -> Result<Bytes, Error> {
-        todo!()
-    }
-}
-
-impl Tail {
-    /// See [`Content::size`].
+    /// Whatever ended the fill.
     pub async fn size(&self) -> Result<Option<u64>, Error> {
-        todo!()
+        self.wait(|progress| progress.size).await
     }
 
     /// See [`Content::read_at`].
-    pub async fn read_at(&self, _offset: u64, _max: usize) -> Result<Bytes, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// Whatever ended the fill.
+    pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
+        let (generation, available) = self
+            .wait(|progress| {
+                let available = progress.visible().saturating_sub(offset);
+                (available > 0 || progress.verified || max == 0)
+                    .then_some((progress.generation, available))
+            })
+            .await?;
+        let seen = self.seen.swap(generation + 1, Ordering::Relaxed);
+        if seen != 0 && seen != generation + 1 {
+            self.seen.store(seen, Ordering::Relaxed);
+            return Err(Error::Abandoned("the upstream started over".into()));
+        }
+        let len = usize::try_from(available)
+            .unwrap_or(BUFFER)
+            .min(max)
+            .min(BUFFER);
+        let Some(reader) = self.flight.reader.get().filter(|_| len > 0) else {
+            return Ok(Bytes::new());
+        };
+        let mut buffer = self.flight.store.pool.take(len);
+        match reader.try_read_at(offset, buffer.as_mut()) {
+            Ok(read) if read > 0 => Ok(buffer.freeze(0, read)),
+            _ => {
+                let reader = reader.clone();
+                let read =
+                    blocking(move || reader.read_at(offset, buffer.as_mut()).map(|()| buffer))
+                        .await;
+                let buffer =
+                    read.map_err(|error| self.flight.store.io("read", &self.flight.digest, error))?;
+                Ok(buffer.freeze(0, len))
+            }
+        }
     }
 
     /// Waits until the fill has ended well (the committed object) or badly.
+    ///
+    /// # Errors
+    /// Whatever ended the fill.
     pub async fn committed(&self) -> Result<Object, Error> {
-        todo!()
+        Ok(Object::new(self.flight.outcome().await?))
     }
 }

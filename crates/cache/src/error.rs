@@ -28,6 +28,9 @@ pub enum Error {
         expected: Digest,
         /// What came.
         actual: Digest,
+        /// Some of the bytes were left by an earlier fill. They may be the wrong ones (a power loss tears
+        /// them), and are deleted now: one more try, which then starts from zero, is worth it.
+        resumed: bool,
     },
     /// More or fewer bytes than announced. The upstream's fault.
     #[error("{digest} should be {expected} bytes, {actual} came")]
@@ -40,7 +43,9 @@ pub enum Error {
         actual: u64,
     },
     /// A blob on disk no longer matches its checksums. It has been taken out; a refetch helps.
-    #[error("{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again")]
+    #[error(
+        "{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again"
+    )]
     Rot {
         /// Which blob.
         digest: Digest,
@@ -77,8 +82,25 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>, source: io::Error) -> Self {
+        Self::Io {
+            action,
+            path: path.into(),
+            source: Arc::new(source),
+        }
+    }
+
+    /// Whether it is the disk that failed, not the content: whoever wants the bytes can still stream them
+    /// from the upstream, from the offset reached, without storing them.
+    pub fn is_storage(&self) -> bool {
+        matches!(self, Self::NoRoom { .. } | Self::Io { .. })
+    }
+
     /// Whether asking again may succeed.
     pub fn is_retryable(&self) -> bool {
-        !matches!(self, Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. })
+        !matches!(
+            self,
+            Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. }
+        )
     }
 }

@@ -2,18 +2,49 @@
 //!
 //! It is handed bytes and cannot fetch. What it shows is complete, verified and durable; what is
 //! on its way is visible only to readers that tail the fill and know that they do.
+//!
+//! Layers, from the medium up: [`tier`] (bytes), `state` (what is there and what it weighs),
+//! `store` (tier and state kept in step: open, reserve, evict, remove), `ingest` and `flight`
+//! (one fill and its readers), [`Cache`].
 
+#![forbid(unsafe_code)]
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod buffer;
 mod cache;
 mod config;
 mod content;
 mod error;
 mod fill;
+mod flight;
+mod folder;
+mod ingest;
+mod metrics;
 mod names;
+mod object;
+mod pins;
+mod record;
+mod state;
+mod store;
 pub mod tier;
 
 pub use cache::{Cache, Claim, Entry, Stat};
 pub use config::Config;
-pub use content::{Content, Object, Tail};
+pub use content::{Content, Tail};
 pub use error::Error;
 pub use fill::Fill;
 pub use names::{Name, Names, Record};
+pub use object::Object;
+
+/// A lock whose holder panicked is taken over: every critical section here leaves its data whole.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Seconds since 1970.
+fn now() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}

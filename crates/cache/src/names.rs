@@ -1,8 +1,15 @@
 //! Names: what a tag (or a tag list, or a referrers list) stood for when the upstream last said so.
 
-use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-use crate::Error;
+use pierhead_oci::{Algorithm, Digest, MediaType, Reference, Registry, Repository};
+use serde::{Deserialize, Serialize};
+
+use crate::store::blocking;
+use crate::{Error, lock, record};
 
 /// What a record is about.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -32,22 +39,215 @@ pub struct Record {
 /// All names. Records are files (they cannot be rebuilt from blobs); how recently each was validated is
 /// kept in memory and in the catalog, so that a revalidation costs no disk write.
 pub struct Names {
-    _todo: (),
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    folder: PathBuf,
+    max: usize,
+    /// Held while a file is written: the order on disk is the order in memory.
+    writing: Mutex<()>,
+    records: Mutex<HashMap<Key, Slot>>,
+}
+
+/// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
+pub(crate) type Key = [u8; 32];
+
+struct Slot {
+    digest: Digest,
+    media_type: MediaType,
+    etag: Option<Box<str>>,
+    validated: u64,
+    /// Whether the catalog has not been told of `validated`.
+    dirty: bool,
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    name: String,
+    digest: Digest,
+    media_type: String,
+    etag: Option<String>,
+    validated: u64,
+}
+
+impl Name {
+    /// The text whose hash is the key; written into the file for people.
+    fn text(&self) -> String {
+        match self {
+            Self::Manifest(reference) => format!("manifest {reference}"),
+            Self::Tags(registry, repository) => format!("tags {registry}/{repository}"),
+            Self::Referrers(registry, repository, digest) => {
+                format!("referrers {registry}/{repository}@{digest}")
+            }
+        }
+    }
+}
+
+fn key(text: &str) -> Key {
+    let mut key = Key::default();
+    key.copy_from_slice(Digest::of(Algorithm::Sha256, text.as_bytes()).as_bytes());
+    key
 }
 
 impl Names {
-    /// The record, fresh or not: what counts as fresh is the caller's matter.
-    pub async fn get(&self, _name: &Name) -> Option<Record> {
-        todo!()
+    pub(crate) fn open(data: &Path, max: usize) -> io::Result<Self> {
+        let folder = data.join("names");
+        let mut records = HashMap::new();
+        record::load(&folder, |_, stored: Stored| {
+            if let Some(media_type) = MediaType::new(&stored.media_type) {
+                let slot = Slot {
+                    digest: stored.digest,
+                    media_type,
+                    etag: stored.etag.map(Into::into),
+                    validated: stored.validated,
+                    dirty: false,
+                };
+                records.insert(key(&stored.name), slot);
+            }
+        })?;
+        records.shrink_to_fit();
+        let inner = Inner {
+            folder,
+            max: max.max(1),
+            writing: Mutex::new(()),
+            records: Mutex::new(records),
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
     }
 
-    /// Remembers what the upstream said. Durable when it returns if the digest or type changed.
-    pub async fn put(&self, _name: &Name, _record: Record) -> Result<(), Error> {
-        todo!()
+    /// The record, fresh or not: what counts as fresh is the caller's matter. No I/O.
+    pub async fn get(&self, name: &Name) -> Option<Record> {
+        let records = lock(&self.inner.records);
+        let slot = records.get(&key(&name.text()))?;
+        Some(Record {
+            digest: slot.digest,
+            media_type: slot.media_type.clone(),
+            etag: slot.etag.as_deref().map(str::to_owned),
+            validated: slot.validated,
+        })
+    }
+
+    /// Remembers what the upstream said. Durable when it returns if the digest, type or `ETag` changed;
+    /// else it costs no I/O.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; what was remembered before stays.
+    pub async fn put(&self, name: &Name, record: Record) -> Result<(), Error> {
+        let text = name.text();
+        let key = key(&text);
+        if let Some(slot) = lock(&self.inner.records).get_mut(&key)
+            && slot.digest == record.digest
+            && slot.media_type == record.media_type
+            && slot.etag.as_deref() == record.etag.as_deref()
+        {
+            slot.validated = record.validated;
+            slot.dirty = true;
+            return Ok(());
+        }
+        let inner = self.inner.clone();
+        blocking(move || inner.write(text, key, record)).await
     }
 
     /// Forgets: the upstream says that there is no such name.
-    pub async fn remove(&self, _name: &Name) -> Result<(), Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then it comes back after a restart.
+    pub async fn remove(&self, name: &Name) -> Result<(), Error> {
+        let text = name.text();
+        if lock(&self.inner.records).remove(&key(&text)).is_none() {
+            return Ok(());
+        }
+        let inner = self.inner.clone();
+        blocking(move || {
+            let _writing = lock(&inner.writing);
+            if lock(&inner.records).contains_key(&key(&text)) {
+                return Ok(());
+            }
+            record::delete(&inner.folder, &text)
+                .map_err(|error| Error::io("forget a name in", &inner.folder, error))
+        })
+        .await
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        lock(&self.inner.records).len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes over a later validation that the catalog knows of.
+    pub(crate) fn restore(&self, key: &Key, validated: u64) {
+        if let Some(slot) = lock(&self.inner.records).get_mut(key) {
+            slot.validated = slot.validated.max(validated);
+        }
+    }
+
+    /// Validations since the last call, for the catalog.
+    pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
+        let mut records = lock(&self.inner.records);
+        let dirty = records.iter_mut().filter_map(|(key, slot)| {
+            std::mem::take(&mut slot.dirty).then_some((*key, slot.validated))
+        });
+        dirty.collect()
+    }
+}
+
+impl Inner {
+    fn write(&self, name: String, key: Key, record: Record) -> Result<(), Error> {
+        let _writing = lock(&self.writing);
+        let stored = Stored {
+            digest: record.digest,
+            media_type: record.media_type.as_str().to_owned(),
+            etag: record.etag,
+            validated: record.validated,
+            name,
+        };
+        record::store(&self.folder, &stored.name, &stored)
+            .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
+        let slot = Slot {
+            digest: record.digest,
+            media_type: record.media_type,
+            etag: stored.etag.map(Into::into),
+            validated: record.validated,
+            dirty: true,
+        };
+        let mut records = lock(&self.records);
+        records.insert(key, slot);
+        if records.len() <= self.max {
+            return Ok(());
+        }
+        // A hundredth more than needed, so that the search is paid once in many.
+        let mut ages: Vec<_> = records
+            .iter()
+            .map(|(key, slot)| (slot.validated, *key))
+            .collect();
+        let surplus = (records.len() - self.max + self.max / 100).min(ages.len() - 1);
+        let (oldest, _, _) = ages.select_nth_unstable(surplus);
+        let oldest: Vec<Key> = oldest
+            .iter()
+            .map(|(_, key)| *key)
+            .filter(|old| *old != key)
+            .collect();
+        for old in &oldest {
+            records.remove(old);
+        }
+        drop(records);
+        for old in oldest {
+            let name = Digest::from_bytes(Algorithm::Sha256, &old)
+                .map(|digest| digest.hex())
+                .unwrap_or_default();
+            if let Err(error) = std::fs::remove_file(self.folder.join(name)) {
+                tracing::warn!(%error, "cannot delete a dropped name");
+            }
+        }
+        Ok(())
     }
 }

@@ -6,37 +6,81 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
+mod disk;
+mod trailer;
+
+pub use disk::{DiskTier, Step};
+pub use trailer::{CHUNK, Sums, Trailer};
+
 /// A place for blobs. Every implementer runs the conformance suite of `testkit`.
+///
+/// All methods block. The cache calls `open`, `remove` and [`Staged::commit`] of one digest one after
+/// another, never at once; different digests come from many threads.
 pub trait Tier: Send + Sync {
-    /// Opens the staged bytes of a digest, making them when there are none.
+    /// Opens the staged bytes of a digest, making them when there are none. What an earlier process
+    /// left is kept up to a multiple of [`CHUNK`] that is less than all of it: so there is always
+    /// something left to ask the upstream for.
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>>;
+    /// Deletes staged bytes; deleting what is not there is no error.
+    fn discard(&self, digest: &Digest) -> io::Result<()>;
     /// A handle that outlives removal; `None` when the digest is not committed.
+    ///
+    /// # Errors
+    /// `InvalidData` when what lies there is not what was committed, as far as its trailer tells.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
     /// Deletes a committed blob; deleting what is not there is no error.
     fn remove(&self, digest: &Digest) -> io::Result<()>;
-    /// Visits every committed blob with its size on the medium.
-    fn scan(&self, visit: &mut dyn FnMut(Digest, u64)) -> io::Result<()>;
+    /// Visits every committed blob, in no order.
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
+    /// Visits everything that is staged, in no order.
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
+    /// Bytes that the medium can still take.
+    fn free(&self) -> io::Result<u64>;
 }
 
-/// Bytes on their way in. Dropping keeps them for a later fill; [`Staged::discard`] deletes them.
+/// What a walk over a tier finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Which blob.
+    pub digest: Digest,
+    /// Its bytes on the medium, trailer included.
+    pub bytes: u64,
+    /// Last written, seconds since 1970.
+    pub modified: u64,
+}
+
+/// Bytes that can be read at any position, by any number of threads at once.
+pub trait ReadAt: Send + Sync {
+    /// Fills `buf` from `offset`; an end before that is an error. Blocks.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// As many bytes from `offset` as can be had without waiting for the medium; 0 when none.
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+}
+
+/// Bytes on their way in. Dropping keeps them for a later fill; [`Tier::discard`] deletes them.
 pub trait Staged: Send {
     /// Bytes staged so far.
     fn len(&self) -> u64;
+    /// Whether nothing is staged.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
     /// Appends.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Makes the bytes durable and visible under `digest`, all or nothing.
-    fn commit(self: Box<Self>) -> io::Result<()>;
-    /// Deletes the staged bytes.
-    fn discard(self: Box<Self>) -> io::Result<()>;
+    /// Forgets all that is staged.
+    fn clear(&mut self) -> io::Result<()>;
+    /// Reads what is staged while more is written; stays valid through commit, discard and removal.
+    fn reader(&self) -> Arc<dyn ReadAt>;
+    /// Makes the bytes durable and visible, all or nothing, and opens them. Replaces an older blob
+    /// of the same digest. After an error the staged bytes may have a damaged end: discard them.
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>>;
 }
 
 /// Committed, immutable bytes.
-pub trait Blob: Send + Sync {
-    /// Bytes of content.
-    fn size(&self) -> u64;
-    /// Fills `buf` from `offset`; an end before that is an error.
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// The file behind it, when there is one, so that it can leave by `sendfile`.
+pub trait Blob: ReadAt {
+    /// What was committed with the content: size, checksums, media type.
+    fn trailer(&self) -> &Trailer;
+    /// The file behind it with the content at offset 0, when there is one, so that it can leave by `sendfile`.
     fn file(&self) -> Option<&File> {
         None
     }

@@ -1,0 +1,250 @@
+//! What the leader of one fill, its ingest and its readers share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use pierhead_oci::{Digest, MediaType};
+use tokio::sync::{Notify, watch};
+
+use crate::ingest::Ingest;
+use crate::object::OpenBlob;
+use crate::store::Store;
+use crate::tier::{ReadAt, Staged};
+use crate::{Error, lock};
+
+/// The last piece of a content of known length, held back until the digest matches.
+const LAST_PIECE: u64 = 64 * 1024;
+
+/// Bytes that may wait for the disk: the most that one fill holds in memory.
+const QUEUE: usize = 1024 * 1024;
+
+pub(crate) struct Flight {
+    pub(crate) digest: Digest,
+    pub(crate) store: Arc<Store>,
+    pub(crate) progress: watch::Sender<Progress>,
+    /// Set before the fill has any bytes.
+    pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
+    /// Bytes set aside for this fill.
+    pub(crate) reserved: AtomicU64,
+    /// Bytes staged.
+    pub(crate) staged: AtomicU64,
+    queue: Mutex<Queue>,
+    /// Woken when the queue has room again, or will never have.
+    drained: Notify,
+    runtime: tokio::runtime::Handle,
+}
+
+/// What readers see.
+#[derive(Clone, Default)]
+pub(crate) struct Progress {
+    /// Counts the times that the leader started over.
+    pub(crate) generation: u64,
+    /// `None` until the leader has begun; then what the upstream says.
+    pub(crate) size: Option<Option<u64>>,
+    /// Bytes on the medium.
+    pub(crate) landed: u64,
+    /// The digest matched: all bytes are good, and there are no more than have landed.
+    pub(crate) verified: bool,
+    /// How it ended.
+    pub(crate) outcome: Option<Result<Arc<OpenBlob>, Error>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    pieces: VecDeque<Bytes>,
+    /// Bytes in `pieces` and in the hands of the ingest.
+    bytes: usize,
+    order: Option<Order>,
+    /// Not here while it runs.
+    ingest: Option<Box<Ingest>>,
+    /// Nothing is accepted any more.
+    closed: bool,
+}
+
+/// What the leader wants done, after the pieces before it.
+pub(crate) enum Order {
+    /// Forget all bytes.
+    Clear,
+    /// Check and commit.
+    Finish(Option<MediaType>),
+    /// Stop; `keep` what is staged for the next leader or delete it.
+    Abandon { why: Error, keep: bool },
+}
+
+/// What the ingest does next.
+pub(crate) enum Work {
+    Pieces(VecDeque<Bytes>),
+    Order(Order),
+}
+
+fn over() -> Error {
+    Error::Abandoned("the fill is over".into())
+}
+
+impl Progress {
+    /// How far readers may read.
+    pub(crate) fn visible(&self) -> u64 {
+        match self.size {
+            _ if self.verified => self.landed,
+            None => 0,
+            Some(Some(size)) => self.landed.min(size.saturating_sub(LAST_PIECE)),
+            // The end may be anywhere: one byte less than all is what is safe to show.
+            Some(None) => self.landed.saturating_sub(1),
+        }
+    }
+}
+
+impl Flight {
+    pub(crate) fn new(digest: Digest, store: Arc<Store>) -> Self {
+        Self {
+            digest,
+            store,
+            progress: watch::Sender::new(Progress::default()),
+            reader: OnceLock::new(),
+            reserved: AtomicU64::new(0),
+            staged: AtomicU64::new(0),
+            queue: Mutex::default(),
+            drained: Notify::new(),
+            runtime: tokio::runtime::Handle::current(),
+        }
+    }
+
+    /// Takes note of what is staged and set aside, before the ingest starts.
+    pub(crate) fn take_off(&self, staged: &dyn Staged, reserved: u64) {
+        // Nobody else sets it.
+        let _ = self.reader.set(staged.reader());
+        self.reserved.store(reserved, Ordering::Relaxed);
+        self.staged.store(staged.len(), Ordering::Relaxed);
+    }
+
+    /// Bytes reserved that are not on the disk yet.
+    pub(crate) fn pending(&self) -> u64 {
+        let staged = self.staged.load(Ordering::Relaxed);
+        self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
+    }
+
+    /// Whether it has ended, or is about to end badly: no new reader should join.
+    pub(crate) fn is_doomed(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.closed && !self.progress.borrow().verified
+            || matches!(queue.order, Some(Order::Abandon { .. }))
+    }
+
+    /// Whether the next order makes what is staged worthless.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(
+            lock(&self.queue).order,
+            Some(Order::Clear | Order::Abandon { .. })
+        )
+    }
+
+    /// Gives the ingest its place; it starts with what needs no order: rehashing what an earlier fill left.
+    pub(crate) fn start(self: &Arc<Self>, ingest: Box<Ingest>) {
+        lock(&self.queue).ingest = Some(ingest);
+        self.wake();
+    }
+
+    /// Waits for room, then queues. Cancel safe: queued or not, never half.
+    pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
+        let queued = loop {
+            let drained = self.drained.notified();
+            {
+                let mut queue = lock(&self.queue);
+                if queue.closed {
+                    break Err(());
+                }
+                if queue.bytes < QUEUE {
+                    queue.bytes += piece.len();
+                    queue.pieces.push_back(piece);
+                    break Ok(());
+                }
+            }
+            drained.await;
+        };
+        match queued {
+            Ok(()) => self.wake(),
+            Err(()) => return Err(self.failure().await),
+        }
+        Ok(())
+    }
+
+    /// Gives an order; a later one replaces an earlier one that has not been looked at.
+    pub(crate) fn order(self: &Arc<Self>, order: Order) {
+        {
+            let mut queue = lock(&self.queue);
+            if queue.closed {
+                return;
+            }
+            if !matches!(order, Order::Finish(_)) {
+                queue.bytes = queue
+                    .bytes
+                    .saturating_sub(queue.pieces.iter().map(Bytes::len).sum());
+                queue.pieces.clear();
+            }
+            queue.order = Some(order);
+        }
+        self.wake();
+    }
+
+    /// How it ends. Cancel safe.
+    pub(crate) async fn outcome(&self) -> Result<Arc<OpenBlob>, Error> {
+        let mut progress = self.progress.subscribe();
+        let outcome = progress
+            .wait_for(|progress| progress.outcome.is_some())
+            .await;
+        // The sender lives in `self`.
+        outcome
+            .ok()
+            .and_then(|progress| progress.outcome.clone())
+            .unwrap_or_else(|| Err(over()))
+    }
+
+    /// Why it ends badly.
+    pub(crate) async fn failure(&self) -> Error {
+        self.outcome().await.err().unwrap_or_else(over)
+    }
+
+    /// Runs the ingest on a blocking thread unless it runs already. A thread is held only while there is
+    /// work: an upstream that is slow costs none.
+    fn wake(self: &Arc<Self>) {
+        let ingest = lock(&self.queue).ingest.take();
+        if let Some(ingest) = ingest {
+            let flight = self.clone();
+            self.runtime.spawn_blocking(move || ingest.run(&flight));
+        }
+    }
+
+    /// The next work; without any the ingest is put back to its place.
+    pub(crate) fn next(&self, ingest: Box<Ingest>) -> Option<(Box<Ingest>, Work)> {
+        let mut queue = lock(&self.queue);
+        if !queue.pieces.is_empty() {
+            return Some((ingest, Work::Pieces(std::mem::take(&mut queue.pieces))));
+        }
+        if let Some(order) = queue.order.take() {
+            queue.closed = !matches!(order, Order::Clear);
+            return Some((ingest, Work::Order(order)));
+        }
+        queue.ingest = Some(ingest);
+        None
+    }
+
+    /// A piece has been dealt with.
+    pub(crate) fn done(&self, bytes: usize) {
+        let mut queue = lock(&self.queue);
+        queue.bytes = queue.bytes.saturating_sub(bytes);
+        if queue.bytes < QUEUE {
+            self.drained.notify_one();
+        }
+    }
+
+    /// Nothing more is accepted; who waits for room is told.
+    pub(crate) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        queue.pieces.clear();
+        drop(queue);
+        self.drained.notify_one();
+    }
+}

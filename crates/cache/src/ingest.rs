@@ -1,0 +1,227 @@
+//! One fill on its way to the disk: write, show, hash; in the end check and commit.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use pierhead_oci::{Hasher, MediaType};
+
+use crate::buffer::BUFFER;
+use crate::flight::{Flight, Order, Work};
+use crate::state::{Partial, blocks};
+use crate::store::Store;
+use crate::tier::{ReadAt, Staged, Sums, Trailer};
+use crate::{Error, now};
+
+/// Room for a fill of unknown length is set aside in such steps.
+const STEP: u64 = 4 << 20;
+
+pub(crate) struct Ingest {
+    staged: Box<dyn Staged>,
+    reader: Arc<dyn ReadAt>,
+    hasher: Hasher,
+    sums: Sums,
+    /// Bytes hashed; less than staged until what an earlier fill left has been read again.
+    hashed: u64,
+    /// Whether bytes of an earlier fill are among them.
+    resumed: bool,
+}
+
+impl Ingest {
+    pub(crate) fn new(flight: &Flight, staged: Box<dyn Staged>) -> Self {
+        Self {
+            reader: staged.reader(),
+            hasher: Hasher::new(flight.digest.algorithm()),
+            sums: Sums::default(),
+            hashed: 0,
+            resumed: !staged.is_empty(),
+            staged,
+        }
+    }
+
+    /// Works until there is nothing to do (then it goes back to its place in the flight) or the fill ends.
+    pub(crate) fn run(mut self: Box<Self>, flight: &Arc<Flight>) {
+        if let Err(error) = self.rehash(flight) {
+            return self.fail(flight, error, false);
+        }
+        loop {
+            let Some((ingest, work)) = flight.next(self) else {
+                return;
+            };
+            self = ingest;
+            match work {
+                Work::Pieces(pieces) => {
+                    if let Err(error) = self.take(flight, pieces) {
+                        return self.fail(flight, error, false);
+                    }
+                }
+                Work::Order(Order::Clear) => {
+                    if let Err(error) = self.clear(flight) {
+                        return self.fail(flight, error, false);
+                    }
+                }
+                Work::Order(Order::Abandon { why, keep }) => return self.fail(flight, why, keep),
+                Work::Order(Order::Finish(media_type)) => return self.finish(flight, media_type),
+            }
+        }
+    }
+
+    /// Reads again what an earlier fill left, unless the leader does not want it.
+    fn rehash(&mut self, flight: &Flight) -> Result<(), Error> {
+        let len = self.staged.len();
+        if self.hashed == len {
+            return Ok(());
+        }
+        let mut buffer = flight.store.pool.take(BUFFER);
+        while self.hashed < len && !flight.is_interrupted() {
+            let now = usize::try_from(len - self.hashed)
+                .unwrap_or(BUFFER)
+                .min(BUFFER);
+            let bytes = &mut buffer.as_mut()[..now];
+            self.reader
+                .read_at(self.hashed, bytes)
+                .map_err(|error| flight.store.io("read again", &flight.digest, error))?;
+            self.sums.update(self.hashed, bytes);
+            self.hasher.update(bytes);
+            self.hashed += now as u64;
+            self.show(flight);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, flight: &Flight, pieces: VecDeque<Bytes>) -> Result<(), Error> {
+        for piece in pieces {
+            self.make_room(
+                flight,
+                Store::need(self.staged.len() + piece.len() as u64, None),
+            )?;
+            self.staged
+                .write(&piece)
+                .map_err(|error| flight.store.io("write", &flight.digest, error))?;
+            let position = self.hashed;
+            self.hashed += piece.len() as u64;
+            // Readers go on with it, on other cores, while it is hashed here.
+            self.show(flight);
+            self.sums.update(position, &piece);
+            self.hasher.update(&piece);
+            flight
+                .store
+                .metrics
+                .written_bytes
+                .inc_by(piece.len() as u64);
+            flight.done(piece.len());
+        }
+        Ok(())
+    }
+
+    /// Of a fill whose length was not known at its start.
+    fn make_room(&self, flight: &Flight, need: u64) -> Result<(), Error> {
+        let reserved = flight.reserved.load(Ordering::Relaxed);
+        if need <= reserved {
+            return Ok(());
+        }
+        let more = blocks((need - reserved).max(STEP));
+        let more = match flight.store.reserve(more) {
+            Ok(()) => more,
+            Err(_) => flight
+                .store
+                .reserve(need - reserved)
+                .map(|()| need - reserved)?,
+        };
+        flight.reserved.fetch_add(more, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn show(&self, flight: &Flight) {
+        flight.staged.store(self.hashed, Ordering::Relaxed);
+        flight
+            .progress
+            .send_modify(|progress| progress.landed = self.hashed);
+    }
+
+    fn clear(&mut self, flight: &Flight) -> Result<(), Error> {
+        self.staged
+            .clear()
+            .map_err(|error| flight.store.io("empty", &flight.digest, error))?;
+        (self.hasher, self.sums) = (Hasher::new(flight.digest.algorithm()), Sums::default());
+        (self.hashed, self.resumed) = (0, false);
+        flight.staged.store(0, Ordering::Relaxed);
+        flight.progress.send_modify(|progress| {
+            progress.generation += 1;
+            progress.size = None;
+            progress.landed = 0;
+        });
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>, flight: &Arc<Flight>, media_type: Option<MediaType>) {
+        let actual =
+            std::mem::replace(&mut self.hasher, Hasher::new(flight.digest.algorithm())).finish();
+        if actual != flight.digest {
+            let error = Error::WrongDigest {
+                expected: flight.digest,
+                actual,
+                resumed: self.resumed,
+            };
+            return self.fail(flight, error, false);
+        }
+        let size = self.hashed;
+        flight.progress.send_modify(|progress| {
+            progress.size = Some(Some(size));
+            progress.verified = true;
+        });
+        let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
+        // Of a fill whose length was not known: the trailer's last bytes.
+        let need = Store::need(size, trailer.media_type());
+        if let Err(error) = self.make_room(flight, need) {
+            return self.fail(flight, error, false);
+        }
+        let reserved = flight.reserved.load(Ordering::Relaxed);
+        let outcome = flight
+            .store
+            .commit(&flight.digest, self.staged, trailer, reserved);
+        if let Err(error) = &outcome {
+            tracing::warn!(digest = %flight.digest, %error, "a fill that was right could not be committed");
+            end(flight, reserved, None);
+        }
+        flight
+            .progress
+            .send_modify(|progress| progress.outcome = Some(outcome));
+    }
+
+    fn fail(self: Box<Self>, flight: &Arc<Flight>, mut error: Error, keep: bool) {
+        // A full disk: the partial file is the first thing that should go.
+        flight.close();
+        let len = self.staged.len();
+        drop(self.staged);
+        let keep = keep && len > 0;
+        if !keep && let Err(source) = flight.store.tier.discard(&flight.digest) {
+            tracing::warn!(digest = %flight.digest, error = %source, "cannot delete a failed fill");
+            if !matches!(source.kind(), io::ErrorKind::NotFound) && !error.is_storage() {
+                error = flight.store.io("delete", &flight.digest, source);
+            }
+        }
+        let partial = keep.then(|| Partial {
+            bytes: blocks(len),
+            modified: now(),
+        });
+        end(flight, flight.reserved.load(Ordering::Relaxed), partial);
+        flight.store.metrics.failed_fills.inc();
+        flight
+            .progress
+            .send_modify(|progress| progress.outcome = Some(Err(error)));
+    }
+}
+
+/// Takes the flight out, and turns what was reserved for it into what is left of it.
+fn end(flight: &Arc<Flight>, reserved: u64, partial: Option<Partial>) {
+    let mut state = crate::lock(&flight.store.state);
+    state.reserved -= reserved;
+    if let Some(partial) = partial {
+        state.reserved += partial.bytes;
+        state.partials.insert(flight.digest, partial);
+    }
+    state.fills.remove(&flight.digest);
+}

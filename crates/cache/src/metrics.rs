@@ -1,0 +1,137 @@
+//! What the cache counts. How full it is, is read when asked for.
+
+use std::sync::Weak;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::lock;
+use crate::store::Store;
+
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(crate) hits: Counter,
+    pub(crate) misses: Counter,
+    pub(crate) joins: Counter,
+    pub(crate) failed_fills: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) evictions: Counter,
+    pub(crate) evicted_bytes: Counter,
+    pub(crate) rot: Counter,
+    pub(crate) commit_seconds: Histogram,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            hits: Counter::default(),
+            misses: Counter::default(),
+            joins: Counter::default(),
+            failed_fills: Counter::default(),
+            written_bytes: Counter::default(),
+            evictions: Counter::default(),
+            evicted_bytes: Counter::default(),
+            rot: Counter::default(),
+            // 0.5 ms (a fast disk) to 8 s (a large blob on a slow one).
+            commit_seconds: Histogram::new(exponential_buckets(0.0005, 2.0, 15)),
+        }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register("hits", "Claims that found the blob", self.hits.clone());
+        registry.register("misses", "Claims that started a fill", self.misses.clone());
+        registry.register(
+            "joins",
+            "Claims that joined a fill under way",
+            self.joins.clone(),
+        );
+        registry.register(
+            "failed_fills",
+            "Fills that ended badly",
+            self.failed_fills.clone(),
+        );
+        registry.register(
+            "written",
+            "Content written to staging",
+            self.written_bytes.clone(),
+        );
+        registry.register("evictions", "Blobs evicted", self.evictions.clone());
+        registry.register("evicted", "Evicted, on disk", self.evicted_bytes.clone());
+        registry.register(
+            "rot",
+            "Stored blobs found damaged and removed",
+            self.rot.clone(),
+        );
+        registry.register_with_unit(
+            "commit",
+            "From the last byte to durable and visible",
+            Unit::Seconds,
+            self.commit_seconds.clone(),
+        );
+    }
+}
+
+/// Reads how full the cache is.
+#[derive(Debug)]
+pub(crate) struct Fullness(pub(crate) Weak<Store>);
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("data", &self.config.data)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Collector for Fullness {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let Some(store) = self.0.upgrade() else {
+            return Ok(());
+        };
+        let figures = {
+            let state = lock(&store.state);
+            let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+            [
+                ("blobs", "Committed blobs", None, count(state.index.len())),
+                (
+                    "used",
+                    "Committed blobs, on disk",
+                    Some(Unit::Bytes),
+                    state.used,
+                ),
+                (
+                    "reserved",
+                    "Fills, partial fills and deleted files still read",
+                    Some(Unit::Bytes),
+                    state.reserved,
+                ),
+                (
+                    "capacity",
+                    "The bound on used and reserved",
+                    Some(Unit::Bytes),
+                    state.capacity,
+                ),
+                (
+                    "pinned",
+                    "Committed blobs that pins keep",
+                    Some(Unit::Bytes),
+                    state.pinned_bytes,
+                ),
+                ("fills", "Fills under way", None, count(state.fills.len())),
+            ]
+        };
+        for (name, help, unit, value) in figures {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let encoder =
+                encoder.encode_descriptor(name, help, unit.as_ref(), gauge.metric_type())?;
+            gauge.encode(encoder)?;
+        }
+        Ok(())
+    }
+}

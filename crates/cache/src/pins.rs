@@ -1,0 +1,78 @@
+//! Pins: which digests a label keeps. Files, since they cannot be rebuilt.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use pierhead_oci::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, lock, record};
+
+pub(crate) struct Pins {
+    folder: PathBuf,
+    /// Held while a file is written too: memory and disk change together.
+    labels: Mutex<BTreeMap<String, Vec<Digest>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Pin {
+    label: String,
+    digests: Vec<Digest>,
+}
+
+impl Pins {
+    pub(crate) fn open(data: &Path) -> io::Result<Self> {
+        let folder = data.join("pins");
+        let mut labels = BTreeMap::new();
+        record::load(&folder, |_, pin: Pin| {
+            labels.insert(pin.label, pin.digests);
+        })?;
+        Ok(Self {
+            folder,
+            labels: Mutex::new(labels),
+        })
+    }
+
+    /// Sets (or with `None` takes away) what a label pins, and tells `change` what it pinned before and
+    /// pins now, in the order of the writes. Says whether the label was there. Blocks; durable.
+    pub(crate) fn set(
+        &self,
+        label: &str,
+        digests: Option<Vec<Digest>>,
+        change: impl FnOnce(&[Digest], &[Digest]),
+    ) -> Result<bool, Error> {
+        let mut labels = lock(&self.labels);
+        let failed = |error| Error::io("change pins in", &self.folder, error);
+        let (before, after) = match digests {
+            Some(digests) => {
+                let digests: Vec<_> = digests
+                    .into_iter()
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect();
+                let pin = Pin {
+                    label: label.to_owned(),
+                    digests,
+                };
+                record::store(&self.folder, label, &pin).map_err(failed)?;
+                (labels.insert(pin.label, pin.digests.clone()), pin.digests)
+            }
+            None => {
+                record::delete(&self.folder, label).map_err(failed)?;
+                (labels.remove(label), Vec::new())
+            }
+        };
+        change(before.as_deref().unwrap_or_default(), &after);
+        Ok(before.is_some())
+    }
+
+    /// All labels in order.
+    pub(crate) fn all(&self) -> Vec<(String, Vec<Digest>)> {
+        lock(&self.labels)
+            .iter()
+            .map(|(label, digests)| (label.clone(), digests.clone()))
+            .collect()
+    }
+}

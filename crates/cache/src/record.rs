@@ -1,0 +1,94 @@
+//! Small durable files that cannot be rebuilt: one JSON value, and the checksum of its text.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use pierhead_oci::{Algorithm, Digest};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// No record of ours is longer; a longer file is damaged.
+const LONGEST: u64 = 16 << 20;
+
+/// Suffix of a file that is being written; what a crash leaves is deleted by [`load`].
+const PARTIAL: &str = ".partial";
+
+/// The file name of a record: a hash of its key, since keys hold `/` and may be long.
+pub(crate) fn file_name(key: &str) -> String {
+    Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
+}
+
+/// Writes a record durably, replacing an older one all or nothing.
+pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
+    let mut text = serde_json::to_vec(value)?;
+    let sum = crc32c::crc32c(&text);
+    writeln!(text, "\n{sum:08x}")?;
+    write_file(&folder.join(file_name(key)), &text)
+}
+
+/// Deletes a record; deleting what is not there is no error.
+pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
+    match fs::remove_file(folder.join(file_name(key))) {
+        Ok(()) => File::open(folder)?.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads every record of a folder (made when missing) with its file name. Damaged ones are logged and skipped.
+pub(crate) fn load<T: DeserializeOwned>(
+    folder: &Path,
+    mut visit: impl FnMut(&str, T),
+) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if name.ends_with(PARTIAL) {
+            fs::remove_file(entry.path())?;
+            continue;
+        }
+        match read(&entry.path()) {
+            Ok(value) => visit(&name, value),
+            Err(error) => {
+                tracing::error!(file = %entry.path().display(), %error, "a damaged record is ignored and deleted");
+                fs::remove_file(entry.path())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    let mut text = Vec::new();
+    File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
+    // A newline, eight digits, a newline.
+    let (json, sum) = text
+        .split_at_checked(text.len().saturating_sub(10))
+        .ok_or_else(damaged)?;
+    if sum != format!("\n{:08x}\n", crc32c::crc32c(json)).as_bytes() {
+        return Err(damaged());
+    }
+    Ok(serde_json::from_slice(json)?)
+}
+
+/// Write, fsync, rename, fsync the folder.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(PARTIAL);
+    let mut file = File::create(&partial)?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| file.sync_data())
+        .and_then(|()| fs::rename(&partial, path));
+    if let Err(error) = written {
+        // A full disk: do not leave more on it.
+        let _ = fs::remove_file(&partial);
+        return Err(error);
+    }
+    File::open(folder)?.sync_all()
+}

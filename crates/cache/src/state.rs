@@ -1,0 +1,302 @@
+//! What is in the cache and what it weighs: plain data under one lock, no I/O.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+
+use pierhead_eviction::{Access, Policy};
+use pierhead_oci::{Digest, MediaType};
+
+use crate::flight::Flight;
+use crate::object::OpenBlob;
+use crate::tier::Trailer;
+
+/// Files count in blocks of the file system: 4 KiB nearly everywhere.
+const BLOCK: u64 = 4096;
+
+/// One committed blob.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub(crate) size: u64,
+    pub(crate) tick: u64,
+    pub(crate) media_type: Option<MediaType>,
+    /// Seconds since 1970, good until 2106.
+    pub(crate) accessed: u32,
+    /// Whether the catalog has not been told of the last change.
+    pub(crate) dirty: bool,
+}
+
+/// Bytes that an earlier fill staged and that nobody is writing now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Partial {
+    pub(crate) bytes: u64,
+    /// Seconds since 1970.
+    pub(crate) modified: u64,
+}
+
+/// What must go to make room. Its bytes stay counted until [`State::gone`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Victim {
+    Blob(Digest, u64),
+    Partial(Digest, u64),
+}
+
+pub(crate) struct State {
+    pub(crate) index: BTreeMap<Digest, Slot>,
+    pub(crate) policy: Box<dyn Policy<Digest>>,
+    pub(crate) fills: HashMap<Digest, Arc<Flight>>,
+    pub(crate) partials: HashMap<Digest, Partial>,
+    /// Handles that somebody reads, by digest; the number tells one handle from a later one.
+    pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
+    /// Handles whose file is deleted: their bytes are on the disk until they are dropped.
+    ghosts: HashMap<u64, u64>,
+    /// How many labels pin a digest.
+    pub(crate) pinned: HashMap<Digest, u32>,
+    /// Bytes on disk of committed blobs.
+    pub(crate) used: u64,
+    /// Bytes of fills, partials, ghosts and files that are being deleted.
+    pub(crate) reserved: u64,
+    pub(crate) pinned_bytes: u64,
+    pub(crate) capacity: u64,
+    tick: u64,
+    handles: u64,
+    /// Digests whose slot is dirty, or gone.
+    pub(crate) changed: Vec<Digest>,
+}
+
+impl Slot {
+    /// Bytes on disk.
+    pub(crate) fn footprint(&self) -> u64 {
+        footprint(self.size, self.media_type.as_ref())
+    }
+}
+
+/// Bytes on disk of a blob with that content and media type, in whole blocks.
+pub(crate) fn footprint(size: u64, media_type: Option<&MediaType>) -> u64 {
+    blocks(size.saturating_add(Trailer::encoded_len(size, media_type)))
+}
+
+/// `bytes` in whole blocks.
+pub(crate) fn blocks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK).saturating_mul(BLOCK)
+}
+
+impl State {
+    pub(crate) fn new(policy: Box<dyn Policy<Digest>>, capacity: u64) -> Self {
+        Self {
+            index: BTreeMap::new(),
+            policy,
+            fills: HashMap::new(),
+            partials: HashMap::new(),
+            open: HashMap::new(),
+            ghosts: HashMap::new(),
+            pinned: HashMap::new(),
+            used: 0,
+            reserved: 0,
+            pinned_bytes: 0,
+            capacity,
+            tick: 0,
+            handles: 0,
+            changed: Vec::new(),
+        }
+    }
+
+    /// The next tick, greater than all before.
+    fn next_tick(&mut self) -> u64 {
+        self.tick += 1;
+        self.tick
+    }
+
+    /// A number for a new handle.
+    pub(crate) fn next_handle(&mut self) -> u64 {
+        self.handles += 1;
+        self.handles
+    }
+
+    /// Counts an access to a committed blob; `false` when it is not there.
+    pub(crate) fn touch(&mut self, digest: &Digest, now: u64) -> bool {
+        let tick = self.next_tick();
+        let Some(slot) = self.index.get_mut(digest) else {
+            return false;
+        };
+        slot.tick = tick;
+        slot.accessed = u32::try_from(now).unwrap_or(u32::MAX);
+        if !std::mem::replace(&mut slot.dirty, true) {
+            self.changed.push(*digest);
+        }
+        self.policy.hit(Access {
+            key: *digest,
+            size: slot.footprint(),
+            tick,
+        });
+        true
+    }
+
+    /// Enters a blob that is on disk now, in place of an older one of that digest.
+    pub(crate) fn insert(
+        &mut self,
+        digest: Digest,
+        size: u64,
+        media_type: Option<MediaType>,
+        now: u64,
+    ) {
+        if let Some(bytes) = self.take(&digest) {
+            // The rename has deleted the older file.
+            self.gone(&digest, bytes);
+        }
+        let tick = self.next_tick();
+        let accessed = u32::try_from(now).unwrap_or(u32::MAX);
+        self.restore(
+            digest,
+            Slot {
+                size,
+                tick,
+                media_type,
+                accessed,
+                dirty: true,
+            },
+        );
+        self.changed.push(digest);
+    }
+
+    /// Enters a blob as it was known before a restart. Callers go in the order of ticks.
+    pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
+        self.tick = self.tick.max(slot.tick);
+        let (bytes, tick) = (slot.footprint(), slot.tick);
+        self.used += bytes;
+        self.index.insert(digest, slot);
+        if self.pinned.contains_key(&digest) {
+            self.pinned_bytes += bytes;
+        } else {
+            self.policy.insert(Access {
+                key: digest,
+                size: bytes,
+                tick,
+            });
+        }
+    }
+
+    /// Takes a blob out of the index; its bytes are counted as reserved until [`State::gone`].
+    /// Says how many they are.
+    pub(crate) fn take(&mut self, digest: &Digest) -> Option<u64> {
+        let slot = self.index.remove(digest)?;
+        let bytes = slot.footprint();
+        self.used -= bytes;
+        self.reserved += bytes;
+        if self.pinned.contains_key(digest) {
+            self.pinned_bytes -= bytes;
+        } else {
+            self.policy.remove(digest);
+        }
+        self.changed.push(*digest);
+        Some(bytes)
+    }
+
+    /// The file of a blob that was taken out is deleted: frees its bytes, unless a reader still has it open.
+    pub(crate) fn gone(&mut self, digest: &Digest, bytes: u64) {
+        match self.open.remove(digest) {
+            Some((handle, _)) => {
+                self.ghosts.insert(handle, bytes);
+            }
+            None => self.reserved -= bytes,
+        }
+    }
+
+    /// The last reader of a handle has left.
+    pub(crate) fn closed(&mut self, digest: &Digest, handle: u64) {
+        if let Some(bytes) = self.ghosts.remove(&handle) {
+            self.reserved -= bytes;
+        }
+        if self
+            .open
+            .get(digest)
+            .is_some_and(|(open, _)| *open == handle)
+        {
+            self.open.remove(digest);
+        }
+    }
+
+    /// What to delete next: the oldest partial fill, else the policy's victim. Blobs that are being read
+    /// are put into `spared` instead, since deleting them frees nothing yet; see [`State::spare`].
+    pub(crate) fn victim(&mut self, spared: &mut Vec<Digest>) -> Option<Victim> {
+        if let Some(digest) = self
+            .partials
+            .iter()
+            .min_by_key(|(_, partial)| partial.modified)
+            .map(|(digest, _)| *digest)
+        {
+            let bytes = self
+                .partials
+                .remove(&digest)
+                .map_or(0, |partial| partial.bytes);
+            return Some(Victim::Partial(digest, bytes));
+        }
+        while let Some(digest) = self.policy.evict() {
+            if self.open.contains_key(&digest) {
+                spared.push(digest);
+            } else if let Some(bytes) = self.take(&digest) {
+                return Some(Victim::Blob(digest, bytes));
+            }
+        }
+        None
+    }
+
+    /// Gives spared blobs back to the policy.
+    pub(crate) fn spare(&mut self, spared: Vec<Digest>) {
+        for digest in spared {
+            let tick = self.next_tick();
+            if let Some(slot) = self.index.get(&digest)
+                && !self.pinned.contains_key(&digest)
+            {
+                self.policy.insert(Access {
+                    key: digest,
+                    size: slot.footprint(),
+                    tick,
+                });
+            }
+        }
+    }
+
+    /// Most that evictions could free: what is neither pinned nor being filled.
+    pub(crate) fn evictable(&self) -> u64 {
+        let partials: u64 = self.partials.values().map(|partial| partial.bytes).sum();
+        self.used - self.pinned_bytes + partials
+    }
+
+    /// Bytes that are reserved by fills but not yet on the disk.
+    pub(crate) fn pending(&self) -> u64 {
+        self.fills.values().map(|flight| flight.pending()).sum()
+    }
+
+    /// One more label pins `digest`.
+    pub(crate) fn pin(&mut self, digest: Digest) {
+        let count = self.pinned.entry(digest).or_insert(0);
+        *count += 1;
+        if *count == 1
+            && let Some(slot) = self.index.get(&digest)
+        {
+            self.pinned_bytes += slot.footprint();
+            self.policy.remove(&digest);
+        }
+    }
+
+    /// One label less pins `digest`.
+    pub(crate) fn unpin(&mut self, digest: Digest) {
+        let Some(count) = self.pinned.get_mut(&digest) else {
+            return;
+        };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        self.pinned.remove(&digest);
+        let tick = self.next_tick();
+        if let Some(slot) = self.index.get(&digest) {
+            self.pinned_bytes -= slot.footprint();
+            self.policy.insert(Access {
+                key: digest,
+                size: slot.footprint(),
+                tick,
+            });
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Tier and state kept in step: opening, reserving, evicting, removing. All methods block.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use pierhead_oci::{Digest, MediaType};
+
+use crate::buffer::Pool;
+use crate::folder::Folder;
+use crate::metrics::Metrics;
+use crate::object::OpenBlob;
+use crate::state::{State, Victim, footprint};
+use crate::tier::{Blob, Staged, Tier, Trailer};
+use crate::{Config, Error, lock, now};
+
+/// Locks are always taken in this order: `reclaim`, a stripe, `state`. Only `state` is taken on async
+/// threads, and nothing is waited for while it is held.
+pub(crate) struct Store {
+    pub(crate) config: Config,
+    pub(crate) tier: Arc<dyn Tier>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) pool: Pool,
+    pub(crate) metrics: Metrics,
+    /// One eviction run at a time: two would both free what one needs.
+    reclaim: Mutex<()>,
+    /// Opening, committing and deleting one digest exclude one another.
+    stripes: [Mutex<()>; 16],
+    /// Held for its lock.
+    _folder: Folder,
+}
+
+/// Runs `work` off the async threads. Cancelling the future does not stop the work.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime is shutting down: whoever waits is about to be dropped.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+impl Store {
+    pub(crate) fn new(config: Config, tier: Arc<dyn Tier>, state: State, folder: Folder) -> Self {
+        Self {
+            config,
+            tier,
+            state: Mutex::new(state),
+            pool: Pool::default(),
+            metrics: Metrics::default(),
+            reclaim: Mutex::new(()),
+            stripes: Default::default(),
+            _folder: folder,
+        }
+    }
+
+    fn stripe(&self, digest: &Digest) -> &Mutex<()> {
+        let first = digest.as_bytes().first().copied().unwrap_or(0);
+        &self.stripes[usize::from(first) % self.stripes.len()]
+    }
+
+    /// An [`Error::Io`] that names the blob's file.
+    pub(crate) fn io(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
+        let path: PathBuf = [
+            self.config.data.as_os_str(),
+            "blobs".as_ref(),
+            digest.algorithm().as_str().as_ref(),
+        ]
+        .iter()
+        .collect();
+        Error::io(action, path.join(digest.hex()), source)
+    }
+
+    /// Opens a committed blob; `None` when it is not there, or was damaged and is now removed.
+    pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
+        let stripe = lock(self.stripe(digest));
+        {
+            let state = lock(&self.state);
+            if !state.index.contains_key(digest) {
+                return Ok(None);
+            }
+            if let Some(open) = state.open.get(digest).and_then(|(_, open)| open.upgrade()) {
+                return Ok(Some(open));
+            }
+        }
+        match self.tier.open(digest) {
+            Ok(Some(blob)) => Ok(Some(self.register(digest, blob, |_| ()))),
+            Ok(None) => {
+                drop(stripe);
+                self.remove_damaged(digest, None);
+                Ok(None)
+            }
+            Err(error) => {
+                tracing::warn!(%digest, %error, "a stored blob cannot be opened");
+                drop(stripe);
+                self.remove_damaged(digest, None);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Makes a handle known; `before` runs under the same lock.
+    fn register(
+        self: &Arc<Self>,
+        digest: &Digest,
+        blob: Arc<dyn Blob>,
+        before: impl FnOnce(&mut State),
+    ) -> Arc<OpenBlob> {
+        let mut state = lock(&self.state);
+        before(&mut state);
+        let handle = state.next_handle();
+        let open = Arc::new(OpenBlob {
+            digest: *digest,
+            handle,
+            blob,
+            store: self.clone(),
+        });
+        state.open.insert(*digest, (handle, Arc::downgrade(&open)));
+        open
+    }
+
+    /// Commits staged bytes and enters them into the index; `reserved` bytes were set aside for them.
+    pub(crate) fn commit(
+        self: &Arc<Self>,
+        digest: &Digest,
+        staged: Box<dyn Staged>,
+        trailer: Trailer,
+        reserved: u64,
+    ) -> Result<Arc<OpenBlob>, Error> {
+        let _stripe = lock(self.stripe(digest));
+        let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
+        let begun = std::time::Instant::now();
+        match staged.commit(trailer) {
+            Ok(blob) => {
+                self.metrics
+                    .commit_seconds
+                    .observe(begun.elapsed().as_secs_f64());
+                Ok(self.register(digest, blob, |state| {
+                    state.reserved -= reserved;
+                    state.insert(*digest, size, media_type, now());
+                    state.fills.remove(digest);
+                }))
+            }
+            Err(error) => {
+                // Half a commit may have given it its name already.
+                let older = lock(&self.state).index.contains_key(digest);
+                for cleanup in [
+                    self.tier.discard(digest),
+                    if older {
+                        Ok(())
+                    } else {
+                        self.tier.remove(digest)
+                    },
+                ] {
+                    if let Err(error) = cleanup {
+                        tracing::warn!(%digest, %error, "cannot clean up after a failed commit");
+                    }
+                }
+                Err(self.io("commit", digest, error))
+            }
+        }
+    }
+
+    /// Sets `bytes` aside, evicting for them down to the low watermark.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`]; nothing is evicted when that could not help.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), Error> {
+        let mut reclaim = None;
+        let mut spared = Vec::new();
+        let mut evicting = false;
+        let outcome = loop {
+            let free = self.tier.free().unwrap_or(u64::MAX);
+            let victim = {
+                let mut state = lock(&self.state);
+                let total = state.used + state.reserved + bytes;
+                let wanted = self
+                    .config
+                    .min_free
+                    .saturating_add(state.pending())
+                    .saturating_add(bytes);
+                let short = total
+                    .saturating_sub(state.capacity)
+                    .max(wanted.saturating_sub(free));
+                // Once at it, a little more: so that not every fill has to wait for a deletion.
+                let slack = (state.capacity / 64).min(64 << 20);
+                if short == 0 && (!evicting || total + slack <= state.capacity) {
+                    state.reserved += bytes;
+                    break Ok(());
+                }
+                if reclaim.is_none() {
+                    None
+                } else if short > state.evictable() {
+                    break Err(Error::NoRoom { needed: bytes });
+                } else {
+                    evicting = true;
+                    match state.victim(&mut spared) {
+                        Some(victim) => Some(victim),
+                        None if short == 0 => {
+                            state.reserved += bytes;
+                            break Ok(());
+                        }
+                        None => break Err(Error::NoRoom { needed: bytes }),
+                    }
+                }
+            };
+            match victim {
+                Some(victim) => self.delete(victim),
+                None => reclaim = Some(lock(&self.reclaim)),
+            }
+        };
+        if !spared.is_empty() {
+            lock(&self.state).spare(spared);
+        }
+        outcome
+    }
+
+    /// Evicts until at most `target` bytes are used; says how many were freed.
+    pub(crate) fn shrink(&self, target: u64) -> u64 {
+        let _reclaim = lock(&self.reclaim);
+        let (mut freed, mut spared) = (0, Vec::new());
+        loop {
+            let victim = {
+                let mut state = lock(&self.state);
+                if state.used + state.reserved <= target {
+                    break;
+                }
+                state.victim(&mut spared)
+            };
+            let Some(victim) = victim else { break };
+            let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
+            freed += bytes;
+            self.delete(victim);
+        }
+        lock(&self.state).spare(spared);
+        freed
+    }
+
+    /// Gives back bytes that were set aside.
+    pub(crate) fn release(&self, bytes: u64) {
+        lock(&self.state).reserved -= bytes;
+    }
+
+    /// Deletes the file of a victim and frees its bytes.
+    pub(crate) fn delete(&self, victim: Victim) {
+        let (Victim::Blob(digest, bytes) | Victim::Partial(digest, bytes)) = victim;
+        let _stripe = lock(self.stripe(&digest));
+        let removed = match victim {
+            // Committed again meanwhile: then the rename has deleted the old file.
+            Victim::Blob(..) if lock(&self.state).index.contains_key(&digest) => Ok(()),
+            Victim::Blob(..) => self.tier.remove(&digest),
+            // Claimed again meanwhile: then [`Store::stage`] empties it.
+            Victim::Partial(..) if lock(&self.state).fills.contains_key(&digest) => Ok(()),
+            Victim::Partial(..) => self.tier.discard(&digest),
+        };
+        if let Err(error) = removed {
+            // The bytes are still there, so they stay counted.
+            tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
+            return;
+        }
+        match victim {
+            Victim::Blob(..) => {
+                self.metrics.evictions.inc();
+                self.metrics.evicted_bytes.inc_by(bytes);
+                lock(&self.state).gone(&digest, bytes);
+            }
+            Victim::Partial(..) => self.release(bytes),
+        }
+    }
+
+    /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them.
+    pub(crate) fn stage(&self, digest: &Digest) -> Result<(Box<dyn Staged>, u64), Error> {
+        let _stripe = lock(self.stripe(digest));
+        let partial = lock(&self.state).partials.remove(digest);
+        let reserved = partial.map_or(0, |partial| partial.bytes);
+        let staged = self.tier.stage(digest).and_then(|mut staged| {
+            if reserved == 0 && !staged.is_empty() {
+                staged.clear()?;
+            }
+            Ok(staged)
+        });
+        match staged {
+            Ok(staged) => Ok((staged, reserved)),
+            Err(error) => {
+                self.release(reserved);
+                Err(self.io("stage", digest, error))
+            }
+        }
+    }
+
+    /// Takes a damaged blob out and deletes it, unless it has been replaced since `handle` was opened.
+    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>) {
+        let _stripe = lock(self.stripe(digest));
+        let taken = {
+            let mut state = lock(&self.state);
+            match (handle, state.open.get(digest)) {
+                (Some(ours), Some((current, _))) if ours != *current => None,
+                (Some(_), None) => None,
+                _ => state.take(digest),
+            }
+        };
+        let Some(bytes) = taken else { return };
+        self.metrics.rot.inc();
+        tracing::error!(%digest, "a stored blob is damaged: removed, it will be fetched again");
+        match self.tier.remove(digest) {
+            Ok(()) => lock(&self.state).gone(digest, bytes),
+            Err(error) => {
+                tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart")
+            }
+        }
+    }
+
+    /// Bytes that a blob of that size needs on disk.
+    pub(crate) fn need(size: u64, media_type: Option<&MediaType>) -> u64 {
+        footprint(size, media_type)
+    }
+}

@@ -1,0 +1,333 @@
+//! Blobs as files: one file a blob, committed by fsync and rename.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSliceMut};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use pierhead_oci::{Algorithm, Digest};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
+
+/// A change that is about to be made to the medium, as [`DiskTier::watched`] reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Step<'a> {
+    /// Bytes are appended to this file.
+    Write(&'a Path),
+    /// The file's content is made durable.
+    Sync(&'a Path),
+    /// The file gets its final name.
+    Rename(&'a Path, &'a Path),
+    /// Names in this folder are made durable.
+    SyncFolder(&'a Path),
+    /// The file is deleted.
+    Remove(&'a Path),
+}
+
+/// Called before each [`Step`]; an error is taken as the system's answer to it.
+type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
+
+/// The disk tier: `blobs/` and `staging/` below one folder.
+#[derive(Clone)]
+pub struct DiskTier {
+    root: PathBuf,
+    watch: Option<Watch>,
+}
+
+impl DiskTier {
+    /// Makes the two folders when they are missing.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(root: &Path) -> io::Result<Self> {
+        for folder in ["blobs", "staging"] {
+            fs::create_dir_all(root.join(folder))?;
+        }
+        Ok(Self {
+            root: root.to_owned(),
+            watch: None,
+        })
+    }
+
+    /// The same tier, which asks `watch` before every change to the disk: how tests cut a commit in two.
+    #[must_use]
+    pub fn watched(
+        mut self,
+        watch: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.watch = Some(Arc::new(watch));
+        self
+    }
+
+    fn step(&self, step: Step<'_>) -> io::Result<()> {
+        self.watch.as_ref().map_or(Ok(()), |watch| watch(step))
+    }
+
+    fn staged_path(&self, digest: &Digest) -> PathBuf {
+        self.root
+            .join("staging")
+            .join(format!("{}-{}", digest.algorithm().as_str(), digest.hex()))
+    }
+
+    fn blob_path(&self, digest: &Digest) -> PathBuf {
+        let hex = digest.hex();
+        self.root
+            .join("blobs")
+            .join(digest.algorithm().as_str())
+            .join(&hex[..2])
+            .join(hex)
+    }
+
+    /// Makes the folder of a blob, and its name durable.
+    fn make_folder(&self, folder: &Path) -> io::Result<()> {
+        if folder.is_dir() {
+            return Ok(());
+        }
+        let parent = folder.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        if parent != self.root {
+            self.make_folder(parent)?;
+        }
+        match fs::create_dir(folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        self.sync_folder(parent)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        self.step(Step::SyncFolder(folder))?;
+        File::open(folder)?.sync_all()
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.step(Step::Remove(path))?;
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl Tier for DiskTier {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let path = self.staged_path(digest);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)?;
+        let found = file.metadata()?.len();
+        // A crash during the commit leaves content and trailer: only the content is of use.
+        let content =
+            match Trailer::decode(digest, found, |offset, buf| file.read_exact_at(buf, offset)) {
+                Ok(trailer) => trailer.size(),
+                Err(_) => found,
+            };
+        let kept = content.saturating_sub(1) / CHUNK as u64 * CHUNK as u64;
+        if kept != found {
+            file.set_len(kept)?;
+        }
+        let file = Arc::new(PlainFile(file));
+        Ok(Box::new(StagedFile {
+            tier: self.clone(),
+            digest: *digest,
+            path,
+            file,
+            len: kept,
+        }))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.remove_file(&self.staged_path(digest))
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let file = match File::open(self.blob_path(digest)) {
+            Ok(file) => PlainFile(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let len = file.0.metadata()?.len();
+        let trailer = Trailer::decode(digest, len, |offset, buf| file.read_at(offset, buf))?;
+        Ok(Some(Arc::new(BlobFile {
+            file: Arc::new(file),
+            trailer,
+        })))
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.remove_file(&self.blob_path(digest))
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
+            let folder = self.root.join("blobs").join(algorithm.as_str());
+            for shard in entries(&folder)? {
+                for (name, path) in files(&shard?.path())? {
+                    if let Ok(digest) = format!("{}:{name}", algorithm.as_str()).parse() {
+                        visit(found(digest, &path)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        for (name, path) in files(&self.root.join("staging"))? {
+            if let Ok(digest) = name.replacen('-', ":", 1).parse() {
+                visit(found(digest, &path)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.root)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+}
+
+/// The entries of a folder; none when it is missing.
+fn entries(folder: &Path) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => Ok(Some(entries).into_iter().flatten()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None.into_iter().flatten()),
+        Err(error) => Err(error),
+    }
+}
+
+fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut all = Vec::new();
+    for entry in entries(folder)? {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string() {
+            all.push((name, entry.path()));
+        }
+    }
+    Ok(all)
+}
+
+fn found(digest: Digest, path: &Path) -> io::Result<Found> {
+    let metadata = fs::metadata(path)?;
+    let modified = metadata
+        .modified()?
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    Ok(Found {
+        digest,
+        bytes: metadata.len(),
+        modified,
+    })
+}
+
+struct PlainFile(File);
+
+impl ReadAt for PlainFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let read = rustix::io::preadv2(
+            &self.0,
+            &mut [IoSliceMut::new(buf)],
+            offset,
+            ReadWriteFlags::NOWAIT,
+        );
+        match read {
+            // Not in the page cache, or a file system that cannot tell: the caller reads it elsewhere.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR | Errno::NOSYS | Errno::INVAL) => {
+                Ok(0)
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+struct StagedFile {
+    tier: DiskTier,
+    digest: Digest,
+    path: PathBuf,
+    file: Arc<PlainFile>,
+    len: u64,
+}
+
+impl Staged for StagedFile {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.tier.step(Step::Write(&self.path))?;
+        self.file.0.write_all_at(bytes, self.len)?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.tier.step(Step::Write(&self.path))?;
+        self.file.0.set_len(0)?;
+        self.len = 0;
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.file.clone()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        if trailer.size() != self.len {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "trailer of another content",
+            ));
+        }
+        self.tier.step(Step::Write(&self.path))?;
+        self.file
+            .0
+            .write_all_at(&trailer.encode(&self.digest), self.len)?;
+        self.tier.step(Step::Sync(&self.path))?;
+        self.file.0.sync_data()?;
+        let target = self.tier.blob_path(&self.digest);
+        let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        self.tier.make_folder(folder)?;
+        self.tier.step(Step::Rename(&self.path, &target))?;
+        fs::rename(&self.path, &target)?;
+        self.tier.sync_folder(folder)?;
+        Ok(Arc::new(BlobFile {
+            file: self.file,
+            trailer,
+        }))
+    }
+}
+
+struct BlobFile {
+    file: Arc<PlainFile>,
+    trailer: Trailer,
+}
+
+impl ReadAt for BlobFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, buf)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.file.try_read_at(offset, buf)
+    }
+}
+
+impl Blob for BlobFile {
+    fn trailer(&self) -> &Trailer {
+        &self.trailer
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(&self.file.0)
+    }
+}

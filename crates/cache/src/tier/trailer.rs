@@ -1,0 +1,193 @@
+//! What stands behind the content of a committed blob: checksums, media type, footer.
+
+use std::io;
+
+use pierhead_oci::{Digest, MediaType};
+
+/// Bytes of content that one checksum covers: small enough that a random read verifies little more
+/// than it needs, large enough that the table is 1/16384 of the content.
+pub const CHUNK: usize = 64 * 1024;
+
+/// Version of the encoding.
+const VERSION: u16 = 1;
+const MAGIC: [u8; 8] = *b"PIERBLOB";
+const FOOTER: usize = 32;
+/// Bytes of the footer before its checksum.
+const CHECKED: usize = 20;
+
+/// CRC-32C of every [`CHUNK`] of a content; the last chunk may be shorter.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Sums(Vec<u32>);
+
+/// Size, checksums and media type of one blob. Encoding is described in `docs/formats/disk.md`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Trailer {
+    size: u64,
+    media_type: Option<MediaType>,
+    sums: Sums,
+}
+
+impl Sums {
+    /// Takes in the next bytes of the content; `position` is where they start.
+    pub(crate) fn update(&mut self, mut position: u64, mut bytes: &[u8]) {
+        let chunk = CHUNK as u64;
+        while !bytes.is_empty() {
+            let inside = usize::try_from(position % chunk).unwrap_or(0);
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - inside));
+            if inside == 0 {
+                self.0.push(0);
+            }
+            if let Some(sum) = self.0.last_mut() {
+                *sum = crc32c::crc32c_append(*sum, now);
+            }
+            position += now.len() as u64;
+            bytes = later;
+        }
+    }
+
+    /// Whether `bytes` are the whole chunk number `index`.
+    pub(crate) fn check(&self, index: u64, bytes: &[u8]) -> bool {
+        let expected = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.0.get(index));
+        expected.is_some_and(|sum| *sum == crc32c::crc32c(bytes))
+    }
+}
+
+impl Trailer {
+    /// The trailer of a content that is at hand. One pass.
+    pub fn of(content: &[u8], media_type: Option<MediaType>) -> Self {
+        let mut sums = Sums::default();
+        sums.update(0, content);
+        Self {
+            size: content.len() as u64,
+            media_type,
+            sums,
+        }
+    }
+
+    /// `sums` must cover exactly `size` bytes.
+    pub(crate) fn new(size: u64, media_type: Option<MediaType>, sums: Sums) -> Self {
+        debug_assert_eq!(sums.0.len() as u64, size.div_ceil(CHUNK as u64));
+        Self {
+            size,
+            media_type,
+            sums,
+        }
+    }
+
+    /// Bytes of content.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// The media type, of documents.
+    pub fn media_type(&self) -> Option<&MediaType> {
+        self.media_type.as_ref()
+    }
+
+    /// The checksums.
+    pub(crate) fn sums(&self) -> &Sums {
+        &self.sums
+    }
+
+    /// Length of the encoding for a content of `size` bytes.
+    pub(crate) fn encoded_len(size: u64, media_type: Option<&MediaType>) -> u64 {
+        let media = media_type.map_or(0, |media| media.as_str().len() as u64);
+        4 * size.div_ceil(CHUNK as u64) + media + FOOTER as u64
+    }
+
+    /// The bytes that follow the content. `digest` is mixed into the checksum, so that a file that got
+    /// another blob's name is found out.
+    pub fn encode(&self, digest: &Digest) -> Vec<u8> {
+        let media = self.media_type.as_ref().map_or("", |media| media.as_str());
+        let mut out = Vec::with_capacity(4 * self.sums.0.len() + media.len() + FOOTER);
+        for sum in &self.sums.0 {
+            out.extend_from_slice(&sum.to_le_bytes());
+        }
+        out.extend_from_slice(media.as_bytes());
+        out.extend_from_slice(&self.size.to_le_bytes());
+        out.extend_from_slice(&u32::try_from(CHUNK).unwrap_or(0).to_le_bytes());
+        out.extend_from_slice(
+            &u32::try_from(self.sums.0.len())
+                .unwrap_or(u32::MAX)
+                .to_le_bytes(),
+        );
+        out.extend_from_slice(&u16::try_from(media.len()).unwrap_or(u16::MAX).to_le_bytes());
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &out);
+        out.extend_from_slice(&sum.to_le_bytes());
+        out.extend_from_slice(&MAGIC);
+        out
+    }
+
+    /// Reads the trailer of a file of `len` bytes through `read_at`. Lengths are believed only after they
+    /// were found to add up to `len`, so what is allocated is bounded by the file.
+    ///
+    /// # Errors
+    /// `InvalidData` when it is not a trailer of `digest`; what `read_at` says.
+    pub fn decode(
+        digest: &Digest,
+        len: u64,
+        mut read_at: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<Self> {
+        let start = len
+            .checked_sub(FOOTER as u64)
+            .ok_or_else(|| damaged("too short for a footer"))?;
+        let mut footer = [0; FOOTER];
+        read_at(start, &mut footer)?;
+        let (fields, rest) = footer.split_at(CHECKED);
+        if rest[4..] != MAGIC {
+            return Err(damaged("no footer"));
+        }
+        let size = u64::from_le_bytes(array(&fields[..8]));
+        let chunk = u32::from_le_bytes(array(&fields[8..12]));
+        let count = u32::from_le_bytes(array(&fields[12..16]));
+        let media_len = u16::from_le_bytes(array(&fields[16..18]));
+        let version = u16::from_le_bytes(array(&fields[18..]));
+        if version != VERSION || u64::from(chunk) != CHUNK as u64 {
+            return Err(damaged("unknown version of the footer"));
+        }
+        let table = 4 * u64::from(count);
+        let adds_up = size.checked_add(table + u64::from(media_len)) == Some(start);
+        if !adds_up || u64::from(count) != size.div_ceil(CHUNK as u64) {
+            return Err(damaged("lengths do not add up"));
+        }
+        let body_len =
+            usize::try_from(table).map_err(|_| damaged("too large"))? + usize::from(media_len);
+        let mut body = vec![0; body_len];
+        read_at(size, &mut body)?;
+        let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &body);
+        if crc32c::crc32c_append(sum, fields).to_le_bytes() != rest[..4] {
+            return Err(damaged("checksum of the trailer"));
+        }
+        let (table, media) = body.split_at(body_len - usize::from(media_len));
+        let sums = table
+            .chunks_exact(4)
+            .map(|sum| u32::from_le_bytes(array(sum)))
+            .collect();
+        let media_type = match media {
+            [] => None,
+            text => {
+                let text = std::str::from_utf8(text).ok().and_then(MediaType::new);
+                Some(text.ok_or_else(|| damaged("media type"))?)
+            }
+        };
+        Ok(Self {
+            size,
+            media_type,
+            sums: Sums(sums),
+        })
+    }
+}
+
+/// The caller's slice has exactly `N` bytes.
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(bytes);
+    out
+}
+
+fn damaged(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
