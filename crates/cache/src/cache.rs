@@ -8,7 +8,7 @@ use pierhead_oci::{Digest, Hasher, MediaType};
 use prometheus_client::registry::Registry;
 
 use crate::buffer::BUFFER;
-use crate::flight::Flight;
+use crate::flight::{Flight, Order};
 use crate::folder::Folder;
 use crate::ingest::Ingest;
 use crate::metrics::Fullness;
@@ -169,6 +169,9 @@ impl Cache {
                 // Committed since we looked.
                 if wanted == Wanted::Any && state.index.contains_key(digest) {
                     continue;
+                }
+                if state.closed {
+                    return Err(closing());
                 }
                 match state.fills.get(digest) {
                     Some(flight) => Err(flight.clone()),
@@ -347,14 +350,33 @@ impl Cache {
         .await
     }
 
-    /// Writes what is pending (access ticks) and stops background work. Called once, at the end.
-    pub async fn close(&self) {}
+    /// Ends it: fills under way are given up (what is staged stays), what is pending (access ticks) is
+    /// written, the folder's lock is given back. Called once, at the end; claims fail from then on.
+    pub async fn close(&self) {
+        let flights: Vec<_> = {
+            let mut state = lock(&self.store.state);
+            state.closed = true;
+            state.fills.values().cloned().collect()
+        };
+        for flight in flights {
+            flight.order(Order::Abandon {
+                why: closing(),
+                keep: true,
+            });
+            let _ = flight.outcome().await;
+        }
+        self.store.unlock();
+    }
 
     /// Registers the metrics of the cache; the caller gives the prefix.
     pub fn register(&self, registry: &mut Registry) {
         self.store.metrics.register(registry);
         registry.register_collector(Box::new(Fullness(Arc::downgrade(&self.store))));
     }
+}
+
+fn closing() -> Error {
+    Error::Abandoned("the cache is closing".into())
 }
 
 /// Opens the staging of a flight that was just entered. Blocks.

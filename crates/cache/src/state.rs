@@ -57,6 +57,8 @@ pub(crate) struct State {
     pub(crate) reserved: u64,
     pub(crate) pinned_bytes: u64,
     pub(crate) capacity: u64,
+    /// Nothing new is taken in.
+    pub(crate) closed: bool,
     tick: u64,
     handles: u64,
     /// Digests whose slot is dirty, or gone.
@@ -94,6 +96,7 @@ impl State {
             reserved: 0,
             pinned_bytes: 0,
             capacity,
+            closed: false,
             tick: 0,
             handles: 0,
             changed: Vec::new(),

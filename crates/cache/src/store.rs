@@ -27,7 +27,7 @@ pub(crate) struct Store {
     /// Opening, committing and deleting one digest exclude one another.
     stripes: [Mutex<()>; 16],
     /// Held for its lock.
-    _folder: Folder,
+    folder: Mutex<Option<Folder>>,
 }
 
 /// Runs `work` off the async threads. Cancelling the future does not stop the work.
@@ -50,8 +50,13 @@ impl Store {
             metrics: Metrics::default(),
             reclaim: Mutex::new(()),
             stripes: Default::default(),
-            _folder: folder,
+            folder: Mutex::new(Some(folder)),
         }
+    }
+
+    /// Gives the data folder back.
+    pub(crate) fn unlock(&self) {
+        lock(&self.folder).take();
     }
 
     fn stripe(&self, digest: &Digest) -> &Mutex<()> {

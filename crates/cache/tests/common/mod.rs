@@ -1,0 +1,126 @@
+//! What the tests of this crate share.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::path::Path;
+
+use bytes::Bytes;
+use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Tail};
+use pierhead_eviction::{Access, Policy};
+use pierhead_oci::{Algorithm, Digest};
+
+pub const ROOMY: u64 = 64 << 20;
+
+pub fn open(folder: &Path) -> Cache {
+    open_with(Config::new(folder, ROOMY))
+}
+
+pub fn open_with(config: Config) -> Cache {
+    Cache::open(config, Box::new(Oldest::default())).expect("the folder opens")
+}
+
+/// The plainest policy: the last access orders a list.
+#[derive(Default)]
+pub struct Oldest(Vec<Digest>);
+
+impl Policy<Digest> for Oldest {
+    fn insert(&mut self, access: Access<Digest>) {
+        self.remove(&access.key);
+        self.0.push(access.key);
+    }
+    fn hit(&mut self, access: Access<Digest>) {
+        if self.0.contains(&access.key) {
+            self.insert(access);
+        }
+    }
+    fn remove(&mut self, key: &Digest) {
+        self.0.retain(|known| known != key);
+    }
+    fn evict(&mut self) -> Option<Digest> {
+        (!self.0.is_empty()).then(|| self.0.remove(0))
+    }
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Random bytes that are the same for the same seed.
+pub fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
+    let mut content = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut content);
+    (Digest::of(Algorithm::Sha256, &content), content.into())
+}
+
+pub async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
+    match cache.claim(digest).await.expect("a claim") {
+        Claim::Leader(fill, Content::Tail(tail)) => (fill, tail),
+        Claim::Leader(..) => panic!("a leader tails its fill"),
+        Claim::Hit(_) => panic!("{digest} is there already"),
+        Claim::Follower(_) => panic!("{digest} is being filled already"),
+    }
+}
+
+pub async fn store(cache: &Cache, digest: &Digest, content: &Bytes) {
+    try_store(cache, digest, content).await.expect("it fits");
+}
+
+pub async fn try_store(cache: &Cache, digest: &Digest, content: &Bytes) -> Result<(), Error> {
+    let (mut fill, _) = lead(cache, digest).await;
+    let content = match usize::try_from(fill.offset()) {
+        Ok(0) => content.clone(),
+        _ => {
+            fill.restart().await?;
+            content.clone()
+        }
+    };
+    fill.begin(Some(content.len() as u64)).await?;
+    fill.write(content).await?;
+    fill.finish().await.map(|_| ())
+}
+
+/// Reads to the end, in pieces, whatever it is.
+pub async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
+    let mut all = Vec::new();
+    loop {
+        let piece = content.read(all.len() as u64).await?;
+        if piece.is_empty() {
+            return Ok(all.into());
+        }
+        all.extend_from_slice(&piece);
+    }
+}
+
+#[allow(async_fn_in_trait, reason = "of tests only")]
+pub trait Read {
+    async fn read(&self, offset: u64) -> Result<Bytes, Error>;
+}
+
+impl Read for Tail {
+    async fn read(&self, offset: u64) -> Result<Bytes, Error> {
+        self.read_at(offset, 100_000).await
+    }
+}
+
+impl Read for Content {
+    async fn read(&self, offset: u64) -> Result<Bytes, Error> {
+        self.read_at(offset, 100_000).await
+    }
+}
+
+/// Regular files below `folder/name`, at any depth.
+pub fn files_below(folder: &Path, name: &str) -> usize {
+    walk(&folder.join(name)).len()
+}
+
+/// Every regular file below `folder` with its length in whole blocks.
+pub fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            all.extend(walk(&path));
+        } else if let Ok(metadata) = path.metadata() {
+            all.push((path, metadata.len().div_ceil(4096) * 4096));
+        }
+    }
+    all
+}
