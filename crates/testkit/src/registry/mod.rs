@@ -298,6 +298,17 @@ impl FakeRegistry {
         digest
     }
 
+    /// Puts a document under a digest that need not be its own.
+    pub fn put_manifest_as(
+        &self,
+        repository: &str,
+        digest: Digest,
+        media_type: &str,
+        bytes: impl Into<Bytes>,
+    ) {
+        lock(&self.shared.store).put_manifest(repository, digest, media_type, bytes.into());
+    }
+
     /// Points a tag at a manifest, which need not be there.
     pub fn tag(&self, repository: &str, tag: &str, digest: Digest) {
         lock(&self.shared.store).tag(repository, tag, digest);

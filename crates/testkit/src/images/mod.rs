@@ -1,7 +1,17 @@
 //! Images made from a seed: the same seed always gives the same bytes.
 
+mod family;
+pub mod hostile;
+mod layer;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, Write};
+use std::path::Path;
+
 use bytes::Bytes;
-use pierhead_oci::{Algorithm, Digest, MediaType};
+use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
 use serde_json::{Value, json};
 
 /// A config or layer.
@@ -49,6 +59,27 @@ pub fn random_bytes(seed: u64, len: usize) -> Bytes {
     bytes.into()
 }
 
+/// Writes such bytes to a file, in pieces, so that a large blob costs no memory. They differ from
+/// those of [`random_bytes`] for the same seed.
+///
+/// # Errors
+/// Those of the file.
+pub fn write_random(path: &Path, seed: u64, len: u64) -> io::Result<Digest> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut hasher = Hasher::new(Algorithm::Sha256);
+    let mut file = std::fs::File::create(path)?;
+    let mut piece = vec![0; 128 << 10];
+    let mut left = len;
+    while left > 0 {
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        random.fill(&mut piece[..now]);
+        hasher.update(&piece[..now]);
+        file.write_all(&piece[..now])?;
+        left -= now as u64;
+    }
+    Ok(hasher.finish())
+}
+
 impl Blob {
     /// With its digest.
     pub fn new(media_type: &str, bytes: impl Into<Bytes>) -> Self {
@@ -92,32 +123,20 @@ impl Document {
 }
 
 impl Image {
-    /// One manifest, a config, and layers of these sizes in bytes that are random, not tars.
-    pub fn random(seed: u64, layers: &[usize]) -> Self {
-        let config = Blob::new(
-            "application/vnd.oci.image.config.v1+json",
-            json!({ "architecture": "amd64", "os": "linux", "seed": seed, "rootfs": { "type": "layers", "diff_ids": [] } }).to_string(),
-        );
-        let layers: Vec<Blob> = (1..)
-            .zip(layers)
-            .map(|(nth, &len)| {
-                Blob::new(
-                    "application/vnd.oci.image.layer.v1.tar+gzip",
-                    random_bytes(seed.wrapping_mul(1_000).wrapping_add(nth), len),
-                )
-            })
-            .collect();
-        let manifest = Document::new(&json!({
-            "schemaVersion": 2,
-            "mediaType": MediaType::OCI_MANIFEST,
-            "config": config.descriptor(),
-            "layers": layers.iter().map(Blob::descriptor).collect::<Vec<_>>(),
-        }));
-        let root = manifest.digest;
-        Self {
-            blobs: std::iter::once(config).chain(layers).collect(),
-            documents: vec![manifest],
-            root,
-        }
+    /// The document that a tag points to.
+    ///
+    /// # Panics
+    /// When it is not among the documents, which only hand-made images can reach.
+    pub fn root_document(&self) -> &Document {
+        self.documents
+            .iter()
+            .find(|document| document.digest == self.root)
+            .expect("the root is a document")
+    }
+
+    /// The digests of all blobs and documents.
+    pub fn digests(&self) -> impl Iterator<Item = Digest> {
+        let blobs = self.blobs.iter().map(|blob| blob.digest);
+        blobs.chain(self.documents.iter().map(|document| document.digest))
     }
 }

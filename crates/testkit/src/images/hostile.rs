@@ -1,0 +1,186 @@
+//! Documents that somebody made to do harm: each is a manifest that must be refused, or bounded.
+
+use pierhead_oci::{Digest, Manifest, MediaType};
+use serde_json::{Value, json};
+
+use super::{Blob, Document, digest_of};
+
+/// A hostile document and what it tries.
+#[derive(Clone, Debug)]
+pub struct Hostile {
+    /// For messages of tests.
+    pub tries: &'static str,
+    /// The document.
+    pub document: Document,
+    /// Whether the image spec forbids it or a manifest's bounds do, so that a parser must refuse it. The
+    /// others are well-formed: they may be refused, and using what they say must do no harm.
+    pub malformed: bool,
+}
+
+/// All of them; the largest is a little over the 4 MiB that a manifest may have.
+pub fn documents() -> Vec<Hostile> {
+    let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
+    let sized =
+        |size: &str| manifest(&[&layer]).replacen("\"size\":5", &format!("\"size\":{size}"), 1);
+    let digested = |digest: &str| with(&layer, "digest", json!(digest));
+    let hex = "a".repeat(64);
+    let malformed = [
+        ("nothing", String::new()),
+        ("no JSON", "<html>429</html>".to_owned()),
+        ("no object", "[]".to_owned()),
+        ("not UTF-8 text", "\u{feff}{}".to_owned()),
+        (
+            "half a document",
+            manifest(&[&layer]).split_at(100).0.to_owned(),
+        ),
+        ("more than a document", manifest(&[&layer]) + "{}"),
+        ("size over the limit", padded(Manifest::MAX_SIZE + 1)),
+        (
+            "deep nesting of arrays",
+            format!(
+                "{{\"schemaVersion\":2,\"x\":{}{}}}",
+                "[".repeat(100_000),
+                "]".repeat(100_000)
+            ),
+        ),
+        (
+            "deep nesting of objects",
+            format!("{}1{}", "{\"config\":".repeat(50_000), "}".repeat(50_000)),
+        ),
+        (
+            "schema 1",
+            json!({ "schemaVersion": 1, "name": "library/x", "tag": "latest", "fsLayers": [] })
+                .to_string(),
+        ),
+        (
+            "no schema version",
+            manifest(&[&layer]).replacen("\"schemaVersion\":2", "\"schemaVersion\":null", 1),
+        ),
+        ("negative size", sized("-1")),
+        ("size beyond 64 bits", sized("99999999999999999999999999")),
+        ("broken size", sized("1.5")),
+        ("size as text", sized("\"5\"")),
+        (
+            "digest that climbs",
+            manifest(&[&digested("sha256:../../../../etc/passwd")]),
+        ),
+        (
+            "digest with a long hash",
+            manifest(&[&digested(&format!("sha256:{hex}{hex}"))]),
+        ),
+        (
+            "digest in upper case",
+            manifest(&[&digested(&format!("sha256:{}", hex.to_uppercase()))]),
+        ),
+        (
+            "unknown hash function",
+            manifest(&[&digested("crc32:00000000")]),
+        ),
+        (
+            "no digest",
+            manifest(&[&with(&layer, "digest", Value::Null)]),
+        ),
+        ("too many layers", manifest(&vec![&layer; 5000])),
+    ];
+    let allowed = [
+        ("absurd size", sized("9223372036854775807")),
+        ("more than any disk has", sized("1000000000000")),
+        (
+            "sizes that overflow when added",
+            manifest(&[&with(&layer, "size", json!(i64::MAX)); 4]),
+        ),
+        ("the same layer many times", manifest(&vec![&layer; 1000])),
+        (
+            "a title that climbs",
+            manifest(&[&with(
+                &layer,
+                "annotations",
+                json!({ "org.opencontainers.image.title": "../../etc/passwd" }),
+            )]),
+        ),
+        (
+            "urls to an internal host",
+            manifest(&[&with(
+                &layer,
+                "urls",
+                json!(["http://169.254.169.254/latest/meta-data/"]),
+            )]),
+        ),
+    ];
+    let hostile = |malformed| {
+        move |(tries, bytes)| Hostile {
+            tries,
+            document: Document::raw(MediaType::OCI_MANIFEST, bytes),
+            malformed,
+        }
+    };
+    malformed
+        .into_iter()
+        .map(hostile(true))
+        .chain(allowed.into_iter().map(hostile(false)))
+        .collect()
+}
+
+/// Two indexes that contain each other, which no hash allows: the second is served under a digest
+/// that is not its own. To be put by [`put_manifest_as`](crate::registry::FakeRegistry::put_manifest_as).
+/// The first is a correct document under its correct digest.
+pub fn cycle() -> (Document, (Digest, Document)) {
+    let claimed = digest_of(b"what the second index claims to be");
+    let entry = |digest: &Digest, size: usize| json!({ "mediaType": MediaType::OCI_INDEX, "digest": digest.to_string(), "size": size });
+    let index = |entry: Value| json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": [entry] });
+    let first = Document::new(&index(entry(&claimed, 300)));
+    let second = Document::new(&index(entry(&first.digest, first.bytes.len())));
+    (first, (claimed, second))
+}
+
+/// Indexes of indexes, `depth` of them above one manifest; all well-formed. The outermost is last.
+pub fn tower(depth: usize) -> Vec<Document> {
+    let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
+    let mut documents = vec![Document::raw(MediaType::OCI_MANIFEST, manifest(&[&layer]))];
+    for _ in 0..depth {
+        let below = documents.last().map(Document::descriptor);
+        documents.push(Document::new(
+            &json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": [below] }),
+        ));
+    }
+    documents
+}
+
+/// Names that must never reach a file system or an upstream.
+pub const NAMES: [&str; 10] = [
+    "..",
+    "../../etc",
+    "library/../../etc",
+    "library/..",
+    "library//thing",
+    "library/%2e%2e/thing",
+    "library%2f..%2fthing",
+    "library/thing\\..\\x",
+    "Library/Upper",
+    ".library/thing",
+];
+
+fn with(descriptor: &Value, key: &str, value: Value) -> Value {
+    let mut changed = descriptor.clone();
+    changed[key] = value;
+    changed
+}
+
+fn manifest(layers: &[&Value]) -> String {
+    let config = Blob::new(
+        "application/vnd.oci.image.config.v1+json",
+        "{\"some\":\"config\"}",
+    );
+    json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST, "config": config.descriptor(), "layers": layers }).to_string()
+}
+
+/// A manifest that is fine but for its size.
+fn padded(size: usize) -> String {
+    let bare = manifest(&[]);
+    let annotation = ",\"annotations\":{\"a\":\"\"}}";
+    let fill = "b".repeat(size - (bare.len() - 1) - annotation.len());
+    format!(
+        "{},\"annotations\":{{\"a\":\"{fill}\"}}}}",
+        &bare[..bare.len() - 1]
+    )
+}

@@ -1,0 +1,78 @@
+//! Layers: real tars, with real files, compressed by gzip.
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use pierhead_oci::Digest;
+use tar::{EntryType, Header};
+
+use super::{Blob, digest_of, random_bytes};
+
+/// A layer, and the digest of what it unpacks to.
+pub(super) struct Layer {
+    pub(super) blob: Blob,
+    pub(super) diff_id: Digest,
+}
+
+impl Layer {
+    /// Files of up to 8 KiB that do and do not compress, in folders, with a symbolic link, and a
+    /// whiteout when `nth` is not the first layer.
+    pub(super) fn new(media_type: &str, seed: u64, nth: u64, files: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed ^ nth.rotate_left(32));
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut put = |kind, path: &str, content: &[u8]| {
+            let mut header = Header::new_ustar();
+            header.set_entry_type(kind);
+            header.set_mode(if kind == EntryType::Directory {
+                0o755
+            } else {
+                0o644
+            });
+            header.set_mtime(0);
+            header.set_size(content.len() as u64);
+            let done = if kind == EntryType::Symlink {
+                header.set_size(0);
+                tar.append_link(
+                    &mut header,
+                    path,
+                    std::str::from_utf8(content).unwrap_or("target"),
+                )
+            } else {
+                tar.append_data(&mut header, path, content)
+            };
+            done.expect("a short path into memory");
+        };
+        let folder = format!("layer-{nth}/");
+        put(EntryType::Directory, &folder, b"");
+        for file in 0..files {
+            let size = random.usize(0..8192);
+            let content = if file % 2 == 0 {
+                random_bytes(random.u64(..), size).to_vec()
+            } else {
+                vec![b'a'; size]
+            };
+            put(
+                EntryType::Regular,
+                &format!("{folder}file-{file}"),
+                &content,
+            );
+        }
+        put(EntryType::Symlink, &format!("{folder}link"), b"file-0");
+        if nth > 0 {
+            put(
+                EntryType::Regular,
+                &format!("layer-{}/.wh.file-0", nth - 1),
+                b"",
+            );
+        }
+        let tar = tar.into_inner().expect("memory takes everything");
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&tar).expect("memory takes everything");
+        let compressed = gzip.finish().expect("memory takes everything");
+        Self {
+            blob: Blob::new(media_type, compressed),
+            diff_id: digest_of(&tar),
+        }
+    }
+}
