@@ -213,7 +213,7 @@ fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
         // One letter in the whole path is nearer than an equal name in another table.
         whole
             .min(part + 1)
-            .min(if abbreviated { 1 } else { usize::MAX })
+            .min(if abbreviated { 2 } else { usize::MAX })
     };
     let (distance, candidate) = known
         .map(|candidate| (score(&candidate), candidate))
