@@ -120,7 +120,7 @@ impl Tail {
         let seen = self.seen.swap(generation + 1, Ordering::Relaxed);
         if seen != 0 && seen != generation + 1 {
             self.seen.store(seen, Ordering::Relaxed);
-            return Err(Error::Abandoned("the upstream started over".into()));
+            return Err(Error::Restarted);
         }
         let len = usize::try_from(available)
             .unwrap_or(BUFFER)

@@ -76,6 +76,10 @@ pub enum Error {
         /// What this build writes.
         known: u32,
     },
+    /// The upstream could not resume a fill and sends it anew from zero: a reader that has handed on some
+    /// of the old bytes cannot go on.
+    #[error("the upstream started over")]
+    Restarted,
     /// Whoever was filling gave up; the text is what they said.
     #[error("the fill failed: {0}")]
     Abandoned(Arc<str>),

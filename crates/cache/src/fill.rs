@@ -104,7 +104,7 @@ impl Fill {
     }
 
     /// Forgets what is staged: the upstream cannot resume. [`Fill::begin`] comes next. Readers that have
-    /// read some of it get [`Error::Abandoned`], since the new bytes may be others.
+    /// read some of it get [`Error::Restarted`], since the new bytes may be others.
     ///
     /// # Errors
     /// [`Error::Io`], and the fill is over.

@@ -13,7 +13,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod buffer;
 mod cache;
-mod catalog;
 mod config;
 mod content;
 mod error;
@@ -21,7 +20,6 @@ mod fill;
 mod flight;
 mod folder;
 mod ingest;
-mod load;
 mod metrics;
 mod names;
 mod object;
@@ -30,7 +28,6 @@ mod record;
 mod state;
 mod store;
 pub mod tier;
-mod upkeep;
 
 pub use cache::{Cache, Claim, Entry, Stat};
 pub use config::Config;

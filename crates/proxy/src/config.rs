@@ -18,6 +18,8 @@ pub struct Config {
     pub answer_within: Duration,
     /// Connections at once; more are answered 503 and closed.
     pub max_connections: usize,
+    /// A client that takes no byte of its answer for so long is cut.
+    pub client_stall: Duration,
     /// After SIGTERM, requests under way may take so long.
     pub drain: Duration,
 }
@@ -36,11 +38,14 @@ pub struct Tls {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            default_upstream: Registry::DOCKER_HUB.parse().expect("a constant that parses"),
+            default_upstream: Registry::DOCKER_HUB
+                .parse()
+                .expect("a constant that parses"),
             known: Vec::new(),
             tag_freshness: Duration::from_secs(60),
             answer_within: Duration::from_secs(5),
             max_connections: 4096,
+            client_stall: Duration::from_secs(30),
             drain: Duration::from_secs(30),
         }
     }

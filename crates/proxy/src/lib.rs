@@ -5,8 +5,30 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
+mod body;
 mod config;
+mod connection;
+mod document;
+mod entity;
+mod error;
+mod fetch;
+mod flight;
+mod listener;
+mod lists;
+mod manifest;
+mod metrics;
+mod pace;
+mod range;
+mod recent;
+mod respond;
+mod route;
 mod service;
+mod source;
+mod stall;
+mod tls;
+mod warm;
 
 pub use config::{Config, Tls};
+use error::Error;
 pub use service::{Progress, Proxy};

@@ -1,23 +1,45 @@
 //! The proxy as the binary sees it.
 
 use std::future::Future;
+use std::sync::Arc;
 
-use pierhead_cache::Cache;
+use arc_swap::ArcSwap;
+use pierhead_cache::{Cache, Name};
 use pierhead_oci::Reference;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
-use crate::{Config, Tls};
+use crate::document::Document;
+use crate::flight::Flights;
+use crate::metrics::Outcome;
+use crate::recent::Recent;
+use crate::source::Wanted;
+use crate::{Config, Error, Tls, listener, warm};
+
+/// Lists are up to 16 MiB and are parsed in memory: so many at once.
+const LISTS: usize = 2;
 
 /// The proxy; clones share everything.
 #[derive(Clone)]
 pub struct Proxy {
-    _inner: std::sync::Arc<()>,
+    inner: Arc<Inner>,
+}
+
+/// What all requests share.
+pub(crate) struct Inner {
+    pub(crate) cache: Cache,
+    pub(crate) client: Client,
+    pub(crate) config: ArcSwap<Config>,
+    pub(crate) metrics: Arc<crate::metrics::Metrics>,
+    pub(crate) recent: Recent,
+    pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
+    pub(crate) lists: Semaphore,
 }
 
 /// What [`Proxy::warm`] reports as it goes.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Blobs done, of `blobs`.
     pub done: u64,
@@ -31,27 +53,51 @@ pub struct Progress {
 
 impl Proxy {
     /// Wires a cache and a client together.
-    pub fn new(_cache: Cache, _client: Client, _config: Config) -> Self {
-        todo!()
+    pub fn new(cache: Cache, client: Client, config: Config) -> Self {
+        let inner = Inner {
+            cache,
+            client,
+            config: ArcSwap::from_pointee(config),
+            metrics: Arc::default(),
+            recent: Recent::default(),
+            flights: Flights::new(),
+            lists: Semaphore::new(LISTS),
+        };
+        Self {
+            inner: Arc::new(inner),
+        }
     }
 
     /// Takes a new configuration without dropping a connection.
-    pub fn reload(&self, _config: Config) {
-        todo!()
+    pub fn reload(&self, config: Config) {
+        self.inner.config.store(Arc::new(config));
     }
 
     /// Serves until `stop` resolves, then drains: no new connections, requests under way may finish
     /// within the configured time. HTTP/1.1 and HTTP/2; TLS when given.
-    pub async fn serve(&self, _listener: TcpListener, _tls: Option<Tls>, _stop: impl Future<Output = ()> + Send) -> std::io::Result<()> {
-        todo!()
+    ///
+    /// # Errors
+    /// TLS files that cannot be used; the message names the file.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        tls: Option<Tls>,
+        stop: impl Future<Output = ()> + Send,
+    ) -> std::io::Result<()> {
+        listener::serve(self.inner.clone(), listener, tls, stop).await
     }
 
     /// Pulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
     ///
     /// # Errors
     /// A text for people: what failed, at which upstream.
-    pub async fn warm(&self, _reference: &Reference, _platforms: &[pierhead_oci::Platform], _progress: impl FnMut(Progress) + Send) -> Result<Progress, String> {
-        todo!()
+    pub async fn warm(
+        &self,
+        reference: &Reference,
+        platforms: &[pierhead_oci::Platform],
+        progress: impl FnMut(Progress) + Send,
+    ) -> Result<Progress, String> {
+        warm::warm(&self.inner, reference, platforms, progress).await
     }
 
     /// The digests that make up a cached image: its manifest (by name) and all that it points to,
@@ -59,12 +105,39 @@ impl Proxy {
     ///
     /// # Errors
     /// A text for people: the image is not in the cache.
-    pub async fn closure(&self, _reference: &Reference) -> Result<Vec<pierhead_oci::Digest>, String> {
-        todo!()
+    pub async fn closure(
+        &self,
+        reference: &Reference,
+    ) -> Result<Vec<pierhead_oci::Digest>, String> {
+        warm::closure(&self.inner, reference).await
     }
 
     /// Registers the metrics of the proxy; the caller gives the prefix.
-    pub fn register(&self, _registry: &mut Metrics) {
-        todo!()
+    pub fn register(&self, registry: &mut Metrics) {
+        self.inner.metrics.register(registry);
+    }
+}
+
+impl Inner {
+    /// The size of a blob that the cache lacks, from its upstream.
+    pub(crate) async fn size_upstream(&self, wanted: &Wanted) -> Result<Option<u64>, Error> {
+        if let Some(error) = self.recent.error(&wanted.subject()) {
+            return Err(error.into());
+        }
+        match self
+            .client
+            .blob_size(&wanted.registry, &wanted.repository, &wanted.digest)
+            .await
+        {
+            Ok(size) => {
+                self.recent.answered(&wanted.registry);
+                Ok(size)
+            }
+            Err(error) => {
+                self.recent
+                    .failed(&wanted.registry, wanted.subject(), &error);
+                Err(error.into())
+            }
+        }
     }
 }

@@ -8,5 +8,4 @@
 
 pub mod http;
 pub mod images;
-pub mod policy;
 pub mod registry;

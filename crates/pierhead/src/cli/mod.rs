@@ -21,11 +21,7 @@ pub(crate) struct Cli {
 
 const LONG_VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
-    "\ntarget: ",
-    env!("PIERHEAD_TARGET"),
-    " (",
-    env!("PIERHEAD_PROFILE"),
-    ")\nlicense: ",
+    "\nlicense: ",
     env!("CARGO_PKG_LICENSE"),
     "\nminimum Rust: ",
     env!("CARGO_PKG_RUST_VERSION"),

@@ -9,8 +9,6 @@ mod load;
 mod parse;
 mod secret;
 mod show;
-#[cfg(test)]
-mod tests;
 mod units;
 mod validate;
 mod value;

@@ -1,0 +1,291 @@
+//! From a request's head to its answer: limits, endpoint, route, and what each endpoint gives.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, Response, StatusCode};
+use http_body::Body as _;
+use pierhead_oci::{Endpoint, MediaType, ParseError, Reference};
+
+use crate::body::{Account, Body};
+use crate::document::Deadline;
+use crate::entity::Entity;
+use crate::metrics::{Answered, Kind, Outcome};
+use crate::pace::Pace;
+use crate::respond::{self, JSON};
+use crate::route::route;
+use crate::service::Inner;
+use crate::source::{Source, Wanted};
+use crate::{Error, lists, manifest};
+
+/// Longest path with query: the longest name, tag, namespace and parameters fit twice.
+const MAX_PATH: usize = 4096;
+
+/// Who asks.
+pub(crate) struct Peer {
+    pub(crate) address: IpAddr,
+    pub(crate) pace: Arc<Pace>,
+    /// This connection is over the limit: everything is answered 503.
+    pub(crate) overloaded: bool,
+}
+
+/// Answers one request, within the configured time: a body's bytes may come later, its head does not.
+pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> Response<Body> {
+    let started = Instant::now();
+    let deadline = Deadline::new(inner.config.load().answer_within);
+    let mut request = Request {
+        inner,
+        peer,
+        parts: request,
+        deadline,
+        kind: Kind::Other,
+        outcome: Outcome::None,
+    };
+    let response = match tokio::time::timeout_at(deadline.end(), request.answer()).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => request.failed(&error),
+        // The disk, or something that should have kept the deadline by itself.
+        Err(_) => request.failed(&Error::Late),
+    };
+    let Request { kind, outcome, .. } = request;
+    let class = response.status().as_u16() / 100;
+    inner
+        .metrics
+        .requests
+        .get_or_create(&Answered {
+            endpoint: kind,
+            cache: outcome,
+            class,
+        })
+        .inc();
+    let expected = response.body().size_hint().exact();
+    let account = Account::new(inner.metrics.clone(), kind, started, expected);
+    response.map(|body| body.accounted(account, peer.pace.turn()))
+}
+
+struct Request<'a> {
+    inner: &'a Arc<Inner>,
+    peer: &'a Peer,
+    parts: &'a Parts,
+    deadline: Deadline,
+    /// Which endpoint, as far as it was understood.
+    kind: Kind,
+    outcome: Outcome,
+}
+
+impl Request<'_> {
+    fn failed(&mut self, error: &Error) -> Response<Body> {
+        self.outcome = Outcome::None;
+        tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
+        respond::error(self.kind, &self.parts.method, error)
+    }
+
+    async fn answer(&mut self) -> Result<Response<Body>, Error> {
+        if self.peer.overloaded {
+            return Err(Error::Overloaded);
+        }
+        let Parts { method, uri, .. } = self.parts;
+        let (path, query) = (uri.path(), uri.query());
+        if path.len() + query.map_or(0, str::len) > MAX_PATH {
+            return Err(Error::PathTooLong(MAX_PATH));
+        }
+        if method != Method::GET && method != Method::HEAD {
+            return Err(Error::ReadOnly);
+        }
+        let path = if path == "/v2" { "/v2/" } else { path };
+        match Endpoint::parse(path, query)? {
+            // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
+            Endpoint::Base => {
+                self.kind = Kind::Base;
+                Ok(self.constant("{}"))
+            }
+            Endpoint::Discover { .. } => {
+                self.kind = Kind::Discover;
+                Ok(self.constant(r#"{"extensions":[]}"#))
+            }
+            Endpoint::Manifest { name, target } => {
+                self.kind = Kind::Manifest;
+                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                self.manifest(Reference {
+                    registry,
+                    repository,
+                    target,
+                })
+                .await
+            }
+            Endpoint::Blob { name, digest } => {
+                self.kind = Kind::Blob;
+                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                self.blob(Wanted {
+                    registry,
+                    repository,
+                    digest,
+                })
+                .await
+            }
+            Endpoint::Tags { name, n, last } => {
+                self.kind = Kind::Tags;
+                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let page = lists::Page {
+                    name: &name,
+                    query,
+                    n,
+                    last: last.as_deref(),
+                };
+                let (page, outcome) =
+                    lists::tags(self.inner, registry, repository, page, self.deadline).await?;
+                self.outcome = outcome;
+                let mut builder = respond::respond(StatusCode::OK, outcome);
+                if let Some(next) = page.next {
+                    builder = builder.header(http::header::LINK, next);
+                }
+                Ok(respond::whole(builder, method, JSON, page.body))
+            }
+            Endpoint::Referrers {
+                name,
+                digest,
+                artifact_type,
+            } => {
+                self.kind = Kind::Referrers;
+                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let filter = artifact_type.as_ref().map(MediaType::as_str);
+                let (list, outcome) = lists::referrers(
+                    self.inner,
+                    registry,
+                    repository,
+                    digest,
+                    filter,
+                    self.deadline,
+                )
+                .await?;
+                self.outcome = outcome;
+                let mut builder = respond::respond(StatusCode::OK, outcome);
+                if filter.is_some() {
+                    builder = builder.header(respond::OCI_FILTERS_APPLIED, "artifactType");
+                }
+                Ok(respond::whole(
+                    builder,
+                    method,
+                    list.media_type.as_str(),
+                    list.body,
+                ))
+            }
+            Endpoint::Upload { .. } => Err(Error::ReadOnly),
+            _ => Err(ParseError::Endpoint.into()),
+        }
+    }
+
+    fn constant(&self, body: &'static str) -> Response<Body> {
+        let builder = respond::respond(StatusCode::OK, Outcome::None);
+        respond::whole(
+            builder,
+            &self.parts.method,
+            JSON,
+            Bytes::from_static(body.as_bytes()),
+        )
+    }
+
+    async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
+        let started = Instant::now();
+        let result = self.document(&reference).await;
+        let duration_ms = started.elapsed().as_millis();
+        let client = self.peer.address;
+        // The one line of a pull.
+        match &result {
+            Ok((response, digest)) => {
+                let cache = self.outcome.header();
+                tracing::info!(%reference, %digest, %client, cache, status = response.status().as_u16(), duration_ms, "pull");
+            }
+            Err(error) => tracing::info!(%reference, %client, %error, duration_ms, "pull refused"),
+        }
+        result.map(|(response, _)| response)
+    }
+
+    async fn document(
+        &mut self,
+        reference: &Reference,
+    ) -> Result<(Response<Body>, pierhead_oci::Digest), Error> {
+        let mut retried = false;
+        loop {
+            let (document, outcome) =
+                manifest::manifest(self.inner, reference, self.deadline).await?;
+            self.outcome = outcome;
+            let Reference {
+                registry,
+                repository,
+                ..
+            } = reference;
+            let wanted = || Wanted {
+                registry: registry.clone(),
+                repository: repository.clone(),
+                digest: document.digest,
+            };
+            let entity = match document.object() {
+                _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
+                // Small ones are read before the head leaves, so that rot is mended unseen.
+                Some(object) if document.size() > lists::EAGER => Entity::of(
+                    Source::of(self.inner.clone(), wanted(), object.clone()),
+                    Some(document.size()),
+                ),
+                _ => match document
+                    .bytes(usize::try_from(document.size()).unwrap_or(usize::MAX))
+                    .await
+                {
+                    Ok(bytes) => Entity::bytes(bytes),
+                    Err(error) if retried => return Err(error.into()),
+                    Err(_) => {
+                        retried = true;
+                        continue;
+                    }
+                },
+            };
+            let response = entity
+                .respond(
+                    &self.parts.headers,
+                    &document.digest,
+                    document.media_type.as_str(),
+                    outcome,
+                )
+                .await?;
+            return Ok((response, document.digest));
+        }
+    }
+
+    async fn blob(&mut self, wanted: Wanted) -> Result<Response<Body>, Error> {
+        let digest = wanted.digest;
+        let registry = wanted.registry.clone();
+        let found = async {
+            if self.parts.method == Method::HEAD && !self.inner.cache.contains(&digest) {
+                let size = self.inner.size_upstream(&wanted).await?;
+                return Ok::<_, Error>((Entity::head(size), Outcome::Miss));
+            }
+            let (mut source, outcome) = Source::find(self.inner, wanted).await?;
+            let size = source.size().await?;
+            let is_head = self.parts.method == Method::HEAD;
+            Ok((
+                if is_head {
+                    Entity::head(size)
+                } else {
+                    Entity::of(source, size)
+                },
+                outcome,
+            ))
+        };
+        let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
+            Ok(found) => found?,
+            Err(_) => return Err(self.deadline.slow(&registry)),
+        };
+        self.outcome = outcome;
+        entity
+            .respond(
+                &self.parts.headers,
+                &digest,
+                "application/octet-stream",
+                outcome,
+            )
+            .await
+    }
+}

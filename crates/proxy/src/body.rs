@@ -1,0 +1,255 @@
+//! The body of an answer: nothing, a few bytes, or a stream of frames read as the client takes them.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+
+use crate::Error;
+use crate::metrics::{Kind, Metrics, Of};
+use crate::pace::Turn;
+use crate::source::Source;
+
+/// Bytes a frame at most: what one stream holds at a time, beside what hyper and the kernel buffer.
+pub(crate) const FRAME: usize = 128 << 10;
+
+/// See the head of this module.
+pub(crate) struct Body {
+    content: Content,
+    /// Set once the answer is on its way; says what became of it when dropped.
+    account: Option<Account>,
+}
+
+enum Content {
+    Bytes(Bytes),
+    Stream(Stream),
+}
+
+/// Reads the next frame only when asked for it. A failure is an error frame, so that the connection
+/// is cut: a body is never ended cleanly when it is wrong.
+struct Stream {
+    state: State,
+    /// `None` when the size is known at the end only.
+    remaining: Option<u64>,
+    turn: Option<Turn>,
+}
+
+type Read = Pin<Box<dyn Future<Output = (Box<Source>, Result<Bytes, Error>)> + Send>>;
+
+enum State {
+    Idle(Box<Source>),
+    /// One allocation a frame; a boxed future is what lets an async read be polled from here.
+    Reading(Read),
+    Done,
+}
+
+impl Body {
+    pub(crate) fn empty() -> Self {
+        Self::bytes(Bytes::new())
+    }
+
+    pub(crate) fn bytes(bytes: Bytes) -> Self {
+        Self {
+            content: Content::Bytes(bytes),
+            account: None,
+        }
+    }
+
+    /// What `source` gives; `length` bytes when that is known.
+    pub(crate) fn stream(source: Box<Source>, length: Option<u64>) -> Self {
+        Self {
+            content: Content::Stream(Stream {
+                state: State::Idle(source),
+                remaining: length,
+                turn: None,
+            }),
+            account: None,
+        }
+    }
+
+    /// Counts what becomes of the answer, and watches whether its client takes it.
+    pub(crate) fn accounted(mut self, account: Account, turn: Turn) -> Self {
+        self.account = Some(account);
+        if let Content::Stream(stream) = &mut self.content {
+            stream.turn = Some(turn);
+        }
+        self
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = self.get_mut();
+        let next = match &mut this.content {
+            Content::Bytes(bytes) if bytes.is_empty() => None,
+            Content::Bytes(bytes) => Some(Ok(std::mem::take(bytes))),
+            Content::Stream(stream) => ready!(stream.poll_next(context)),
+        };
+        if let Some(account) = &mut this.account {
+            match &next {
+                Some(Ok(bytes)) => account.sent(bytes.len()),
+                Some(Err(error)) => account.failed(error),
+                None => account.complete = true,
+            }
+        }
+        Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Bytes(bytes) => bytes.is_empty(),
+            Content::Stream(stream) => {
+                stream.remaining == Some(0) || matches!(stream.state, State::Done)
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Bytes(bytes) => {
+                SizeHint::with_exact(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
+            }
+            Content::Stream(stream) => stream
+                .remaining
+                .map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+impl Stream {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        if let Some(turn) = &self.turn {
+            turn.ours();
+        }
+        loop {
+            match std::mem::replace(&mut self.state, State::Done) {
+                State::Done => return Poll::Ready(None),
+                State::Idle(_) if self.remaining == Some(0) => return Poll::Ready(None),
+                State::Idle(mut source) => {
+                    self.state = State::Reading(Box::pin(async move {
+                        let bytes = source.next().await;
+                        (source, bytes)
+                    }));
+                }
+                State::Reading(mut read) => {
+                    let Poll::Ready((source, bytes)) = read.as_mut().poll(context) else {
+                        self.state = State::Reading(read);
+                        return Poll::Pending;
+                    };
+                    return Poll::Ready(self.take(source, bytes));
+                }
+            }
+        }
+    }
+
+    fn take(
+        &mut self,
+        source: Box<Source>,
+        bytes: Result<Bytes, Error>,
+    ) -> Option<Result<Bytes, Error>> {
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(error) => return Some(Err(error)),
+        };
+        let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        match &mut self.remaining {
+            Some(remaining) if bytes.is_empty() || length > *remaining => {
+                return Some(Err(Error::Truncated {
+                    at: source.offset(),
+                }));
+            }
+            None if bytes.is_empty() => return None,
+            Some(remaining) => *remaining -= length,
+            None => {}
+        }
+        if let Some(turn) = &self.turn {
+            turn.theirs();
+        }
+        self.state = State::Idle(source);
+        Some(Ok(bytes))
+    }
+}
+
+/// What becomes of one answer, for the metrics and the log.
+pub(crate) struct Account {
+    metrics: Arc<Metrics>,
+    kind: Kind,
+    started: Instant,
+    expected: Option<u64>,
+    sent: u64,
+    complete: bool,
+    failed: bool,
+}
+
+impl Account {
+    /// `expected`: bytes that the body will have, `None` when that is not known.
+    pub(crate) fn new(
+        metrics: Arc<Metrics>,
+        kind: Kind,
+        started: Instant,
+        expected: Option<u64>,
+    ) -> Self {
+        Self {
+            metrics,
+            kind,
+            started,
+            expected,
+            sent: 0,
+            complete: false,
+            failed: false,
+        }
+    }
+
+    fn of(&self) -> Of {
+        Of {
+            endpoint: self.kind,
+        }
+    }
+
+    fn sent(&mut self, bytes: usize) {
+        if self.sent == 0 {
+            self.metrics
+                .first_byte
+                .get_or_create(&self.of())
+                .observe(self.started.elapsed().as_secs_f64());
+        }
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.sent += bytes;
+        self.metrics
+            .bytes_out
+            .get_or_create(&self.of())
+            .inc_by(bytes);
+    }
+
+    fn failed(&mut self, error: &Error) {
+        self.failed = true;
+        self.metrics.cut.inc();
+        tracing::warn!(endpoint = ?self.kind, sent = self.sent, %error, "answer cut");
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let complete = self.complete || self.expected == Some(self.sent);
+        self.metrics
+            .total
+            .get_or_create(&self.of())
+            .observe(self.started.elapsed().as_secs_f64());
+        if !complete && !self.failed {
+            // Clients close connections in the middle of bodies as a matter of course: no error.
+            self.metrics.gone.inc();
+        }
+        let duration_ms = self.started.elapsed().as_millis();
+        tracing::debug!(endpoint = ?self.kind, bytes = self.sent, complete, duration_ms, "answer ended");
+    }
+}

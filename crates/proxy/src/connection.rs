@@ -1,0 +1,159 @@
+//! One connection from its first byte to its last.
+//!
+//! Everything goes through hyper, which must also be what answers bytes that are no HTTP: dockerd 29
+//! tries TLS on a plain port first and falls back only if the answer begins with `HTTP/`. A faster way
+//! for warm blobs over plain HTTP/1.1 would look at the head here, before hyper does.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Version};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::answer::{Peer, answer};
+use crate::listener::Phase;
+use crate::pace::Pace;
+use crate::service::Inner;
+use crate::stall::Watched;
+
+/// Handshake, and what a connection over the limit may take to get its 503.
+const SHORT: Duration = Duration::from_secs(10);
+/// A request's head, from its first byte or from the end of the answer before: so also how long a
+/// connection may idle.
+const HEAD: Duration = Duration::from_secs(60);
+/// Clients send a dozen headers; credentials and tokens take 8 KiB at most.
+const MAX_HEADERS: usize = 100;
+const MAX_HEAD: usize = 32 << 10;
+/// hyper buffers no more of a body than this before it asks for another frame, so that a slow client
+/// holds one frame and not three.
+const WRITE_BUFFER: usize = MAX_HEAD;
+/// HTTP/2: windows for what clients send (we read no bodies), streams at once, and what is buffered of
+/// each stream on its way out.
+const WINDOW: u32 = 64 << 10;
+const STREAMS: u32 = 100;
+const SEND_BUFFER: usize = 128 << 10;
+
+/// What all connections of one listener share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) phase: watch::Receiver<Phase>,
+}
+
+/// Serves one client until it leaves, breaks the rules, or we stop.
+pub(crate) async fn serve(
+    shared: Shared,
+    stream: TcpStream,
+    address: SocketAddr,
+    tls: Option<Arc<ServerConfig>>,
+    overloaded: bool,
+) {
+    // Heads and bodies are written as a whole; waiting for more would only delay their last piece.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%address, %error, "no TCP_NODELAY");
+    }
+    let Some(tls) = tls else {
+        return http(shared, stream, address, overloaded).await;
+    };
+    match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
+        Ok(Ok(stream)) => http(shared, stream, address, overloaded).await,
+        Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
+        Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
+    }
+}
+
+async fn http<S>(shared: Shared, stream: S, address: SocketAddr, overloaded: bool)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Shared { inner, mut phase } = shared;
+    let stall = inner.config.load().client_stall;
+    let pace = Arc::new(Pace::default());
+    let peer = Arc::new(Peer {
+        address: address.ip(),
+        pace: pace.clone(),
+        overloaded,
+    });
+    let service = service_fn({
+        let inner = inner.clone();
+        move |request: Request<Incoming>| {
+            let (inner, peer) = (inner.clone(), peer.clone());
+            async move {
+                let (parts, _) = request.into_parts();
+                let mut response = answer(&inner, &peer, &parts).await;
+                if peer.overloaded && parts.version < Version::HTTP_2 {
+                    response
+                        .headers_mut()
+                        .insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(response)
+            }
+        }
+    });
+    let builder = builder();
+    let mut connection =
+        pin!(builder.serve_connection(TokioIo::new(Watched::new(stream, stall)), service));
+    // A tick for whoever stalls; four times the limit, since a frame is handed over whole and a slow
+    // client is slow with all of it.
+    let mut tick = tokio::time::interval(stall.max(Duration::from_millis(100)));
+    let mut until = pin!(tokio::time::sleep(SHORT));
+    // A connection that was accepted just before the stop must see it too.
+    phase.mark_changed();
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%address, %error, "connection ended");
+                }
+                return;
+            }
+            changed = phase.changed() => match (changed, *phase.borrow()) {
+                (Ok(()), Phase::Serving) => {}
+                (Ok(()), Phase::Draining) => connection.as_mut().graceful_shutdown(),
+                // A listener that is gone leaves nobody who could wait for the drain.
+                (Ok(()), Phase::Cut) | (Err(_), _) => return,
+            },
+            _ = tick.tick() => {
+                if pace.is_stalled(4 * stall) {
+                    inner.metrics.stalled.inc();
+                    tracing::debug!(%address, "client takes nothing: connection cut");
+                    return;
+                }
+            }
+            () = until.as_mut(), if overloaded => return,
+        }
+    }
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(WRITE_BUFFER);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEAD)
+        .keep_alive_timeout(SHORT)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
+    builder
+}

@@ -1,0 +1,339 @@
+//! Small documents of an upstream: manifests, tag lists, referrers lists; fresh, revalidated or stale.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use pierhead_cache::{Error as CacheError, Name, Object, Record};
+use pierhead_oci::{Digest, MediaType, Reference, Registry, Target};
+use pierhead_remote::{Fetched, Known};
+use tokio::time::Instant;
+
+use crate::Error;
+use crate::metrics::Outcome;
+use crate::recent::Subject;
+use crate::service::Inner;
+
+/// While the upstream is known to be failing, a client with a stale answer waiting for it waits no
+/// longer than this for the upstream to show that it is back.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// One document, ready to leave. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Document {
+    pub(crate) digest: Digest,
+    pub(crate) media_type: MediaType,
+    held: Held,
+}
+
+#[derive(Clone)]
+enum Held {
+    /// The disk would not take it, or it has just come.
+    Bytes(Bytes),
+    Object(Object),
+}
+
+impl Document {
+    /// Bytes of it.
+    pub(crate) fn size(&self) -> u64 {
+        match &self.held {
+            Held::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+            Held::Object(object) => object.size(),
+        }
+    }
+
+    /// The committed blob, unless the bytes are at hand.
+    pub(crate) fn object(&self) -> Option<&Object> {
+        match &self.held {
+            Held::Bytes(_) => None,
+            Held::Object(object) => Some(object),
+        }
+    }
+
+    /// All of it, when it is at most `limit` bytes.
+    pub(crate) async fn bytes(&self, limit: usize) -> Result<Bytes, CacheError> {
+        match &self.held {
+            Held::Bytes(bytes) => Ok(bytes.clone()),
+            Held::Object(object) => object.read_all(limit).await,
+        }
+    }
+}
+
+/// By when an answer must leave, and when patience ends before that.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline {
+    started: Instant,
+    within: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn new(within: Duration) -> Self {
+        Self {
+            started: Instant::now(),
+            within,
+        }
+    }
+
+    /// The last moment to wait for an upstream when there is nothing else to answer with. A tenth of
+    /// the time is left to say so.
+    pub(crate) fn last(&self) -> Instant {
+        self.started + self.within * 9 / 10
+    }
+
+    /// The last moment to wait for it when there is a stale answer, which may need a look upstream too.
+    pub(crate) fn patience(&self) -> Instant {
+        self.started + self.within * 3 / 5
+    }
+
+    /// The end of it.
+    pub(crate) fn end(&self) -> Instant {
+        self.started + self.within
+    }
+
+    pub(crate) fn slow(&self, registry: &Registry) -> Error {
+        Error::Slow {
+            upstream: registry.to_string(),
+            limit: self.within,
+        }
+    }
+}
+
+/// What is cached under a name.
+struct Cached {
+    document: Document,
+    etag: Option<String>,
+    /// Seconds since 1970; `None` = for good: a digest names one content for ever.
+    validated: Option<u64>,
+}
+
+impl Cached {
+    fn is_fresh(&self, freshness: Duration) -> bool {
+        // A clock that was put back makes it stale, not fresh for years.
+        self.validated.is_none_or(|at| {
+            now()
+                .checked_sub(at)
+                .is_some_and(|age| age < freshness.as_secs())
+        })
+    }
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// The document of that name: while fresh from the cache without a word to the upstream, else
+/// revalidated, by one request however many ask; stale when the upstream is in trouble or slow.
+/// Cancel safe: a revalidation that was started goes on.
+pub(crate) async fn resolve(
+    inner: &Arc<Inner>,
+    name: &Name,
+    deadline: Deadline,
+) -> Result<(Document, Outcome), Error> {
+    let cached = cached(inner, name).await;
+    let freshness = inner.config.load().tag_freshness;
+    let stale = match cached {
+        Some(cached) if cached.is_fresh(freshness) => return Ok((cached.document, Outcome::Hit)),
+        other => other.map(|cached| cached.document),
+    };
+    if let Some(error) = inner.recent.error(&Subject::Name(name.clone())) {
+        return stale_or(stale, error.into());
+    }
+    let registry = registry_of(name);
+    let until = match &stale {
+        Some(_) if inner.recent.is_failing(registry) => {
+            deadline.patience().min(Instant::now() + GRACE)
+        }
+        Some(_) => deadline.patience(),
+        None => deadline.last(),
+    };
+    let flight = inner.flights.join(name, || {
+        let (inner, name) = (inner.clone(), name.clone());
+        async move { refresh(&inner, &name).await }
+    });
+    match tokio::time::timeout_at(until, flight.answer()).await {
+        Ok(Some(Ok(answer))) => Ok(answer),
+        Ok(Some(Err(error))) => stale_or(stale, error),
+        Ok(None) => stale_or(stale, Error::Internal),
+        Err(_) => stale_or(stale, deadline.slow(registry)),
+    }
+}
+
+fn stale_or(stale: Option<Document>, error: Error) -> Result<(Document, Outcome), Error> {
+    match stale {
+        Some(document) if error.allows_stale() => {
+            tracing::debug!(%error, "served stale");
+            Ok((document, Outcome::Stale))
+        }
+        _ => Err(error),
+    }
+}
+
+pub(crate) fn registry_of(name: &Name) -> &Registry {
+    match name {
+        Name::Manifest(reference) => &reference.registry,
+        Name::Tags(registry, _) | Name::Referrers(registry, _, _) => registry,
+        _ => unreachable!("every kind of name is listed"),
+    }
+}
+
+/// What the cache has under that name. A failing disk counts as having nothing.
+async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
+    if let Name::Manifest(Reference {
+        target: Target::Digest(digest),
+        ..
+    }) = name
+    {
+        let object = open(inner, digest).await?;
+        // A blob without a type was never served as a manifest: the upstream must say what it is.
+        let media_type = object.media_type()?.clone();
+        let document = Document {
+            digest: *digest,
+            media_type,
+            held: Held::Object(object),
+        };
+        return Some(Cached {
+            document,
+            etag: None,
+            validated: None,
+        });
+    }
+    let Record {
+        digest,
+        media_type,
+        etag,
+        validated,
+    } = inner.cache.names().get(name).await?;
+    let object = open(inner, &digest).await?;
+    let document = Document {
+        digest,
+        media_type,
+        held: Held::Object(object),
+    };
+    Some(Cached {
+        document,
+        etag,
+        validated: Some(validated),
+    })
+}
+
+async fn open(inner: &Inner, digest: &Digest) -> Option<Object> {
+    match inner.cache.get(digest).await {
+        Ok(object) => object,
+        Err(error) => {
+            tracing::warn!(%digest, %error, "a cached document cannot be opened");
+            None
+        }
+    }
+}
+
+/// One exchange with the upstream: the flight that all who ask for `name` share.
+async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Error> {
+    // Whoever looked just before another flight landed finds its answer here.
+    let cached = cached(inner, name).await;
+    let cached = match cached {
+        Some(cached) if cached.is_fresh(inner.config.load().tag_freshness) => {
+            return Ok((cached.document, Outcome::Hit));
+        }
+        other => other,
+    };
+    let known = cached.as_ref().map_or_else(Known::default, |cached| Known {
+        digest: Some(cached.document.digest),
+        etag: cached.etag.clone(),
+    });
+    let registry = registry_of(name);
+    let fetched = match name {
+        Name::Manifest(reference) => inner.client.manifest(reference, &known).await,
+        Name::Tags(registry, repository) => inner.client.tags(registry, repository, &known).await,
+        Name::Referrers(registry, repository, digest) => {
+            inner
+                .client
+                .referrers(registry, repository, digest, &known)
+                .await
+        }
+        _ => unreachable!("every kind of name is listed"),
+    };
+    let fetched = match fetched {
+        Ok(fetched) => fetched,
+        Err(error) => {
+            inner
+                .recent
+                .failed(registry, Subject::Name(name.clone()), &error);
+            if matches!(error, pierhead_remote::Error::NotFound { .. }) {
+                note(inner.cache.names().remove(name).await);
+            }
+            return Err(error.into());
+        }
+    };
+    inner.recent.answered(registry);
+    match (fetched, cached) {
+        (Fetched::Unchanged, Some(Cached { document, etag, .. })) => {
+            remember(inner, name, &document, etag).await;
+            Ok((document, Outcome::Hit))
+        }
+        (Fetched::Unchanged, None) => Err(Error::Document(
+            "unchanged, though nothing was known".into(),
+        )),
+        (
+            Fetched::Document {
+                bytes,
+                media_type,
+                digest,
+                etag,
+            },
+            _,
+        ) => {
+            let document = store(
+                inner,
+                Document {
+                    digest,
+                    media_type,
+                    held: Held::Bytes(bytes),
+                },
+            )
+            .await;
+            remember(inner, name, &document, etag).await;
+            Ok((document, Outcome::Miss))
+        }
+    }
+}
+
+/// Puts it into the cache; what the disk does not take is served from memory all the same.
+async fn store(inner: &Inner, document: Document) -> Document {
+    let Held::Bytes(bytes) = &document.held else {
+        return document;
+    };
+    note(
+        inner
+            .cache
+            .put(&document.digest, &document.media_type, bytes.clone())
+            .await,
+    );
+    document
+}
+
+async fn remember(inner: &Inner, name: &Name, document: &Document, etag: Option<String>) {
+    if matches!(
+        name,
+        Name::Manifest(Reference {
+            target: Target::Digest(_),
+            ..
+        })
+    ) {
+        return;
+    }
+    let record = Record {
+        digest: document.digest,
+        media_type: document.media_type.clone(),
+        etag,
+        validated: now(),
+    };
+    note(inner.cache.names().put(name, record).await);
+}
+
+fn note<T>(stored: Result<T, CacheError>) {
+    if let Err(error) = stored {
+        tracing::warn!(%error, "a document was not stored");
+    }
+}

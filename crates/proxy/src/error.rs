@@ -1,0 +1,67 @@
+//! Why a request cannot be served; what that is in HTTP is for `respond` to say.
+
+use std::time::Duration;
+
+use pierhead_oci::{Digest, ParseError};
+
+/// Whose fault it is follows from the variant: the client's up to `PathTooLong`, then the
+/// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Parse(#[from] ParseError),
+    #[error("ns is no registry: {0}")]
+    Namespace(ParseError),
+    #[error("pierhead is a pull-through cache and read-only: push to the registry itself")]
+    ReadOnly,
+    #[error("the path is longer than {0} bytes")]
+    PathTooLong(usize),
+    #[error(transparent)]
+    Upstream(#[from] pierhead_remote::Error),
+    #[error(transparent)]
+    Cache(Box<pierhead_cache::Error>),
+    #[error("{upstream} gave no answer within {} ms, and nothing older is cached", limit.as_millis())]
+    Slow { upstream: String, limit: Duration },
+    #[error("no answer was ready in time; try again")]
+    Late,
+    #[error("{upstream} is failing, and {missing} of this image is not cached")]
+    Unbacked { upstream: String, missing: Digest },
+    #[error("the upstream's document is of no use: {0}")]
+    Document(String),
+    #[error("the content ended at byte {at}, before its length")]
+    Truncated { at: u64 },
+    #[error("the limit of connections is reached: raise max_connections, or try again")]
+    Overloaded,
+    #[error("a task of pierhead died; its log says why")]
+    Internal,
+}
+
+/// Boxed, since it is four times as large as the others.
+impl From<pierhead_cache::Error> for Error {
+    fn from(error: pierhead_cache::Error) -> Self {
+        Self::Cache(Box::new(error))
+    }
+}
+
+impl Error {
+    /// Whether it is our disk that failed: the bytes can still be had from the upstream.
+    pub(crate) fn is_storage(&self) -> bool {
+        matches!(self, Self::Cache(error) if error.is_storage())
+    }
+
+    /// Whether the upstream sent something else than was asked for.
+    pub(crate) fn is_wrong_content(&self) -> bool {
+        use pierhead_cache::Error::{WrongDigest, WrongSize};
+        matches!(self, Self::Cache(error) if matches!(**error, WrongDigest { .. } | WrongSize { .. }))
+    }
+
+    /// Whether an older answer is better than this: the upstream is in trouble, or we are.
+    pub(crate) fn allows_stale(&self) -> bool {
+        match self {
+            Self::Upstream(error) => error.is_retryable(),
+            Self::Slow { .. } | Self::Document(_) | Self::Internal => true,
+            _ => false,
+        }
+    }
+}

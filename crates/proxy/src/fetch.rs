@@ -1,0 +1,120 @@
+//! Fetching one blob from the upstream into its fill: the leader's work, as a task of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
+
+use crate::service::Inner;
+use crate::source::Wanted;
+
+/// Fills `fill` in the background: clients come and go without a say in it.
+pub(crate) fn start(inner: Arc<Inner>, wanted: Wanted, fill: Fill) {
+    tokio::spawn(async move {
+        // How it ended is known to the fill's readers; nobody else waits.
+        let _ = run(&inner, &wanted, fill, &AtomicU64::new(0)).await;
+    });
+}
+
+/// Fetches to the end and commits. `arrived` counts bytes as they come.
+///
+/// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
+pub(crate) async fn run(
+    inner: &Arc<Inner>,
+    wanted: &Wanted,
+    fill: Fill,
+    arrived: &AtomicU64,
+) -> Result<Object, crate::Error> {
+    let resumed = fill.offset() > 0;
+    match into(inner, wanted, fill, arrived).await {
+        // The leftovers of an earlier fill may be what was wrong, and they are gone now.
+        Err(error) if resumed && error.is_wrong_content() => {
+            match inner.cache.claim(&wanted.digest).await? {
+                Claim::Leader(fill, _) => into(inner, wanted, fill, arrived).await,
+                Claim::Hit(object) => Ok(object),
+                Claim::Follower(content) => committed(content).await,
+            }
+        }
+        ended => ended,
+    }
+}
+
+/// Waits for somebody else's fill.
+pub(crate) async fn committed(content: pierhead_cache::Content) -> Result<Object, crate::Error> {
+    match content {
+        pierhead_cache::Content::Object(object) => Ok(object),
+        pierhead_cache::Content::Tail(tail) => Ok(tail.committed().await?),
+    }
+}
+
+async fn into(
+    inner: &Inner,
+    wanted: &Wanted,
+    mut fill: Fill,
+    arrived: &AtomicU64,
+) -> Result<Object, crate::Error> {
+    let failed = match transfer(inner, wanted, &mut fill, arrived).await {
+        Ok(()) => match fill.finish().await {
+            Ok(object) => {
+                inner.recent.answered(&wanted.registry);
+                return Ok(object);
+            }
+            Err(error) => {
+                note(inner, wanted, &error);
+                return Err(error.into());
+            }
+        },
+        Err(failed) => failed,
+    };
+    // First the note, then the news: readers that wake up look for the note.
+    match &failed {
+        crate::Error::Upstream(error) => {
+            inner
+                .recent
+                .failed(&wanted.registry, wanted.subject(), error)
+        }
+        crate::Error::Cache(error) => note(inner, wanted, error),
+        _ => {}
+    }
+    fill.abandon(&failed.to_string());
+    Err(failed)
+}
+
+async fn transfer(
+    inner: &Inner,
+    wanted: &Wanted,
+    fill: &mut Fill,
+    arrived: &AtomicU64,
+) -> Result<(), crate::Error> {
+    let Wanted {
+        registry,
+        repository,
+        digest,
+    } = wanted;
+    let mut stream = inner
+        .client
+        .blob(registry, repository, digest, fill.offset())
+        .await?;
+    if stream.offset() != fill.offset() {
+        fill.restart().await?;
+    }
+    fill.begin(stream.size()).await?;
+    while let Some(bytes) = stream.next().await {
+        let bytes = bytes?;
+        arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
+        fill.write(bytes).await?;
+    }
+    Ok(())
+}
+
+fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {
+    let Wanted {
+        registry,
+        repository,
+        digest,
+    } = wanted;
+    tracing::warn!(%registry, %repository, %digest, %error, "fill failed");
+    if error.is_storage() {
+        inner.recent.refused_by_disk(*digest);
+    }
+}

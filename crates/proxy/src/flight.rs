@@ -1,0 +1,127 @@
+//! Single flight for small questions: who asks while one is under way waits for its answer.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::watch;
+
+/// Flights under way by their key. Each is a task of its own, so a caller that leaves cancels nothing.
+pub(crate) struct Flights<K, V> {
+    under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
+}
+
+/// A wait for one flight's answer.
+pub(crate) struct Waiter<V>(watch::Receiver<Option<V>>);
+
+impl<K, V> Flights<K, V>
+where
+    K: Eq + Hash + Clone + Send + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    pub(crate) fn new() -> Self {
+        Self {
+            under_way: Arc::default(),
+        }
+    }
+
+    /// Joins the flight under way, or starts `make`'s.
+    pub(crate) fn join<F>(&self, key: &K, make: impl FnOnce() -> F) -> Waiter<V>
+    where
+        F: Future<Output = V> + Send + 'static,
+    {
+        let mut under_way = self
+            .under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(answer) = under_way.get(key) {
+            return Waiter(answer.clone());
+        }
+        let (sender, receiver) = watch::channel(None);
+        under_way.insert(key.clone(), receiver.clone());
+        let landing = Landing {
+            under_way: self.under_way.clone(),
+            key: key.clone(),
+        };
+        let flight = make();
+        tokio::spawn(async move {
+            let answer = flight.await;
+            // Off the list first: whoever comes now starts anew and does not get an old answer.
+            drop(landing);
+            sender.send_replace(Some(answer));
+        });
+        Waiter(receiver)
+    }
+}
+
+impl<V: Clone> Waiter<V> {
+    /// The answer; `None` when the flight's task died. Cancel safe.
+    pub(crate) async fn answer(mut self) -> Option<V> {
+        self.0.wait_for(Option::is_some).await.ok()?.clone()
+    }
+}
+
+/// Takes the key off the list also when the flight panics or is aborted.
+struct Landing<K: Eq + Hash, V> {
+    under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
+    key: K,
+}
+
+impl<K: Eq + Hash, V> Drop for Landing<K, V> {
+    fn drop(&mut self) {
+        self.under_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_ask_meanwhile_share_one_flight() {
+        let (flights, count, gate) = (
+            Flights::new(),
+            Arc::new(AtomicU32::new(0)),
+            Arc::new(Semaphore::new(0)),
+        );
+        let join = || {
+            let (count, gate) = (count.clone(), gate.clone());
+            flights.join(&"key", move || async move {
+                let _permit = gate.acquire().await;
+                count.fetch_add(1, Ordering::SeqCst)
+            })
+        };
+        let waiters: Vec<_> = (0..100).map(|_| join()).collect();
+        gate.add_permits(1);
+        for waiter in waiters {
+            assert_eq!(waiter.answer().await, Some(0));
+        }
+        assert_eq!(join().answer().await, Some(1), "a later one flies again");
+    }
+
+    #[tokio::test]
+    async fn one_that_leaves_cancels_nothing() {
+        let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
+        let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
+        drop(flights.join(&1, || fly(gate.clone())));
+        let second = flights.join(&1, || async { unreachable!("the first is under way") });
+        gate.add_permits(1);
+        assert_eq!(second.answer().await, Some(true));
+    }
+
+    #[tokio::test]
+    async fn a_flight_that_dies_is_off_the_list() {
+        let flights: Flights<u8, u8> = Flights::new();
+        let died = flights.join(&1, || async { panic!("on purpose") });
+        assert_eq!(died.answer().await, None);
+        assert_eq!(flights.join(&1, || async { 7 }).answer().await, Some(7));
+    }
+}

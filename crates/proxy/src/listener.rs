@@ -1,0 +1,147 @@
+//! The accept loop: limits, and the drain at the end.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::Tls;
+use crate::connection::{self, Shared};
+use crate::service::Inner;
+use crate::tls::Reloading;
+
+/// Connections over the limit that are told so at the same time; more are closed without a word.
+const REFUSALS: usize = 64;
+/// After an accept that failed for want of files or memory: others may give some back.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where a listener is in its life; each connection watches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Serving,
+    /// Requests under way may finish.
+    Draining,
+    /// They had their time.
+    Cut,
+}
+
+/// Accepts until `stop`, then drains. Returns when the last connection is gone.
+pub(crate) async fn serve(
+    inner: Arc<Inner>,
+    listener: TcpListener,
+    tls: Option<Tls>,
+    stop: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    let tls = match tls {
+        Some(files) => Some(Arc::new(
+            tokio::task::spawn_blocking(|| Reloading::new(files))
+                .await
+                .map_err(io::Error::other)??,
+        )),
+        None => None,
+    };
+    let (phase, watched) = watch::channel(Phase::Serving);
+    let loops = Loop {
+        shared: Shared {
+            inner: inner.clone(),
+            phase: watched,
+        },
+        tls,
+        refusals: Arc::new(Semaphore::new(REFUSALS)),
+    };
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = stop.as_mut() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => loops.take(stream, address),
+                Err(error) if is_of_the_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    // Its receiver goes too, so that the channel closes with the last connection.
+    drop(loops);
+    phase.send_replace(Phase::Draining);
+    let drain = inner.config.load().drain;
+    if tokio::time::timeout(drain, phase.closed()).await.is_err() {
+        tracing::warn!(
+            connections = phase.receiver_count(),
+            "connections cut after the drain time"
+        );
+        phase.send_replace(Phase::Cut);
+        phase.closed().await;
+    }
+    Ok(())
+}
+
+struct Loop {
+    shared: Shared,
+    tls: Option<Arc<Reloading>>,
+    refusals: Arc<Semaphore>,
+}
+
+impl Loop {
+    fn take(&self, stream: TcpStream, address: SocketAddr) {
+        let inner = &self.shared.inner;
+        inner.metrics.accepted.inc();
+        let open = Open::new(inner.clone());
+        let overloaded = open.count > inner.config.load().max_connections;
+        let mut refusal: Option<OwnedSemaphorePermit> = None;
+        if overloaded {
+            inner.metrics.refused.inc();
+            match self.refusals.clone().try_acquire_owned() {
+                Ok(permit) => refusal = Some(permit),
+                Err(_) => return,
+            }
+        }
+        let (shared, tls) = (self.shared.clone(), self.tls.clone());
+        tokio::spawn(async move {
+            let _kept = (open, refusal);
+            let tls = match tls {
+                Some(reloading) => Some(reloading.current().await),
+                None => None,
+            };
+            connection::serve(shared, stream, address, tls, overloaded).await;
+        });
+    }
+}
+
+/// One open connection, counted over all listeners.
+struct Open {
+    inner: Arc<Inner>,
+    count: usize,
+}
+
+impl Open {
+    fn new(inner: Arc<Inner>) -> Self {
+        let before = inner.metrics.connections.inc();
+        let count = usize::try_from(before + 1).unwrap_or(usize::MAX);
+        Self { inner, count }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.inner.metrics.connections.dec();
+    }
+}
+
+/// The client was gone before it was accepted: nothing of ours.
+fn is_of_the_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    )
+}

@@ -1,0 +1,154 @@
+//! What the proxy counts. Labels are bounded: never a digest, a name, a tag or an address.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Which part of the API was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(crate) enum Kind {
+    Base,
+    Manifest,
+    Blob,
+    Tags,
+    Referrers,
+    Discover,
+    Other,
+}
+
+/// Where an answer came from: the `X-Cache` header says the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(crate) enum Outcome {
+    /// The cache, as the upstream has it.
+    Hit,
+    /// The upstream, now.
+    Miss,
+    /// The cache, since the upstream could not be asked.
+    Stale,
+    /// Neither: answered by the proxy itself.
+    None,
+}
+
+impl Outcome {
+    /// The value of `X-Cache`.
+    pub(crate) fn header(self) -> Option<&'static str> {
+        match self {
+            Self::Hit => Some("HIT"),
+            Self::Miss => Some("MISS"),
+            Self::Stale => Some("STALE"),
+            Self::None => None,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Answered {
+    pub(crate) endpoint: Kind,
+    pub(crate) cache: Outcome,
+    /// The status's first digit.
+    pub(crate) class: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct Of {
+    pub(crate) endpoint: Kind,
+}
+
+/// A value, registered by whoever shows metrics.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    pub(crate) requests: Family<Answered, Counter>,
+    pub(crate) bytes_out: Family<Of, Counter>,
+    pub(crate) first_byte: Family<Of, Histogram>,
+    pub(crate) total: Family<Of, Histogram>,
+    pub(crate) connections: Gauge,
+    pub(crate) accepted: Counter,
+    pub(crate) refused: Counter,
+    pub(crate) gone: Counter,
+    pub(crate) stalled: Counter,
+    pub(crate) cut: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            requests: Family::default(),
+            bytes_out: Family::default(),
+            // 1 ms to 8 s: a warm answer takes microseconds, the limit of an answer is 5 s.
+            first_byte: Family::new_with_constructor(|| {
+                Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])
+            }),
+            // 1 ms to 10 min: a layer of gigabytes over a slow uplink.
+            total: Family::new_with_constructor(|| {
+                Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])
+            }),
+            connections: Gauge::default(),
+            accepted: Counter::default(),
+            refused: Counter::default(),
+            gone: Counter::default(),
+            stalled: Counter::default(),
+            cut: Counter::default(),
+        }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "requests",
+            "Requests answered, by endpoint, by where the answer came from, by status class",
+            self.requests.clone(),
+        );
+        registry.register_with_unit(
+            "sent",
+            "Bytes of content handed to clients",
+            Unit::Bytes,
+            self.bytes_out.clone(),
+        );
+        registry.register_with_unit(
+            "first_byte",
+            "From the request's head to the answer's first byte",
+            Unit::Seconds,
+            self.first_byte.clone(),
+        );
+        registry.register_with_unit(
+            "answer",
+            "From the request's head to the answer's last byte",
+            Unit::Seconds,
+            self.total.clone(),
+        );
+        registry.register(
+            "connections",
+            "Connections open now",
+            self.connections.clone(),
+        );
+        registry.register(
+            "connections_accepted",
+            "Connections accepted",
+            self.accepted.clone(),
+        );
+        registry.register(
+            "connections_refused",
+            "Connections over the limit, answered 503 or closed",
+            self.refused.clone(),
+        );
+        registry.register(
+            "clients_gone",
+            "Answers that a client left before their end",
+            self.gone.clone(),
+        );
+        registry.register(
+            "clients_stalled",
+            "Connections cut because the client took nothing for too long",
+            self.stalled.clone(),
+        );
+        registry.register(
+            "answers_cut",
+            "Answers cut because their content failed on the way",
+            self.cut.clone(),
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! The `Range`, `If-Range` and `If-None-Match` request headers, after RFC 9110, sections 13 and 14.
+
+use http::HeaderMap;
+use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};
+
+/// Which bytes of a representation are to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// All of it: 200.
+    Whole,
+    /// From `first` up to and with `last`: 206.
+    Part {
+        /// Offset of the first byte.
+        first: u64,
+        /// Offset of the last byte, below the size.
+        last: u64,
+    },
+    /// None of it is there: 416.
+    Unsatisfiable,
+}
+
+/// What `headers` select of a representation of `size` bytes whose entity tag is `etag` (with quotes).
+///
+/// Several ranges at once, other units and what is no range at all select everything: RFC 9110 lets
+/// a server ignore the header, and every client can read a 200.
+pub(crate) fn select(headers: &HeaderMap, etag: &str, size: u64) -> Selection {
+    let mut values = headers.get_all(RANGE).iter();
+    let (Some(range), None) = (values.next(), values.next()) else {
+        return Selection::Whole;
+    };
+    // Weak tags and dates never match: our tags are strong and there is no Last-Modified.
+    if headers
+        .get(IF_RANGE)
+        .is_some_and(|tag| tag.as_bytes() != etag.as_bytes())
+    {
+        return Selection::Whole;
+    }
+    // An empty representation has no satisfiable range, but clients that send `bytes=0-` with every
+    // request mean "all", as Go's file server also takes it.
+    match range.to_str().ok().and_then(parse) {
+        Some(spec) if size > 0 => spec.within(size),
+        _ => Selection::Whole,
+    }
+}
+
+/// Whether the client says that it has this very content.
+pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+    let tags = headers
+        .get_all(IF_NONE_MATCH)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    tags.flat_map(|value| value.split(','))
+        .map(str::trim)
+        .any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+enum Spec {
+    Between(u64, u64),
+    From(u64),
+    Last(u64),
+}
+
+impl Spec {
+    fn within(&self, size: u64) -> Selection {
+        match *self {
+            Self::Between(first, _) | Self::From(first) if first >= size => {
+                Selection::Unsatisfiable
+            }
+            Self::Last(0) => Selection::Unsatisfiable,
+            Self::Between(first, last) => Selection::Part {
+                first,
+                last: last.min(size - 1),
+            },
+            Self::From(first) => Selection::Part {
+                first,
+                last: size - 1,
+            },
+            Self::Last(count) => Selection::Part {
+                first: size.saturating_sub(count),
+                last: size - 1,
+            },
+        }
+    }
+}
+
+fn parse(text: &str) -> Option<Spec> {
+    let (unit, spec) = text.split_once('=')?;
+    if !unit.trim().eq_ignore_ascii_case("bytes") {
+        return None;
+    }
+    match spec.trim().split_once('-')? {
+        ("", count) => Some(Spec::Last(number(count)?)),
+        (first, "") => Some(Spec::From(number(first)?)),
+        (first, last) => {
+            let (first, last) = (number(first)?, number(last)?);
+            (first <= last).then_some(Spec::Between(first, last))
+        }
+    }
+}
+
+/// Digits only: `u64::from_str` would take a plus sign. A number over 64 bits is beyond every content.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: &str = "\"sha256:aa\"";
+
+    fn of(range: &str, size: u64) -> Selection {
+        let mut headers = HeaderMap::new();
+        headers.insert(RANGE, range.parse().unwrap());
+        select(&headers, TAG, size)
+    }
+
+    #[test]
+    fn single_ranges_select_bytes() {
+        let part = |first, last| Selection::Part { first, last };
+        assert_eq!(of("bytes=0-", 10), part(0, 9));
+        assert_eq!(of("bytes=3-5", 10), part(3, 5));
+        assert_eq!(of("bytes=3-500", 10), part(3, 9));
+        assert_eq!(of("bytes=9-", 10), part(9, 9));
+        assert_eq!(of("bytes=-3", 10), part(7, 9));
+        assert_eq!(of("bytes=-30", 10), part(0, 9));
+        assert_eq!(of("Bytes=1-1", 10), part(1, 1));
+        assert_eq!(of("bytes=0-99999999999999999999999", 10), part(0, 9));
+    }
+
+    #[test]
+    fn ranges_beyond_the_end_are_unsatisfiable() {
+        for range in [
+            "bytes=10-",
+            "bytes=10-12",
+            "bytes=-0",
+            "bytes=99999999999999999999999-",
+        ] {
+            assert_eq!(of(range, 10), Selection::Unsatisfiable, "{range}");
+        }
+    }
+
+    #[test]
+    fn nonsense_and_several_ranges_select_everything() {
+        for range in [
+            "bytes=5-3",
+            "bytes=",
+            "bytes=-",
+            "bytes=a-b",
+            "bytes=+1-2",
+            "items=0-1",
+            "bytes=0-1,3-4",
+            "0-5",
+            "bytes=--1",
+            "bytes=1-2-3",
+        ] {
+            assert_eq!(of(range, 10), Selection::Whole, "{range}");
+        }
+        assert_eq!(of("bytes=0-", 0), Selection::Whole);
+        let mut twice = HeaderMap::new();
+        twice.append(RANGE, "bytes=0-1".parse().unwrap());
+        twice.append(RANGE, "bytes=3-4".parse().unwrap());
+        assert_eq!(select(&twice, TAG, 10), Selection::Whole);
+    }
+
+    #[test]
+    fn if_range_must_be_the_very_tag() {
+        for (tag, selection) in [
+            (TAG, Selection::Part { first: 2, last: 9 }),
+            ("\"sha256:bb\"", Selection::Whole),
+            ("W/\"sha256:aa\"", Selection::Whole),
+            ("Sat, 29 Oct 1994 19:43:31 GMT", Selection::Whole),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(RANGE, "bytes=2-".parse().unwrap());
+            headers.insert(IF_RANGE, tag.parse().unwrap());
+            assert_eq!(select(&headers, TAG, 10), selection, "{tag}");
+        }
+    }
+
+    #[test]
+    fn if_none_match_takes_lists_weak_tags_and_the_star() {
+        for (value, known) in [
+            (TAG, true),
+            ("W/\"sha256:aa\"", true),
+            ("*", true),
+            ("\"x\", \"sha256:aa\"", true),
+            ("\"x\"", false),
+            ("sha256:aa", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(IF_NONE_MATCH, value.parse().unwrap());
+            assert_eq!(is_known(&headers, TAG), known, "{value}");
+        }
+        assert!(!is_known(&HeaderMap::new(), TAG));
+    }
+}

@@ -1,0 +1,136 @@
+//! The only map from errors to HTTP, and the headers that every answer has.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::{HeaderValue, Method, Response, StatusCode};
+use pierhead_cache::Error as CacheError;
+use pierhead_oci::error::ErrorBody;
+use pierhead_oci::{ErrorCode, ParseError};
+use pierhead_remote::Error as RemoteError;
+
+use crate::Error;
+use crate::body::Body;
+use crate::metrics::{Kind, Outcome};
+
+pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
+    HeaderName::from_static("docker-content-digest");
+pub(crate) const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
+pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
+pub(crate) const JSON: &str = "application/json";
+const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
+
+/// When to come back after a failure of the upstream, unless it said so itself.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// The start of every answer.
+pub(crate) fn respond(status: StatusCode, outcome: Outcome) -> http::response::Builder {
+    let builder = Response::builder()
+        .status(status)
+        .header(API_VERSION, "registry/2.0");
+    match outcome.header() {
+        Some(value) => builder.header(X_CACHE, value),
+        None => builder,
+    }
+}
+
+/// Ends a builder. Its parts are constants and values that were validated, so it does not fail.
+pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
+    builder.body(body).unwrap_or_else(|error| {
+        tracing::error!(%error, "an answer could not be built");
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+/// A whole small answer; a HEAD gets its headers only.
+pub(crate) fn whole(
+    builder: http::response::Builder,
+    method: &Method,
+    content_type: &str,
+    bytes: Bytes,
+) -> Response<Body> {
+    let builder = builder
+        .header(CONTENT_TYPE, content_type)
+        .header(CONTENT_LENGTH, bytes.len());
+    let bytes = if method == Method::HEAD {
+        Bytes::new()
+    } else {
+        bytes
+    };
+    finish(builder, Body::bytes(bytes))
+}
+
+/// The answer to a request that cannot be served: the spec's error body, and a status that makes
+/// clients do the right thing. Never 429 (podman stalls, containerd insists) and never a challenge.
+pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body> {
+    let (status, code) = status(kind, error);
+    let mut builder = respond(status, Outcome::None);
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        builder = builder.header(RETRY_AFTER, retry_after(error).as_secs());
+    }
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        builder = builder.header(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    let body = ErrorBody::new(code, error.to_string()).to_json();
+    whole(builder, method, JSON, body.into())
+}
+
+fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
+    match error {
+        Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
+            (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)
+        }
+        // A tag that cannot exist does not exist; the conformance suite asks so.
+        Error::Parse(ParseError::Tag) => (StatusCode::NOT_FOUND, ErrorCode::ManifestUnknown),
+        Error::Parse(ParseError::Endpoint) => (StatusCode::NOT_FOUND, ErrorCode::NameUnknown),
+        Error::Parse(ParseError::Query(_)) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
+        Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
+        Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
+        Error::PathTooLong(_) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),
+        Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
+        // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
+        // fall back to the origin after a 403.
+        Error::Upstream(RemoteError::Denied { .. } | RemoteError::Forbidden { .. }) => {
+            (StatusCode::FORBIDDEN, ErrorCode::Denied)
+        }
+        Error::Cache(cache)
+            if error.is_wrong_content()
+                || matches!(**cache, CacheError::Abandoned(_) | CacheError::Restarted) =>
+        {
+            (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable)
+        }
+        Error::Internal | Error::Cache(_) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::Unknown)
+        }
+        Error::Upstream(_)
+        | Error::Slow { .. }
+        | Error::Late
+        | Error::Unbacked { .. }
+        | Error::Document(_)
+        | Error::Truncated { .. }
+        | Error::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
+    }
+}
+
+fn unknown(kind: Kind) -> ErrorCode {
+    match kind {
+        Kind::Manifest => ErrorCode::ManifestUnknown,
+        Kind::Blob => ErrorCode::BlobUnknown,
+        _ => ErrorCode::NameUnknown,
+    }
+}
+
+fn retry_after(error: &Error) -> Duration {
+    match error {
+        // Upstreams say hours; a client that comes back earlier costs them nothing: we ask once.
+        Error::Upstream(RemoteError::RateLimited {
+            retry_after: Some(after),
+            ..
+        }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
+        Error::Overloaded => Duration::from_secs(1),
+        _ => RETRY,
+    }
+}

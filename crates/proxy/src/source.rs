@@ -1,0 +1,305 @@
+//! The bytes of one blob for one reader, from wherever they can be had.
+//!
+//! A reader starts at the cache: on a committed blob, or on the fill under way. When rot, a full disk
+//! or somebody else's failed fill gets in its way it goes on elsewhere from its offset, unseen.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pierhead_cache::{Claim, Content, Error as CacheError, Object};
+use pierhead_oci::{Digest, Hasher, Registry, Repository};
+use pierhead_remote::BlobStream;
+
+use crate::body::FRAME;
+use crate::metrics::Outcome;
+use crate::recent::Subject;
+use crate::service::Inner;
+use crate::{Error, fetch};
+
+/// How often one reader may change its source: more is a disk or an upstream beyond help.
+const CHANGES: u32 = 4;
+
+/// Which blob of which repository: who is asked for it when the cache lacks it.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) registry: Registry,
+    pub(crate) repository: Repository,
+    pub(crate) digest: Digest,
+}
+
+impl Wanted {
+    pub(crate) fn subject(&self) -> Subject {
+        Subject::Blob(self.registry.clone(), self.repository.clone(), self.digest)
+    }
+}
+
+/// See the head of this module.
+pub(crate) struct Source {
+    inner: Arc<Inner>,
+    wanted: Wanted,
+    from: From,
+    start: u64,
+    offset: u64,
+    /// Where to stop; `None` at the end of the content.
+    end: Option<u64>,
+    changes: u32,
+}
+
+enum From {
+    Cache(Content),
+    Upstream(Box<Direct>),
+}
+
+/// Straight from the upstream, past a disk that would not take it.
+struct Direct {
+    stream: BlobStream,
+    /// Bytes before the reader's offset, to be thrown away.
+    skip: u64,
+    /// The next bytes, held back until more come or the digest is known good.
+    held: Bytes,
+    /// `None` when the stream does not start at 0: then only the client can verify.
+    hasher: Option<Hasher>,
+    ended: bool,
+}
+
+impl Source {
+    /// Finds the blob: in the cache, in a fill under way, or by starting one. The outcome says which.
+    /// Cancel safe: a fill that was started goes on.
+    pub(crate) async fn find(inner: &Arc<Inner>, wanted: Wanted) -> Result<(Self, Outcome), Error> {
+        let mut storable = true;
+        if !inner.cache.contains(&wanted.digest) {
+            if let Some(error) = inner.recent.error(&wanted.subject()) {
+                return Err(error.into());
+            }
+            storable = !inner.recent.is_unstorable(&wanted.digest);
+        }
+        let claimed = match storable {
+            true => Some(claim(inner, &wanted).await),
+            false => None,
+        };
+        let (from, outcome) = match claimed {
+            Some(Ok((content, outcome))) => (From::Cache(content), outcome),
+            Some(Err(error)) if !error.is_storage() => return Err(error),
+            _ => {
+                let direct = Direct::open(inner, &wanted, 0).await?;
+                (From::Upstream(direct), Outcome::Miss)
+            }
+        };
+        Ok((Self::new(inner.clone(), wanted, from), outcome))
+    }
+
+    /// Of an object that is open already.
+    pub(crate) fn of(inner: Arc<Inner>, wanted: Wanted, object: Object) -> Self {
+        Self::new(inner, wanted, From::Cache(Content::Object(object)))
+    }
+
+    fn new(inner: Arc<Inner>, wanted: Wanted, from: From) -> Self {
+        Self {
+            inner,
+            wanted,
+            from,
+            start: 0,
+            offset: 0,
+            end: None,
+            changes: 0,
+        }
+    }
+
+    /// Reads only `[first, end)`. To be called before the first read.
+    pub(crate) async fn only(&mut self, first: u64, end: u64) -> Result<(), Error> {
+        (self.start, self.offset) = (first, first);
+        self.end = Some(end);
+        if first > 0 && matches!(self.from, From::Upstream(_)) {
+            self.from = self.direct().await?;
+        }
+        Ok(())
+    }
+
+    /// How far the reader is.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Total bytes of the blob, as soon as that is known; `None` when it will be known at the end only.
+    pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
+        loop {
+            match &self.from {
+                From::Upstream(direct) => return Ok(direct.stream.size()),
+                From::Cache(content) => match content.size().await {
+                    Ok(size) => return Ok(size),
+                    Err(error) => self.change(error).await?,
+                },
+            }
+        }
+    }
+
+    /// The next bytes, at most [`FRAME`]; empty at the end.
+    pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
+        loop {
+            let left = self
+                .end
+                .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
+            let max = usize::try_from(left).unwrap_or(usize::MAX).min(FRAME);
+            if max == 0 {
+                return Ok(Bytes::new());
+            }
+            let bytes = match &mut self.from {
+                From::Cache(content) => match content.read_at(self.offset, max).await {
+                    Ok(bytes) => bytes,
+                    Err(error) => {
+                        self.change(error).await?;
+                        continue;
+                    }
+                },
+                From::Upstream(direct) => direct.next(&self.inner, &self.wanted, max).await?,
+            };
+            self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            return Ok(bytes);
+        }
+    }
+
+    /// Goes on elsewhere after `error`, or says that there is nowhere to go.
+    async fn change(&mut self, error: CacheError) -> Result<(), Error> {
+        self.changes += 1;
+        if self.changes > CHANGES {
+            return Err(error.into());
+        }
+        tracing::debug!(digest = %self.wanted.digest, offset = self.offset, %error, "a reader changes its source");
+        let nothing_sent = self.offset == self.start;
+        self.from = match error {
+            error if error.is_storage() => self.direct().await?,
+            // The leftovers of an earlier fill may have been what was wrong; they are gone now.
+            CacheError::WrongDigest { resumed: true, .. } | CacheError::Restarted
+                if nothing_sent =>
+            {
+                self.again().await?
+            }
+            // What came is wrong, and some of it may have left already.
+            CacheError::WrongDigest { .. }
+            | CacheError::WrongSize { .. }
+            | CacheError::Restarted => return Err(error.into()),
+            // Whoever led asked another repository, which need not say anything of ours.
+            CacheError::Abandoned(_) => match self.inner.recent.error(&self.wanted.subject()) {
+                Some(upstream) => return Err(upstream.into()),
+                None => self.again().await?,
+            },
+            // Rot has been taken out of the cache already: this claim fetches anew.
+            _ => self.again().await?,
+        };
+        Ok(())
+    }
+
+    async fn again(&self) -> Result<From, Error> {
+        match claim(&self.inner, &self.wanted).await {
+            Ok((content, _)) => Ok(From::Cache(content)),
+            Err(error) if error.is_storage() => self.direct().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn direct(&self) -> Result<From, Error> {
+        Ok(From::Upstream(
+            Direct::open(&self.inner, &self.wanted, self.offset).await?,
+        ))
+    }
+}
+
+/// One claim; the fetch of a leader is a task of its own.
+pub(crate) async fn claim(
+    inner: &Arc<Inner>,
+    wanted: &Wanted,
+) -> Result<(Content, Outcome), Error> {
+    Ok(match inner.cache.claim(&wanted.digest).await? {
+        Claim::Hit(object) => (Content::Object(object), Outcome::Hit),
+        Claim::Follower(content) => (content, Outcome::Miss),
+        Claim::Leader(fill, content) => {
+            fetch::start(inner.clone(), wanted.clone(), fill);
+            (content, Outcome::Miss)
+        }
+    })
+}
+
+impl Direct {
+    async fn open(inner: &Inner, wanted: &Wanted, offset: u64) -> Result<Box<Self>, Error> {
+        let Wanted {
+            registry,
+            repository,
+            digest,
+        } = wanted;
+        let stream = match inner
+            .client
+            .blob(registry, repository, digest, offset)
+            .await
+        {
+            Ok(stream) => stream,
+            Err(error) => {
+                inner.recent.failed(registry, wanted.subject(), &error);
+                return Err(error.into());
+            }
+        };
+        inner.recent.answered(registry);
+        let skip = offset
+            .checked_sub(stream.offset())
+            .ok_or(Error::Truncated { at: offset })?;
+        let hasher = (stream.offset() == 0).then(|| Hasher::new(digest.algorithm()));
+        Ok(Box::new(Self {
+            stream,
+            skip,
+            held: Bytes::new(),
+            hasher,
+            ended: false,
+        }))
+    }
+
+    /// Up to `max` bytes. What is held back leaves when more has come, and last when the hash matched.
+    async fn next(&mut self, inner: &Inner, wanted: &Wanted, max: usize) -> Result<Bytes, Error> {
+        loop {
+            if self.held.len() > max || (self.ended && !self.held.is_empty()) {
+                let max = max.min(self.held.len());
+                return Ok(self.held.split_to(max));
+            }
+            if self.ended {
+                return Ok(Bytes::new());
+            }
+            let mut bytes = match self.stream.next().await {
+                Some(Ok(bytes)) => bytes,
+                Some(Err(error)) => {
+                    inner
+                        .recent
+                        .failed(&wanted.registry, wanted.subject(), &error);
+                    return Err(error.into());
+                }
+                None => {
+                    self.check(&wanted.digest)?;
+                    self.ended = true;
+                    continue;
+                }
+            };
+            if let Some(hasher) = &mut self.hasher {
+                hasher.update(&bytes);
+            }
+            let skipped = usize::try_from(self.skip)
+                .unwrap_or(usize::MAX)
+                .min(bytes.len());
+            self.skip -= u64::try_from(skipped).unwrap_or(0);
+            let _ = bytes.split_to(skipped);
+            // At most `max`, by the first test of the loop.
+            let ready = std::mem::replace(&mut self.held, bytes);
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+    }
+
+    fn check(&mut self, expected: &Digest) -> Result<(), Error> {
+        match self.hasher.take().map(Hasher::finish) {
+            Some(actual) if actual != *expected => Err(CacheError::WrongDigest {
+                expected: *expected,
+                actual,
+                resumed: false,
+            }
+            .into()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! TLS from files that may change while we serve: each change is taken up without a restart.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+
+use crate::Tls;
+
+/// How often the files are looked at, at most; and only when a client connects.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The current configuration, kept up with the files.
+pub(crate) struct Reloading {
+    files: Tls,
+    current: ArcSwap<ServerConfig>,
+    seen: Mutex<Seen>,
+}
+
+struct Seen {
+    at: Instant,
+    stamps: Vec<Option<Stamp>>,
+}
+
+/// What changes when a file is written or replaced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Reloading {
+    /// Reads the files. Blocks.
+    pub(crate) fn new(files: Tls) -> io::Result<Self> {
+        // Stamps first: a file that changes in between is read again.
+        let stamps = stamps(&files);
+        let current = ArcSwap::from_pointee(load(&files)?);
+        Ok(Self {
+            files,
+            current,
+            seen: Mutex::new(Seen {
+                at: Instant::now(),
+                stamps,
+            }),
+        })
+    }
+
+    /// The configuration for a connection that just came. Looks at the files now and then; when they do
+    /// not make sense (half written, say) the old one stays in use and the log says why.
+    pub(crate) async fn current(self: &Arc<Self>) -> Arc<ServerConfig> {
+        if self.is_due() {
+            let this = self.clone();
+            let looked = tokio::task::spawn_blocking(move || this.look()).await;
+            if let Err(error) = looked {
+                tracing::error!(%error, "looking at the TLS files died");
+            }
+        }
+        self.current.load_full()
+    }
+
+    fn is_due(&self) -> bool {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = seen.at.elapsed() >= LOOK;
+        if due {
+            seen.at = Instant::now();
+        }
+        due
+    }
+
+    fn look(&self) {
+        let stamps = stamps(&self.files);
+        {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            if seen.stamps == stamps {
+                return;
+            }
+            seen.stamps = stamps;
+        }
+        match load(&self.files) {
+            Ok(config) => {
+                self.current.store(Arc::new(config));
+                tracing::info!(certificate = %self.files.certificate.display(), "TLS files changed and were taken up");
+            }
+            Err(error) => {
+                tracing::error!(%error, "TLS files changed but cannot be used: the old ones stay in use")
+            }
+        }
+    }
+}
+
+fn stamps(files: &Tls) -> Vec<Option<Stamp>> {
+    let paths = [
+        Some(&files.certificate),
+        Some(&files.key),
+        files.client_ca.as_ref(),
+    ];
+    let stamp = |metadata: Metadata| Stamp {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        size: metadata.size(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+    };
+    paths
+        .into_iter()
+        .flatten()
+        .map(|path| std::fs::metadata(path).ok().map(stamp))
+        .collect()
+}
+
+fn load(files: &Tls) -> io::Result<ServerConfig> {
+    let certificates = certificates(&files.certificate)?;
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| unusable(&files.key, error))?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(io::Error::other)?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for authority in self::certificates(path)? {
+                roots
+                    .add(authority)
+                    .map_err(|error| unusable(path, error))?;
+            }
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| unusable(path, error))?)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(certificates, key)
+        .map_err(|error| unusable(&files.certificate, error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // Clients that connect anew for each request resume from a ticket: no state here, no key exchange anew.
+    config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
+    Ok(config)
+}
+
+fn certificates(path: &PathBuf) -> io::Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, error))?;
+    let certificates = read
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| unusable(path, error))?;
+    if certificates.is_empty() {
+        return Err(unusable(path, "no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("{}: {why}", path.display()),
+    )
+}

@@ -1,0 +1,275 @@
+//! Whole images: pulled into the cache ahead of time, or walked through for pins.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pierhead_cache::{Claim, Name};
+use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
+use tokio::task::JoinSet;
+
+use crate::document::Deadline;
+use crate::manifest::{is_distributable, manifest};
+use crate::service::Inner;
+use crate::source::Wanted;
+use crate::{Error, Progress, fetch};
+
+/// Blobs fetched at once: what docker and containerd do.
+const PARALLEL: usize = 3;
+/// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
+const MAX_PARTS: usize = 10_000;
+/// How often progress within large blobs is reported.
+const REPORT: Duration = Duration::from_millis(200);
+
+/// See [`Proxy::warm`](crate::Proxy::warm). When dropped, fetches of its own end; what is staged stays.
+pub(crate) async fn warm(
+    inner: &Arc<Inner>,
+    reference: &Reference,
+    platforms: &[Platform],
+    mut report: impl FnMut(Progress) + Send,
+) -> Result<Progress, String> {
+    let blobs = blobs(inner, reference, platforms)
+        .await
+        .map_err(|error| format!("{reference}: {error}"))?;
+    let mut progress = Progress {
+        blobs: count(blobs.len()),
+        ..Progress::default()
+    };
+    // Sizes are what somebody wrote: they are summed, never believed.
+    progress.bytes = blobs
+        .iter()
+        .fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
+    report(progress);
+
+    let arrived = Arc::new(AtomicU64::new(0));
+    let (mut waiting, mut running) = (VecDeque::from(blobs), JoinSet::new());
+    let mut settled = 0;
+    let mut tick = tokio::time::interval(REPORT);
+    loop {
+        while running.len() < PARALLEL
+            && let Some(blob) = waiting.pop_front()
+        {
+            let wanted = Wanted {
+                registry: reference.registry.clone(),
+                repository: reference.repository.clone(),
+                digest: blob.digest,
+            };
+            let (inner, arrived) = (inner.clone(), arrived.clone());
+            running.spawn(async move { one(&inner, wanted, &arrived).await });
+        }
+        tokio::select! {
+            ended = running.join_next() => match ended {
+                None => break,
+                Some(Ok(Ok((size, fetched)))) => {
+                    progress.done += 1;
+                    settled += size.saturating_sub(fetched);
+                }
+                Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {error}")),
+                Some(Err(error)) => return Err(format!("{reference}: {error}")),
+            },
+            _ = tick.tick() => {}
+        }
+        progress.bytes_done = (settled + arrived.load(Ordering::Relaxed)).min(progress.bytes);
+        report(progress);
+    }
+    Ok(progress)
+}
+
+/// Gets one blob; its size, and how many bytes of that were counted while they came.
+async fn one(
+    inner: &Arc<Inner>,
+    wanted: Wanted,
+    arrived: &AtomicU64,
+) -> Result<(u64, u64), (Digest, Error)> {
+    let digest = wanted.digest;
+    let got = async {
+        match inner.cache.claim(&digest).await? {
+            Claim::Hit(object) => Ok((object.size(), 0)),
+            Claim::Follower(content) => Ok((fetch::committed(content).await?.size(), 0)),
+            Claim::Leader(fill, _) => {
+                let staged = fill.offset();
+                let size = fetch::run(inner, &wanted, fill, arrived).await?.size();
+                Ok((size, size.saturating_sub(staged)))
+            }
+        }
+    };
+    got.await.map_err(|error: Error| (digest, error))
+}
+
+/// The blobs of an image, without repetition; its manifests are in the cache when this returns.
+async fn blobs(
+    inner: &Arc<Inner>,
+    reference: &Reference,
+    platforms: &[Platform],
+) -> Result<Vec<Descriptor>, Error> {
+    let mut walk = Walk::new(reference);
+    let mut blobs = Vec::new();
+    while let Some((reference, depth)) = walk.next() {
+        let deadline = Deadline::new(inner.config.load().answer_within);
+        let (document, _) = manifest(inner, &reference, deadline).await?;
+        let bytes = document.bytes(Manifest::MAX_SIZE).await?;
+        let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
+        walk.seen.insert(document.digest);
+        match &manifest.body {
+            Body::Index { manifests, .. } => {
+                for child in chosen(manifests, platforms)? {
+                    walk.descend(child.digest, depth)?;
+                }
+            }
+            _ => {
+                for child in manifest.children().filter(|child| is_distributable(child)) {
+                    if walk.enter(child.digest)? {
+                        blobs.push(child.clone());
+                    }
+                }
+            }
+        }
+    }
+    Ok(blobs)
+}
+
+/// See [`Proxy::closure`](crate::Proxy::closure).
+pub(crate) async fn closure(
+    inner: &Arc<Inner>,
+    reference: &Reference,
+) -> Result<Vec<Digest>, String> {
+    let root = match &reference.target {
+        Target::Digest(digest) => Some(*digest),
+        Target::Tag(_) => inner
+            .cache
+            .names()
+            .get(&Name::Manifest(reference.clone()))
+            .await
+            .map(|record| record.digest),
+    };
+    let absent = || format!("{reference} is not in the cache: warm it, or pull it once");
+    let root = root.ok_or_else(absent)?;
+    let mut walk = Walk::new(&Reference {
+        target: Target::Digest(root),
+        ..reference.clone()
+    });
+    let mut digests = vec![root];
+    while let Some((reference, depth)) = walk.next() {
+        let Target::Digest(digest) = reference.target else {
+            continue;
+        };
+        let found = inner
+            .cache
+            .get(&digest)
+            .await
+            .map_err(|error| error.to_string())?;
+        // Of an index, platforms that nobody pulled are known by name only.
+        let Some(object) = found else {
+            if digest == root {
+                return Err(absent());
+            }
+            continue;
+        };
+        let bytes = object
+            .read_all(Manifest::MAX_SIZE)
+            .await
+            .map_err(|error| error.to_string())?;
+        let manifest = match Manifest::parse(
+            bytes,
+            object.media_type().map(pierhead_oci::MediaType::as_str),
+        ) {
+            Ok(manifest) => manifest,
+            Err(error) if digest == root => return Err(format!("{reference}: {error}")),
+            Err(_) => continue,
+        };
+        let is_index = matches!(manifest.body, Body::Index { .. });
+        for child in manifest.children() {
+            let is_new = if is_index {
+                walk.descend(child.digest, depth)
+            } else {
+                walk.enter(child.digest)
+            };
+            if is_new.map_err(|error| format!("{reference}: {error}"))? {
+                digests.push(child.digest);
+            }
+        }
+    }
+    Ok(digests)
+}
+
+/// A walk through manifests that ends, whatever they say: each is visited once, depth and number are bounded.
+struct Walk {
+    origin: Reference,
+    next: VecDeque<(Target, usize)>,
+    seen: HashSet<Digest>,
+}
+
+impl Walk {
+    fn new(origin: &Reference) -> Self {
+        let seen = match &origin.target {
+            Target::Digest(digest) => HashSet::from([*digest]),
+            Target::Tag(_) => HashSet::new(),
+        };
+        Self {
+            origin: origin.clone(),
+            next: VecDeque::from([(origin.target.clone(), 0)]),
+            seen,
+        }
+    }
+
+    fn next(&mut self) -> Option<(Reference, usize)> {
+        let (target, depth) = self.next.pop_front()?;
+        Some((
+            Reference {
+                target,
+                ..self.origin.clone()
+            },
+            depth,
+        ))
+    }
+
+    /// Notes a part; `false` when it is known already.
+    fn enter(&mut self, digest: Digest) -> Result<bool, Error> {
+        if self.seen.len() >= MAX_PARTS {
+            return Err(Error::Document(format!("more than {MAX_PARTS} parts")));
+        }
+        Ok(self.seen.insert(digest))
+    }
+
+    /// Notes a child manifest, to be visited later.
+    fn descend(&mut self, digest: Digest, depth: usize) -> Result<bool, Error> {
+        if !self.enter(digest)? {
+            return Ok(false);
+        }
+        if depth >= Manifest::MAX_DEPTH {
+            return Err(Error::Document(format!(
+                "indexes nested deeper than {}",
+                Manifest::MAX_DEPTH
+            )));
+        }
+        self.next.push_back((Target::Digest(digest), depth + 1));
+        Ok(true)
+    }
+}
+
+/// The entries that those platforms run; all when none is named. Indexes within an index always.
+fn chosen<'a>(
+    entries: &'a [Descriptor],
+    platforms: &[Platform],
+) -> Result<Vec<&'a Descriptor>, Error> {
+    if platforms.is_empty() {
+        return Ok(entries.iter().collect());
+    }
+    let nested = entries.iter().filter(|entry| entry.media_type.is_index());
+    let mut chosen: Vec<_> = nested.collect();
+    for platform in platforms {
+        match platform.choose(entries) {
+            Some(entry) => chosen.push(entry),
+            None if chosen.is_empty() => {
+                return Err(Error::Document(format!("nothing for {platform} in it")));
+            }
+            None => {}
+        }
+    }
+    Ok(chosen)
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
