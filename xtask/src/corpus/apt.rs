@@ -1,0 +1,234 @@
+//! Debian packages, resolved and fetched by the machine's apt without touching the machine.
+//!
+//! apt is given folders of its own for everything that it keeps, so it needs no root, installs
+//! nothing, and may ask for packages of an architecture that the machine does not have.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::exec;
+
+/// What only maintainer scripts need: none runs here, so apt is told that these are there already.
+const TAKEN_AS_INSTALLED: &[&str] = &[
+    "adduser",
+    "debconf",
+    "dpkg",
+    "init-system-helpers",
+    "lsb-base",
+    "media-types",
+    "mime-support",
+    "passwd",
+    "perl",
+    "perl-base",
+    "sysvinit-utils",
+    "tar",
+    "usr-is-merged",
+    "usrmerge",
+];
+
+/// Hides what came after the point release, for the older version of each image.
+const POINT_RELEASE: &str = "\
+Package: *
+Pin: release l=Debian-Security
+Pin-Priority: -1
+
+Package: *
+Pin: release n=*-updates
+Pin-Priority: -1
+";
+
+/// Which of a package's versions to take.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Suite {
+    /// As of the last point release.
+    Release,
+    /// With the security and stable updates since.
+    Updates,
+}
+
+/// A package as apt chose it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Package {
+    /// Its name, without an architecture.
+    pub(crate) name: String,
+    /// Its version, with epoch and revision.
+    pub(crate) version: String,
+    arch: String,
+}
+
+/// An apt with state of its own.
+pub(crate) struct Apt {
+    folder: PathBuf,
+    /// The architecture of this machine, in Debian's words.
+    pub(crate) native: String,
+}
+
+impl Apt {
+    /// Sets up apt's folders below `folder` and fetches the package lists for `archs`.
+    ///
+    /// # Errors
+    /// When there is no apt, or no Debian mirror is reachable.
+    pub(crate) fn prepare(folder: &Path, archs: &[&str]) -> Result<Self> {
+        let native = exec::text(Command::new("dpkg").arg("--print-architecture"))?
+            .trim()
+            .to_owned();
+        for part in ["lists/partial", "cache/archives/partial", "debs"] {
+            fs::create_dir_all(folder.join(part))?;
+        }
+        let here = folder.display();
+        let archs: String = archs.iter().map(|it| format!("\"{it}\"; ")).collect();
+        fs::write(
+            folder.join("apt.conf"),
+            format!(
+                r#"Dir::State "{here}";
+Dir::State::lists "{here}/lists";
+Dir::State::status "{here}/status";
+Dir::Cache "{here}/cache";
+APT::Architecture "{native}";
+APT::Architectures {{ {archs}}};
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+Debug::NoLocking "true";
+"#
+            ),
+        )?;
+        let status: String = TAKEN_AS_INSTALLED
+            .iter()
+            .map(|name| {
+                format!(
+                    "Package: {name}\nStatus: install ok installed\nPriority: optional\n\
+                     Section: admin\nMaintainer: none\nArchitecture: {native}\n\
+                     Multi-Arch: foreign\nVersion: 999:0\nDescription: none\n\n"
+                )
+            })
+            .collect();
+        fs::write(folder.join("status"), status)?;
+        fs::write(folder.join("release.pref"), POINT_RELEASE)?;
+        fs::write(folder.join("updates.pref"), "")?;
+        let apt = Self {
+            folder: folder.to_owned(),
+            native,
+        };
+        exec::output(apt.get().arg("update"))?;
+        Ok(apt)
+    }
+
+    /// `names` and everything that they depend on, in an order that respects it.
+    ///
+    /// # Errors
+    /// When a package is not known.
+    pub(crate) fn closure(&self, suite: Suite, arch: &str, names: &[&str]) -> Result<Vec<Package>> {
+        let preferences = match suite {
+            Suite::Release => "release.pref",
+            Suite::Updates => "updates.pref",
+        };
+        let plan = exec::text(
+            self.get()
+                .arg("-o")
+                .arg(format!(
+                    "Dir::Etc::Preferences={}",
+                    self.folder.join(preferences).display()
+                ))
+                .args(["--simulate", "install"])
+                .args(names.iter().map(|name| format!("{name}:{arch}"))),
+        )?;
+        let packages: Vec<_> = plan.lines().filter_map(planned).collect();
+        if packages.is_empty() {
+            bail!("apt would install nothing for {names:?} of {arch}");
+        }
+        Ok(packages)
+    }
+
+    /// Fetches what is not there yet and gives the paths in the order of `packages`. apt checks
+    /// each against the signed lists.
+    ///
+    /// # Errors
+    /// When the mirror fails.
+    pub(crate) fn download(&self, packages: &[Package]) -> Result<Vec<PathBuf>> {
+        let folder = self.folder.join("debs");
+        let path = |package: &Package| {
+            let version = package.version.replace(':', "%3a");
+            folder.join(format!("{}_{version}_{}.deb", package.name, package.arch))
+        };
+        let missing: Vec<_> = packages
+            .iter()
+            .filter(|package| !path(package).exists())
+            .map(|package| {
+                // apt takes no ":all": such a package comes with any architecture.
+                let arch = if package.arch == "all" {
+                    &self.native
+                } else {
+                    &package.arch
+                };
+                format!("{}:{arch}={}", package.name, package.version)
+            })
+            .collect();
+        if !missing.is_empty() {
+            exec::output(
+                self.get()
+                    .current_dir(&folder)
+                    .arg("download")
+                    .args(missing),
+            )?;
+        }
+        let paths: Vec<_> = packages.iter().map(path).collect();
+        if let Some(path) = paths.iter().find(|path| !path.exists()) {
+            bail!("apt left no {}", path.display());
+        }
+        Ok(paths)
+    }
+
+    fn get(&self) -> Command {
+        let mut command = Command::new("apt-get");
+        command
+            .env("APT_CONFIG", self.folder.join("apt.conf"))
+            .env("LC_ALL", "C")
+            .arg("--quiet");
+        command
+    }
+}
+
+/// The files of a package, as a tar stream.
+///
+/// # Errors
+/// When `dpkg-deb` cannot read the package.
+pub(crate) fn files(package: &Path) -> Result<Vec<u8>> {
+    exec::output(Command::new("dpkg-deb").arg("--fsys-tarfile").arg(package))
+        .with_context(|| format!("unpack {}", package.display()))
+}
+
+/// Reads a line such as `Inst libc6:arm64 (2.36-9 Debian:12.1/stable [arm64]) []`.
+fn planned(line: &str) -> Option<Package> {
+    let (name, rest) = line.strip_prefix("Inst ")?.split_once(' ')?;
+    let inner = rest.split_once('(')?.1.split_once(')')?.0;
+    let version = inner.split(' ').next()?;
+    let arch = inner.rsplit_once('[')?.1.strip_suffix(']')?;
+    Some(Package {
+        name: name.split(':').next()?.to_owned(),
+        version: version.to_owned(),
+        arch: arch.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_apt_plans() {
+        let line = "Inst libgcc-s1:arm64 (12.2.0-14 Debian:12.1/stable, Debian-Security:12/stable [arm64]) [libc6 ]";
+        let package = planned(line).unwrap();
+        assert_eq!(package.name, "libgcc-s1");
+        assert_eq!(package.version, "12.2.0-14");
+        assert_eq!(package.arch, "arm64");
+        assert!(planned("Conf libgcc-s1 (12.2.0-14 Debian:12.1/stable [amd64])").is_none());
+    }
+}

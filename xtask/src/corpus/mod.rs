@@ -1,0 +1,87 @@
+//! `cargo xtask corpus`: real images, put together from packages without a daemon or root.
+//!
+//! The result is an OCI image layout. The same packages give the same digests: entries are sorted,
+//! times are fixed, and compressed streams carry nothing of this machine.
+
+mod apt;
+mod images;
+mod layer;
+mod layout;
+mod pypi;
+
+use std::{fs, path::Path, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use crate::place;
+use images::Builder;
+
+/// The file in a complete corpus that says which recipe it was built by.
+const STAMP: &str = "recipe";
+
+/// What decides about the corpus, besides the packages. A change here builds it anew.
+const RECIPE: &[&str] = &[
+    include_str!("apt.rs"),
+    include_str!("images.rs"),
+    include_str!("layer.rs"),
+    include_str!("layout.rs"),
+    include_str!("pypi.rs"),
+];
+
+/// Builds the corpus into `out`, unless it is there already.
+///
+/// # Errors
+/// When a package cannot be fetched, or `out` holds something else.
+pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
+    let stamp = recipe();
+    let found = fs::read_to_string(out.join(STAMP)).ok();
+    if found.as_deref() == Some(stamp.as_str()) && !anew {
+        println!("{}: complete", out.display());
+        return Ok(());
+    }
+    if out.exists() && found.is_none() && out.read_dir()?.next().is_some() {
+        bail!(
+            "{} is not a corpus: it will not be overwritten",
+            out.display()
+        );
+    }
+    let missing = images::missing_tools();
+    if !missing.is_empty() {
+        bail!("missing {missing:?}: a Debian with python3-pip builds the corpus");
+    }
+    let started = Instant::now();
+    let downloads = place::downloads();
+    let apt = apt::Apt::prepare(&downloads.join("apt"), &images::ARCHS)
+        .context("ask Debian for its packages")?;
+    // A folder of its own, renamed when complete: a build that broke off is never used.
+    let partial = out.with_extension("partial");
+    if partial.exists() {
+        fs::remove_dir_all(&partial)?;
+    }
+    let mut layout = layout::Layout::create(&partial)?;
+    Builder::new(&mut layout, &apt, &downloads).all()?;
+    layout.finish()?;
+    fs::write(partial.join(STAMP), stamp)?;
+    if out.exists() {
+        fs::remove_dir_all(out)?;
+    }
+    fs::rename(&partial, out)?;
+    println!(
+        "{}: built in {:.1} s",
+        out.display(),
+        started.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn recipe() -> String {
+    let mut hash = Sha256::new();
+    for part in RECIPE {
+        hash.update(part.as_bytes());
+    }
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

@@ -1,0 +1,44 @@
+//! Other programs, run to their end, with their errors worth reading.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs `command` without input and gives what it printed to standard output.
+///
+/// # Errors
+/// When it cannot be started or fails: with the last lines that it printed to standard error.
+pub(crate) fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let name = describe(command);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("start {name}"))?;
+    if !output.status.success() {
+        bail!("{name}: {}\n{}", output.status, tail(&output.stderr, 20));
+    }
+    Ok(output.stdout)
+}
+
+/// As [`output`], for programs that print text.
+///
+/// # Errors
+/// As [`output`].
+pub(crate) fn text(command: &mut Command) -> Result<String> {
+    Ok(String::from_utf8_lossy(&output(command)?).into_owned())
+}
+
+/// The command line as a person would type it.
+pub(crate) fn describe(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn tail(bytes: &[u8], count: usize) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

@@ -1,0 +1,53 @@
+//! Where things lie: the repository, its build folder, and what xtask keeps there.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}
+
+/// The build folder, as cargo would choose it from the environment.
+pub(crate) fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |it| root().join(it))
+}
+
+/// The image corpus, an OCI layout.
+pub(crate) fn corpus() -> PathBuf {
+    target().join("corpus")
+}
+
+/// Tools that `cargo xtask test` puts up for itself, apart from the machine's own.
+pub(crate) fn tools() -> PathBuf {
+    target().join("xtask-tools")
+}
+
+/// What was downloaded to build the corpus from.
+pub(crate) fn downloads() -> PathBuf {
+    target().join("corpus-downloads")
+}
+
+/// Where `go install` puts programs.
+pub(crate) fn go_bin() -> Option<PathBuf> {
+    env::var_os("GOBIN")
+        .map(PathBuf::from)
+        .or_else(|| env::var_os("GOPATH").map(|it| PathBuf::from(it).join("bin")))
+        .or_else(|| env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin")))
+}
+
+/// The program called `name`, from `PATH` or from where `go install` and xtask put it.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    // A Go toolchain installed by hand is often not on the PATH of a service.
+    let usual = ["/usr/local/go/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
+    env::split_paths(&path)
+        .chain(go_bin())
+        .chain([tools()])
+        .chain(usual.map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
