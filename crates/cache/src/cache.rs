@@ -8,15 +8,17 @@ use pierhead_oci::{Digest, Hasher, MediaType};
 use prometheus_client::registry::Registry;
 
 use crate::buffer::BUFFER;
+use crate::catalog::Catalog;
 use crate::flight::{Flight, Order};
 use crate::folder::Folder;
 use crate::ingest::Ingest;
 use crate::metrics::Fullness;
 use crate::pins::Pins;
-use crate::state::{Partial, Slot, State, blocks};
+use crate::state::{Slot, State};
 use crate::store::{Store, blocking};
-use crate::tier::{DiskTier, Found, Tier};
-use crate::{Config, Content, Error, Fill, Names, Object, Tail, lock, now};
+use crate::tier::{DiskTier, Tier, is_damage};
+use crate::upkeep::Upkeep;
+use crate::{Config, Content, Error, Fill, Names, Object, Tail, load, lock, now};
 
 /// A handle; clones share everything. All methods may be called from async code unless they say
 /// that they block.
@@ -25,6 +27,7 @@ pub struct Cache {
     store: Arc<Store>,
     names: Arc<Names>,
     pins: Arc<Pins>,
+    upkeep: Arc<Upkeep>,
 }
 
 /// What [`Cache::claim`] found.
@@ -107,14 +110,18 @@ impl Cache {
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
             state.pin(digest);
         }
-        load(&mut state, &*tier).map_err(failed)?;
-        let store = Arc::new(Store::new(config, tier, state, folder));
-        let capacity = store.config.capacity;
-        store.shrink(capacity);
+        let catalog = Catalog::open(&config.data);
+        load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
+        catalog.names(|key, validated| names.restore(key, validated));
+        let store = Arc::new(Store::new(config.clone(), tier, state, folder));
+        store.shrink();
+        let names = Arc::new(names);
+        let upkeep = Upkeep::start(store.clone(), names.clone(), catalog).map_err(failed)?;
         Ok(Self {
             store,
-            names: Arc::new(names),
+            names,
             pins: Arc::new(pins),
+            upkeep,
         })
     }
 
@@ -304,16 +311,17 @@ impl Cache {
     pub async fn set_capacity(&self, capacity: u64) {
         lock(&self.store.state).capacity = capacity;
         let store = self.store.clone();
-        blocking(move || store.shrink(capacity)).await;
+        blocking(move || store.shrink()).await;
     }
 
-    /// Evicts until at most `target` bytes are used; returns bytes freed.
+    /// Evicts until at most `target` bytes are used, as far as pins allow; returns bytes evicted. What is
+    /// being read goes too, and its bytes are free when the last reader leaves.
     ///
     /// # Errors
     /// None today: what cannot be deleted stays counted.
     pub async fn prune(&self, target: u64) -> Result<u64, Error> {
         let store = self.store.clone();
-        Ok(blocking(move || store.shrink(target)).await)
+        Ok(blocking(move || store.prune(target)).await)
     }
 
     /// Reads one blob in full against its digest; a damaged one is removed. `Ok(false)` when it was
@@ -335,8 +343,10 @@ impl Cache {
             while offset < size {
                 let len = usize::try_from(size - offset).unwrap_or(BUFFER).min(BUFFER);
                 let bytes = &mut buffer.as_mut()[..len];
-                if open.blob.read_at(offset, bytes).is_err() {
-                    break;
+                match open.blob.read_at(offset, bytes) {
+                    Ok(()) => {}
+                    Err(error) if is_damage(&error) => break,
+                    Err(error) => return Err(store.io("read", &digest, error)),
                 }
                 hasher.update(bytes);
                 offset += len as u64;
@@ -365,6 +375,8 @@ impl Cache {
             });
             let _ = flight.outcome().await;
         }
+        let upkeep = self.upkeep.clone();
+        blocking(move || upkeep.close()).await;
         self.store.unlock();
     }
 
@@ -397,52 +409,4 @@ fn lead(flight: &Arc<Flight>) -> Result<Fill, Error> {
             Err(error)
         }
     }
-}
-
-/// Enters what lies on the tier into a new state.
-fn load(state: &mut State, tier: &dyn Tier) -> std::io::Result<()> {
-    let mut found = Vec::new();
-    tier.scan(&mut |blob| found.push(blob))?;
-    found.sort_by_key(
-        |Found {
-             modified, digest, ..
-         }| (*modified, *digest),
-    );
-    for Found {
-        digest, modified, ..
-    } in found
-    {
-        match tier.open(&digest) {
-            Ok(Some(blob)) => {
-                let (size, media_type) =
-                    (blob.trailer().size(), blob.trailer().media_type().cloned());
-                let accessed = u32::try_from(modified).unwrap_or(u32::MAX);
-                let tick = 1 + state.index.len() as u64;
-                state.restore(
-                    digest,
-                    Slot {
-                        size,
-                        tick,
-                        media_type,
-                        accessed,
-                        dirty: false,
-                    },
-                );
-            }
-            Ok(None) => {}
-            Err(error) => {
-                tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
-                tier.remove(&digest)?;
-            }
-        }
-    }
-    tier.leftovers(&mut |Found {
-                             digest,
-                             bytes,
-                             modified,
-                         }| {
-        let bytes = blocks(bytes);
-        state.reserved += bytes;
-        state.partials.insert(digest, Partial { bytes, modified });
-    })
 }

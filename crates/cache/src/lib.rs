@@ -13,6 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod buffer;
 mod cache;
+mod catalog;
 mod config;
 mod content;
 mod error;
@@ -20,6 +21,7 @@ mod fill;
 mod flight;
 mod folder;
 mod ingest;
+mod load;
 mod metrics;
 mod names;
 mod object;
@@ -28,6 +30,7 @@ mod record;
 mod state;
 mod store;
 pub mod tier;
+mod upkeep;
 
 pub use cache::{Cache, Claim, Entry, Stat};
 pub use config::Config;

@@ -190,6 +190,16 @@ impl Names {
         }
     }
 
+    /// All validations, for a new catalog.
+    pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
+        let mut records = lock(&self.inner.records);
+        let all = records.iter_mut().map(|(key, slot)| {
+            slot.dirty = false;
+            (*key, slot.validated)
+        });
+        all.collect()
+    }
+
     /// Validations since the last call, for the catalog.
     pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
         let mut records = lock(&self.inner.records);

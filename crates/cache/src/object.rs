@@ -9,7 +9,7 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::{BUFFER, Buffer};
 use crate::store::{Store, blocking};
-use crate::tier::{Blob, CHUNK};
+use crate::tier::{Blob, CHUNK, is_damage};
 use crate::{Error, lock};
 
 /// One open handle, shared by all who read the blob. Its bytes count until it is dropped.
@@ -140,11 +140,11 @@ impl Object {
         let read = blocking(move || blob.read_at(offset, buffer.as_mut()).map(|()| buffer)).await;
         match read {
             Ok(buffer) => Ok(buffer),
-            // A sector that cannot be read is as lost as one that reads wrong.
-            Err(error) => {
+            Err(error) if is_damage(&error) => {
                 tracing::warn!(digest = %self.digest(), offset, %error, "a stored blob cannot be read");
                 Err(self.rot(offset).await)
             }
+            Err(error) => Err(self.open.store.io("read", &self.open.digest, error)),
         }
     }
 

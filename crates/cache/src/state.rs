@@ -161,6 +161,11 @@ impl State {
         self.changed.push(digest);
     }
 
+    /// The tick after all that were restored.
+    pub(crate) fn tick_after(&self) -> u64 {
+        self.tick + 1
+    }
+
     /// Enters a blob as it was known before a restart. Callers go in the order of ticks.
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
@@ -220,7 +225,7 @@ impl State {
 
     /// What to delete next: the oldest partial fill, else the policy's victim. Blobs that are being read
     /// are put into `spared` instead, since deleting them frees nothing yet; see [`State::spare`].
-    pub(crate) fn victim(&mut self, spared: &mut Vec<Digest>) -> Option<Victim> {
+    pub(crate) fn victim(&mut self, mut spared: Option<&mut Vec<Digest>>) -> Option<Victim> {
         if let Some(digest) = self
             .partials
             .iter()
@@ -234,7 +239,9 @@ impl State {
             return Some(Victim::Partial(digest, bytes));
         }
         while let Some(digest) = self.policy.evict() {
-            if self.open.contains_key(&digest) {
+            if self.open.contains_key(&digest)
+                && let Some(spared) = &mut spared
+            {
                 spared.push(digest);
             } else if let Some(bytes) = self.take(&digest) {
                 return Some(Victim::Blob(digest, bytes));
@@ -261,13 +268,42 @@ impl State {
 
     /// Most that evictions could free: what is neither pinned nor being filled.
     pub(crate) fn evictable(&self) -> u64 {
-        let partials: u64 = self.partials.values().map(|partial| partial.bytes).sum();
-        self.used - self.pinned_bytes + partials
+        self.used - self.pinned_bytes + self.partial_bytes()
+    }
+
+    /// Bytes of partial fills that nobody continues.
+    pub(crate) fn partial_bytes(&self) -> u64 {
+        self.partials.values().map(|partial| partial.bytes).sum()
     }
 
     /// Bytes that are reserved by fills but not yet on the disk.
     pub(crate) fn pending(&self) -> u64 {
         self.fills.values().map(|flight| flight.pending()).sum()
+    }
+
+    /// Changes since the last call, for the catalog; `None` is a blob that is gone.
+    pub(crate) fn take_changed(&mut self) -> Vec<(Digest, Option<Slot>)> {
+        let changed = std::mem::take(&mut self.changed);
+        let entry = |digest| {
+            let slot = self.index.get_mut(&digest).map(|slot| {
+                slot.dirty = false;
+                slot.clone()
+            });
+            (digest, slot)
+        };
+        changed.into_iter().map(entry).collect()
+    }
+
+    /// All blobs, for a new catalog.
+    pub(crate) fn take_all(&mut self) -> Vec<(Digest, Option<Slot>)> {
+        self.changed = Vec::new();
+        self.index
+            .iter_mut()
+            .map(|(digest, slot)| {
+                slot.dirty = false;
+                (*digest, Some(slot.clone()))
+            })
+            .collect()
     }
 
     /// One more label pins `digest`.

@@ -11,7 +11,7 @@ use crate::folder::Folder;
 use crate::metrics::Metrics;
 use crate::object::OpenBlob;
 use crate::state::{State, Victim, footprint};
-use crate::tier::{Blob, Staged, Tier, Trailer};
+use crate::tier::{Blob, Staged, Tier, Trailer, is_damage};
 use crate::{Config, Error, lock, now};
 
 /// Locks are always taken in this order: `reclaim`, a stripe, `state`. Only `state` is taken on async
@@ -95,12 +95,13 @@ impl Store {
                 self.remove_damaged(digest, None);
                 Ok(None)
             }
-            Err(error) => {
+            Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be opened");
                 drop(stripe);
                 self.remove_damaged(digest, None);
                 Ok(None)
             }
+            Err(error) => Err(self.io("open", digest, error)),
         }
     }
 
@@ -199,7 +200,7 @@ impl Store {
                     break Err(Error::NoRoom { needed: bytes });
                 } else {
                     evicting = true;
-                    match state.victim(&mut spared) {
+                    match state.victim(Some(&mut spared)) {
                         Some(victim) => Some(victim),
                         None if short == 0 => {
                             state.reserved += bytes;
@@ -220,25 +221,35 @@ impl Store {
         outcome
     }
 
-    /// Evicts until at most `target` bytes are used; says how many were freed.
-    pub(crate) fn shrink(&self, target: u64) -> u64 {
+    /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
+    pub(crate) fn shrink(&self) {
+        self.evict_while(|state| state.used + state.reserved > state.capacity, true);
+    }
+
+    /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when
+    /// the last reader leaves); says how many were evicted.
+    pub(crate) fn prune(&self, target: u64) -> u64 {
+        self.evict_while(|state| state.used + state.partial_bytes() > target, false)
+    }
+
+    fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
         let _reclaim = lock(&self.reclaim);
-        let (mut freed, mut spared) = (0, Vec::new());
+        let (mut evicted, mut spared) = (0, Vec::new());
         loop {
             let victim = {
                 let mut state = lock(&self.state);
-                if state.used + state.reserved <= target {
+                if !over(&state) {
                     break;
                 }
-                state.victim(&mut spared)
+                state.victim(spare_open.then_some(&mut spared))
             };
             let Some(victim) = victim else { break };
             let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
-            freed += bytes;
+            evicted += bytes;
             self.delete(victim);
         }
         lock(&self.state).spare(spared);
-        freed
+        evicted
     }
 
     /// Gives back bytes that were set aside.

@@ -5,8 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod fifo;
 mod lru;
+mod queue;
 
+pub use fifo::Fifo;
 pub use lru::Lru;
 
 /// One request for one key.

@@ -1,39 +1,47 @@
 //! Least recently used.
 
-use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
+use crate::queue::Queue;
 use crate::{Access, Policy};
 
-/// Evicts the key whose last access is the oldest.
+/// Evicts the key whose last access is the oldest. All operations are O(1).
 #[derive(Debug)]
-pub struct Lru<K> {
-    order: BTreeMap<(u64, u64), K>,
-    places: HashMap<K, (u64, u64)>,
-    sequence: u64,
-}
+pub struct Lru<K>(Queue<K>);
 
-// Not derived: that would ask for a default key.
 impl<K> Default for Lru<K> {
     fn default() -> Self {
-        Self { order: BTreeMap::new(), places: HashMap::new(), sequence: 0 }
+        Self(Queue::default())
     }
 }
 
-impl<K: Clone + Eq + Hash + Send> Policy<K> for Lru<K> {
-    fn insert(&mut self, _access: Access<K>) {
-        todo!()
+impl<K: Eq + Hash> Lru<K> {
+    /// The keys in the order in which they would be evicted.
+    pub fn iter(&self) -> impl Iterator<Item = &K> {
+        self.0.iter()
     }
-    fn hit(&mut self, _access: Access<K>) {
-        todo!()
+}
+
+impl<K: Eq + Hash + Send> Policy<K> for Lru<K> {
+    fn insert(&mut self, access: Access<K>) {
+        if !self.0.move_back(&access.key) {
+            self.0.push_back(access.key);
+        }
     }
-    fn remove(&mut self, _key: &K) {
-        todo!()
+
+    fn hit(&mut self, access: Access<K>) {
+        self.0.move_back(&access.key);
     }
+
+    fn remove(&mut self, key: &K) {
+        self.0.remove(key);
+    }
+
     fn evict(&mut self) -> Option<K> {
-        todo!()
+        self.0.pop_front()
     }
+
     fn len(&self) -> usize {
-        self.places.len()
+        self.0.len()
     }
 }

@@ -8,4 +8,5 @@
 
 pub mod http;
 pub mod images;
+pub mod policy;
 pub mod registry;

@@ -57,6 +57,16 @@ pub trait ReadAt: Send + Sync {
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 }
 
+/// Whether an error of a tier means that the bytes are lost, and not only that they cannot be had now
+/// (as when there are too many open files).
+pub(crate) fn is_damage(error: &io::Error) -> bool {
+    const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+    matches!(
+        error.kind(),
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+    ) || error.raw_os_error() == Some(EIO)
+}
+
 /// Bytes on their way in. Dropping keeps them for a later fill; [`Tier::discard`] deletes them.
 pub trait Staged: Send {
     /// Bytes staged so far.

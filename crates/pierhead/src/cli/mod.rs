@@ -21,7 +21,11 @@ pub(crate) struct Cli {
 
 const LONG_VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
-    "\nlicense: ",
+    "\ntarget: ",
+    env!("PIERHEAD_TARGET"),
+    " (",
+    env!("PIERHEAD_PROFILE"),
+    ")\nlicense: ",
     env!("CARGO_PKG_LICENSE"),
     "\nminimum Rust: ",
     env!("CARGO_PKG_RUST_VERSION"),

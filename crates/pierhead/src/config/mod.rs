@@ -9,6 +9,8 @@ mod load;
 mod parse;
 mod secret;
 mod show;
+#[cfg(test)]
+mod tests;
 mod units;
 mod validate;
 mod value;

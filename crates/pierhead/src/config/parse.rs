@@ -191,27 +191,33 @@ fn unknown(path: &str, known: impl Iterator<Item = String>) -> String {
     }
 }
 
-/// The known key that was most likely meant: the same name in another table, or the closest spelling.
+/// The known key that was most likely meant: a beginning of it, the closest spelling, or the same name
+/// in another table.
 fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
+    // Hostile lengths cost nothing.
+    if path.len() > 64 {
+        return None;
+    }
     let last = |path: &str| {
         path.rsplit('.')
             .next()
             .unwrap_or_default()
             .to_ascii_lowercase()
     };
-    let name = last(path);
+    let (path, name) = (path.to_ascii_lowercase(), last(path));
     let score = |candidate: &String| {
-        let whole = strsim::damerau_levenshtein(&path.to_ascii_lowercase(), candidate);
-        let part = strsim::damerau_levenshtein(&name, &last(candidate));
+        let other = last(candidate);
+        let abbreviated = name.len() > 2 && (other.starts_with(&name) || name.starts_with(&other));
+        let whole = strsim::damerau_levenshtein(&path, candidate);
+        let part = strsim::damerau_levenshtein(&name, &other);
         // One letter in the whole path is nearer than an equal name in another table.
-        whole.min(part + 1)
+        whole
+            .min(part + 1)
+            .min(if abbreviated { 2 } else { usize::MAX })
     };
-    // Beyond a third of the letters a guess confuses more than it helps. Hostile lengths cost nothing here.
-    if path.len() > 64 {
-        return None;
-    }
     let (distance, candidate) = known
         .map(|candidate| (score(&candidate), candidate))
         .min()?;
+    // Beyond a third of the letters a guess confuses more than it helps.
     (distance <= 1 + name.chars().count() / 3).then_some(candidate)
 }

@@ -5,9 +5,11 @@
 //! token server, and the "CDN" to which it may redirect blobs.
 
 mod auth;
+mod background;
 mod body;
 mod content;
 mod fault;
+mod layout;
 mod listener;
 mod log;
 mod reply;
@@ -37,6 +39,7 @@ use listener::Listener;
 use log::Log;
 use store::Store;
 
+pub use background::Background;
 pub use fault::{Fault, Gate, Injected, Rule};
 pub use log::{Request, Role};
 pub use settings::{Auth, RateLimit, Settings, TokenAuth};

@@ -159,6 +159,65 @@ async fn a_blob_in_a_file_is_served_like_one_in_memory() {
     assert_eq!(part.body, bytes.slice(70_000..=140_000));
 }
 
+#[test]
+fn a_layout_on_disk_is_served_from_threads_of_its_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = Image::multi_arch(2, &["amd64", "arm64"]);
+    let blobs = folder.path().join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("a folder");
+    let contents = image.blobs.iter().map(|blob| (blob.digest, &blob.bytes));
+    for (digest, bytes) in contents.chain(
+        image
+            .documents
+            .iter()
+            .map(|document| (document.digest, &document.bytes)),
+    ) {
+        std::fs::write(blobs.join(digest.hex()), bytes).expect("written");
+    }
+    let mut entry = image.root_document().descriptor();
+    entry["annotations"] = json!({ "org.opencontainers.image.ref.name": "library/thing:1.0" });
+    let index = json!({ "schemaVersion": 2, "manifests": [entry] });
+    std::fs::write(folder.path().join("index.json"), index.to_string()).expect("written");
+
+    let registry = FakeRegistry::builder().start_in_background();
+    assert_eq!(
+        registry.push_layout(folder.path()).expect("a layout"),
+        ["library/thing:1.0"]
+    );
+    let root = registry.wait(async |registry| ask(registry, &manifest_path("1.0"), &[]).await);
+    assert_eq!(
+        (digest_of(&root.body), root.header("content-type")),
+        (image.root, Some(MediaType::OCI_INDEX))
+    );
+    for document in &image.documents {
+        let path = manifest_path(&document.digest.to_string());
+        assert_eq!(
+            registry
+                .wait(async |registry| ask(registry, &path, &[]).await)
+                .body,
+            document.bytes
+        );
+    }
+    for blob in &image.blobs {
+        assert_eq!(
+            registry
+                .wait(async |registry| ask(registry, &blob_path(&blob.digest), &[]).await)
+                .body,
+            blob.bytes
+        );
+    }
+    registry.stop();
+    let refused = registry.wait(async |registry| breaks(registry, "/v2/").await);
+    assert_eq!(refused, std::io::ErrorKind::ConnectionRefused);
+    registry.restart();
+    assert_eq!(
+        registry
+            .wait(async |registry| ask(registry, "/v2/", &[]).await)
+            .status,
+        200
+    );
+}
+
 #[tokio::test]
 async fn tags_come_in_pages_of_the_size_that_is_forced() {
     let (registry, _) = with_layer(FakeRegistry::builder()).await;

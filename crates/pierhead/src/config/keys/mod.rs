@@ -1,14 +1,18 @@
 //! Every key: what it means, how it is read and shown. The parser, `config show` and the hints for
 //! misspelt keys all come from these tables, so that none can forget one.
 
+mod upstream;
+
 use std::path::Path;
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 
 use super::units::exact_bytes;
-use super::value::{Value, parse_admin, parse_url};
-use super::{Config, LogFormat, Upstream};
+use super::value::{Value, parse_admin};
+use super::{Config, LogFormat};
+
+pub(crate) use upstream::UPSTREAM_KEYS;
 
 /// One key of a `T`: the whole configuration, or one upstream.
 pub(crate) struct Key<T> {
@@ -65,9 +69,6 @@ fn quote_path(path: &Path) -> String {
 fn quote_duration(duration: Duration) -> Option<String> {
     Some(quote(&humantime::format_duration(duration).to_string()))
 }
-
-/// A secret that is set, without it.
-const MASK: &str = "\"********\"";
 
 /// Keys of the file, in the order in which they are shown.
 pub(crate) static KEYS: &[Key<Config>] = &[
@@ -335,95 +336,6 @@ pub(crate) static KEYS: &[Key<Config>] = &[
                 LogFormat::Json => "json",
             }))
         },
-    },
-];
-
-/// What `[upstreams."NAME"]` may hold.
-pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
-    Key {
-        section: "",
-        name: "url",
-        doc: "Where the registry is, when not at https://NAME. http:// and private addresses are allowed here.",
-        example: "\"https://mirror.example:5000\"",
-        set: |upstream, value| parse_url(value.text()?).map(|it| upstream.url = Some(it)),
-        show: |upstream| upstream.url.as_deref().map(quote),
-    },
-    Key {
-        section: "",
-        name: "username",
-        doc: "Whom to log in as; with password or password_file.",
-        example: "\"someone\"",
-        set: |upstream, value| {
-            value
-                .text()
-                .map(|it| upstream.username = Some(it.to_owned()))
-        },
-        show: |upstream| upstream.username.as_deref().map(quote),
-    },
-    Key {
-        section: "",
-        name: "password",
-        doc: "Password or access token. Better: password_file.",
-        example: "\"…\"",
-        set: |upstream, value| value.secret().map(|it| upstream.password = Some(it)),
-        show: |upstream| upstream.password.as_ref().map(|_| MASK.to_owned()),
-    },
-    Key {
-        section: "",
-        name: "password_file",
-        doc: "A file with the password in its first line.",
-        example: "\"/etc/pierhead/password\"",
-        set: |upstream, value| value.path().map(|it| upstream.password_file = Some(it)),
-        show: |upstream| upstream.password_file.as_deref().map(quote_path),
-    },
-    Key {
-        section: "",
-        name: "identity_token",
-        doc: "An OAuth2 refresh token instead of a user and password. Better: identity_token_file.",
-        example: "\"…\"",
-        set: |upstream, value| value.secret().map(|it| upstream.identity_token = Some(it)),
-        show: |upstream| upstream.identity_token.as_ref().map(|_| MASK.to_owned()),
-    },
-    Key {
-        section: "",
-        name: "identity_token_file",
-        doc: "A file with the refresh token in its first line.",
-        example: "\"/etc/pierhead/token\"",
-        set: |upstream, value| {
-            value
-                .path()
-                .map(|it| upstream.identity_token_file = Some(it))
-        },
-        show: |upstream| upstream.identity_token_file.as_deref().map(quote_path),
-    },
-    Key {
-        section: "",
-        name: "credential_helper",
-        doc: "Ask the program docker-credential-<this> for user and password.",
-        example: "\"ecr-login\"",
-        set: |upstream, value| {
-            let name = value.text()?;
-            let sane = !name.is_empty()
-                && name
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-            if !sane {
-                return Err(format!(
-                    "{name:?} is not the name of a credential helper: write what follows docker-credential- in the program's name"
-                ));
-            }
-            upstream.credential_helper = Some(name.to_owned());
-            Ok(())
-        },
-        show: |upstream| upstream.credential_helper.as_deref().map(quote),
-    },
-    Key {
-        section: "",
-        name: "ca",
-        doc: "PEM file of authorities to trust for this upstream, beside the system's.",
-        example: "\"/etc/pierhead/upstream-ca.crt\"",
-        set: |upstream, value| value.path().map(|it| upstream.ca = Some(it)),
-        show: |upstream| upstream.ca.as_deref().map(quote_path),
     },
 ];
 

@@ -1,6 +1,7 @@
 //! `pierhead serve`: opens, wires, waits for signals, drains.
 
-use std::future::Future;
+mod reload;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::logging::{self, Level};
 use crate::wiring;
+use reload::Running;
 
 /// Disk reads and writes, and DNS: as many as a small disk can make use of. Each thread costs its touched
 /// stack only, and leaves after ten idle seconds.
@@ -161,11 +163,9 @@ async fn serve(
 }
 
 /// Resolves once the process was told to stop.
-fn told(mut stopped: watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
-    async move {
-        // An error means that the sender is gone: the process is ending.
-        let _ = stopped.wait_for(|stop| *stop).await;
-    }
+async fn told(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone: the process is ending.
+    let _ = stopped.wait_for(|stop| *stop).await;
 }
 
 async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
@@ -181,19 +181,15 @@ async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
 async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
     let space = wiring::space(&config.data)
         .with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
-    let settings = pierhead_cache::Config {
-        data: config.data.clone(),
-        // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
-        capacity: if config.cache.size == Size::Auto {
-            space.total
-        } else {
-            config.cache.size.resolve(space.total, 0)
-        },
-        min_free: config.cache.min_free.resolve(space.total, 0),
+    // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
+    let capacity = match config.cache.size {
+        Size::Auto => space.total,
+        size => size.resolve(space.total, 0),
     };
-    let cache =
-        tokio::task::spawn_blocking(move || Cache::open(settings, Box::new(Lru::default())))
-            .await??;
+    let mut settings = pierhead_cache::Config::new(&config.data, capacity);
+    settings.min_free = config.cache.min_free.resolve(space.total, 0);
+    let open = move || Cache::open(settings, Box::new(Lru::default())).map_err(anyhow::Error::from);
+    let cache = tokio::task::spawn_blocking(open).await??;
     set_capacity(&cache, config).await?;
     Ok(cache)
 }
@@ -295,66 +291,4 @@ fn write_ready(
         std::fs::rename(&name, path)
     };
     write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// What a reload touches.
-struct Running {
-    config: Config,
-    environment: Environment,
-    client: Client,
-    cache: Cache,
-    proxy: Proxy,
-    level: Level,
-}
-
-impl Running {
-    /// All or nothing: a configuration with any problem changes nothing.
-    async fn reload(&mut self, args: &ServeArgs) {
-        match self.try_reload(args).await {
-            Ok(()) => tracing::info!("configuration read again"),
-            Err(error) => tracing::error!("the configuration was not changed: {error:#}"),
-        }
-    }
-
-    async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
-        let mut new = config::load(
-            args.config.as_deref(),
-            &args.overrides(),
-            &self.environment.default_data,
-        )?;
-        let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
-        self.client.reload(remote)?;
-        self.keep_what_cannot_change(&mut new);
-        self.proxy.reload(wiring::proxy(&new));
-        self.level.set(&new.log);
-        set_capacity(&self.cache, &new).await?;
-        self.config = new;
-        Ok(())
-    }
-
-    fn keep_what_cannot_change(&self, new: &mut Config) {
-        let old = &self.config;
-        let keep = |key: &str, changed: bool| {
-            if changed {
-                tracing::warn!(
-                    "{key} changed in the configuration: it takes a restart to have an effect"
-                );
-            }
-        };
-        keep("listen", old.listen != new.listen);
-        keep("data", old.data != new.data);
-        keep("admin", old.admin != new.admin);
-        keep("cache.min_free", old.cache.min_free != new.cache.min_free);
-        keep("limits.threads", old.limits.threads != new.limits.threads);
-        keep("log.format", old.log.format != new.log.format);
-        // The contents of the same files are reread when they change; other paths are not.
-        keep("tls", old.tls != new.tls);
-        new.listen.clone_from(&old.listen);
-        new.data.clone_from(&old.data);
-        new.admin = old.admin;
-        new.cache.min_free = old.cache.min_free;
-        new.limits.threads = old.limits.threads;
-        new.log.format = old.log.format;
-        new.tls.clone_from(&old.tls);
-    }
 }

@@ -1,0 +1,112 @@
+//! What is done beside requests: the catalog is written behind, old partial fills are deleted.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::catalog::Catalog;
+use crate::names::Names;
+use crate::state::Victim;
+use crate::store::Store;
+use crate::{lock, now};
+
+/// Dropping it stops the thread.
+pub(crate) struct Upkeep {
+    store: Arc<Store>,
+    names: Arc<Names>,
+    /// `None` once closed.
+    catalog: Mutex<Option<Catalog>>,
+    stop: Arc<Stop>,
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Upkeep {
+    /// Starts the thread.
+    pub(crate) fn start(
+        store: Arc<Store>,
+        names: Arc<Names>,
+        catalog: Catalog,
+    ) -> std::io::Result<Arc<Self>> {
+        let (interval, stop) = (store.config.flush_interval, Arc::<Stop>::default());
+        let upkeep = Arc::new(Self {
+            store,
+            names,
+            catalog: Mutex::new(Some(catalog)),
+            stop: stop.clone(),
+        });
+        let weak = Arc::downgrade(&upkeep);
+        std::thread::Builder::new()
+            .name("cache-upkeep".into())
+            .spawn(move || {
+                while stop.wait(interval) {
+                    let Some(upkeep) = weak.upgrade() else { return };
+                    upkeep.expire();
+                    upkeep.flush();
+                    upkeep.store.pool.trim();
+                }
+            })?;
+        Ok(upkeep)
+    }
+
+    /// Deletes partial fills that nobody has continued for long.
+    fn expire(&self) {
+        let oldest = now().saturating_sub(self.store.config.leftover_age.as_secs());
+        let expired: Vec<_> = {
+            let mut state = lock(&self.store.state);
+            state
+                .partials
+                .extract_if(|_, partial| partial.modified < oldest)
+                .collect()
+        };
+        for (digest, partial) in expired {
+            self.store.delete(Victim::Partial(digest, partial.bytes));
+        }
+    }
+
+    /// Tells the catalog what has changed. Blocks.
+    pub(crate) fn flush(&self) {
+        let mut catalog = lock(&self.catalog);
+        let Some(catalog) = catalog.as_mut() else {
+            return;
+        };
+        let blobs = lock(&self.store.state).take_changed();
+        let names = self.names.take_dirty();
+        if (!blobs.is_empty() || !names.is_empty()) && !catalog.write(&blobs, &names) {
+            let (blobs, names) = (lock(&self.store.state).take_all(), self.names.take_all());
+            catalog.write(&blobs, &names);
+        }
+    }
+
+    /// The last flush. Blocks.
+    pub(crate) fn close(&self) {
+        self.flush();
+        lock(&self.catalog).take();
+        self.stop.tell();
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.stop.tell();
+    }
+}
+
+impl Stop {
+    /// Waits for `interval`; `false` when it is over.
+    fn wait(&self, interval: Duration) -> bool {
+        let stopped = lock(&self.stopped);
+        let waited = self
+            .told
+            .wait_timeout_while(stopped, interval, |stopped| !*stopped);
+        !*waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn tell(&self) {
+        *lock(&self.stopped) = true;
+        self.told.notify_all();
+    }
+}

@@ -1,0 +1,379 @@
+//! Bad input is refused with line and mend; good input reads back.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::keys::{KEYS, SECTIONS, UPSTREAM_KEYS};
+use super::parse::{Lines, parse};
+use super::validate::validate;
+use super::*;
+
+fn defaults() -> Config {
+    Config::with_data("/data".into())
+}
+
+fn problems(text: &str) -> Vec<String> {
+    let problems = match parse(text, Path::new("/etc/pierhead"), defaults()) {
+        Ok((config, lines)) => validate(&config, &lines),
+        Err(problems) => problems,
+    };
+    problems
+        .into_iter()
+        .map(|it| format!("{}: {}", it.line.unwrap_or(0), it.message))
+        .collect()
+}
+
+fn good(text: &str) -> Config {
+    assert_eq!(problems(text), [""; 0]);
+    parse(text, Path::new("/etc/pierhead"), defaults())
+        .map(|(config, _)| config)
+        .unwrap_or_else(|_| defaults())
+}
+
+/// One problem, at `line`, that says all of `words`.
+#[track_caller]
+fn refused(text: &str, line: usize, words: &[&str]) {
+    let found = problems(text);
+    assert_eq!(found.len(), 1, "{text}: {found:?}");
+    assert!(
+        found[0].starts_with(&format!("{line}: ")),
+        "{text}: {found:?}"
+    );
+    for word in words {
+        assert!(
+            found[0].contains(word),
+            "{text}: {word:?} is not in {found:?}"
+        );
+    }
+}
+
+#[test]
+fn unknown_keys_name_the_nearest() {
+    refused(
+        "\nlisten = \"0.0.0.0:1\"\nlsten = 1",
+        3,
+        &["\"lsten\"", "did you mean \"listen\""],
+    );
+    refused(
+        "[cache]\n\nsice = \"1GiB\"",
+        3,
+        &["\"cache.sice\"", "\"cache.size\""],
+    );
+    refused("size = \"1GiB\"", 1, &["\"cache.size\""]);
+    refused("[limits]\nfreshness = \"1s\"", 2, &["\"tags.freshness\""]);
+    refused("[cahce]\nsize = 1", 1, &["\"cahce\"", "\"cache\""]);
+    refused("[upstream]\n", 1, &["\"upstreams\""]);
+    refused(
+        "[upstreams.\"ghcr.io\"]\nuser = \"a\"",
+        2,
+        &["[upstreams.\"ghcr.io\"]", "\"username\""],
+    );
+    refused("zzzzzzzzzzzzz = 1", 1, &["config show --default"]);
+    refused(
+        &format!("{} = 1", "a".repeat(100_000)),
+        1,
+        &["config show --default"],
+    );
+}
+
+#[test]
+fn wrong_types_and_values_say_what_would_do() {
+    refused(
+        "[cache]\nsize = true",
+        2,
+        &["cache.size", "\"10GiB\"", "true or false"],
+    );
+    refused("[cache]\nsize = -1", 2, &["0 or more"]);
+    refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
+    refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
+    refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);
+    refused("cache = 4", 1, &["write [cache]"]);
+    refused("listen = \"5000\"", 1, &["0.0.0.0:5000"]);
+    refused("listen = []", 1, &["at least one"]);
+    refused(
+        "listen = [\n \"127.0.0.1:1\",\n 7]",
+        1,
+        &["listen", "string in quotes", "a number"],
+    );
+    refused("admin = \"no\"", 1, &["\"off\""]);
+    refused("[tags]\nfreshness = 60", 2, &["\"60s\"", "a number"]);
+    refused("[tags]\nfreshness = \"1000y\"", 2, &["out of range"]);
+    refused("[limits]\nconnections = 0", 2, &["1 to 1000000"]);
+    refused(
+        "[limits]\nconnections = 99999999999999999999999",
+        2,
+        &["whole number"],
+    );
+    refused("[limits]\nupstream_bandwidth = \"0\"", 2, &["\"off\""]);
+    refused("[limits]\nanswer_within = \"2h\"", 2, &["100ms to 1m"]);
+    refused("[log]\nlevel = \"verbose\"", 2, &["debug"]);
+    refused("[log]\nformat = \"xml\"", 2, &["json"]);
+    refused(
+        "default_upstream = \"not a name\"",
+        1,
+        &["default_upstream", "registry"],
+    );
+    refused(
+        "allow_open_proxy_with_credentials = \"yes\"",
+        1,
+        &["expected true or false, found a string"],
+    );
+    refused("docker_config = \"\"", 1, &["path"]);
+    refused(
+        "[upstreams.\"ghcr.io\"]\nurl = \"ghcr.io\"",
+        2,
+        &["https://HOST"],
+    );
+    refused(
+        "[upstreams.\"ghcr.io\"]\nurl = \"ftp://ghcr.io\"",
+        2,
+        &["https://HOST"],
+    );
+    refused(
+        "[upstreams.\"ghcr.io\"]\ncredential_helper = \"../sh\"",
+        2,
+        &["docker-credential-"],
+    );
+    refused(
+        "[upstreams]\n\"ghcr.io\" = \"https://ghcr.io\"",
+        2,
+        &["[upstreams.\"ghcr.io\"]"],
+    );
+    refused(
+        "[upstreams.\"no registry\"]\nurl = \"http://a\"",
+        1,
+        &["no registry"],
+    );
+    refused(
+        "[upstreams.docker.io]\nurl = \"http://a\"",
+        1,
+        &["needs quotes", "[upstreams.\"docker.io\"]"],
+    );
+}
+
+#[test]
+fn broken_toml_has_its_line() {
+    refused("listen = \"0.0.0.0:1\"\ndata = ", 2, &[]);
+    refused("data = \"a\"\ndata = \"b\"", 2, &["duplicate"]);
+    refused("[cache]\n[tags]\n[cache]", 3, &["duplicate"]);
+    refused("\0", 1, &[]);
+}
+
+#[test]
+fn all_problems_are_told_at_once_in_order() {
+    let found = problems("x = 1\n[cache]\nsize = true\n[log]\nformat = \"xml\"\n");
+    let lines: Vec<_> = found
+        .iter()
+        .map(|problem| problem.split(':').next().unwrap_or_default())
+        .collect();
+    assert_eq!(lines, ["1", "3", "5"]);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    refused("[tls]\ncert = \"a\"", 2, &["tls.key"]);
+    refused("[tls]\nkey = \"a\"", 2, &["tls.cert"]);
+    refused("[tls]\n\nclient_ca = \"a\"", 3, &["needs TLS"]);
+    refused("listen = \"127.0.0.1:5001\"", 0, &["another port"]);
+    refused("listen = [\"127.0.0.1:1\", \"127.0.0.1:1\"]", 1, &["twice"]);
+    let local = |keys: &str| format!("listen = \"127.0.0.1:1\"\n[upstreams.\"ghcr.io\"]\n{keys}");
+    refused(&local("username = \"a\""), 2, &["password_file"]);
+    refused(&local("password = \"a\""), 2, &["needs username"]);
+    refused(
+        &local("username = \"a\"\npassword = \"\""),
+        2,
+        &["anonymously"],
+    );
+    refused(
+        &local("username = \"a\"\npassword = \"b\"\npassword_file = \"c\""),
+        2,
+        &["keep one"],
+    );
+    refused(
+        &local("identity_token = \"b\"\ncredential_helper = \"c\""),
+        2,
+        &["keep one"],
+    );
+    let twice = "[upstreams.\"docker.io\"]\nurl = \"http://a\"\n[upstreams.\"index.docker.io\"]\nurl = \"http://b\"";
+    let found = problems(twice);
+    assert!(
+        found.len() == 1 && found[0].contains("another name of docker.io"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn credentials_are_not_lent_to_everybody() {
+    let credentials = "[upstreams.\"ghcr.io\"]\nusername = \"a\"\npassword = \"b\"";
+    let words = [
+        "ghcr.io",
+        "tls.client_ca",
+        "allow_open_proxy_with_credentials = true",
+        "0.0.0.0:5000",
+    ];
+    refused(credentials, 0, &words);
+    refused(
+        &format!("listen = [\"127.0.0.1:1\", \"10.0.0.1:2\"]\n{credentials}"),
+        1,
+        &["10.0.0.1:2"],
+    );
+    refused(
+        "docker_config = \"/root/.docker/config.json\"",
+        0,
+        &["/root/.docker/config.json"],
+    );
+    refused(
+        "[upstreams.\"ghcr.io\"]\ncredential_helper = \"ecr-login\"",
+        0,
+        &["ghcr.io"],
+    );
+    refused(
+        "[upstreams.\"ghcr.io\"]\nidentity_token_file = \"t\"",
+        0,
+        &["ghcr.io"],
+    );
+    good(&format!(
+        "listen = [\"127.0.0.1:1\", \"[::1]:2\", \"[::ffff:127.0.0.1]:3\"]\n{credentials}"
+    ));
+    good(&format!(
+        "allow_open_proxy_with_credentials = true\n{credentials}"
+    ));
+    good(&format!(
+        "tls.cert = \"c\"\ntls.key = \"k\"\ntls.client_ca = \"a\"\n{credentials}"
+    ));
+    // TLS alone asks nobody who they are.
+    refused(
+        &format!("tls.cert = \"c\"\ntls.key = \"k\"\n{credentials}"),
+        0,
+        &["ghcr.io"],
+    );
+}
+
+#[test]
+fn secrets_are_in_no_message_and_not_shown() {
+    let config = good(
+        "allow_open_proxy_with_credentials = true\n[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"hunter2\"\n\
+         [upstreams.\"quay.io\"]\nidentity_token = \"hunter2\"",
+    );
+    let text = show(&config);
+    assert!(!text.contains("hunter2"), "{text}");
+    assert_eq!(text.matches("\"********\"").count(), 2);
+    for bad in [
+        "password = \"hunter2\"\nurl = \"https://me:hunter2@ghcr.io\"",
+        "pasword = \"hunter2\"",
+        "password = [\"hunter2\"]",
+        "password = \"hunter2\"",
+        "username = [\"hunter2\"]\npassword = \"hunter2\"",
+        "password = \"hunter2",
+    ] {
+        let found = problems(&format!("[upstreams.\"ghcr.io\"]\n{bad}"));
+        assert!(!found.is_empty());
+        assert!(!found.concat().contains("hunter2"), "{found:?}");
+    }
+}
+
+#[test]
+fn good_values_arrive() {
+    let config = good(
+        "listen = \"localhost:1\"\nadmin = \"off\"\ndata = \"cache\"\ndocker_config = \"off\"\ndefault_upstream = \"quay.io\"\n\
+         [cache]\nsize = 1000\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\nthreads = 3\n\
+         [upstreams.\"lab:5000\"]\nurl = \"http://10.0.0.1:5000/\"\nca = \"lab.crt\"\n[log]\nlevel = \"info,pierhead_remote=debug\"\nformat = \"json\"",
+    );
+    assert_eq!(config.listen, ["127.0.0.1:1".parse().expect("an address")]);
+    assert_eq!(config.admin, None);
+    assert_eq!(config.data, Path::new("/etc/pierhead/cache"));
+    assert_eq!(
+        (config.cache.size, config.cache.min_free),
+        (Size::Bytes(1000), Size::Percent(5))
+    );
+    assert_eq!(config.limits.upstream_bandwidth, Some(1_000_000));
+    assert_eq!(config.log.format, LogFormat::Json);
+    let upstream = &config.upstreams[&"lab:5000".parse::<Registry>().expect("a name")];
+    assert_eq!(upstream.url.as_deref(), Some("http://10.0.0.1:5000"));
+    assert_eq!(
+        upstream.ca.as_deref(),
+        Some(Path::new("/etc/pierhead/lab.crt"))
+    );
+}
+
+#[test]
+fn what_is_shown_reads_back() {
+    let text = show(&defaults());
+    assert_eq!(show(&good(&text)), text);
+    let config = good(
+        "listen = [\"127.0.0.1:1\", \"[::1]:2\"]\ncache.size = \"3GB\"\nlimits.upstream_bandwidth = \"5MiB\"\n[upstreams.\"a.b:1\"]\nurl = \"http://c\"\n[upstreams.\"c.d\"]\nusername = \"u\\\"\"\npassword_file = \"p\"",
+    );
+    let text = show(&config);
+    assert_eq!(show(&good(&text)), text);
+}
+
+#[test]
+fn every_example_is_a_good_value() {
+    for key in KEYS {
+        let text = if key.section.is_empty() {
+            format!("{} = {}", key.name, key.example)
+        } else {
+            format!("[{}]\n{} = {}", key.section, key.name, key.example)
+        };
+        assert!(parse(&text, Path::new("/"), defaults()).is_ok(), "{text}");
+        assert!(
+            key.section.is_empty() || SECTIONS.iter().any(|(section, _)| *section == key.section),
+            "{}",
+            key.path()
+        );
+        assert!(
+            !key.doc.is_empty() && key.doc.ends_with(['.', ':']),
+            "{}",
+            key.path()
+        );
+    }
+    for key in UPSTREAM_KEYS {
+        let text = format!("[upstreams.\"a.b\"]\n{} = {}", key.name, key.example);
+        assert!(parse(&text, Path::new("/"), defaults()).is_ok(), "{text}");
+    }
+}
+
+/// Text that is close to a configuration, so that the deeper branches are reached.
+fn nearly_toml() -> impl Strategy<Value = String> {
+    let word = prop_oneof![
+        Just("listen".to_owned()),
+        Just("[cache]".to_owned()),
+        Just("size".to_owned()),
+        Just("[upstreams.\"a.b\"]".to_owned()),
+        Just("password".to_owned()),
+        Just("=".to_owned()),
+        Just("\"10GiB\"".to_owned()),
+        Just("[[".to_owned()),
+        Just("{".to_owned()),
+        Just("\n".to_owned()),
+        Just("1979-05-27".to_owned()),
+        "\\PC{0,4}",
+    ];
+    proptest::collection::vec(word, 0..24).prop_map(|words| words.concat())
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "\\PC*") {
+        let _ = problems(&text);
+    }
+
+    #[test]
+    fn no_nearly_good_text_panics(text in nearly_toml()) {
+        let _ = problems(&text);
+    }
+
+    #[test]
+    fn no_nesting_overflows(depth in 0_usize..20_000) {
+        let _ = problems(&format!("listen = {}", "[".repeat(depth)));
+        let _ = problems(&format!("{} = 1", vec!["a"; depth].join(".")));
+    }
+}
+
+#[test]
+fn lines_are_known_for_later_problems() {
+    let (_, lines): (_, Lines) = parse("\n\n[tls]\ncert = \"x\"", Path::new("/"), defaults())
+        .unwrap_or_else(|_| panic!("it is good"));
+    assert_eq!(lines["tls.cert"], 4);
+}

@@ -1,0 +1,74 @@
+//! SIGHUP: the configuration is read again, and all that can change while running changes.
+
+use pierhead_cache::Cache;
+use pierhead_proxy::Proxy;
+use pierhead_remote::Client;
+
+use super::set_capacity;
+use crate::cli::serve::ServeArgs;
+use crate::config::{self, Config};
+use crate::environment::Environment;
+use crate::logging::Level;
+use crate::wiring;
+
+/// What a reload touches.
+pub(super) struct Running {
+    pub(super) config: Config,
+    pub(super) environment: Environment,
+    pub(super) client: Client,
+    pub(super) cache: Cache,
+    pub(super) proxy: Proxy,
+    pub(super) level: Level,
+}
+
+impl Running {
+    /// All or nothing: a configuration with any problem changes nothing.
+    pub(super) async fn reload(&mut self, args: &ServeArgs) {
+        match self.try_reload(args).await {
+            Ok(()) => tracing::info!("configuration read again"),
+            Err(error) => tracing::error!("the configuration was not changed: {error:#}"),
+        }
+    }
+
+    async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+        let mut new = config::load(
+            args.config.as_deref(),
+            &args.overrides(),
+            &self.environment.default_data,
+        )?;
+        let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
+        self.client.reload(remote)?;
+        self.keep_what_cannot_change(&mut new);
+        self.proxy.reload(wiring::proxy(&new));
+        self.level.set(&new.log);
+        set_capacity(&self.cache, &new).await?;
+        self.config = new;
+        Ok(())
+    }
+
+    fn keep_what_cannot_change(&self, new: &mut Config) {
+        let old = &self.config;
+        let keep = |key: &str, changed: bool| {
+            if changed {
+                tracing::warn!(
+                    "{key} changed in the configuration: it takes a restart to have an effect"
+                );
+            }
+        };
+        keep("listen", old.listen != new.listen);
+        keep("data", old.data != new.data);
+        keep("admin", old.admin != new.admin);
+        keep("cache.min_free", old.cache.min_free != new.cache.min_free);
+        keep("limits.threads", old.limits.threads != new.limits.threads);
+        keep("log.format", old.log.format != new.log.format);
+        // The contents of the same files are reread when they change; other paths are not.
+        keep("tls", old.tls != new.tls);
+        new.listen.clone_from(&old.listen);
+        new.data.clone_from(&old.data);
+        new.admin = old.admin;
+        new.cache.min_free = old.cache.min_free;
+        new.limits.threads = old.limits.threads;
+        new.log.format = old.log.format;
+        new.tls.clone_from(&old.tls);
+    }
+}

@@ -1,0 +1,314 @@
+//! The real binary, without a daemon: help, configuration commands, exit codes.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn pierhead(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+    // A fixed width and home, whatever the machine.
+    command
+        .env("COLUMNS", "100")
+        .env("HOME", "/home/someone")
+        .env_remove("XDG_DATA_HOME");
+    command.args(arguments).output().expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+#[track_caller]
+fn succeeds(arguments: &[&str]) -> String {
+    let output = pierhead(arguments);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{arguments:?}: {}",
+        text(&output.stderr)
+    );
+    text(&output.stdout).to_owned()
+}
+
+#[track_caller]
+fn fails(arguments: &[&str], code: i32) -> String {
+    let output = pierhead(arguments);
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{arguments:?}: {}",
+        text(&output.stderr)
+    );
+    text(&output.stderr).to_owned()
+}
+
+fn file(folder: &Path, name: &str, content: &str) -> String {
+    let path = folder.join(name);
+    std::fs::write(&path, content).expect("it is written");
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+#[test]
+fn help_teaches() {
+    let all: [(&[&str], &[&str]); 8] = [
+        (
+            &[],
+            &[
+                "serve",
+                "config",
+                "cache",
+                "completions",
+                "man",
+                "Examples:",
+                "docker pull 127.0.0.1:5000/",
+                "Exit codes: 0 done, 1 failed, 2",
+            ],
+        ),
+        (
+            &["serve"],
+            &[
+                "--listen",
+                "--data",
+                "--cache-size",
+                "--upstream <NAME=URL>",
+                "--config",
+                "--admin",
+                "--log",
+                "--ready-file",
+                "SIGHUP",
+                "Examples:",
+            ],
+        ),
+        (&["config"], &["check", "show"]),
+        (&["config", "show"], &["--default", "masked"]),
+        (
+            &["cache"],
+            &[
+                "ls",
+                "stat",
+                "pin",
+                "unpin",
+                "prune",
+                "verify",
+                "warm",
+                "--json",
+                "--admin",
+                "Examples:",
+            ],
+        ),
+        (&["cache", "warm"], &["--platform", "--pin", "<IMAGE>..."]),
+        (&["cache", "prune"], &["--to", "--all"]),
+        (&["cache", "verify"], &["Exit code 1"]),
+    ];
+    for (command, words) in all {
+        let help = succeeds(&[command, &["--help"]].concat());
+        for word in words {
+            assert!(
+                help.contains(word),
+                "{command:?}: {word:?} is not in\n{help}"
+            );
+        }
+        let wide = help.lines().find(|line| line.chars().count() > 105);
+        assert_eq!(wide, None, "{command:?}");
+    }
+}
+
+#[test]
+fn version_says_which_build() {
+    assert_eq!(
+        succeeds(&["-V"]),
+        format!("pierhead {}\n", env!("CARGO_PKG_VERSION"))
+    );
+    let long = succeeds(&["--version"]);
+    assert!(long.contains("license: Apache-2.0"), "{long}");
+    assert!(long.contains("target: "), "{long}");
+}
+
+#[test]
+fn completions_and_manual() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = succeeds(&["completions", shell]);
+        assert!(script.contains("cache-size"), "{shell}");
+    }
+    assert!(succeeds(&["man"]).contains(".TH pierhead 1"));
+    let page = succeeds(&["man", "cache", "warm"]);
+    assert!(
+        page.contains("warm") && page.contains("\\-\\-platform"),
+        "{page}"
+    );
+    assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
+}
+
+#[test]
+fn usage_errors_are_2() {
+    for arguments in [
+        &["serv"][..],
+        &["serve", "--listen", "5000"],
+        &["serve", "--cache-size", "much"],
+        &["serve", "--upstream", "docker.io"],
+        &["serve", "--upstream", "docker.io=ftp://x"],
+        &["serve", "--log", "loud"],
+        &["cache", "prune"],
+        &["cache", "prune", "--all", "--to", "1GiB"],
+        &["cache", "warm"],
+        &["cache", "warm", "UPPER/Case"],
+        &["cache", "warm", "a", "--platform", "linux"],
+        &["cache", "stat", "--admin", "nowhere"],
+        &["config", "check"],
+        &["completions", "cmd"],
+    ] {
+        let message = fails(arguments, 2);
+        assert!(message.starts_with("error: "), "{arguments:?}: {message}");
+    }
+    assert!(fails(&["serve", "--listen", "5000"], 2).contains("0.0.0.0:5000"));
+}
+
+#[test]
+fn check_names_file_line_and_mend() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bad = file(
+        folder.path(),
+        "bad.toml",
+        "# mine\n[cache]\nsiez = \"10GiB\"\n[log]\nformat = \"xml\"\n",
+    );
+    let message = fails(&["config", "check", &bad], 2);
+    let expected = format!(
+        "{bad}:3: unknown key \"cache.siez\": did you mean \"cache.size\"?\n\
+         {bad}:5: log.format: \"xml\" is not a log format: write \"text\" or \"json\"\n"
+    );
+    assert_eq!(message, expected);
+    // serve refuses it in the same words, and before it makes the data folder.
+    let data = folder.path().join("data");
+    let data = data.to_str().expect("UTF-8");
+    assert_eq!(
+        fails(&["serve", "--config", &bad, "--data", data], 2),
+        expected
+    );
+    assert!(!Path::new(data).exists());
+
+    let good = file(folder.path(), "good.toml", "cache.size = \"10GiB\"\n");
+    assert_eq!(
+        succeeds(&["config", "check", &good]),
+        format!("{good}: good\n")
+    );
+    let missing = folder.path().join("none.toml");
+    let message = fails(&["config", "check", missing.to_str().expect("UTF-8")], 2);
+    assert!(
+        message.contains("none.toml: cannot read the configuration: No such file"),
+        "{message}"
+    );
+}
+
+#[test]
+fn check_reads_the_files_that_are_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    file(folder.path(), "empty", "\n");
+    file(folder.path(), "no.pem", "nothing\n");
+    let bad = file(
+        folder.path(),
+        "bad.toml",
+        "listen = \"127.0.0.1:1\"\n[tls]\ncert = \"no.pem\"\nkey = \"gone.pem\"\nclient_ca = \"no.pem\"\n\
+         [upstreams.\"a.b\"]\nusername = \"u\"\npassword_file = \"empty\"\n[upstreams.\"c.d\"]\nca = \"no.pem\"\n",
+    );
+    let message = fails(&["config", "check", &bad], 2);
+    let lines: Vec<_> = message.lines().collect();
+    for (line, words) in [
+        (3, "no.pem"),
+        (4, "gone.pem: No such file"),
+        (5, "no.pem"),
+        (6, "empty is empty"),
+        (9, "no.pem"),
+    ] {
+        let start = format!("{bad}:{line}: ");
+        assert!(
+            lines
+                .iter()
+                .any(|found| found.starts_with(&start) && found.contains(words)),
+            "{start}{words} in {message}"
+        );
+    }
+    assert_eq!(lines.len(), 5, "{message}");
+}
+
+#[test]
+fn show_masks_and_reads_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    file(folder.path(), "password", "from-file-hunter2\n");
+    let config = file(
+        folder.path(),
+        "pierhead.toml",
+        "listen = [\"127.0.0.1:5000\"]\ncache.size = \"25%\"\n[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"inline-hunter2\"\n\
+         [upstreams.\"quay.io\"]\nusername = \"me\"\npassword_file = \"password\"\n",
+    );
+    let shown = succeeds(&["config", "show", &config]);
+    assert!(!shown.contains("hunter2"), "{shown}");
+    for line in [
+        "listen = [\"127.0.0.1:5000\"]",
+        "size = \"25%\"",
+        "[upstreams.\"ghcr.io\"]",
+        "password = \"********\"",
+    ] {
+        assert!(
+            shown.lines().any(|found| found == line),
+            "{line} in {shown}"
+        );
+    }
+    let copy = file(folder.path(), "copy.toml", &shown);
+    assert_eq!(succeeds(&["config", "show", &copy]), shown);
+
+    let defaults = succeeds(&["config", "show", "--default"]);
+    let copy = file(folder.path(), "default.toml", &defaults);
+    succeeds(&["config", "check", &copy]);
+}
+
+#[test]
+fn an_open_proxy_with_credentials_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = file(
+        folder.path(),
+        "p.toml",
+        "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"hunter2\"\n",
+    );
+    let data = folder.path().join("data");
+    let data = data.to_str().expect("UTF-8");
+    let message = fails(
+        &[
+            "serve",
+            "--config",
+            &config,
+            "--data",
+            data,
+            "--listen",
+            "0.0.0.0:0",
+        ],
+        2,
+    );
+    assert!(
+        message.contains("everybody who reaches 0.0.0.0:0")
+            && message.contains("allow_open_proxy_with_credentials = true"),
+        "{message}"
+    );
+    assert!(!message.contains("hunter2"), "{message}");
+    assert!(!Path::new(data).exists());
+}
+
+#[test]
+fn without_a_daemon_the_message_helps() {
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|it| it.local_addr())
+        .expect("a port")
+        .port();
+    let message = fails(
+        &[
+            "cache",
+            "stat",
+            "--admin",
+            &format!("http://127.0.0.1:{port}"),
+        ],
+        1,
+    );
+    assert!(
+        message.contains("is pierhead serving?") && message.contains("--admin"),
+        "{message}"
+    );
+}

@@ -1,0 +1,192 @@
+//! containerd: a daemon of its own with its own root, driven by `ctr` with a `hosts.toml`, which
+//! makes it ask its mirror with `?ns=`.
+
+use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
+
+use super::{Client, Pulled};
+use crate::{
+    place,
+    process::{self, Daemon},
+    tool::{self, Missing},
+};
+
+/// A running `containerd`.
+#[derive(Debug)]
+pub struct Containerd {
+    daemon: Daemon,
+    ctr: PathBuf,
+    registry: String,
+    /// Short, for the sockets.
+    sockets: TempDir,
+    data: TempDir,
+}
+
+impl Containerd {
+    /// Where the daemon and `ctr` are: 2.x from `go install`, else Debian's 1.6.
+    pub fn find() -> Result<(PathBuf, PathBuf), Missing> {
+        tool::root()?;
+        tool::find(&["runc"])?;
+        tool::find(&["containerd-shim-runc-v2"])?;
+        Ok((tool::find(&["containerd"])?, tool::find(&["ctr"])?))
+    }
+
+    /// Images of `registry` through a mirror at `url`; where to find the registry itself it is told
+    /// an address that nobody has, so that nothing goes around the mirror.
+    pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
+        Self::start(registry, &format!("http://{mirror}"), "")
+    }
+
+    /// As [`Containerd::with_mirror`], with more keys for the host in its `hosts.toml`.
+    pub fn start(registry: &str, mirror: &str, keys: &str) -> Result<Self> {
+        let (daemon, ctr) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let sockets = place::short("ph-ctd")?;
+        let data = place::scratch("containerd")?;
+        let hosts = data.path().join("hosts").join(registry);
+        fs::create_dir_all(&hosts)?;
+        fs::write(
+            hosts.join("hosts.toml"),
+            format!(
+                "server = \"http://127.0.0.1:1\"\n[host.\"{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n{keys}\n"
+            ),
+        )?;
+        let config = data.path().join("config.toml");
+        fs::write(
+            &config,
+            format!(
+                // Version 2 is understood by 1.6 and 2.x alike. The CRI wants a network set-up.
+                "version = 2\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
+                 \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\"]\n[grpc]\naddress = {:?}\n",
+                data.path().join("root"),
+                sockets.path().join("state"),
+                sockets.path().join("s"),
+            ),
+        )?;
+        let mut command = process::command(&daemon);
+        // Its shim is looked for on the PATH, and must be of its version.
+        command
+            .arg("--config")
+            .arg(&config)
+            .env("PATH", env::join_paths(tool::places())?);
+        let mut containerd = Self {
+            daemon: Daemon::start("containerd", &mut command, &data.path().join("log"))?,
+            ctr,
+            registry: registry.to_owned(),
+            sockets,
+            data,
+        };
+        containerd.daemon.until("serving", |log| {
+            Ok(log.contains("containerd successfully booted").then_some(()))
+        })?;
+        Ok(containerd)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.ctr);
+        command.arg("--address").arg(self.sockets.path().join("s"));
+        command
+    }
+
+    /// Runs `ctr` with these words; what it wrote to its standard output.
+    pub fn ctr(&self, arguments: &[&str]) -> Result<String> {
+        process::stdout(self.command().args(arguments))
+    }
+
+    /// Pulls for all platforms.
+    pub fn pull_all(&self, name: &str) -> Result<()> {
+        let hosts = self.data.path().join("hosts").display().to_string();
+        self.ctr(&[
+            "images",
+            "pull",
+            "--all-platforms",
+            "--hosts-dir",
+            &hosts,
+            &format!("{}/{name}", self.registry),
+        ])
+        .map(drop)
+    }
+
+    /// Digests of everything in its content store.
+    pub fn contents(&self) -> Result<Vec<String>> {
+        Ok(self
+            .ctr(&["content", "ls", "--quiet"])?
+            .lines()
+            .map(str::to_owned)
+            .collect())
+    }
+}
+
+impl Client for Containerd {
+    fn name(&self) -> &'static str {
+        "containerd"
+    }
+
+    fn pull(&self, name: &str) -> Result<Pulled> {
+        let name = format!("{}/{name}", self.registry);
+        let hosts = self.data.path().join("hosts").display().to_string();
+        self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name])?;
+        let list = self.ctr(&["images", "ls", &format!("name=={name}")])?;
+        let root = list
+            .split_whitespace()
+            .find(|word| word.starts_with("sha256:"))
+            .with_context(|| list.clone())?
+            .to_owned();
+        // The config is what the platform's manifest names; containerd verified both on the way in.
+        let mut document = self.json(&root)?;
+        if let Some(manifests) = document["manifests"].as_array() {
+            let ours = |it: &&serde_json::Value| {
+                it["platform"]["architecture"] == crate::layout::architecture()
+            };
+            let digest = manifests
+                .iter()
+                .find(ours)
+                .and_then(|it| it["digest"].as_str());
+            document = self.json(digest.context("an index without our platform")?)?;
+        }
+        let config = document["config"]["digest"]
+            .as_str()
+            .context("a manifest without a config")?;
+        Ok(Pulled {
+            root,
+            config: config.to_owned(),
+        })
+    }
+
+    fn empty(&self) -> Result<()> {
+        let images = self.ctr(&["images", "ls", "--quiet"])?;
+        for image in images.lines() {
+            self.ctr(&["images", "rm", "--sync", image])?;
+        }
+        let left = self.contents()?;
+        ensure!(left.is_empty(), "contents outlive their images: {left:?}");
+        Ok(())
+    }
+
+    fn run(&self, name: &str) -> Result<Option<String>> {
+        self.ctr(&[
+            "run",
+            "--rm",
+            &format!("{}/{name}", self.registry),
+            "pierhead-test",
+        ])
+        .map(Some)
+    }
+}
+
+impl Containerd {
+    fn json(&self, digest: &str) -> Result<serde_json::Value> {
+        Ok(serde_json::from_str(
+            &self.ctr(&["content", "get", digest])?,
+        )?)
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        let _ = self.daemon.terminate();
+        process::unmount_below(self.sockets.path());
+        process::unmount_below(self.data.path());
+    }
+}

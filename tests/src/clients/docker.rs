@@ -1,0 +1,153 @@
+//! Docker: a daemon of its own with its own data root, driven by the `docker` command.
+
+use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Client, Pulled};
+use crate::{
+    place,
+    process::{self, Daemon},
+    tool::{self, Missing},
+};
+
+/// A running `dockerd`.
+#[derive(Debug)]
+pub struct Docker {
+    daemon: Daemon,
+    client: PathBuf,
+    /// What stands before the image's name.
+    prefix: String,
+    /// Short, for the sockets.
+    sockets: TempDir,
+    data: TempDir,
+}
+
+impl Docker {
+    /// Where the daemon and the client are.
+    pub fn find() -> Result<(PathBuf, PathBuf), Missing> {
+        tool::root()?;
+        tool::find(&["runc"])?;
+        Ok((tool::find(&["dockerd"])?, tool::find(&["docker"])?))
+    }
+
+    /// Docker Hub's images through a mirror: `docker pull library/app:1`.
+    pub fn with_mirror(mirror: SocketAddr) -> Result<Self> {
+        Self::start(
+            &json!({ "registry-mirrors": [format!("http://{mirror}")] }),
+            String::new(),
+        )
+    }
+
+    /// The proxy as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker takes
+    /// loopback addresses as they are, without HTTPS.
+    pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
+        Self::start(&json!({}), format!("{proxy}/{registry}/"))
+    }
+
+    /// With these settings (`daemon.json`), and this before each name.
+    pub fn start(settings: &Value, prefix: String) -> Result<Self> {
+        let (daemon, client) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let sockets = place::short("ph-docker")?;
+        let data = place::scratch("docker")?;
+        let mut settings = settings.clone();
+        let more = json!({
+            "data-root": data.path().join("root"),
+            "exec-root": sockets.path().join("exec"),
+            "pidfile": sockets.path().join("pid"),
+            "hosts": [format!("unix://{}", sockets.path().join("s").display())],
+            // No network of its own: nothing on this machine changes, and nothing is needed for it.
+            "bridge": "none",
+            "iptables": false,
+            "ip6tables": false,
+        });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            settings[key] = value.clone();
+        }
+        let config = data.path().join("daemon.json");
+        fs::write(&config, settings.to_string())?;
+        let mut command = process::command(&daemon);
+        // Its containerd and runc are looked for on the PATH: the system's, which it was built for.
+        command.arg("--config-file").arg(&config);
+        let mut docker = Self {
+            daemon: Daemon::start("dockerd", &mut command, &data.path().join("log"))?,
+            client,
+            prefix,
+            sockets,
+            data,
+        };
+        docker.daemon.until("API listening", |log| {
+            Ok(log.contains("API listen on").then_some(()))
+        })?;
+        Ok(docker)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.client);
+        command
+            .env(
+                "DOCKER_HOST",
+                format!("unix://{}", self.sockets.path().join("s").display()),
+            )
+            .env_remove("DOCKER_CONTEXT")
+            // Not the developer's: it may hold credentials.
+            .env("DOCKER_CONFIG", self.sockets.path());
+        command
+    }
+
+    /// Runs `docker` with these words.
+    pub fn docker(&self, arguments: &[&str]) -> Result<String> {
+        process::run(self.command().args(arguments))
+    }
+}
+
+impl Client for Docker {
+    fn name(&self) -> &'static str {
+        "docker"
+    }
+
+    fn pull(&self, name: &str) -> Result<Pulled> {
+        let name = format!("{}{name}", self.prefix);
+        self.docker(&["pull", &name])?;
+        let about: Value = serde_json::from_str(&process::stdout(
+            self.command().args(["image", "inspect", &name]),
+        )?)?;
+        let text = |value: &Value| {
+            value
+                .as_str()
+                .map(str::to_owned)
+                .with_context(|| about.to_string())
+        };
+        let named = text(&about[0]["RepoDigests"][0])?;
+        let (_, root) = named.split_once('@').context("no digest")?;
+        Ok(Pulled {
+            root: root.to_owned(),
+            config: text(&about[0]["Id"])?,
+        })
+    }
+
+    fn empty(&self) -> Result<()> {
+        self.docker(&["system", "prune", "--all", "--force"])
+            .map(drop)
+    }
+
+    fn run(&self, name: &str) -> Result<Option<String>> {
+        let name = format!("{}{name}", self.prefix);
+        process::stdout(
+            self.command()
+                .args(["run", "--rm", "--network=none", &name]),
+        )
+        .map(Some)
+    }
+}
+
+impl Drop for Docker {
+    fn drop(&mut self) {
+        // It ends its containerd with it, and that its shims.
+        let _ = self.daemon.terminate();
+        process::unmount_below(self.sockets.path());
+        process::unmount_below(self.data.path());
+    }
+}

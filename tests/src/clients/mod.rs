@@ -1,0 +1,38 @@
+//! The programs that pull images, each with a store of its own.
+
+mod containerd;
+mod crane;
+mod docker;
+mod podman;
+mod skopeo;
+
+use anyhow::Result;
+
+pub use containerd::Containerd;
+pub use crane::Crane;
+pub use docker::Docker;
+pub use podman::Podman;
+pub use skopeo::Skopeo;
+
+/// What a client says it has after a pull.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// Digest of the index or manifest that the reference meant.
+    pub root: String,
+    /// Digest of the config: the image's ID.
+    pub config: String,
+}
+
+/// Somebody who pulls.
+pub trait Client {
+    /// For messages.
+    fn name(&self) -> &'static str;
+    /// Pulls `name` (`library/app:1`) for this machine's platform and verifies what the client
+    /// stored, as far as the client does.
+    fn pull(&self, name: &str) -> Result<Pulled>;
+    /// Forgets all images and their contents.
+    fn empty(&self) -> Result<()>;
+    /// Runs the image's command and returns what it printed; `None` where the client cannot run
+    /// anything.
+    fn run(&self, name: &str) -> Result<Option<String>>;
+}

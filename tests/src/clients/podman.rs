@@ -1,0 +1,136 @@
+//! podman, whose library is also CRI-O's: storage and configuration of its own, a mirror in its
+//! `registries.conf`.
+
+use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Client, Pulled};
+use crate::{
+    place, process,
+    tool::{self, Missing},
+};
+
+/// A podman with a store of its own.
+#[derive(Debug)]
+pub struct Podman {
+    program: PathBuf,
+    registry: String,
+    /// Short, for the sockets of its monitor.
+    run: TempDir,
+    data: TempDir,
+}
+
+impl Podman {
+    /// Where it is.
+    pub fn find() -> Result<PathBuf, Missing> {
+        tool::root()?;
+        tool::find(&["runc", "crun"])?;
+        tool::find(&["podman"])
+    }
+
+    /// Images of `registry` through a mirror, which podman asks by the path
+    /// `/v2/<prefix>/<repository>/…`; the registry itself is at an address that nobody has.
+    pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
+        let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let run = place::short("ph-podman")?;
+        let data = place::scratch("podman")?;
+        fs::write(
+            data.path().join("registries.conf"),
+            format!(
+                "[[registry]]\nprefix = {registry:?}\nlocation = \"127.0.0.1:1\"\ninsecure = true\n\
+                 [[registry.mirror]]\nlocation = \"{mirror}/{registry}\"\ninsecure = true\n"
+            ),
+        )?;
+        fs::write(
+            data.path().join("storage.conf"),
+            format!(
+                "[storage]\ndriver = \"overlay\"\ngraphroot = {:?}\nrunroot = {:?}\n",
+                data.path().join("root"),
+                run.path().join("run"),
+            ),
+        )?;
+        fs::write(
+            data.path().join("policy.json"),
+            r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
+        )?;
+        fs::write(data.path().join("no-auth.json"), "{}")?;
+        Ok(Self {
+            program,
+            registry: registry.to_owned(),
+            run,
+            data,
+        })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .env(
+                "CONTAINERS_REGISTRIES_CONF",
+                self.data.path().join("registries.conf"),
+            )
+            .env(
+                "CONTAINERS_STORAGE_CONF",
+                self.data.path().join("storage.conf"),
+            )
+            .env("REGISTRY_AUTH_FILE", self.data.path().join("no-auth.json"))
+            // Without systemd there is no other way to make a control group.
+            .args(["--cgroup-manager", "cgroupfs", "--events-backend", "none"])
+            .arg("--tmpdir")
+            .arg(self.run.path().join("tmp"));
+        command
+    }
+
+    /// Runs `podman` with these words; what it wrote to its standard output.
+    pub fn podman(&self, arguments: &[&str]) -> Result<String> {
+        process::stdout(self.command().args(arguments))
+    }
+}
+
+impl Client for Podman {
+    fn name(&self) -> &'static str {
+        "podman"
+    }
+
+    fn pull(&self, name: &str) -> Result<Pulled> {
+        let name = format!("{}/{name}", self.registry);
+        let policy = self.data.path().join("policy.json").display().to_string();
+        self.podman(&["pull", "--quiet", "--signature-policy", &policy, &name])?;
+        let about: Value = serde_json::from_str(&self.podman(&["image", "inspect", &name])?)?;
+        // Of an index, it lists the platform's manifest too; its "digest" is what the name meant.
+        let root = about[0]["Digest"].as_str().context("no digest")?;
+        let id = about[0]["Id"].as_str().context("no id")?;
+        Ok(Pulled {
+            root: root.to_owned(),
+            config: format!("sha256:{id}"),
+        })
+    }
+
+    fn empty(&self) -> Result<()> {
+        self.podman(&["system", "prune", "--all", "--force"])
+            .map(drop)
+    }
+
+    fn run(&self, name: &str) -> Result<Option<String>> {
+        // The limits: podman raises them to the kernel's, which a sandbox may not allow even root.
+        self.podman(&[
+            "run",
+            "--rm",
+            "--network=none",
+            "--ulimit=nofile=1024:1024",
+            "--ulimit=nproc=1024:1024",
+            &format!("{}/{name}", self.registry),
+        ])
+        .map(Some)
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        process::unmount_below(self.run.path());
+        process::unmount_below(self.data.path());
+    }
+}

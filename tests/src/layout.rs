@@ -1,0 +1,301 @@
+//! An OCI image layout on disk: written blob by blob, read image by image.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+/// The annotation of an index entry that says what the image is called.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// A folder with `oci-layout`, `index.json` and `blobs/`.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    folder: PathBuf,
+}
+
+/// A named image of a layout, with everything that it is made of.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Repository without a registry, such as `library/redis`.
+    pub repository: String,
+    /// Its tag.
+    pub tag: String,
+    /// Digest that the tag means: of an index or of a manifest.
+    pub root: String,
+    /// Each platform's manifest; one for an image that is no index.
+    pub manifests: Vec<Manifest>,
+    /// Bytes of all blobs and documents.
+    pub size: u64,
+    layout: Layout,
+}
+
+/// A manifest of an image.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    /// Of the manifest.
+    pub digest: String,
+    /// `os/architecture` as the index says; empty where there is no index.
+    pub platform: String,
+    /// Of the config: docker's image ID.
+    pub config: String,
+    /// Of the layers, lowest first.
+    pub layers: Vec<String>,
+}
+
+impl Layout {
+    /// Makes an empty one.
+    pub fn create(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder.join("blobs/sha256"))?;
+        fs::write(
+            folder.join("oci-layout"),
+            json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
+        )?;
+        Ok(Self {
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// One that exists.
+    pub fn open(folder: &Path) -> Result<Self> {
+        ensure!(
+            folder.join("index.json").exists(),
+            "{} is no OCI image layout",
+            folder.display()
+        );
+        Ok(Self {
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// The file of a blob or document.
+    pub fn path(&self, digest: &str) -> PathBuf {
+        self.folder.join("blobs").join(digest.replacen(':', "/", 1))
+    }
+
+    /// Adds what `write` writes; returns its descriptor.
+    pub fn add(
+        &self,
+        media_type: &str,
+        write: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<Value> {
+        let staged = self.folder.join("blobs/sha256/staged");
+        let mut sink = Hashing {
+            file: io::BufWriter::with_capacity(1 << 20, File::create(&staged)?),
+            hash: Sha256::new(),
+            size: 0,
+        };
+        write(&mut sink)?;
+        sink.flush()?;
+        let digest = format!("sha256:{}", hex(&sink.hash.finalize()));
+        fs::rename(&staged, self.path(&digest))?;
+        Ok(json!({ "mediaType": media_type, "digest": digest, "size": sink.size }))
+    }
+
+    /// Adds a document under the media type that it states.
+    pub fn add_json(&self, document: &Value) -> Result<Value> {
+        let media_type = document["mediaType"]
+            .as_str()
+            .unwrap_or("application/vnd.oci.image.config.v1+json");
+        self.add(media_type, |sink| {
+            Ok(sink.write_all(document.to_string().as_bytes())?)
+        })
+    }
+
+    /// Writes `index.json`: descriptors and what each is called (`repository:tag`).
+    pub fn name(&self, images: &[(String, Value)]) -> Result<()> {
+        let manifests: Vec<Value> = images
+            .iter()
+            .map(|(name, descriptor)| {
+                let mut descriptor = descriptor.clone();
+                descriptor["annotations"] = json!({ REF_NAME: name });
+                descriptor
+            })
+            .collect();
+        let index = json!({ "schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests });
+        Ok(fs::write(
+            self.folder.join("index.json"),
+            index.to_string(),
+        )?)
+    }
+
+    /// All its named images.
+    pub fn images(&self) -> Result<Vec<Image>> {
+        let index: Value = serde_json::from_slice(&fs::read(self.folder.join("index.json"))?)?;
+        let entries = index["manifests"]
+            .as_array()
+            .context("an index without manifests")?;
+        entries.iter().map(|entry| self.image(entry)).collect()
+    }
+
+    fn image(&self, entry: &Value) -> Result<Image> {
+        let name = text(&entry["annotations"][REF_NAME])?;
+        let (repository, tag) = name
+            .rsplit_once(':')
+            .with_context(|| format!("{name:?} has no tag"))?;
+        let root = text(&entry["digest"])?;
+        let document = self.json(&root)?;
+        let manifests = match document["manifests"].as_array() {
+            None => vec![self.manifest(&root, String::new())?],
+            Some(entries) => entries
+                .iter()
+                .map(|entry| {
+                    let platform = &entry["platform"];
+                    let platform = format!(
+                        "{}/{}",
+                        text(&platform["os"])?,
+                        text(&platform["architecture"])?
+                    );
+                    self.manifest(&text(&entry["digest"])?, platform)
+                })
+                .collect::<Result<_>>()?,
+        };
+        let mut image = Image {
+            repository: repository.to_owned(),
+            tag: tag.to_owned(),
+            root,
+            manifests,
+            size: 0,
+            layout: self.clone(),
+        };
+        for digest in image.documents().iter().chain(&image.blobs()) {
+            image.size += self
+                .path(digest)
+                .metadata()
+                .with_context(|| digest.clone())?
+                .len();
+        }
+        Ok(image)
+    }
+
+    fn manifest(&self, digest: &str, platform: String) -> Result<Manifest> {
+        let manifest = self.json(digest)?;
+        let layers = manifest["layers"]
+            .as_array()
+            .context("a manifest without layers")?;
+        Ok(Manifest {
+            digest: digest.to_owned(),
+            platform,
+            config: text(&manifest["config"]["digest"])?,
+            layers: layers
+                .iter()
+                .map(|layer| text(&layer["digest"]))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    fn json(&self, digest: &str) -> Result<Value> {
+        let bytes = fs::read(self.path(digest)).with_context(|| digest.to_owned())?;
+        serde_json::from_slice(&bytes).with_context(|| digest.to_owned())
+    }
+}
+
+impl Image {
+    /// `repository:tag`.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.repository, self.tag)
+    }
+
+    /// What a client of this machine's architecture gets.
+    pub fn here(&self) -> Result<&Manifest> {
+        let here = format!("linux/{}", architecture());
+        let fits = |manifest: &&Manifest| manifest.platform.is_empty() || manifest.platform == here;
+        self.manifests
+            .iter()
+            .find(fits)
+            .with_context(|| format!("{} is not for {here}", self.name()))
+    }
+
+    /// Digests of configs and layers of all platforms, each once.
+    pub fn blobs(&self) -> Vec<String> {
+        let mut blobs: Vec<String> = self.manifests.iter().flat_map(Manifest::blobs).collect();
+        blobs.sort_unstable();
+        blobs.dedup();
+        blobs
+    }
+
+    /// Digests of the index and manifests.
+    pub fn documents(&self) -> Vec<String> {
+        let mut documents: Vec<String> =
+            self.manifests.iter().map(|it| it.digest.clone()).collect();
+        if !documents.contains(&self.root) {
+            documents.push(self.root.clone());
+        }
+        documents
+    }
+
+    /// The file of one of its blobs or documents.
+    pub fn file(&self, digest: &str) -> PathBuf {
+        self.layout.path(digest)
+    }
+}
+
+impl Manifest {
+    /// Digests of config and layers, each once.
+    pub fn blobs(&self) -> Vec<String> {
+        let mut blobs = self.layers.clone();
+        blobs.push(self.config.clone());
+        blobs.sort_unstable();
+        blobs.dedup();
+        blobs
+    }
+}
+
+/// This machine's, as images call it.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// `sha256:…` of a file.
+pub fn digest_of(path: &Path) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut file = File::open(path).with_context(|| path.display().to_string())?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let read = io::Read::read(&mut file, &mut buffer)?;
+        if read == 0 {
+            return Ok(format!("sha256:{}", hex(&hash.finalize())));
+        }
+        hash.update(&buffer[..read]);
+    }
+}
+
+/// Bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn text(value: &Value) -> Result<String> {
+    Ok(value
+        .as_str()
+        .with_context(|| format!("not a string: {value}"))?
+        .to_owned())
+}
+
+struct Hashing<W> {
+    file: W,
+    hash: Sha256,
+    size: u64,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        self.size += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

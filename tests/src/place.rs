@@ -1,0 +1,64 @@
+//! Where things are: the build's folders, and scratch folders.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+/// The folder of the running profile (`target/debug`), where cargo puts binaries.
+pub fn profile() -> Result<PathBuf> {
+    let test = env::current_exe().context("who am I")?;
+    // target/<profile>/deps/<test>
+    let deps = test.parent().context("a program without a folder")?;
+    Ok(match deps.file_name() {
+        Some(name) if name == "deps" => deps.parent().context("deps without a folder")?.to_owned(),
+        _ => deps.to_owned(),
+    })
+}
+
+/// A place for files that outlive a run, beside the profile's folder; on disk, not in memory.
+pub fn cache(name: &str) -> Result<PathBuf> {
+    let target = profile()?
+        .parent()
+        .context("a profile without a target folder")?
+        .to_owned();
+    let folder = target.join("e2e").join(name);
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
+}
+
+/// A folder on the disk that ends with its owner: for data of daemons, which may be large.
+///
+/// On the same file system as [`cache`], so that hard links work.
+pub fn scratch(name: &str) -> Result<TempDir> {
+    named(name, &cache("scratch")?)
+}
+
+/// A folder with a short path that ends with its owner: a Unix socket's path has 107 bytes at most.
+pub fn short(name: &str) -> Result<TempDir> {
+    named(name, &env::temp_dir())
+}
+
+fn named(name: &str, at: &Path) -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(&format!("{name}-"))
+        .tempdir_in(at)
+        .with_context(|| format!("a folder in {}", at.display()))
+}
+
+/// The daemon under test: `PIERHEAD_BIN`, else the one that cargo built beside this test.
+pub fn pierhead() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("PIERHEAD_BIN") {
+        return Ok(path.into());
+    }
+    let path = profile()?.join("pierhead");
+    anyhow::ensure!(
+        path.exists(),
+        "{} is missing: run `cargo build -p pierhead` first, or name a binary in PIERHEAD_BIN",
+        path.display()
+    );
+    Ok(path)
+}

@@ -1,0 +1,230 @@
+//! Other programs: daemons that end with their owner, and commands that are waited for.
+
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    fs::{self, File},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a daemon may take to end after SIGTERM before it is killed.
+const GRACE: Duration = Duration::from_secs(20);
+/// Of a log, how much goes into an error message.
+const TAIL: usize = 4_000;
+
+/// A running program with its output in a file. Dropped, it is ended: first asked, then killed.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    child: Child,
+    log: PathBuf,
+    status: Option<ExitStatus>,
+}
+
+/// A command whose process dies with the thread that starts it: a test that is itself killed leaves
+/// nothing behind. (`setpriv` becomes the program, so the process's id is the program's.)
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    // What the developer's shell says must not change what a test sees.
+    for name in ["http_proxy", "https_proxy", "no_proxy", "all_proxy"] {
+        command.env_remove(name).env_remove(name.to_uppercase());
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+impl Daemon {
+    /// Starts it, with both outputs appended to `log`.
+    pub fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| log.display().to_string())?;
+        let child = command
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            // Ctrl-C in a terminal is for the test runner; its end then ends us.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start {name}: {command:?}"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+            status: None,
+        })
+    }
+
+    /// All that it wrote so far.
+    pub fn log(&self) -> String {
+        fs::read(&self.log).map_or_else(
+            |_| String::new(),
+            |it| String::from_utf8_lossy(&it).into_owned(),
+        )
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it did.
+    pub fn status(&mut self) -> Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait()?;
+        }
+        Ok(self.status)
+    }
+
+    /// Asks until there is an answer; an end of the daemon meanwhile is an error with its log.
+    pub fn until<T>(
+        &mut self,
+        what: &str,
+        mut ask: impl FnMut(&str) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let name = self.name.clone();
+        let waited = crate::wait::until(&format!("{name}: {what}"), || {
+            if let Some(answer) = ask(&self.log())? {
+                return Ok(Some(answer));
+            }
+            if let Some(status) = self.status()? {
+                bail!("{name} ended ({status}) before: {what}");
+            }
+            Ok(None)
+        });
+        waited.with_context(|| format!("the log of {name} ends:\n{}", tail(&self.log())))
+    }
+
+    /// Waits for the end that something else brings about.
+    pub fn wait(&mut self, at_most: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.status()? {
+                return Ok(status);
+            }
+            if start.elapsed() > at_most {
+                bail!(
+                    "{} did not end within {at_most:?}; its log ends:\n{}",
+                    self.name,
+                    tail(&self.log())
+                );
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal, unless it ended already.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        if self.status()?.is_some() {
+            return Ok(());
+        }
+        let pid = i32::try_from(self.child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("a process without an id")?;
+        kill_process(pid, signal).with_context(|| format!("signal to {}", self.name))
+    }
+
+    /// SIGTERM, then the end of the process; killed if it takes too long, which is an error.
+    pub fn terminate(&mut self) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        match self.wait(GRACE) {
+            Ok(status) => Ok(status),
+            Err(error) => {
+                self.kill()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// SIGKILL: what a crash is like.
+    pub fn kill(&mut self) -> Result<()> {
+        self.signal(Signal::KILL)?;
+        self.wait(GRACE).map(drop)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let ended = self.terminate();
+        if thread::panicking() {
+            eprintln!("--- the log of {} ends:\n{}", self.name, tail(&self.log()));
+        }
+        if let Err(error) = ended
+            && !thread::panicking()
+        {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Runs it to its end. A failure is an error with all that it said.
+pub fn run(command: &mut Command) -> Result<String> {
+    let (status, said) = output(command)?;
+    if !status.success() {
+        bail!("{command:?} failed ({status}):\n{}", tail(&said));
+    }
+    Ok(said)
+}
+
+/// Runs it to its end: how it ended, and what it said on both outputs.
+pub fn output(command: &mut Command) -> Result<(ExitStatus, String)> {
+    let output = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let _ = write!(said, "{}", String::from_utf8_lossy(&output.stderr));
+    Ok((output.status, said))
+}
+
+/// Runs it to its end; only what it wrote to its standard output.
+pub fn stdout(command: &mut Command) -> Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {command:?}"))?;
+    if !output.status.success() {
+        bail!(
+            "{command:?} failed ({}):\n{}",
+            output.status,
+            tail(&String::from_utf8_lossy(&output.stderr))
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Detaches whatever is still mounted below a folder, the deepest first: a daemon that had to be
+/// killed cannot.
+pub fn unmount_below(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut points: Vec<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .filter(|point| Path::new(point).starts_with(folder))
+        .collect();
+    points.sort_unstable_by_key(|point| std::cmp::Reverse(point.len()));
+    for point in points {
+        let _ = Command::new("umount")
+            .args([OsStr::new("-l"), OsStr::new(point)])
+            .status();
+    }
+}
+
+/// The end of a text, from a line's beginning.
+fn tail(text: &str) -> &str {
+    let start = text.len().saturating_sub(TAIL);
+    let start = (start..text.len())
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(0);
+    &text[start..]
+}

@@ -1,0 +1,252 @@
+//! A real registry (CNCF distribution) as the upstream, with a log that says what was asked of it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{
+    layout::Image,
+    place,
+    process::{self, Daemon},
+    tool::{self, Missing},
+};
+
+/// The program: distribution v3 from `go install`, else Debian's package of v2.
+pub fn find() -> Result<PathBuf, Missing> {
+    tool::find(&["registry", "docker-registry"])
+}
+
+/// A running registry that holds some images.
+#[derive(Debug)]
+pub struct Registry {
+    daemon: Daemon,
+    address: SocketAddr,
+    folder: TempDir,
+    settings: Settings,
+}
+
+/// What is beyond the simplest registry.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Certificate and key in PEM files: HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// The `auth` table of its configuration, if it wants to know who comes.
+    pub auth: Option<Value>,
+}
+
+impl Registry {
+    /// A plain HTTP registry with these images.
+    pub fn start(images: &[&Image]) -> Result<Self> {
+        Self::with(images, Settings::default())
+    }
+
+    /// With these images and settings.
+    pub fn with(images: &[&Image], settings: Settings) -> Result<Self> {
+        let folder = place::scratch("registry")?;
+        for image in images {
+            store(folder.path(), image)?;
+        }
+        let (daemon, address) = serve(folder.path(), &settings, 0)?;
+        Ok(Self {
+            daemon,
+            address,
+            folder,
+            settings,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// With the scheme.
+    pub fn url(&self) -> String {
+        let scheme = if self.settings.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Holds one more image (or tag) from now on.
+    pub fn add(&self, image: &Image) -> Result<()> {
+        store(self.folder.path(), image)
+    }
+
+    /// Ends it: from now on connections are refused.
+    pub fn stop(&mut self) -> Result<()> {
+        // Distribution ends by the signal or with a status of its own: both are fine.
+        self.daemon.terminate().map(drop)
+    }
+
+    /// Comes back at the same address.
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        (self.daemon, self.address) =
+            serve(self.folder.path(), &self.settings, self.address.port())?;
+        Ok(())
+    }
+
+    /// Every request so far, as its access log has it (a line is written when the request ends).
+    pub fn requests(&self) -> Vec<Request> {
+        self.daemon
+            .log()
+            .lines()
+            .filter_map(Request::parse)
+            .collect()
+    }
+
+    /// How often each blob was asked for with GET and given: digest to count.
+    pub fn blob_gets(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for request in self.requests() {
+            if let Some(digest) = request.blob_get() {
+                *counts.entry(digest.to_owned()).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// Waits until each of these blobs was given at least once (the log line is written after the
+    /// last byte is out), then says how often.
+    pub fn blob_gets_of(&mut self, blobs: &[String]) -> Result<BTreeMap<String, usize>> {
+        self.daemon.until("a GET of every blob in its log", |log| {
+            let requests: Vec<Request> = log.lines().filter_map(Request::parse).collect();
+            let seen = |blob: &String| {
+                requests
+                    .iter()
+                    .any(|request| request.blob_get() == Some(blob))
+            };
+            Ok(blobs.iter().all(seen).then_some(()))
+        })?;
+        Ok(self.blob_gets())
+    }
+}
+
+/// A line of the access log.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Such as `GET`.
+    pub method: String,
+    /// Path and query.
+    pub uri: String,
+    /// Of the answer.
+    pub status: u16,
+}
+
+impl Request {
+    /// From the combined log format: `address - - [time] "GET /v2/ HTTP/1.1" 200 2 …`.
+    fn parse(line: &str) -> Option<Self> {
+        let (_, rest) = line.split_once("] \"")?;
+        let (request, rest) = rest.split_once("\" ")?;
+        let mut words = request.split(' ');
+        Some(Self {
+            method: words.next()?.to_owned(),
+            uri: words.next()?.to_owned(),
+            status: rest.split(' ').next()?.parse().ok()?,
+        })
+    }
+
+    /// The digest, if it is a GET of a blob that was answered with the blob or a part of it.
+    pub fn blob_get(&self) -> Option<&str> {
+        let path = self.uri.split('?').next()?;
+        let (_, digest) = path.split_once("/blobs/")?;
+        (self.method == "GET" && matches!(self.status, 200 | 206)).then_some(digest)
+    }
+}
+
+/// Puts an image where the filesystem driver looks for it, by hard links: no push, no copy.
+fn store(folder: &Path, image: &Image) -> Result<()> {
+    let root = folder.join("docker/registry/v2");
+    let repository = root.join("repositories").join(&image.repository);
+    let link = |path: PathBuf, digest: &str| -> Result<()> {
+        fs::create_dir_all(&path)?;
+        Ok(fs::write(path.join("link"), digest)?)
+    };
+    for digest in image.blobs() {
+        blob(&root, image, &digest)?;
+        link(repository.join("_layers").join(slashed(&digest)), &digest)?;
+    }
+    for digest in image.documents() {
+        blob(&root, image, &digest)?;
+        link(
+            repository
+                .join("_manifests/revisions")
+                .join(slashed(&digest)),
+            &digest,
+        )?;
+    }
+    let tag = repository.join("_manifests/tags").join(&image.tag);
+    link(tag.join("index").join(slashed(&image.root)), &image.root)?;
+    link(tag.join("current"), &image.root)
+}
+
+fn blob(root: &Path, image: &Image, digest: &str) -> Result<()> {
+    let (algorithm, hex) = digest
+        .split_once(':')
+        .context("a digest without an algorithm")?;
+    let place = root.join("blobs").join(algorithm).join(&hex[..2]).join(hex);
+    fs::create_dir_all(&place)?;
+    let data = place.join("data");
+    if data.exists() {
+        return Ok(());
+    }
+    let file = image.file(digest);
+    if fs::hard_link(&file, &data).is_err() {
+        fs::copy(&file, &data).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn slashed(digest: &str) -> String {
+    digest.replacen(':', "/", 1)
+}
+
+fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, SocketAddr)> {
+    let program = find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+    let mut http = json!({ "addr": format!("127.0.0.1:{port}"), "secret": "of no use here" });
+    if let Some((certificate, key)) = &settings.tls {
+        http["tls"] = json!({ "certificate": certificate, "key": key });
+    }
+    let mut config = json!({
+        "version": 0.1,
+        "log": { "level": "info", "accesslog": { "disabled": false } },
+        "storage": {
+            "filesystem": { "rootdirectory": folder },
+            // Its start would otherwise be followed by a walk over everything.
+            "maintenance": { "uploadpurging": { "enabled": false } },
+        },
+        "http": http,
+    });
+    if let Some(auth) = &settings.auth {
+        config["auth"] = auth.clone();
+    }
+    let file = folder.join("config.yml");
+    // JSON is YAML.
+    fs::write(&file, config.to_string())?;
+    let log = folder.join("log");
+    // The log of an earlier life stays: what was asked then counts, too.
+    let before = fs::read_to_string(&log).unwrap_or_default().len();
+    let mut command = process::command(&program);
+    command
+        .arg("serve")
+        .arg(&file)
+        .env("OTEL_TRACES_EXPORTER", "none");
+    let mut daemon = Daemon::start("registry", &mut command, &log)?;
+    let address = daemon.until("listening", |log| {
+        let address = log[before..]
+            .split_once("listening on ")
+            .and_then(|(_, rest)| rest.split([',', '"']).next());
+        Ok(address.and_then(|it| it.trim().parse().ok()))
+    })?;
+    Ok((daemon, address))
+}

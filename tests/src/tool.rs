@@ -1,0 +1,96 @@
+//! Programs that a test needs, and what happens when there is none.
+
+use std::{
+    env, fmt,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+/// Why a test cannot run here.
+#[derive(Debug)]
+pub struct Missing(String);
+
+impl Missing {
+    /// With the reason, and the mend if there is one.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The first of these programs that exists: in the folder of `go install`, where the newer ones
+/// are, else on the `PATH`, else where administrators' programs are.
+pub fn find(names: &[&str]) -> Result<PathBuf, Missing> {
+    let places = places();
+    for name in names {
+        if let Some(found) = places
+            .iter()
+            .map(|place| place.join(name))
+            .find(|it| is_program(it))
+        {
+            return Ok(found);
+        }
+    }
+    Err(Missing::new(format!(
+        "no {} on this machine: `cargo xtask test` installs it",
+        names.join(" and no ")
+    )))
+}
+
+/// Folders with programs, the preferred first; also for the `PATH` of daemons that start others.
+pub fn places() -> Vec<PathBuf> {
+    let gopath = env::var_os("GOPATH").map(|it| PathBuf::from(it).join("bin"));
+    let home = env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::var_os("GOBIN")
+        .map(PathBuf::from)
+        .into_iter()
+        .chain(gopath)
+        .chain(home)
+        .chain(env::split_paths(&path))
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .collect()
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    path.metadata()
+        .is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+}
+
+/// Daemons that mount and unpack need it.
+pub fn root() -> Result<(), Missing> {
+    if rustix::process::geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(Missing::new("needs root"))
+    }
+}
+
+/// What the test needs, or nothing when it must be skipped, said where the test runner's capture
+/// does not hide it.
+///
+/// # Panics
+/// In CI (`CI=true`), where a test that does not run is a failure.
+#[track_caller]
+pub fn or_skip<T>(found: Result<T, Missing>) -> Option<T> {
+    let missing = match found {
+        Ok(found) => return Some(found),
+        Err(missing) => missing,
+    };
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let ci = env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "false" | "0"));
+    assert!(!ci, "CI must run every test, but {test}: {missing}");
+    // Past the capture of `eprintln!`; a closed stderr is nobody's loss.
+    let _ = writeln!(
+        std::io::stderr().lock(),
+        "\n*** SKIPPED *** {test}: {missing}\n"
+    );
+    None
+}

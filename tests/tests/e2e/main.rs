@@ -1,0 +1,6 @@
+//! End to end: pierhead as a process between real registries and real clients.
+//!
+//! Each test has daemons, ports and folders of its own, so that all may run at once. A test whose
+//! tools are missing says so and is skipped; with `CI=true` that is a failure.
+
+mod direct;
