@@ -27,7 +27,7 @@ pub enum Error {
         /// What was asked for.
         expected: Digest,
         /// What came.
-        actual: Digest,
+        actual: Box<Digest>,
         /// Some of the bytes were left by an earlier fill. They may be the wrong ones (a power loss tears
         /// them), and are deleted now: one more try, which then starts from zero, is worth it.
         resumed: bool,

@@ -162,7 +162,7 @@ impl Ingest {
         if actual != flight.digest {
             let error = Error::WrongDigest {
                 expected: flight.digest,
-                actual,
+                actual: Box::new(actual),
                 resumed: self.resumed,
             };
             return self.fail(flight, error, false);

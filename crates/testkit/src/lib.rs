@@ -10,3 +10,4 @@ pub mod http;
 pub mod images;
 pub mod policy;
 pub mod registry;
+pub mod tier;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Tail};
-use pierhead_eviction::{Access, Policy};
+use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest};
 
 pub const ROOMY: u64 = 64 << 20;
@@ -15,32 +15,7 @@ pub fn open(folder: &Path) -> Cache {
 }
 
 pub fn open_with(config: Config) -> Cache {
-    Cache::open(config, Box::new(Oldest::default())).expect("the folder opens")
-}
-
-/// The plainest policy: the last access orders a list.
-#[derive(Default)]
-pub struct Oldest(Vec<Digest>);
-
-impl Policy<Digest> for Oldest {
-    fn insert(&mut self, access: Access<Digest>) {
-        self.remove(&access.key);
-        self.0.push(access.key);
-    }
-    fn hit(&mut self, access: Access<Digest>) {
-        if self.0.contains(&access.key) {
-            self.insert(access);
-        }
-    }
-    fn remove(&mut self, key: &Digest) {
-        self.0.retain(|known| known != key);
-    }
-    fn evict(&mut self) -> Option<Digest> {
-        (!self.0.is_empty()).then(|| self.0.remove(0))
-    }
-    fn len(&self) -> usize {
-        self.0.len()
-    }
+    Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
 }
 
 /// Random bytes that are the same for the same seed.

@@ -1,0 +1,236 @@
+//! What every tier owes to the cache, whatever it is made of.
+
+use std::collections::BTreeSet;
+
+use pierhead_cache::tier::{CHUNK, ReadAt, Staged, Tier, Trailer};
+use pierhead_oci::{Algorithm, Digest, MediaType};
+
+/// The conformance suite. `new` gives an empty tier each time.
+///
+/// # Panics
+/// When the tier breaks a promise of [`Tier`].
+pub fn conforms<T: Tier>(new: impl Fn() -> T) {
+    gives_back_what_was_committed(&new());
+    shows_nothing_before_the_commit(&new());
+    reads_what_is_staged(&new());
+    keeps_what_was_staged_in_whole_chunks(&new());
+    refuses_a_trailer_of_another_length(&new());
+    replaces_a_blob(&new());
+    keeps_removed_blobs_for_their_readers(&new());
+    forgets_what_is_discarded(&new());
+    finds_all(&new());
+}
+
+fn blob(seed: u64, len: usize) -> (Digest, Vec<u8>) {
+    let mut content = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut content);
+    (Digest::of(Algorithm::Sha256, &content), content)
+}
+
+fn stage(tier: &impl Tier, digest: &Digest, content: &[u8]) -> Box<dyn Staged> {
+    let mut staged = tier.stage(digest).expect("stages");
+    for piece in content.chunks(10_000) {
+        staged.write(piece).expect("writes");
+    }
+    staged
+}
+
+fn commit(tier: &impl Tier, digest: &Digest, content: &[u8], media_type: Option<&str>) {
+    let media_type = media_type.and_then(MediaType::new);
+    let trailer = Trailer::of(content, media_type);
+    let blob = stage(tier, digest, content)
+        .commit(trailer.clone())
+        .expect("commits");
+    assert_eq!(*blob.trailer(), trailer);
+}
+
+fn read(from: &(impl ReadAt + ?Sized), offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    from.read_at(offset as u64, &mut bytes).expect("reads");
+    let mut at_once = vec![0; len];
+    let got = from
+        .try_read_at(offset as u64, &mut at_once)
+        .expect("never fails for want of waiting");
+    assert_eq!(
+        at_once[..got],
+        bytes[..got],
+        "both ways of reading say the same"
+    );
+    bytes
+}
+
+fn gives_back_what_was_committed(tier: &impl Tier) {
+    let cases = [
+        (0, None),
+        (1, Some("text/plain")),
+        (CHUNK, None),
+        (CHUNK + 1, Some("a/b")),
+        (300_000, None),
+    ];
+    for (len, media_type) in cases {
+        for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
+            let (_, content) = blob(len as u64, len);
+            let digest = Digest::of(algorithm, &content);
+            assert!(tier.open(&digest).expect("opens").is_none());
+            commit(tier, &digest, &content, media_type);
+            let blob = tier.open(&digest).expect("opens").expect("is committed");
+            assert_eq!(blob.trailer().size(), len as u64);
+            assert_eq!(
+                blob.trailer().media_type().map(|media| media.as_str()),
+                media_type
+            );
+            assert_eq!(
+                *blob.trailer(),
+                Trailer::of(&content, media_type.and_then(MediaType::new))
+            );
+            assert_eq!(read(&*blob, 0, len), content);
+            assert_eq!(
+                read(&*blob, len / 3, len / 2),
+                content[len / 3..len / 3 + len / 2]
+            );
+            if let Some(file) = blob.file() {
+                assert!(file.metadata().expect("has").len() >= len as u64);
+            }
+        }
+    }
+}
+
+fn shows_nothing_before_the_commit(tier: &impl Tier) {
+    let (digest, content) = blob(1, 1000);
+    drop(stage(tier, &digest, &content));
+    assert!(tier.open(&digest).expect("opens").is_none());
+    tier.scan(&mut |found| panic!("{found:?} is not committed"))
+        .expect("scans");
+}
+
+fn reads_what_is_staged(tier: &impl Tier) {
+    let (digest, content) = blob(2, 200_000);
+    let mut staged = tier.stage(&digest).expect("stages");
+    assert!(staged.is_empty());
+    let reader = staged.reader();
+    for (index, piece) in content.chunks(7000).enumerate() {
+        staged.write(piece).expect("writes");
+        assert_eq!(read(&*reader, index * 7000, piece.len()), piece);
+    }
+    assert_eq!(staged.len(), 200_000);
+    assert!(
+        reader.read_at(199_999, &mut [0; 2]).is_err(),
+        "an end before the end of the buffer is an error"
+    );
+    staged.commit(Trailer::of(&content, None)).expect("commits");
+    assert_eq!(read(&*reader, 0, 200_000), content, "after the commit");
+    tier.remove(&digest).expect("removes");
+    assert_eq!(
+        read(&*reader, 100, 1000),
+        content[100..1100],
+        "after the removal"
+    );
+}
+
+fn keeps_what_was_staged_in_whole_chunks(tier: &impl Tier) {
+    let cases = [
+        (0, 0),
+        (1, 0),
+        (CHUNK, 0),
+        (CHUNK + 1, CHUNK),
+        (2 * CHUNK, CHUNK),
+        (2 * CHUNK + 9, 2 * CHUNK),
+    ];
+    for (len, kept) in cases {
+        let (digest, content) = blob(100 + len as u64, len);
+        drop(stage(tier, &digest, &content));
+        let mut staged = tier.stage(&digest).expect("stages again");
+        assert_eq!(staged.len(), kept as u64, "of {len}");
+        assert_eq!(read(&*staged.reader(), 0, kept), content[..kept]);
+        staged.write(&content[kept..]).expect("writes");
+        staged.commit(Trailer::of(&content, None)).expect("commits");
+        let blob = tier.open(&digest).expect("opens").expect("is committed");
+        assert_eq!(read(&*blob, 0, len), content);
+    }
+    let (digest, content) = blob(3, 3 * CHUNK);
+    let mut staged = stage(tier, &digest, &content);
+    staged.clear().expect("clears");
+    assert!(staged.is_empty());
+    staged.write(&content[..5]).expect("writes");
+    assert_eq!(
+        (staged.len(), read(&*staged.reader(), 0, 5)),
+        (5, content[..5].to_vec())
+    );
+}
+
+fn refuses_a_trailer_of_another_length(tier: &impl Tier) {
+    let (digest, content) = blob(4, 1000);
+    let staged = stage(tier, &digest, &content);
+    assert!(staged.commit(Trailer::of(&content[1..], None)).is_err());
+    assert!(tier.open(&digest).expect("opens").is_none());
+}
+
+fn replaces_a_blob(tier: &impl Tier) {
+    let (digest, content) = blob(5, 1000);
+    commit(tier, &digest, &content, None);
+    let older = tier.open(&digest).expect("opens").expect("is committed");
+    commit(tier, &digest, &content, Some("text/plain"));
+    let newer = tier.open(&digest).expect("opens").expect("is committed");
+    assert!(older.trailer().media_type().is_none() && newer.trailer().media_type().is_some());
+    assert_eq!(read(&*older, 0, 1000), read(&*newer, 0, 1000));
+}
+
+fn keeps_removed_blobs_for_their_readers(tier: &impl Tier) {
+    let (digest, content) = blob(6, 100_000);
+    tier.remove(&digest).expect("what is not there is no error");
+    commit(tier, &digest, &content, None);
+    let blob = tier.open(&digest).expect("opens").expect("is committed");
+    tier.remove(&digest).expect("removes");
+    assert!(tier.open(&digest).expect("opens").is_none());
+    assert_eq!(read(&*blob, 0, 100_000), content);
+}
+
+fn forgets_what_is_discarded(tier: &impl Tier) {
+    let (digest, content) = blob(7, 100_000);
+    tier.discard(&digest)
+        .expect("what is not there is no error");
+    drop(stage(tier, &digest, &content));
+    tier.discard(&digest).expect("discards");
+    tier.leftovers(&mut |found| panic!("{found:?} is discarded"))
+        .expect("walks");
+    assert!(tier.stage(&digest).expect("stages").is_empty());
+}
+
+fn finds_all(tier: &impl Tier) {
+    let mut expected = BTreeSet::new();
+    for seed in 0..20 {
+        let (digest, content) = blob(200 + seed, 500 * usize::try_from(seed).expect("small"));
+        commit(
+            tier,
+            &digest,
+            &content,
+            (seed % 2 == 0).then_some("text/plain"),
+        );
+        expected.insert((
+            digest,
+            content.len()
+                + Trailer::of(
+                    &content,
+                    MediaType::new("text/plain").filter(|_| seed % 2 == 0),
+                )
+                .encode(&digest)
+                .len(),
+        ));
+        if seed % 3 == 0 {
+            tier.remove(&digest).expect("removes");
+            expected.retain(|(known, _)| *known != digest);
+        }
+    }
+    let (staged, content) = blob(8, 100_000);
+    drop(stage(tier, &staged, &content));
+    let mut found = BTreeSet::new();
+    tier.scan(&mut |blob| {
+        assert!(found.insert((blob.digest, usize::try_from(blob.bytes).expect("small"))))
+    })
+    .expect("scans");
+    assert_eq!(found, expected);
+    let mut leftovers = Vec::new();
+    tier.leftovers(&mut |found| leftovers.push((found.digest, found.bytes)))
+        .expect("walks");
+    assert_eq!(leftovers, [(staged, 100_000)]);
+}

@@ -1,0 +1,253 @@
+//! A tier that fails on request, in front of one that works.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_oci::Digest;
+
+/// What can be made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the names are those of the traits' methods")]
+pub enum Op {
+    Stage,
+    Discard,
+    Open,
+    Remove,
+    Write,
+    Clear,
+    Commit,
+    Read,
+}
+
+/// Passes everything on until told otherwise; clones share their faults.
+#[derive(Clone)]
+pub struct Faulty {
+    tier: Arc<dyn Tier>,
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Default)]
+struct Plan {
+    /// Which calls fail: so many pass before, then so many fail, with this `errno`.
+    faults: Vec<Fault>,
+    /// Every call counts; from this one on nothing works any more.
+    crash: Option<u64>,
+    calls: u64,
+    free: Option<u64>,
+    /// Bytes that read wrong: of which blob, where.
+    rotten: Vec<(Digest, u64)>,
+}
+
+struct Fault {
+    op: Op,
+    pass: u64,
+    fail: u64,
+    errno: i32,
+}
+
+impl Faulty {
+    /// No faults yet.
+    pub fn new(tier: Arc<dyn Tier>) -> Self {
+        Self {
+            tier,
+            plan: Arc::default(),
+        }
+    }
+
+    /// Lets `pass` calls of `op` through, and answers the `fail` after them with `errno`.
+    pub fn fail(&self, op: Op, pass: u64, fail: u64, errno: i32) {
+        self.plan().faults.push(Fault {
+            op,
+            pass,
+            fail,
+            errno,
+        });
+    }
+
+    /// Lets `calls` more calls through, of any kind, and none after them: the medium is gone.
+    pub fn crash_after(&self, calls: u64) {
+        let mut plan = self.plan();
+        plan.crash = Some(plan.calls + calls);
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> u64 {
+        self.plan().calls
+    }
+
+    /// What [`Tier::free`] says from now on.
+    pub fn set_free(&self, free: u64) {
+        self.plan().free = Some(free);
+    }
+
+    /// Byte `offset` of the content of `digest` reads wrong from now on.
+    pub fn rot(&self, digest: Digest, offset: u64) {
+        self.plan().rotten.push((digest, offset));
+    }
+
+    /// Everything works again.
+    pub fn mend(&self) {
+        let calls = self.plan().calls;
+        *self.plan() = Plan {
+            calls,
+            ..Plan::default()
+        };
+    }
+
+    fn plan(&self) -> std::sync::MutexGuard<'_, Plan> {
+        self.plan.lock().expect("no panic inside")
+    }
+
+    fn step(&self, op: Op) -> io::Result<()> {
+        let mut plan = self.plan();
+        plan.calls += 1;
+        if plan.crash.is_some_and(|crash| plan.calls > crash) {
+            return Err(io::Error::other("the medium is gone"));
+        }
+        for fault in plan
+            .faults
+            .iter_mut()
+            .filter(|fault| fault.op == op && fault.fail > 0)
+        {
+            if fault.pass > 0 {
+                fault.pass -= 1;
+            } else {
+                fault.fail -= 1;
+                return Err(io::Error::from_raw_os_error(fault.errno));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tier for Faulty {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        self.step(Op::Stage)?;
+        let staged = self.tier.stage(digest)?;
+        Ok(Box::new(FaultyStaged {
+            staged,
+            digest: *digest,
+            faults: self.clone(),
+        }))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.step(Op::Discard)?;
+        self.tier.discard(digest)
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        self.step(Op::Open)?;
+        let blob = self.tier.open(digest)?;
+        Ok(blob.map(|blob| {
+            Arc::new(FaultyBlob {
+                blob,
+                digest: *digest,
+                faults: self.clone(),
+            }) as Arc<dyn Blob>
+        }))
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.step(Op::Remove)?;
+        self.plan().rotten.retain(|(rotten, _)| rotten != digest);
+        self.tier.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.tier.scan(visit)
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.tier.leftovers(visit)
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        let free = self.plan().free;
+        free.map_or_else(|| self.tier.free(), Ok)
+    }
+}
+
+struct FaultyStaged {
+    staged: Box<dyn Staged>,
+    digest: Digest,
+    faults: Faulty,
+}
+
+impl Staged for FaultyStaged {
+    fn len(&self) -> u64 {
+        self.staged.len()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.faults.step(Op::Write) {
+            // A disk that is full takes some of it.
+            self.staged.write(&bytes[..bytes.len() / 2])?;
+            return Err(error);
+        }
+        self.staged.write(bytes)
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.faults.step(Op::Clear)?;
+        self.staged.clear()
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.staged.reader()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        self.faults.step(Op::Commit)?;
+        let blob = self.staged.commit(trailer)?;
+        Ok(Arc::new(FaultyBlob {
+            blob,
+            digest: self.digest,
+            faults: self.faults,
+        }))
+    }
+}
+
+struct FaultyBlob {
+    blob: Arc<dyn Blob>,
+    digest: Digest,
+    faults: Faulty,
+}
+
+impl FaultyBlob {
+    fn spoil(&self, offset: u64, buf: &mut [u8]) {
+        for (digest, at) in &self.faults.plan().rotten {
+            let inside = at
+                .checked_sub(offset)
+                .and_then(|at| usize::try_from(at).ok());
+            if *digest == self.digest
+                && let Some(byte) = inside.and_then(|inside| buf.get_mut(inside))
+            {
+                *byte ^= 1;
+            }
+        }
+    }
+}
+
+impl ReadAt for FaultyBlob {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.faults.step(Op::Read)?;
+        self.blob.read_at(offset, buf)?;
+        self.spoil(offset, buf);
+        Ok(())
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.faults.step(Op::Read)?;
+        let read = self.blob.try_read_at(offset, buf)?;
+        self.spoil(offset, &mut buf[..read]);
+        Ok(read)
+    }
+}
+
+impl Blob for FaultyBlob {
+    fn trailer(&self) -> &Trailer {
+        self.blob.trailer()
+    }
+}

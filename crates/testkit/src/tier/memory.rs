@@ -1,0 +1,198 @@
+//! The second tier: bytes in memory. Kept over a "restart" by keeping the value.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use pierhead_cache::tier::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_oci::Digest;
+
+/// Blobs in memory; clones share them.
+#[derive(Clone, Default)]
+pub struct MemoryTier(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    blobs: Mutex<HashMap<Digest, (Arc<MemoryBlob>, u64)>>,
+    staged: Mutex<HashMap<Digest, (Arc<Bytes>, u64)>>,
+    /// Stands for the time of day: later is more.
+    clock: AtomicU64,
+}
+
+#[derive(Default)]
+struct Bytes(RwLock<Vec<u8>>);
+
+struct MemoryBlob {
+    bytes: Arc<Bytes>,
+    trailer: Trailer,
+    /// Length of the encoded trailer.
+    extra: u64,
+}
+
+struct MemoryStaged {
+    tier: MemoryTier,
+    digest: Digest,
+    bytes: Arc<Bytes>,
+}
+
+impl MemoryTier {
+    fn tick(&self) -> u64 {
+        self.0.clock.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Tier for MemoryTier {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let tick = self.tick();
+        let mut staged = self.0.staged.lock().expect("no panic inside");
+        let bytes = staged
+            .entry(*digest)
+            .or_insert_with(|| (Arc::default(), tick))
+            .0
+            .clone();
+        let mut content = bytes.0.write().expect("no panic inside");
+        let kept = content.len().saturating_sub(1) / CHUNK * CHUNK;
+        content.truncate(kept);
+        drop(content);
+        Ok(Box::new(MemoryStaged {
+            tier: self.clone(),
+            digest: *digest,
+            bytes,
+        }))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.0
+            .staged
+            .lock()
+            .expect("no panic inside")
+            .remove(digest);
+        Ok(())
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let blobs = self.0.blobs.lock().expect("no panic inside");
+        Ok(blobs
+            .get(digest)
+            .map(|(blob, _)| blob.clone() as Arc<dyn Blob>))
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.0.blobs.lock().expect("no panic inside").remove(digest);
+        Ok(())
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        for (digest, (blob, modified)) in &*self.0.blobs.lock().expect("no panic inside") {
+            visit(Found {
+                digest: *digest,
+                bytes: blob.trailer.size() + blob.extra,
+                modified: *modified,
+            });
+        }
+        Ok(())
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        for (digest, (bytes, modified)) in &*self.0.staged.lock().expect("no panic inside") {
+            let len = bytes.0.read().expect("no panic inside").len();
+            visit(Found {
+                digest: *digest,
+                bytes: len as u64,
+                modified: *modified,
+            });
+        }
+        Ok(())
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+}
+
+impl ReadAt for Bytes {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.0.read().expect("no panic inside");
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let found = bytes.get(start..).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.0.read().expect("no panic inside");
+        let start = usize::try_from(offset)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
+        let len = buf.len().min(bytes.len() - start);
+        buf[..len].copy_from_slice(&bytes[start..start + len]);
+        Ok(len)
+    }
+}
+
+impl ReadAt for MemoryBlob {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.bytes.read_at(offset, buf)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.bytes.try_read_at(offset, buf)
+    }
+}
+
+impl Blob for MemoryBlob {
+    fn trailer(&self) -> &Trailer {
+        &self.trailer
+    }
+}
+
+impl Staged for MemoryStaged {
+    fn len(&self) -> u64 {
+        self.bytes.0.read().expect("no panic inside").len() as u64
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.bytes
+            .0
+            .write()
+            .expect("no panic inside")
+            .extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.bytes.0.write().expect("no panic inside").clear();
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.bytes.clone()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        if trailer.size() != self.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let extra = trailer.encode(&self.digest).len() as u64;
+        let blob = Arc::new(MemoryBlob {
+            bytes: self.bytes.clone(),
+            trailer,
+            extra,
+        });
+        self.tier
+            .0
+            .staged
+            .lock()
+            .expect("no panic inside")
+            .remove(&self.digest);
+        let entry = (blob.clone(), self.tier.tick());
+        self.tier
+            .0
+            .blobs
+            .lock()
+            .expect("no panic inside")
+            .insert(self.digest, entry);
+        Ok(blob)
+    }
+}
