@@ -77,6 +77,7 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         answer_within: config.limits.answer_within,
         max_connections: config.limits.connections,
         drain: config.limits.drain,
+        ..pierhead_proxy::Config::default()
     }
 }
 

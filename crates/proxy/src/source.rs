@@ -295,7 +295,7 @@ impl Direct {
         match self.hasher.take().map(Hasher::finish) {
             Some(actual) if actual != *expected => Err(CacheError::WrongDigest {
                 expected: *expected,
-                actual,
+                actual: actual.into(),
                 resumed: false,
             }
             .into()),
