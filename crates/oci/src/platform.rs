@@ -17,16 +17,6 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// What this program was built for. Linux images are what other systems run too.
-    pub fn host() -> Self {
-        Self {
-            os: "linux".into(),
-            architecture: std::env::consts::ARCH.into(),
-            variant: None,
-        }
-        .normalised()
-    }
-
     /// `unknown/unknown`: how BuildKit marks attestations, which nobody can run.
     pub fn is_unknown(&self) -> bool {
         self.os == "unknown" || self.architecture == "unknown"
