@@ -76,6 +76,7 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         tag_freshness: config.tags.freshness,
         answer_within: config.limits.answer_within,
         max_connections: config.limits.connections,
+        client_stall: config.limits.client_stall,
         drain: config.limits.drain,
         ..pierhead_proxy::Config::default()
     }

@@ -67,6 +67,7 @@ pub(crate) struct Limits {
     pub(crate) connect_timeout: Duration,
     pub(crate) header_timeout: Duration,
     pub(crate) stall_timeout: Duration,
+    pub(crate) client_stall: Duration,
     pub(crate) drain: Duration,
     /// 0: one a core.
     pub(crate) threads: usize,
@@ -104,6 +105,7 @@ pub(crate) struct Upstream {
     pub(crate) identity_token_file: Option<PathBuf>,
     pub(crate) credential_helper: Option<String>,
     pub(crate) ca: Option<PathBuf>,
+    pub(crate) trusted_hosts: Vec<String>,
 }
 
 impl Upstream {
@@ -144,6 +146,7 @@ impl Config {
                 connect_timeout: remote.connect_timeout,
                 header_timeout: remote.header_timeout,
                 stall_timeout: remote.stall_timeout,
+                client_stall: proxy.client_stall,
                 drain: proxy.drain,
                 threads: 0,
             },

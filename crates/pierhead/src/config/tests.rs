@@ -146,6 +146,11 @@ fn wrong_types_and_values_say_what_would_do() {
         &["no registry"],
     );
     refused(
+        "[upstreams.\"ghcr.io\"]\ntrusted_hosts = [\"a/b\"]",
+        2,
+        &["HOST:PORT"],
+    );
+    refused(
         "[upstreams.docker.io]\nurl = \"http://a\"",
         1,
         &["needs quotes", "[upstreams.\"docker.io\"]"],
@@ -376,4 +381,15 @@ fn lines_are_known_for_later_problems() {
     let (_, lines): (_, Lines) = parse("\n\n[tls]\ncert = \"x\"", Path::new("/"), defaults())
         .unwrap_or_else(|_| panic!("it is good"));
     assert_eq!(lines["tls.cert"], 4);
+}
+
+#[test]
+fn the_documented_file_is_the_default_one() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/configuration.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let file = show(&Config::with_data("/var/lib/pierhead".into()));
+    assert!(
+        page.contains(&format!("```toml\n{file}```")),
+        "put this into docs/configuration.md:\n{file}"
+    );
 }

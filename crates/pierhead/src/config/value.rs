@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http::uri::Authority;
 use toml::de::DeValue;
 
 use super::Secret;
@@ -120,6 +121,25 @@ impl Value<'_> {
             "off" => Ok(None),
             _ => self.path().map(Some),
         }
+    }
+
+    /// A list of hosts: `host`, `host:port`, or either after `http://`.
+    pub(crate) fn hosts(&self) -> Result<Vec<String>, String> {
+        let wanted = "a list of hosts such as [\"auth.lab:5001\"]";
+        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let host = |item: &DeValue<'_>| {
+            let text = item.as_str().ok_or_else(|| self.not(wanted))?;
+            let bare = text.strip_prefix("http://").unwrap_or(text);
+            match bare.parse::<Authority>() {
+                Ok(authority) if !bare.contains('@') && !authority.host().is_empty() => {
+                    Ok(text.to_owned())
+                }
+                _ => Err(format!(
+                    "{text:?} is not a host: write HOST, HOST:PORT or http://HOST:PORT"
+                )),
+            }
+        };
+        list.iter().map(|item| host(item.get_ref())).collect()
     }
 
     /// One address, or a list of at least one.

@@ -121,6 +121,7 @@ async fn serve(
     if let Some(path) = &args.ready_file {
         write_ready(path, &listen, admin_address)?;
     }
+    tracing::info!("pierhead is ready");
 
     let mut running = Running {
         config,

@@ -263,6 +263,17 @@ pub(crate) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "limits",
+        name: "client_stall",
+        doc: "A client that takes nothing of its answer for so long is cut.",
+        example: "\"30s\"",
+        set: |config, value| {
+            let duration = value.duration(SECOND, HOUR);
+            duration.map(|it| config.limits.client_stall = it)
+        },
+        show: |config| quote_duration(config.limits.client_stall),
+    },
+    Key {
+        section: "limits",
         name: "drain",
         doc: "After SIGTERM, answers under way may take so long.",
         example: "\"30s\"",

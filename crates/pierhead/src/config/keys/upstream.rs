@@ -73,6 +73,7 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         set: |upstream, value| {
             let name = value.text()?;
             let sane = !name.is_empty()
+                && !name.starts_with(['-', '.'])
                 && name
                     .bytes()
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
@@ -93,5 +94,20 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         example: "\"/etc/pierhead/upstream-ca.crt\"",
         set: |upstream, value| value.path().map(|it| upstream.ca = Some(it)),
         show: |upstream| upstream.ca.as_deref().map(quote_path),
+    },
+    Key {
+        section: "",
+        name: "trusted_hosts",
+        doc: "Internal places that this upstream may redirect to, or have its token server at; after http:// also\nwithout TLS. Public places need no mention.",
+        example: "[\"auth.lab:5001\"]",
+        set: |upstream, value| value.hosts().map(|it| upstream.trusted_hosts = it),
+        show: |upstream| {
+            let hosts: Vec<_> = upstream
+                .trusted_hosts
+                .iter()
+                .map(|host| quote(host))
+                .collect();
+            (!hosts.is_empty()).then(|| format!("[{}]", hosts.join(", ")))
+        },
     },
 ];
