@@ -6,13 +6,13 @@ use serde_json::json;
 use super::content::Content;
 use super::fault::Fault;
 use super::log::{Request, Role};
-use super::reply::Reply;
+use super::reply::{Framing, Reply};
 use super::{Shared, auth, lock};
 
 /// The answer to a request that was let in.
 pub(super) fn route(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
     match request.role {
-        Role::Tokens => auth::token(shared, request),
+        Role::Tokens => damage(auth::token(shared, request), faults),
         Role::Cdn => cdn(shared, request, faults),
         Role::Registry if !matches!(request.method.as_str(), "GET" | "HEAD") => {
             Reply::error(405, "UNSUPPORTED")
@@ -55,13 +55,13 @@ fn registry(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
         return Reply::error(404, "UNSUPPORTED");
     };
     if let Some(name) = rest.strip_suffix("/tags/list") {
-        tags(shared, name, request)
+        damage(tags(shared, name, request), faults)
     } else if let Some((name, target)) = rest.rsplit_once("/manifests/") {
         manifest(shared, name, target, request, faults)
     } else if let Some((name, digest)) = rest.rsplit_once("/blobs/") {
         blob(shared, name, digest, request, faults)
     } else if let Some((name, digest)) = rest.rsplit_once("/referrers/") {
-        referrers(shared, name, digest, request)
+        damage(referrers(shared, name, digest, request), faults)
     } else {
         Reply::error(404, "UNSUPPORTED")
     }
@@ -202,6 +202,18 @@ fn damaged(content: Content, faults: &[Fault]) -> Content {
         Fault::Replace(bytes) => Content::memory(bytes.clone()),
         _ => content,
     })
+}
+
+/// For answers that are made for the request.
+fn damage(reply: Reply, faults: &[Fault]) -> Reply {
+    let content = damaged(reply.content, faults);
+    let len = content.len();
+    Reply {
+        content,
+        len,
+        framing: Framing::Length(len),
+        ..reply
+    }
 }
 
 fn ranged(content: Content, request: &Request, faults: &[Fault]) -> Reply {

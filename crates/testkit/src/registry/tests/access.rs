@@ -195,6 +195,11 @@ async fn users_get_what_nobody_gets() {
 #[tokio::test]
 async fn the_token_server_can_be_down_alone() {
     let (registry, _) = with_layer(FakeRegistry::builder().token_auth()).await;
+    registry.inject(Fault::Replace("{}".into()).on_tokens().times(1));
+    assert_eq!(
+        token(&registry, "", None).await,
+        (200, serde_json::json!({}))
+    );
     registry.stop_tokens().await;
     assert!(
         Ask::get("/token")

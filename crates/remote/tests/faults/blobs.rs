@@ -1,0 +1,218 @@
+//! Blobs: cut, stalled, lied about.
+
+use super::*;
+
+#[tokio::test]
+async fn a_whole_one_takes_one_request_that_asks_for_no_encoding() {
+    let pair = Pair::start().await;
+    pair.pulls_in(1).await;
+    let request = &pair.upstream.requests()[0];
+    assert_eq!(request.header("accept-encoding"), Some("identity"));
+    let stream = pair
+        .client
+        .blob(&name(), &repository(), &pair.layer(), 0)
+        .await
+        .expect("a stream");
+    assert_eq!(stream.size(), Some(SIZE as u64));
+}
+
+#[tokio::test]
+async fn from_an_offset() {
+    let pair = Pair::start().await;
+    pair.pull(1000).await.1.expect("the rest");
+    assert_eq!(
+        pair.upstream.requests()[0].header("range"),
+        Some("bytes=1000-")
+    );
+    let stream = pair
+        .client
+        .blob(&name(), &repository(), &pair.layer(), 1000)
+        .await
+        .expect("a stream");
+    assert_eq!((stream.offset(), stream.size()), (1000, Some(SIZE as u64)));
+}
+
+#[tokio::test]
+async fn one_that_breaks_off_is_resumed_where_it_broke() {
+    for fault in [Fault::CutBody(70_000), Fault::HangBody(70_000)] {
+        let pair = Pair::start().await;
+        pair.upstream.inject(fault.on_blobs().times(1));
+        pair.pulls_in(2).await;
+        assert_eq!(
+            pair.upstream.requests()[1].header("range"),
+            Some("bytes=70000-")
+        );
+    }
+    let pair = Pair::start().await;
+    // What a reset destroys is asked for again, so where it resumes is not known.
+    pair.upstream
+        .inject(Fault::ResetBody(70_000).on_blobs().times(1));
+    pair.pulls_in(2).await;
+}
+
+#[tokio::test]
+async fn one_that_breaks_off_again_and_again_but_makes_way_arrives() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::CutBody(40_000).on_blobs());
+    pair.pulls_in(8).await;
+}
+
+#[tokio::test]
+async fn one_that_never_makes_way_is_given_up() {
+    for fault in [
+        Fault::CutBody(0),
+        Fault::Close,
+        Fault::Reset,
+        Fault::Garbage,
+        Fault::HangHead,
+        Fault::HangBody(0),
+    ] {
+        let pair = Pair::start().await;
+        pair.upstream.inject(fault.on_blobs());
+        let (received, ended) = pair.pull(0).await;
+        assert!(ended.expect_err("an error").is_retryable());
+        assert!(received.is_empty());
+        assert!(
+            pair.upstream.gets_of(&pair.layer()) < 20,
+            "retries have a budget"
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_a_length_it_still_ends_where_it_ends() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::Chunked.on_blobs());
+    pair.pulls_in(1).await;
+    pair.upstream
+        .inject(Fault::CutBody(1000).on_blobs().times(1));
+    pair.pulls_in(3).await;
+}
+
+#[tokio::test]
+async fn a_promise_of_more_than_comes_is_no_clean_end() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::LengthTooLong(5).on_blobs());
+    let mut stream = pair
+        .client
+        .blob(&name(), &repository(), &pair.layer(), 0)
+        .await
+        .expect("a stream");
+    let failed = soon(async {
+        loop {
+            match stream.next().await {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => break true,
+                None => break false,
+            }
+        }
+    });
+    assert!(failed.await, "5 bytes were never there");
+}
+
+/// The resumed part must not be put at the wrong place, whatever the upstream makes of a `Range`.
+#[tokio::test]
+async fn a_resumed_part_is_checked_for_where_it_lies() {
+    for fault in [
+        Fault::IgnoreRange,
+        Fault::WrongContentRange,
+        Fault::WithoutHeader("content-range"),
+    ] {
+        let pair = Pair::start().await;
+        pair.upstream
+            .inject(Fault::CutBody(70_000).on_blobs().times(1));
+        pair.upstream.inject(fault.on_blobs().skip(1));
+        // `pull` checks every byte.
+        let _ = pair.pull(0).await;
+    }
+}
+
+/// A `Content-Length` of the resumed part that contradicts the first is another blob.
+#[tokio::test]
+async fn a_blob_that_changes_its_size_between_the_parts_does_not_end_cleanly() {
+    for fault in [Fault::Pad(10), Fault::Truncate(200_000)] {
+        let pair = Pair::start().await;
+        pair.upstream
+            .inject(Fault::CutBody(70_000).on_blobs().times(1));
+        pair.upstream.inject(fault.on_blobs().skip(1));
+        let mut stream = pair
+            .client
+            .blob(&name(), &repository(), &pair.layer(), 0)
+            .await
+            .expect("a stream");
+        let mut hasher = Hasher::new(pair.layer().algorithm());
+        let failed = soon(async {
+            loop {
+                match stream.next().await {
+                    Some(Ok(bytes)) => hasher.update(&bytes),
+                    Some(Err(_)) => break true,
+                    None => break false,
+                }
+            }
+        });
+        assert!(failed.await || hasher.finish() == pair.layer());
+    }
+}
+
+#[tokio::test]
+async fn passing_failures_are_retried() {
+    for fault in [
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Close,
+        Fault::Reset,
+        Fault::Garbage,
+    ] {
+        let pair = Pair::start().await;
+        pair.upstream.inject(fault.on_blobs().times(1));
+        pair.pulls_in(2).await;
+    }
+}
+
+#[tokio::test]
+async fn an_absent_one_is_not_asked_for_twice() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::Status(404).on_blobs());
+    let ended = pair.pull(0).await.1;
+    assert!(matches!(ended, Err(Error::NotFound { .. })), "{ended:?}");
+    assert_eq!(pair.upstream.gets_of(&pair.layer()), 1);
+}
+
+#[tokio::test]
+async fn no_more_are_fetched_at_once_than_is_allowed() {
+    let pair = Pair::with(FakeRegistry::builder(), |config, _| config.max_fetches = 2).await;
+    pair.upstream.inject(Fault::Slow(3_000_000).on_blobs());
+    let pull = async || pair.pull(0).await.1.expect("the layer");
+    tokio::join!(pull(), pull(), pull(), pull(), pull());
+    assert_eq!(pair.upstream.peak_blobs_in_flight(), 2);
+}
+
+/// Bounds the rate from above only: a slow machine is no error.
+#[tokio::test]
+async fn bandwidth_is_capped_over_all_fetches() {
+    let pair = Pair::with(FakeRegistry::builder(), |config, _| {
+        config.bandwidth = Some(1_000_000)
+    })
+    .await;
+    let began = std::time::Instant::now();
+    let pull = async || pair.pull(0).await.1.expect("the layer");
+    tokio::join!(pull(), pull(), pull());
+    // 0.9 s at this rate; a third of it may leave as a first burst.
+    assert!(
+        began.elapsed() > Duration::from_millis(600),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn the_size_is_what_a_head_says() {
+    let pair = Pair::start().await;
+    let size = async || soon(pair.client.blob_size(&name(), &repository(), &pair.layer())).await;
+    assert_eq!(size().await.expect("an answer"), Some(SIZE as u64));
+    pair.upstream.inject(Fault::Chunked.on_blobs());
+    assert_eq!(size().await.expect("an answer"), None);
+    pair.upstream.inject(Fault::Status(404).on_blobs());
+    assert!(matches!(size().await, Err(Error::NotFound { .. })));
+    assert_eq!(pair.upstream.gets_of(&pair.layer()), 0);
+}

@@ -1,0 +1,278 @@
+//! Manifests, tag lists and referrers.
+
+use pierhead_oci::{Digest, Manifest, MediaType};
+use pierhead_testkit::images::{Document, digest_of};
+use pierhead_testkit::registry::RateLimit;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The parts of a document that came.
+fn document(fetched: Result<Fetched, Error>) -> (Vec<u8>, String, Digest, Option<String>) {
+    match fetched {
+        Ok(Fetched::Document {
+            bytes,
+            media_type,
+            digest,
+            etag,
+        }) => (bytes.to_vec(), media_type.as_str().to_owned(), digest, etag),
+        other => panic!("no document: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_manifest_comes_as_it_is_with_its_type_and_digest() {
+    let pair = Pair::start().await;
+    let root = pair.image.root_document();
+    for target in [":latest".to_owned(), format!("@{}", root.digest)] {
+        let fetched = soon(pair.client.manifest(&reference(&target), &Known::default())).await;
+        let (bytes, media_type, digest, _) = document(fetched);
+        assert_eq!(
+            (bytes, media_type, digest),
+            (root.bytes.to_vec(), root.media_type.clone(), root.digest)
+        );
+    }
+    let request = &pair.upstream.requests()[0];
+    let accept: Vec<_> = request
+        .headers
+        .get_all("accept")
+        .iter()
+        .map(|value| value.to_str().expect("text"))
+        .collect();
+    for media_type in [
+        MediaType::OCI_MANIFEST,
+        MediaType::OCI_INDEX,
+        MediaType::DOCKER_MANIFEST,
+        MediaType::DOCKER_LIST,
+    ] {
+        assert!(
+            accept.iter().any(|line| line.contains(media_type)),
+            "{accept:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_known_is_not_sent_again() {
+    let pair = Pair::start().await;
+    let (_, _, digest, etag) = document(pair.manifest().await);
+    pair.upstream.clear_requests();
+    let known = Known {
+        digest: Some(digest),
+        etag,
+    };
+    let again = soon(pair.client.manifest(&reference(":latest"), &known)).await;
+    assert!(matches!(again, Ok(Fetched::Unchanged)), "{again:?}");
+    assert_eq!(
+        pair.upstream
+            .requests()
+            .iter()
+            .map(|request| request.sent)
+            .sum::<u64>(),
+        0
+    );
+
+    let moved = Image::random(8, &[10]);
+    pair.upstream.push(REPOSITORY, "latest", &moved);
+    let changed = soon(pair.client.manifest(&reference(":latest"), &known)).await;
+    assert_eq!(document(changed).2, moved.root);
+}
+
+#[tokio::test]
+async fn the_digest_is_computed_not_believed() {
+    let pair = Pair::start().await;
+    let root = pair.image.root;
+    pair.upstream.inject(
+        Fault::WithoutHeader("docker-content-digest")
+            .on_manifests()
+            .times(1),
+    );
+    assert_eq!(document(pair.manifest().await).2, root);
+
+    pair.upstream.inject(Fault::Corrupt(5).on_manifests());
+    let by_digest = soon(
+        pair.client
+            .manifest(&reference(&format!("@{root}")), &Known::default()),
+    )
+    .await;
+    assert!(
+        by_digest.is_err_and(|error| error.is_retryable()),
+        "other content under this digest"
+    );
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_cut_or_huge_is_an_error() {
+    let faults = [
+        Fault::CutBody(10),
+        Fault::LengthTooLong(10),
+        Fault::HangBody(10),
+        Fault::Pad(Manifest::MAX_SIZE as u64),
+        Fault::HangHead,
+        Fault::Garbage,
+        Fault::Reset,
+        Fault::Status(500),
+        Fault::RedirectLoop,
+    ];
+    for fault in faults {
+        let pair = Pair::start().await;
+        let told = format!("{fault:?}");
+        pair.upstream.inject(fault.on_manifests());
+        let fetched = pair.manifest().await;
+        assert!(fetched.is_err_and(|error| error.is_retryable()), "{told}");
+        assert!(pair.upstream.requests().len() < 20, "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_end_is_cut_at_the_limit() {
+    let pair = Pair::start().await;
+    pair.upstream.inject(Fault::Pad(1 << 40).on_manifests());
+    pair.upstream.inject(Fault::Chunked.on_manifests());
+    assert!(pair.manifest().await.is_err());
+    // What lies in socket buffers comes on top of the limit.
+    assert!(
+        pair.upstream
+            .requests()
+            .iter()
+            .all(|request| request.sent < 24 << 20)
+    );
+}
+
+#[tokio::test]
+async fn huge_headers_are_bounded() {
+    let pair = Pair::start().await;
+    pair.upstream
+        .inject(Fault::HugeHeaders(16 << 20).on_manifests());
+    assert!(pair.manifest().await.is_err());
+}
+
+#[tokio::test]
+async fn statuses_have_their_errors() {
+    let pair = Pair::start().await;
+    let fetch = async |fault: Fault| {
+        pair.upstream.clear_faults();
+        pair.upstream.inject(fault.on_manifests());
+        pair.manifest().await.expect_err("an error")
+    };
+    let error = fetch(Fault::Status(404)).await;
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    for status in [401, 403] {
+        let error = fetch(Fault::Status(status)).await;
+        assert!(matches!(error, Error::Denied { .. }), "{error}");
+    }
+    let error = fetch(Fault::RetryAfter(429, "3600".to_owned())).await;
+    let Error::RateLimited { retry_after, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(retry_after, Some(Duration::from_secs(3600)));
+    let error = fetch(Fault::Status(429)).await;
+    assert!(
+        matches!(
+            error,
+            Error::RateLimited {
+                retry_after: None,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_limit_that_is_told_does_no_harm() {
+    let pair = Pair::start().await;
+    pair.upstream.configure(|settings| {
+        settings.rate_limit = Some(RateLimit {
+            limit: 100,
+            remaining: 1,
+            window: 21_600,
+        });
+    });
+    document(pair.manifest().await);
+    assert!(matches!(
+        pair.manifest().await,
+        Err(Error::RateLimited { .. })
+    ));
+    for nonsense in ["", "many", "-1;w=0", "99999999999999999999;w=1"] {
+        pair.upstream
+            .configure(|settings| settings.rate_limit = None);
+        pair.upstream
+            .inject(Fault::Header("ratelimit-remaining", nonsense.to_owned()).on_manifests());
+        document(pair.manifest().await);
+    }
+}
+
+#[tokio::test]
+async fn tags_come_complete_over_all_pages() {
+    let pair = Pair::start().await;
+    for tag in ["3", "1", "2", "10"] {
+        pair.upstream.tag(REPOSITORY, tag, pair.image.root);
+    }
+    pair.upstream
+        .configure(|settings| settings.tags_page = Some(2));
+    let tags = async || soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    let list: Value = serde_json::from_slice(&document(tags().await).0).expect("JSON");
+    assert_eq!(list["tags"], json!(["1", "10", "2", "3", "latest"]));
+
+    let again = format!("</v2/{REPOSITORY}/tags/list?n=2>; rel=\"next\"");
+    pair.upstream.clear_requests();
+    pair.upstream
+        .inject(Fault::Header("link", again).on("*/tags/list"));
+    // The list of pages goes round in a circle: an error, or what there is, but an end.
+    let _ = tags().await;
+    assert!(pair.upstream.requests().len() < 1000);
+}
+
+#[tokio::test]
+async fn a_link_to_an_internal_host_is_not_followed() {
+    let pair = Pair::start().await;
+    let other = FakeRegistry::start().await;
+    let away = format!(
+        "<http://localhost:{}/v2/{REPOSITORY}/tags/list>; rel=\"next\"",
+        other.addr().port()
+    );
+    pair.upstream
+        .inject(Fault::Header("link", away).on("*/tags/list"));
+    let _ = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    assert_eq!(other.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn referrers_come_by_the_api_or_the_tag() {
+    let pair = Pair::start().await;
+    let subject: &Document = pair.image.root_document();
+    let mut expected = Vec::new();
+    for seed in 0..3 {
+        let artifact = Image::artifact(seed, "application/vnd.example", subject);
+        pair.upstream
+            .push(REPOSITORY, &format!("artifact-{seed}"), &artifact);
+        expected.push(artifact.root.to_string());
+    }
+    expected.sort();
+    let referrers = async |digest: &Digest| {
+        let fetched =
+            soon(
+                pair.client
+                    .referrers(&name(), &repository(), digest, &Known::default()),
+            )
+            .await;
+        let (bytes, media_type, ..) = document(fetched);
+        let index: Value = serde_json::from_slice(&bytes).expect("JSON");
+        assert_eq!(media_type, MediaType::OCI_INDEX);
+        let digests = index["manifests"].as_array().expect("manifests").iter();
+        let mut digests: Vec<_> = digests
+            .map(|entry| entry["digest"].as_str().expect("a digest").to_owned())
+            .collect();
+        digests.sort();
+        digests
+    };
+    assert_eq!(referrers(&subject.digest).await, expected);
+    pair.upstream
+        .configure(|settings| settings.referrers_api = false);
+    assert_eq!(referrers(&subject.digest).await, expected);
+    assert_eq!(
+        referrers(&digest_of(b"nothing refers to this")).await,
+        [""; 0]
+    );
+}

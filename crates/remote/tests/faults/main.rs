@@ -1,0 +1,133 @@
+//! The client against a registry that misbehaves: it gets what can be had, or fails soon and says why.
+
+mod access;
+mod blobs;
+mod documents;
+mod reach;
+
+use std::time::Duration;
+
+use pierhead_oci::{Digest, Hasher, Reference, Registry, Repository};
+use pierhead_remote::{Client, Config, Credentials, Error, Fetched, Known, Upstream};
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::{Builder, FakeRegistry, Fault};
+
+const REPOSITORY: &str = "library/thing";
+const SIZE: usize = 300_000;
+
+/// Far more than any test takes. What takes so long hangs.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A registry with one image of one layer of [`SIZE`] bytes, and a client that calls it `up.example`.
+struct Pair {
+    upstream: FakeRegistry,
+    client: Client,
+    image: Image,
+}
+
+impl Pair {
+    async fn start() -> Self {
+        Self::with(FakeRegistry::builder(), |_, _| {}).await
+    }
+
+    async fn with(builder: Builder, change: impl FnOnce(&mut Config, &mut Upstream)) -> Self {
+        let upstream = builder.start().await;
+        let image = Image::random(7, &[SIZE]);
+        upstream.push(REPOSITORY, "latest", &image);
+        let mut config = Config {
+            connect_timeout: Duration::from_secs(2),
+            header_timeout: Duration::from_millis(700),
+            stall_timeout: Duration::from_millis(700),
+            ..Config::default()
+        };
+        let mut entry = Upstream {
+            url: upstream.url(),
+            credentials: None,
+            ca: None,
+        };
+        change(&mut config, &mut entry);
+        config.upstreams.insert(name(), entry);
+        let client = Client::new(config).expect("a good configuration");
+        Self {
+            upstream,
+            client,
+            image,
+        }
+    }
+
+    fn layer(&self) -> Digest {
+        self.image.blobs[1].digest
+    }
+
+    async fn manifest(&self) -> Result<Fetched, Error> {
+        soon(
+            self.client
+                .manifest(&reference(":latest"), &Known::default()),
+        )
+        .await
+    }
+
+    /// All of the layer from `offset`: what came, and how it ended.
+    async fn pull(&self, offset: u64) -> (Vec<u8>, Result<(), Error>) {
+        let mut received = Vec::new();
+        let ended = soon(async {
+            let mut stream = self
+                .client
+                .blob(&name(), &repository(), &self.layer(), offset)
+                .await?;
+            assert_eq!(stream.offset(), offset, "the upstream can resume");
+            while let Some(bytes) = stream.next().await {
+                received.extend_from_slice(&bytes?);
+            }
+            Ok(())
+        });
+        let ended = ended.await;
+        let truth = &self.image.blobs[1].bytes[usize::try_from(offset).expect("small")..];
+        assert!(
+            truth.starts_with(&received),
+            "{} bytes of which some are wrong",
+            received.len()
+        );
+        assert!(
+            ended.is_err() || received.len() == truth.len(),
+            "{} bytes and a clean end",
+            received.len()
+        );
+        (received, ended)
+    }
+
+    /// The layer arrives whole, and so it does in as many GETs as are said.
+    async fn pulls_in(&self, gets: usize) {
+        let (_, ended) = self.pull(0).await;
+        ended.expect("the whole layer");
+        assert_eq!(self.upstream.gets_of(&self.layer()), gets);
+    }
+}
+
+async fn soon<T>(operation: impl Future<Output = T>) -> T {
+    tokio::time::timeout(SOON, operation)
+        .await
+        .expect("an answer or an error, and soon")
+}
+
+fn name() -> Registry {
+    "up.example".parse().expect("a registry")
+}
+
+fn repository() -> Repository {
+    REPOSITORY.parse().expect("a repository")
+}
+
+/// `:tag` or `@digest` of the repository.
+fn reference(target: &str) -> Reference {
+    format!("up.example/{REPOSITORY}{target}")
+        .parse()
+        .expect("a reference")
+}
+
+fn user(user: &str, password: &str) -> Credentials {
+    Credentials::Basic {
+        user: user.to_owned(),
+        password: password.to_owned().into(),
+    }
+}

@@ -1,0 +1,172 @@
+//! Which hosts are reached, how, and what happens when they cannot be.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use pierhead_testkit::registry::Authority;
+
+use super::*;
+
+fn anywhere() -> Client {
+    Client::new(Config {
+        header_timeout: Duration::from_secs(1),
+        ..Config::default()
+    })
+    .expect("defaults")
+}
+
+#[tokio::test]
+async fn an_upstream_that_goes_and_comes_is_found_again() {
+    let pair = Pair::start().await;
+    pair.manifest().await.expect("a manifest");
+    // Connections that were kept are dead after this, and nobody told the client.
+    pair.upstream.stop().await;
+    pair.upstream.restart().await;
+    pair.manifest().await.expect("a manifest");
+    pair.upstream.stop().await;
+    let failed = pair.manifest().await;
+    assert!(
+        failed
+            .is_err_and(|error| matches!(&error, Error::Transport { .. }) && error.is_retryable())
+    );
+    assert!(soon(pair.client.ping(&name())).await.is_err());
+    pair.upstream.restart().await;
+    pair.manifest().await.expect("a manifest");
+    soon(pair.client.ping(&name())).await.expect("an answer");
+}
+
+#[tokio::test]
+async fn a_port_that_accepts_and_says_nothing_is_given_up() {
+    // The kernel accepts on its own.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = silent.local_addr().expect("an address");
+    let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
+        upstream.url = format!("http://{addr}")
+    })
+    .await;
+    assert!(
+        pair.manifest()
+            .await
+            .is_err_and(|error| error.is_retryable())
+    );
+    // TLS hangs in its handshake, which is another time limit.
+    let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
+        upstream.url = format!("https://{addr}")
+    })
+    .await;
+    assert!(
+        pair.manifest()
+            .await
+            .is_err_and(|error| error.is_retryable())
+    );
+}
+
+#[tokio::test]
+async fn a_host_that_does_not_resolve_is_an_error() {
+    let unknown = "http://no-such-host.invalid".to_owned();
+    let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
+        upstream.url = unknown
+    })
+    .await;
+    assert!(
+        pair.manifest()
+            .await
+            .is_err_and(|error| matches!(error, Error::Transport { .. }))
+    );
+}
+
+#[tokio::test]
+async fn tls_needs_an_authority_that_is_trusted() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let upstream = FakeRegistry::builder().tls().token_auth().start().await;
+    let image = Image::random(7, &[SIZE]);
+    upstream.push(REPOSITORY, "latest", &image);
+    std::fs::write(file.path(), upstream.ca_pem()).expect("written");
+    let client = |trusted: bool| {
+        let ca = trusted.then(|| file.path().to_owned());
+        let entry = Upstream {
+            url: upstream.url(),
+            credentials: None,
+            ca,
+        };
+        Client::new(Config {
+            upstreams: [(name(), entry)].into(),
+            ..Config::default()
+        })
+        .expect("a configuration")
+    };
+    // The token server is another host to TLS, and has the same authority.
+    soon(client(true).manifest(&reference(":latest"), &Known::default()))
+        .await
+        .expect("a manifest");
+    let refused = soon(client(false).manifest(&reference(":latest"), &Known::default())).await;
+    assert!(refused.is_err_and(|error| matches!(error, Error::Transport { .. })));
+}
+
+#[tokio::test]
+async fn tls_for_another_name_is_refused() {
+    let authority = Arc::new(Authority::new());
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), authority.pem()).expect("written");
+    let fetch = async |names: &[&str]| {
+        let builder = FakeRegistry::builder()
+            .tls_for(names)
+            .authority(authority.clone());
+        let pair = Pair::with(builder, |_, upstream| {
+            upstream.ca = Some(file.path().to_owned())
+        })
+        .await;
+        pair.manifest().await
+    };
+    assert!(
+        fetch(&["elsewhere.example"])
+            .await
+            .is_err_and(|error| matches!(error, Error::Transport { .. }))
+    );
+    fetch(&["127.0.0.1"]).await.expect("the right name");
+}
+
+#[tokio::test]
+async fn internal_hosts_are_reached_only_when_configured() {
+    let upstream = FakeRegistry::start().await;
+    let image = Image::random(7, &[10]);
+    upstream.push(REPOSITORY, "latest", &image);
+    let port = upstream.addr().port();
+    for host in [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "10.0.0.1",
+        "169.254.169.254",
+        "192.168.0.1",
+        "[fd00::1]",
+        "0.0.0.0",
+    ] {
+        let reference = format!("{host}:{port}/{REPOSITORY}:latest")
+            .parse()
+            .expect("a reference");
+        let fetched = soon(anywhere().manifest(&reference, &Known::default())).await;
+        assert!(
+            matches!(fetched, Err(Error::Forbidden { .. })),
+            "{host}: {fetched:?}"
+        );
+    }
+    assert_eq!(upstream.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn a_redirect_leads_to_no_internal_host() {
+    let pair = Pair::start().await;
+    for to in [
+        "http://10.0.0.1/x",
+        "http://169.254.169.254/latest/meta-data/",
+        "file:///etc/passwd",
+        "gopher://x/",
+    ] {
+        pair.upstream.clear_faults();
+        pair.upstream
+            .inject(Fault::RedirectTo(to.to_owned()).on_blobs());
+        let ended = pair.pull(0).await.1;
+        assert!(ended.is_err(), "{to}");
+    }
+}
