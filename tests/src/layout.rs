@@ -87,12 +87,12 @@ impl Layout {
         let staged = self.folder.join("blobs/sha256/staged");
         let mut sink = Hashing {
             file: io::BufWriter::with_capacity(1 << 20, File::create(&staged)?),
-            hash: Sha256::new(),
+            hash: Hash::default(),
             size: 0,
         };
         write(&mut sink)?;
         sink.flush()?;
-        let digest = format!("sha256:{}", hex(&sink.hash.finalize()));
+        let digest = sink.hash.digest();
         fs::rename(&staged, self.path(&digest))?;
         Ok(json!({ "mediaType": media_type, "digest": digest, "size": sink.size }))
     }
@@ -255,23 +255,35 @@ pub fn architecture() -> &'static str {
     }
 }
 
+/// A digest in the making.
+#[derive(Default)]
+pub struct Hash(Sha256);
+
+impl Hash {
+    /// More of what is hashed.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// `sha256:…` of all of it.
+    pub fn digest(self) -> String {
+        let hex: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("sha256:{hex}")
+    }
+}
+
 /// `sha256:…` of a file.
 pub fn digest_of(path: &Path) -> Result<String> {
-    let mut hash = Sha256::new();
+    let mut hash = Hash::default();
     let mut file = File::open(path).with_context(|| path.display().to_string())?;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let read = io::Read::read(&mut file, &mut buffer)?;
         if read == 0 {
-            return Ok(format!("sha256:{}", hex(&hash.finalize())));
+            return Ok(hash.digest());
         }
         hash.update(&buffer[..read]);
     }
-}
-
-/// Bytes in lower-case hexadecimal.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn text(value: &Value) -> Result<String> {
@@ -283,7 +295,7 @@ fn text(value: &Value) -> Result<String> {
 
 struct Hashing<W> {
     file: W,
-    hash: Sha256,
+    hash: Hash,
     size: u64,
 }
 

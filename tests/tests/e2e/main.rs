@@ -1,6 +1,19 @@
 //! End to end: pierhead as a process between real registries and real clients.
 //!
 //! Each test has daemons, ports and folders of its own, so that all may run at once. A test whose
-//! tools are missing says so and is skipped; with `CI=true` that is a failure.
+//! tools are missing says so and is skipped; with `CI=true` that is a failure. Where an upstream must
+//! misbehave, the testkit's takes the place of the real one.
 
+#![forbid(unsafe_code)]
+
+mod ask;
+mod configuration;
+mod crash;
+mod damage;
 mod direct;
+mod hub;
+mod lies;
+mod names;
+mod pull;
+mod tls;
+mod together;

@@ -1,0 +1,232 @@
+//! Disks that are full, rot or hold what is not pierhead's: a clear error or a refetch, and nothing
+//! is lost.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    process::Command,
+    thread,
+};
+
+use anyhow::{Context, Result};
+use pierhead_testkit::{
+    http::End,
+    images::{Image, random_bytes},
+    registry::{Fault, FakeRegistry, Gate},
+};
+use pierhead_tests::{
+    pierhead::{Options, Pierhead},
+    place, process, tool,
+    tool::or_skip,
+};
+
+use crate::ask::{behind, get};
+
+#[test]
+fn a_flipped_bit_is_found_and_the_blob_refetched() -> Result<()> {
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(1, 3_000_000);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let path = format!("/v2/library/app/blobs/{digest}");
+    let file = pierhead.blob(&digest.to_string());
+    let mut gets = 1;
+    assert_eq!(get(pierhead.address(), &path)?.body, bytes);
+    for (at, restart) in [(0, false), (1_500_000, true), (2_999_999, false)] {
+        assert_eq!(hub.gets_of(&digest), gets);
+        flip(&file, at)?;
+        if restart {
+            pierhead.restart()?;
+        }
+        // The first may be cut where the damage is found after the head is out; it never ends well.
+        let first = get(pierhead.address(), &path)?;
+        if first.status == 200 && first.end == End::Clean {
+            assert_eq!(first.body, bytes, "rot at {at} was handed out");
+        }
+        let second = get(pierhead.address(), &path)?;
+        assert_eq!((second.status, second.end), (200, End::Clean));
+        assert_eq!(second.body, bytes);
+        gets += 1;
+        assert_eq!(hub.gets_of(&digest), gets, "rot at {at}: refetched once");
+    }
+    Ok(())
+}
+
+/// Whatever becomes of the database: what it held is found again in the files.
+#[test]
+fn a_damaged_database_loses_nothing() -> Result<()> {
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let image = Image::random(2, &[100_000, 200_000]);
+    hub.push("library/app", "1", &image);
+    let check = |pierhead: &Pierhead| -> Result<()> {
+        let manifest = get(pierhead.address(), &format!("/v2/library/app/manifests/{}", image.root))?;
+        assert_eq!((manifest.status, &manifest.body), (200, &image.root_document().bytes));
+        for blob in &image.blobs {
+            let answer = get(pierhead.address(), &format!("/v2/library/app/blobs/{}", blob.digest))?;
+            assert_eq!((answer.status, &answer.body), (200, &blob.bytes));
+        }
+        Ok(())
+    };
+    check(&pierhead)?;
+    hub.stop();
+    let index = pierhead.data().join("index");
+    type Damage = fn(&Path) -> Result<()>;
+    let damages: [(&str, Damage); 3] = [
+        ("removed", |index| Ok(fs::remove_dir_all(index)?)),
+        ("overwritten", |index| each_file(index, &|file| Ok(fs::write(file, [0x5a; 4096])?))),
+        ("cut", |index| each_file(index, &|file| Ok(File::options().write(true).open(file)?.set_len(7)?))),
+    ];
+    for (what, damage) in damages {
+        pierhead.stop()?;
+        damage(&index).with_context(|| format!("{} {what}", index.display()))?;
+        pierhead.restart().with_context(|| format!("the database was {what}"))?;
+        check(&pierhead).with_context(|| format!("the database was {what}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_folder_of_another_version_is_refused() -> Result<()> {
+    let folder = place::scratch("data")?;
+    let mut pierhead = Pierhead::start(Options::new().data(folder.path()))?;
+    pierhead.stop()?;
+    let version = folder.path().join("version");
+    let ours = fs::read_to_string(&version)?;
+    fs::write(&version, "pierhead 4711\n")?;
+    let before = names(folder.path())?;
+    let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
+    assert!(!status.success());
+    assert!(said.contains("version"), "{said}");
+    assert!(said.contains(&folder.path().display().to_string()), "{said}");
+    assert_eq!(names(folder.path())?, before, "a refused folder was changed");
+    assert_eq!(fs::read_to_string(&version)?, "pierhead 4711\n");
+    fs::write(&version, ours)?;
+    Pierhead::start(Options::new().data(folder.path())).map(drop)
+}
+
+#[test]
+fn a_folder_in_use_is_refused() -> Result<()> {
+    let folder = place::scratch("data")?;
+    let mut first = Pierhead::start(Options::new().data(folder.path()))?;
+    let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
+    assert!(!status.success());
+    assert!(said.contains(&folder.path().display().to_string()), "{said}");
+    assert_eq!(get(first.address(), "/v2/")?.status, 200);
+    // A crash leaves no lock behind.
+    first.kill()?;
+    Pierhead::start(Options::new().data(folder.path())).map(drop)
+}
+
+/// A file system of its own.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount(mebibytes: u32) -> Result<Self> {
+        let folder = place::scratch("tmpfs")?;
+        let size = format!("size={mebibytes}m");
+        process::run(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder.path()))?;
+        Ok(Self(folder))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Fills it to the last byte.
+    fn fill(&self) -> Result<std::path::PathBuf> {
+        let path = self.path().join("filler");
+        let file = File::create(&path)?;
+        let piece = vec![1; 64 << 10];
+        let mut at = 0;
+        for size in [piece.len(), 4096, 1] {
+            while let Ok(written @ 1..) = file.write_at(&piece[..size], at) {
+                at += written as u64;
+            }
+        }
+        Ok(path)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        process::unmount_below(self.path());
+    }
+}
+
+/// Somebody else fills the disk while a blob is on its way: the pull is served nonetheless, and once
+/// there is room again blobs are kept as before.
+#[test]
+fn a_disk_that_fills_up_in_the_middle() -> Result<()> {
+    if or_skip(tool::root()).is_none() {
+        return Ok(());
+    }
+    let disk = Tmpfs::mount(96)?;
+    let data = disk.path().join("data");
+    let options = Options::new().data(&data).config("cache.size = \"64MiB\"\ncache.min_free = \"0B\"");
+    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let small = hub.put_blob("library/app", random_bytes(8, 100_000));
+    assert_eq!(get(pierhead.address(), &format!("/v2/library/app/blobs/{small}"))?.status, 200);
+
+    let bytes = random_bytes(9, 24 << 20);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let path = format!("/v2/library/app/blobs/{digest}");
+    let gate = Gate::new();
+    hub.inject(Fault::GateBody(8 << 20, gate.clone()).on_blob(&digest).times(1));
+    let filler = thread::scope(|scope| -> Result<_> {
+        let client = scope.spawn(|| get(pierhead.address(), &path));
+        hub.wait(async |_| gate.reached(1).await);
+        let filler = disk.fill()?;
+        gate.release();
+        let answer = client.join().expect("no panic")?;
+        assert_eq!((answer.status, answer.end), (200, End::Clean), "a full disk failed a pull");
+        assert_eq!(answer.body, bytes);
+        Ok(filler)
+    })?;
+    // While it is full, what is there is served, and what is not passes through.
+    assert_eq!(get(pierhead.address(), &format!("/v2/library/app/blobs/{small}"))?.status, 200);
+    let answer = get(pierhead.address(), &path)?;
+    assert_eq!((answer.status, answer.end), (200, End::Clean));
+    assert_eq!(answer.body, bytes);
+    assert!(!pierhead.blob(&digest.to_string()).exists());
+
+    fs::remove_file(filler)?;
+    assert_eq!(get(pierhead.address(), &path)?.body, bytes);
+    assert!(pierhead.blob(&digest.to_string()).exists(), "not kept although there is room");
+    Ok(())
+}
+
+fn flip(file: &Path, at: u64) -> Result<()> {
+    // A blob's file is read-only: rot does not ask.
+    let mut permissions = fs::metadata(file)?.permissions();
+    #[allow(clippy::permissions_set_readonly_false, reason = "a file that is thrown away")]
+    permissions.set_readonly(false);
+    fs::set_permissions(file, permissions)?;
+    let file = File::options().read(true).write(true).open(file)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    byte[0] ^= 1;
+    Ok(file.write_all_at(&byte, at)?)
+}
+
+fn each_file(folder: &Path, change: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            each_file(&path, change)?;
+        } else {
+            change(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Everything in a folder, sorted.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    each_file(folder, &|_| Ok(()))?;
+    for entry in fs::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    Ok(names)
+}

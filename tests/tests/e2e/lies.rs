@@ -1,0 +1,142 @@
+//! Upstreams that lie about length or digest, and documents made to do harm: nobody gets a wrong body
+//! that ends well, and nothing wrong is kept.
+
+use anyhow::Result;
+use pierhead_testkit::{
+    http::End,
+    images::{Image, hostile, random_bytes},
+    registry::{Fault, FakeRegistry},
+};
+use pierhead_tests::pierhead::Options;
+
+use crate::ask::{behind, get};
+
+const SIZE: usize = 3 << 20;
+
+/// With `fault` on the blob, no client gets a whole body that is wrong; without it, all is well.
+fn never_believed(fault: Fault) -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(1, SIZE);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let path = format!("/v2/library/app/blobs/{digest}");
+    let injected = hub.inject(fault.clone().on_blob(&digest));
+    let answer = get(pierhead.address(), &path);
+    assert!(injected.hits() >= 1, "{fault:?} did not strike");
+    // A cut before the head is as good as any other refusal.
+    if let Ok(answer) = answer
+        && answer.status == 200
+        && answer.end == End::Clean
+    {
+        assert_eq!(answer.body, bytes, "{fault:?}: a wrong body that ends well");
+    }
+    let kept = pierhead.blob(&digest.to_string());
+    if kept.exists() {
+        assert_eq!(std::fs::read(&kept)?.len(), SIZE, "{fault:?}: something wrong was kept");
+    }
+    hub.clear_faults();
+    let answer = get(pierhead.address(), &path)?;
+    assert_eq!((answer.status, answer.end), (200, End::Clean), "{fault:?} has an after-effect");
+    assert_eq!(answer.body, bytes);
+    assert!(kept.exists(), "not kept");
+    Ok(())
+}
+
+#[test]
+fn a_body_shorter_than_its_length() -> Result<()> {
+    never_believed(Fault::LengthTooLong(1000))
+}
+
+#[test]
+fn a_body_longer_than_its_length() -> Result<()> {
+    never_believed(Fault::LengthTooShort(1000))
+}
+
+#[test]
+fn a_truncated_blob() -> Result<()> {
+    never_believed(Fault::Truncate(SIZE as u64 - 1))
+}
+
+#[test]
+fn a_padded_blob() -> Result<()> {
+    never_believed(Fault::Pad(1))
+}
+
+#[test]
+fn a_bit_flipped_at_the_end() -> Result<()> {
+    never_believed(Fault::Corrupt(SIZE as u64 - 1))
+}
+
+#[test]
+fn a_bit_flipped_at_the_start() -> Result<()> {
+    never_believed(Fault::Corrupt(0))
+}
+
+#[test]
+fn another_blob_altogether() -> Result<()> {
+    never_believed(Fault::Replace(random_bytes(2, SIZE)))
+}
+
+/// Cut in the middle, again and again: the client gets it whole, nothing is asked for twice.
+#[test]
+fn a_body_cut_in_the_middle_is_resumed() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(3, SIZE);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    hub.inject(Fault::CutBody(1 << 20).on_blob(&digest).times(2));
+    let answer = get(pierhead.address(), &format!("/v2/library/app/blobs/{digest}"))?;
+    assert_eq!((answer.status, answer.end), (200, End::Clean));
+    assert_eq!(answer.body, bytes);
+    let sent: u64 = hub.requests().iter().filter(|it| it.path.contains("/blobs/")).map(|it| it.sent).sum();
+    assert!(sent <= SIZE as u64 + (128 << 10), "{sent} bytes crossed the uplink");
+    Ok(())
+}
+
+/// A manifest whose bytes are not those of its digest is no answer.
+#[test]
+fn a_manifest_that_is_another() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let (asked, other) = (Image::random(1, &[1000]), Image::random(2, &[1000]));
+    hub.push("library/app", "1", &asked);
+    let other = other.root_document().bytes.clone();
+    hub.inject(Fault::Replace(other).on_manifests());
+    let path = format!("/v2/library/app/manifests/{}", asked.root);
+    assert_ne!(get(pierhead.address(), &path)?.status, 200);
+    hub.clear_faults();
+    let answer = get(pierhead.address(), &path)?;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.body, asked.root_document().bytes);
+    Ok(())
+}
+
+/// Huge, deep, absurd: each is refused or replayed as it is, and pierhead is there for the next.
+#[test]
+fn hostile_manifests() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    for hostile::Hostile { tries, document, malformed } in hostile::documents() {
+        hub.put_manifest_as("library/evil", document.digest, &document.media_type, document.bytes.clone());
+        hub.tag("library/evil", "latest", document.digest);
+        for reference in [document.digest.to_string(), "latest".to_owned()] {
+            let answer = get(pierhead.address(), &format!("/v2/library/evil/manifests/{reference}"))?;
+            if malformed {
+                assert!(answer.status >= 400, "{tries}, by {reference}: {}", answer.status);
+                assert!(answer.json()["errors"][0]["code"].is_string(), "{tries}: no error of the spec");
+            } else {
+                let whole = answer.status == 200 && answer.body == document.bytes;
+                assert!(whole || answer.status >= 400, "{tries}, by {reference}: {}", answer.status);
+            }
+        }
+        hub.untag("library/evil", "latest");
+    }
+    let (first, (claimed, second)) = hostile::cycle();
+    hub.put_manifest("library/evil", &first.media_type, first.bytes);
+    hub.put_manifest_as("library/evil", claimed, &second.media_type, second.bytes);
+    let answer = get(pierhead.address(), &format!("/v2/library/evil/manifests/{claimed}"))?;
+    assert_ne!(answer.status, 200, "a document under a digest that is not its own");
+
+    let fine = Image::random(4, &[1000]);
+    hub.push("library/fine", "1", &fine);
+    assert_eq!(get(pierhead.address(), "/v2/library/fine/manifests/1")?.status, 200);
+    let (_, peak) = pierhead.memory()?;
+    assert!(peak < 128 << 20, "{peak} bytes at the peak");
+    Ok(())
+}

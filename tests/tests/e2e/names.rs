@@ -1,0 +1,101 @@
+//! Requests that make no sense or mean harm: a clear error of the spec, and nothing asked upstream.
+
+use anyhow::Result;
+use pierhead_testkit::{
+    http::Request,
+    images::{Image, hostile, random_bytes},
+    registry::FakeRegistry,
+};
+use pierhead_tests::pierhead::Options;
+
+use crate::ask::{ask, behind, get};
+
+#[test]
+fn names_that_climb() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    for name in hostile::NAMES {
+        for rest in ["manifests/latest", "tags/list", &format!("blobs/sha256:{}", "a".repeat(64))] {
+            let answer = get(pierhead.address(), &format!("/v2/{name}/{rest}"))?;
+            assert!((400..500).contains(&answer.status), "{name}: {}", answer.status);
+        }
+    }
+    for reference in ["..", "%2e%2e", "sha256:..", "sha256:../../version", ".hidden", "a b"] {
+        let answer = get(pierhead.address(), &format!("/v2/library/app/manifests/{}", reference.replace(' ', "%20")))?;
+        assert!((400..500).contains(&answer.status), "{reference}: {}", answer.status);
+    }
+    assert_eq!(hub.requests().len(), 0, "a name of no sense reached the upstream");
+    Ok(())
+}
+
+#[test]
+fn ranges() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(5, 100_000);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let request = || Request::get(format!("/v2/library/app/blobs/{digest}"));
+    // Cold, then warm: the same answers.
+    for _ in 0..2 {
+        for (range, status, part) in [
+            ("bytes=0-", 206, &bytes[..]),
+            ("bytes=99999-", 206, &bytes[99_999..]),
+            ("bytes=10-19", 206, &bytes[10..20]),
+            ("bytes=10-99999999999999999999999", 206, &bytes[10..]),
+            ("bytes=-1", 206, &bytes[99_999..]),
+            // No sense, or not for us: the whole, as RFC 9110 has it.
+            ("bytes=20-10", 200, &bytes[..]),
+            ("bytes=abc", 200, &bytes[..]),
+            ("lines=1-2", 200, &bytes[..]),
+            ("", 200, &bytes[..]),
+        ] {
+            let answer = ask(pierhead.address(), &request().header("range", range))?;
+            assert_eq!((answer.status, answer.body.len()), (status, part.len()), "{range:?}");
+            assert_eq!(answer.body, part, "{range:?}");
+        }
+        for range in ["bytes=100000-", "bytes=99999999999999999999999-", "bytes=-0"] {
+            let answer = ask(pierhead.address(), &request().header("range", range))?;
+            assert_eq!(answer.status, 416, "{range:?}");
+            assert_eq!(answer.header("content-range"), Some("bytes */100000"));
+        }
+    }
+    assert_eq!(hub.gets_of(&digest), 1);
+    Ok(())
+}
+
+/// `?ns=` and a first path segment are chosen by whoever asks: they must not lead to internal hosts.
+#[test]
+fn internal_hosts_are_not_called() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let internal = hub.addr();
+    hub.push("library/app", "1", &Image::random(6, &[1000]));
+    for path in [
+        format!("/v2/library/app/manifests/1?ns={internal}"),
+        format!("/v2/{internal}/library/app/manifests/1"),
+        format!("/v2/library/app/manifests/1?ns=localhost:{}", internal.port()),
+        "/v2/library/app/manifests/1?ns=169.254.169.254".to_owned(),
+        "/v2/library/app/manifests/1?ns=http://127.0.0.1".to_owned(),
+        "/v2/library/app/manifests/1?ns=[::1]".to_owned(),
+        "/v2/library/app/manifests/1?ns=docker.io%2f..%2f".to_owned(),
+    ] {
+        let answer = get(pierhead.address(), &path)?;
+        assert!((400..=503).contains(&answer.status), "{path}: {}", answer.status);
+    }
+    assert_eq!(hub.requests().len(), 0);
+    Ok(())
+}
+
+#[test]
+fn pushes_are_refused() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    for (method, path) in [
+        ("POST", "/v2/library/app/blobs/uploads/"),
+        ("PUT", "/v2/library/app/manifests/latest"),
+        ("DELETE", "/v2/library/app/manifests/latest"),
+        ("PATCH", "/v2/library/app/blobs/uploads/1"),
+    ] {
+        let answer = ask(pierhead.address(), &Request::new(method, path))?;
+        assert_eq!(answer.status, 405, "{method} {path}");
+        assert_eq!(answer.json()["errors"][0]["code"], "UNSUPPORTED");
+    }
+    assert_eq!(hub.requests().len(), 0);
+    Ok(())
+}
