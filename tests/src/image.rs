@@ -3,7 +3,11 @@
 //! Each contains a program of a few machine instructions, for both architectures that we know, so
 //! that `docker run` proves that what was pulled is whole.
 
-use std::{fs, fs::File, path::Path};
+use std::{
+    fs,
+    fs::File,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use flate2::{Compression, write::GzEncoder};
@@ -12,6 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     layout::{Image, Layout, architecture},
     place,
+    tool::Missing,
 };
 
 /// What the program in each image prints.
@@ -42,6 +47,23 @@ pub struct Images {
     pub update: Image,
     /// A Docker v2 manifest with more than 300 MB of layers that cannot be compressed.
     pub large: Image,
+}
+
+/// Real images, built from packages by `cargo xtask corpus`: those in `PIERHEAD_CORPUS` (any OCI
+/// layout), else in the build folder. Bare names are Docker Hub's, so `library/…`.
+pub fn corpus() -> Result<Vec<Image>, Missing> {
+    let built = || Some(place::profile().ok()?.parent()?.join("corpus"));
+    let folder = std::env::var_os("PIERHEAD_CORPUS")
+        .map(PathBuf::from)
+        .or_else(built);
+    let images = folder
+        .context("no build folder")
+        .and_then(|folder| Layout::open(&folder)?.images());
+    images.map_err(|error| {
+        Missing::new(format!(
+            "no corpus ({error:#}): `cargo xtask corpus` builds it"
+        ))
+    })
 }
 
 /// Makes the images, or finds them made by an earlier run.

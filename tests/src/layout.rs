@@ -73,6 +73,11 @@ impl Layout {
         })
     }
 
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The file of a blob or document.
     pub fn path(&self, digest: &str) -> PathBuf {
         self.folder.join("blobs").join(digest.replacen(':', "/", 1))
@@ -138,6 +143,12 @@ impl Layout {
         let (repository, tag) = name
             .rsplit_once(':')
             .with_context(|| format!("{name:?} has no tag"))?;
+        // Docker Hub's official images: what `redis` means.
+        let library = if repository.contains('/') {
+            ""
+        } else {
+            "library/"
+        };
         let root = text(&entry["digest"])?;
         let document = self.json(&root)?;
         let manifests = match document["manifests"].as_array() {
@@ -156,7 +167,7 @@ impl Layout {
                 .collect::<Result<_>>()?,
         };
         let mut image = Image {
-            repository: repository.to_owned(),
+            repository: format!("{library}{repository}"),
             tag: tag.to_owned(),
             root,
             manifests,
@@ -229,6 +240,11 @@ impl Image {
         documents
     }
 
+    /// The layout that it is in.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// The file of one of its blobs or documents.
     pub fn file(&self, digest: &str) -> PathBuf {
         self.layout.path(digest)
@@ -267,7 +283,12 @@ impl Hash {
 
     /// `sha256:…` of all of it.
     pub fn digest(self) -> String {
-        let hex: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = self
+            .0
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         format!("sha256:{hex}")
     }
 }

@@ -164,14 +164,10 @@ impl Client for Containerd {
         Ok(())
     }
 
-    fn run(&self, name: &str) -> Result<Option<String>> {
-        self.ctr(&[
-            "run",
-            "--rm",
-            &format!("{}/{name}", self.registry),
-            "pierhead-test",
-        ])
-        .map(Some)
+    fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
+        let name = format!("{}/{name}", self.registry);
+        let words = [&["run", "--rm", &name, "pierhead-test"], command].concat();
+        self.ctr(&words).map(Some)
     }
 }
 

@@ -85,7 +85,7 @@ impl Client for Crane {
         Ok(())
     }
 
-    fn run(&self, _name: &str) -> Result<Option<String>> {
+    fn run(&self, _name: &str, _command: &[&str]) -> Result<Option<String>> {
         Ok(None)
     }
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{Client, Pulled};
+use super::{Client, Pulled, with_entrypoint};
 use crate::{
     place,
     process::{self, Daemon},
@@ -133,13 +133,11 @@ impl Client for Docker {
             .map(drop)
     }
 
-    fn run(&self, name: &str) -> Result<Option<String>> {
+    fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
         let name = format!("{}{name}", self.prefix);
-        process::stdout(
-            self.command()
-                .args(["run", "--rm", "--network=none", &name]),
-        )
-        .map(Some)
+        let mut docker = self.command();
+        docker.args(["run", "--rm", "--network=none"]);
+        process::stdout(with_entrypoint(&mut docker, &name, command)).map(Some)
     }
 }
 

@@ -6,6 +6,8 @@ mod docker;
 mod podman;
 mod skopeo;
 
+use std::process::Command;
+
 use anyhow::Result;
 
 pub use containerd::Containerd;
@@ -32,7 +34,15 @@ pub trait Client {
     fn pull(&self, name: &str) -> Result<Pulled>;
     /// Forgets all images and their contents.
     fn empty(&self) -> Result<()>;
-    /// Runs the image's command and returns what it printed; `None` where the client cannot run
-    /// anything.
-    fn run(&self, name: &str) -> Result<Option<String>>;
+    /// Runs a command of the image, its own if none is given, and returns what it printed; `None`
+    /// where the client cannot run anything.
+    fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>>;
+}
+
+/// The words after the options of `docker run`: the image, and a command in place of its own.
+fn with_entrypoint<'a>(run: &'a mut Command, name: &str, command: &[&str]) -> &'a mut Command {
+    match command {
+        [] => run.arg(name),
+        [program, arguments @ ..] => run.args(["--entrypoint", program, name]).args(arguments),
+    }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, Pulled};
+use super::{Client, Pulled, with_entrypoint};
 use crate::{
     place, process,
     tool::{self, Missing},
@@ -114,17 +114,13 @@ impl Client for Podman {
             .map(drop)
     }
 
-    fn run(&self, name: &str) -> Result<Option<String>> {
-        // The limits: podman raises them to the kernel's, which a sandbox may not allow even root.
-        self.podman(&[
-            "run",
-            "--rm",
-            "--network=none",
-            "--ulimit=nofile=1024:1024",
-            "--ulimit=nproc=1024:1024",
-            &format!("{}/{name}", self.registry),
-        ])
-        .map(Some)
+    fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
+        let name = format!("{}/{name}", self.registry);
+        let mut podman = self.command();
+        podman.args(["run", "--rm", "--network=none"]);
+        // podman raises the limits to the kernel's, which a sandbox may not allow even root.
+        podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024"]);
+        process::stdout(with_entrypoint(&mut podman, &name, command)).map(Some)
     }
 }
 

@@ -121,7 +121,7 @@ impl Client for Skopeo {
         Ok(())
     }
 
-    fn run(&self, _name: &str) -> Result<Option<String>> {
+    fn run(&self, _name: &str, _command: &[&str]) -> Result<Option<String>> {
         Ok(None)
     }
 }

@@ -49,7 +49,11 @@ pub(crate) fn get_at_once(
     runtime()?.block_on(async {
         let mut tasks = JoinSet::new();
         for _ in 0..clients {
-            let (request, connected, started) = (Request::get(path), Arc::clone(&connected), Arc::clone(&started));
+            let (request, connected, started) = (
+                Request::get(path),
+                Arc::clone(&connected),
+                Arc::clone(&started),
+            );
             tasks.spawn(async move {
                 let mut connection = Connection::open(addr).await?;
                 connected.wait().await;
@@ -61,7 +65,10 @@ pub(crate) fn get_at_once(
                 while let Some(bytes) = answer.chunk().await {
                     hash.update(&bytes);
                 }
-                ensure!(answer.end() == Some(End::Clean), "{request:?}: the body was cut");
+                ensure!(
+                    answer.end() == Some(End::Clean),
+                    "{request:?}: the body was cut"
+                );
                 Ok(hash.digest())
             });
         }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use pierhead_testkit::{
     http::End,
     images::{Image, random_bytes},
-    registry::{Fault, FakeRegistry, Gate},
+    registry::{FakeRegistry, Fault, Gate},
 };
 use pierhead_tests::{pierhead::Options, wait};
 
@@ -26,14 +26,19 @@ fn a_killed_fill_is_resumed() -> Result<()> {
     let gate = Gate::new();
     let injected = hub.inject(Fault::GateBody(HALF, gate.clone()).on_blob(&digest));
     thread::scope(|scope| -> Result<()> {
-        let address = pierhead.address();
-        let client = scope.spawn(|| get(address, &path));
+        let (address, path) = (pierhead.address(), &path);
+        let client = scope.spawn(move || get(address, path));
         hub.wait(async |_| gate.reached(1).await);
         // What the upstream has sent is on the disk soon after.
-        wait::until("staged bytes", || Ok((staged(&pierhead.data().join("staging"))? >= HALF - (256 << 10)).then_some(())))?;
+        wait::until("staged bytes", || {
+            Ok((staged(&pierhead.data().join("staging"))? >= HALF - (256 << 10)).then_some(()))
+        })?;
         pierhead.kill()?;
         let answer = client.join().expect("no panic");
-        assert!(answer.is_err() || answer.is_ok_and(|it| it.end == End::Cut), "a body ended well in a crash");
+        assert!(
+            answer.is_err() || answer.is_ok_and(|it| it.end == End::Cut),
+            "a body ended well in a crash"
+        );
         Ok(())
     })?;
     gate.release();
@@ -41,14 +46,25 @@ fn a_killed_fill_is_resumed() -> Result<()> {
     hub.clear_requests();
 
     pierhead.restart()?;
-    assert!(!pierhead.blob(&digest.to_string()).exists(), "a part became the whole");
+    assert!(
+        !pierhead.blob(&digest.to_string()).exists(),
+        "a part became the whole"
+    );
     let answer = get(pierhead.address(), &path)?;
     assert_eq!((answer.status, answer.end), (200, End::Clean));
     assert_eq!(answer.body, bytes);
-    let requests: Vec<_> = hub.requests().into_iter().filter(|it| it.path.contains("/blobs/")).collect();
+    let requests: Vec<_> = hub
+        .requests()
+        .into_iter()
+        .filter(|it| it.path.contains("/blobs/"))
+        .collect();
     assert_eq!(requests.len(), 1, "{requests:#?}");
     let range = requests[0].header("range").unwrap_or_default();
-    let from: u64 = range.trim_start_matches("bytes=").trim_end_matches('-').parse().unwrap_or(0);
+    let from: u64 = range
+        .trim_start_matches("bytes=")
+        .trim_end_matches('-')
+        .parse()
+        .unwrap_or(0);
     assert!(from > 0, "the fill began anew: {requests:#?}");
     Ok(())
 }
@@ -63,7 +79,9 @@ fn killed_again_and_again() -> Result<()> {
     for round in 0..image.blobs.len() {
         for blob in &image.blobs[..=round] {
             let gate = Gate::new();
-            let injected = hub.inject(Fault::GateBody(blob.bytes.len() as u64 / 2, gate.clone()).on_blob(&blob.digest));
+            let injected = hub.inject(
+                Fault::GateBody(blob.bytes.len() as u64 / 2, gate.clone()).on_blob(&blob.digest),
+            );
             thread::scope(|scope| -> Result<()> {
                 let address = pierhead.address();
                 let path = format!("/v2/library/app/blobs/{}", blob.digest);
@@ -86,14 +104,23 @@ fn killed_again_and_again() -> Result<()> {
         let path = format!("/v2/library/app/blobs/{}", blob.digest);
         assert_eq!(get(pierhead.address(), &path)?.body, blob.bytes);
     }
-    assert_eq!(get(pierhead.address(), "/v2/library/app/manifests/1")?.status, 200);
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
+        200
+    );
     pierhead.kill()?;
     hub.stop();
     pierhead.restart()?;
     let manifest = get(pierhead.address(), "/v2/library/app/manifests/1")?;
-    assert_eq!((manifest.status, &manifest.body), (200, &image.root_document().bytes));
+    assert_eq!(
+        (manifest.status, &manifest.body),
+        (200, &image.root_document().bytes)
+    );
     for blob in &image.blobs {
-        let answer = get(pierhead.address(), &format!("/v2/library/app/blobs/{}", blob.digest))?;
+        let answer = get(
+            pierhead.address(),
+            &format!("/v2/library/app/blobs/{}", blob.digest),
+        )?;
         assert_eq!((answer.status, answer.body), (200, blob.bytes.clone()));
     }
     Ok(())
@@ -105,8 +132,14 @@ fn staged(folder: &std::path::Path) -> Result<u64> {
     for entry in fs::read_dir(folder).into_iter().flatten() {
         let entry = entry?;
         // A file may be gone by the time we look at it.
-        let Ok(about) = entry.metadata() else { continue };
-        sum += if about.is_dir() { staged(&entry.path())? } else { about.len() };
+        let Ok(about) = entry.metadata() else {
+            continue;
+        };
+        sum += if about.is_dir() {
+            staged(&entry.path())?
+        } else {
+            about.len()
+        };
     }
     Ok(sum)
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use pierhead_testkit::{
     http::End,
     images::{Image, random_bytes},
-    registry::{Fault, FakeRegistry, Gate},
+    registry::{FakeRegistry, Fault, Gate},
 };
 use pierhead_tests::{
     pierhead::{Options, Pierhead},
@@ -59,10 +59,19 @@ fn a_damaged_database_loses_nothing() -> Result<()> {
     let image = Image::random(2, &[100_000, 200_000]);
     hub.push("library/app", "1", &image);
     let check = |pierhead: &Pierhead| -> Result<()> {
-        let manifest = get(pierhead.address(), &format!("/v2/library/app/manifests/{}", image.root))?;
-        assert_eq!((manifest.status, &manifest.body), (200, &image.root_document().bytes));
+        let manifest = get(
+            pierhead.address(),
+            &format!("/v2/library/app/manifests/{}", image.root),
+        )?;
+        assert_eq!(
+            (manifest.status, &manifest.body),
+            (200, &image.root_document().bytes)
+        );
         for blob in &image.blobs {
-            let answer = get(pierhead.address(), &format!("/v2/library/app/blobs/{}", blob.digest))?;
+            let answer = get(
+                pierhead.address(),
+                &format!("/v2/library/app/blobs/{}", blob.digest),
+            )?;
             assert_eq!((answer.status, &answer.body), (200, &blob.bytes));
         }
         Ok(())
@@ -73,13 +82,21 @@ fn a_damaged_database_loses_nothing() -> Result<()> {
     type Damage = fn(&Path) -> Result<()>;
     let damages: [(&str, Damage); 3] = [
         ("removed", |index| Ok(fs::remove_dir_all(index)?)),
-        ("overwritten", |index| each_file(index, &|file| Ok(fs::write(file, [0x5a; 4096])?))),
-        ("cut", |index| each_file(index, &|file| Ok(File::options().write(true).open(file)?.set_len(7)?))),
+        ("overwritten", |index| {
+            each_file(index, &|file| Ok(fs::write(file, [0x5a; 4096])?))
+        }),
+        ("cut", |index| {
+            each_file(index, &|file| {
+                Ok(File::options().write(true).open(file)?.set_len(7)?)
+            })
+        }),
     ];
     for (what, damage) in damages {
         pierhead.stop()?;
         damage(&index).with_context(|| format!("{} {what}", index.display()))?;
-        pierhead.restart().with_context(|| format!("the database was {what}"))?;
+        pierhead
+            .restart()
+            .with_context(|| format!("the database was {what}"))?;
         check(&pierhead).with_context(|| format!("the database was {what}"))?;
     }
     Ok(())
@@ -97,8 +114,15 @@ fn a_folder_of_another_version_is_refused() -> Result<()> {
     let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
     assert!(!status.success());
     assert!(said.contains("version"), "{said}");
-    assert!(said.contains(&folder.path().display().to_string()), "{said}");
-    assert_eq!(names(folder.path())?, before, "a refused folder was changed");
+    assert!(
+        said.contains(&folder.path().display().to_string()),
+        "{said}"
+    );
+    assert_eq!(
+        names(folder.path())?,
+        before,
+        "a refused folder was changed"
+    );
     assert_eq!(fs::read_to_string(&version)?, "pierhead 4711\n");
     fs::write(&version, ours)?;
     Pierhead::start(Options::new().data(folder.path())).map(drop)
@@ -110,7 +134,10 @@ fn a_folder_in_use_is_refused() -> Result<()> {
     let mut first = Pierhead::start(Options::new().data(folder.path()))?;
     let (status, said) = Pierhead::refuses(&Options::new().data(folder.path()))?;
     assert!(!status.success());
-    assert!(said.contains(&folder.path().display().to_string()), "{said}");
+    assert!(
+        said.contains(&folder.path().display().to_string()),
+        "{said}"
+    );
     assert_eq!(get(first.address(), "/v2/")?.status, 200);
     // A crash leaves no lock behind.
     first.kill()?;
@@ -124,7 +151,11 @@ impl Tmpfs {
     fn mount(mebibytes: u32) -> Result<Self> {
         let folder = place::scratch("tmpfs")?;
         let size = format!("size={mebibytes}m");
-        process::run(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder.path()))?;
+        process::run(
+            Command::new("mount")
+                .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
+                .arg(folder.path()),
+        )?;
         Ok(Self(folder))
     }
 
@@ -162,28 +193,52 @@ fn a_disk_that_fills_up_in_the_middle() -> Result<()> {
     }
     let disk = Tmpfs::mount(96)?;
     let data = disk.path().join("data");
-    let options = Options::new().data(&data).config("cache.size = \"64MiB\"\ncache.min_free = \"0B\"");
+    let options = Options::new()
+        .data(&data)
+        .config("cache.size = \"64MiB\"\ncache.min_free = \"0B\"");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let small = hub.put_blob("library/app", random_bytes(8, 100_000));
-    assert_eq!(get(pierhead.address(), &format!("/v2/library/app/blobs/{small}"))?.status, 200);
+    assert_eq!(
+        get(
+            pierhead.address(),
+            &format!("/v2/library/app/blobs/{small}")
+        )?
+        .status,
+        200
+    );
 
     let bytes = random_bytes(9, 24 << 20);
     let digest = hub.put_blob("library/app", bytes.clone());
     let path = format!("/v2/library/app/blobs/{digest}");
     let gate = Gate::new();
-    hub.inject(Fault::GateBody(8 << 20, gate.clone()).on_blob(&digest).times(1));
+    hub.inject(
+        Fault::GateBody(8 << 20, gate.clone())
+            .on_blob(&digest)
+            .times(1),
+    );
     let filler = thread::scope(|scope| -> Result<_> {
         let client = scope.spawn(|| get(pierhead.address(), &path));
         hub.wait(async |_| gate.reached(1).await);
         let filler = disk.fill()?;
         gate.release();
         let answer = client.join().expect("no panic")?;
-        assert_eq!((answer.status, answer.end), (200, End::Clean), "a full disk failed a pull");
+        assert_eq!(
+            (answer.status, answer.end),
+            (200, End::Clean),
+            "a full disk failed a pull"
+        );
         assert_eq!(answer.body, bytes);
         Ok(filler)
     })?;
     // While it is full, what is there is served, and what is not passes through.
-    assert_eq!(get(pierhead.address(), &format!("/v2/library/app/blobs/{small}"))?.status, 200);
+    assert_eq!(
+        get(
+            pierhead.address(),
+            &format!("/v2/library/app/blobs/{small}")
+        )?
+        .status,
+        200
+    );
     let answer = get(pierhead.address(), &path)?;
     assert_eq!((answer.status, answer.end), (200, End::Clean));
     assert_eq!(answer.body, bytes);
@@ -191,14 +246,20 @@ fn a_disk_that_fills_up_in_the_middle() -> Result<()> {
 
     fs::remove_file(filler)?;
     assert_eq!(get(pierhead.address(), &path)?.body, bytes);
-    assert!(pierhead.blob(&digest.to_string()).exists(), "not kept although there is room");
+    assert!(
+        pierhead.blob(&digest.to_string()).exists(),
+        "not kept although there is room"
+    );
     Ok(())
 }
 
 fn flip(file: &Path, at: u64) -> Result<()> {
     // A blob's file is read-only: rot does not ask.
     let mut permissions = fs::metadata(file)?.permissions();
-    #[allow(clippy::permissions_set_readonly_false, reason = "a file that is thrown away")]
+    #[allow(
+        clippy::permissions_set_readonly_false,
+        reason = "a file that is thrown away"
+    )]
     permissions.set_readonly(false);
     fs::set_permissions(file, permissions)?;
     let file = File::options().read(true).write(true).open(file)?;

@@ -5,7 +5,7 @@ use anyhow::Result;
 use pierhead_testkit::{
     http::End,
     images::{Image, hostile, random_bytes},
-    registry::{Fault, FakeRegistry},
+    registry::{FakeRegistry, Fault},
 };
 use pierhead_tests::pierhead::Options;
 
@@ -31,11 +31,19 @@ fn never_believed(fault: Fault) -> Result<()> {
     }
     let kept = pierhead.blob(&digest.to_string());
     if kept.exists() {
-        assert_eq!(std::fs::read(&kept)?.len(), SIZE, "{fault:?}: something wrong was kept");
+        assert_eq!(
+            std::fs::read(&kept)?.len(),
+            SIZE,
+            "{fault:?}: something wrong was kept"
+        );
     }
     hub.clear_faults();
     let answer = get(pierhead.address(), &path)?;
-    assert_eq!((answer.status, answer.end), (200, End::Clean), "{fault:?} has an after-effect");
+    assert_eq!(
+        (answer.status, answer.end),
+        (200, End::Clean),
+        "{fault:?} has an after-effect"
+    );
     assert_eq!(answer.body, bytes);
     assert!(kept.exists(), "not kept");
     Ok(())
@@ -83,11 +91,22 @@ fn a_body_cut_in_the_middle_is_resumed() -> Result<()> {
     let bytes = random_bytes(3, SIZE);
     let digest = hub.put_blob("library/app", bytes.clone());
     hub.inject(Fault::CutBody(1 << 20).on_blob(&digest).times(2));
-    let answer = get(pierhead.address(), &format!("/v2/library/app/blobs/{digest}"))?;
+    let answer = get(
+        pierhead.address(),
+        &format!("/v2/library/app/blobs/{digest}"),
+    )?;
     assert_eq!((answer.status, answer.end), (200, End::Clean));
     assert_eq!(answer.body, bytes);
-    let sent: u64 = hub.requests().iter().filter(|it| it.path.contains("/blobs/")).map(|it| it.sent).sum();
-    assert!(sent <= SIZE as u64 + (128 << 10), "{sent} bytes crossed the uplink");
+    let sent: u64 = hub
+        .requests()
+        .iter()
+        .filter(|it| it.path.contains("/blobs/"))
+        .map(|it| it.sent)
+        .sum();
+    assert!(
+        sent <= SIZE as u64 + (128 << 10),
+        "{sent} bytes crossed the uplink"
+    );
     Ok(())
 }
 
@@ -112,17 +131,41 @@ fn a_manifest_that_is_another() -> Result<()> {
 #[test]
 fn hostile_manifests() -> Result<()> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
-    for hostile::Hostile { tries, document, malformed } in hostile::documents() {
-        hub.put_manifest_as("library/evil", document.digest, &document.media_type, document.bytes.clone());
+    for hostile::Hostile {
+        tries,
+        document,
+        malformed,
+    } in hostile::documents()
+    {
+        hub.put_manifest_as(
+            "library/evil",
+            document.digest,
+            &document.media_type,
+            document.bytes.clone(),
+        );
         hub.tag("library/evil", "latest", document.digest);
         for reference in [document.digest.to_string(), "latest".to_owned()] {
-            let answer = get(pierhead.address(), &format!("/v2/library/evil/manifests/{reference}"))?;
+            let answer = get(
+                pierhead.address(),
+                &format!("/v2/library/evil/manifests/{reference}"),
+            )?;
             if malformed {
-                assert!(answer.status >= 400, "{tries}, by {reference}: {}", answer.status);
-                assert!(answer.json()["errors"][0]["code"].is_string(), "{tries}: no error of the spec");
+                assert!(
+                    answer.status >= 400,
+                    "{tries}, by {reference}: {}",
+                    answer.status
+                );
+                assert!(
+                    answer.json()["errors"][0]["code"].is_string(),
+                    "{tries}: no error of the spec"
+                );
             } else {
                 let whole = answer.status == 200 && answer.body == document.bytes;
-                assert!(whole || answer.status >= 400, "{tries}, by {reference}: {}", answer.status);
+                assert!(
+                    whole || answer.status >= 400,
+                    "{tries}, by {reference}: {}",
+                    answer.status
+                );
             }
         }
         hub.untag("library/evil", "latest");
@@ -130,12 +173,21 @@ fn hostile_manifests() -> Result<()> {
     let (first, (claimed, second)) = hostile::cycle();
     hub.put_manifest("library/evil", &first.media_type, first.bytes);
     hub.put_manifest_as("library/evil", claimed, &second.media_type, second.bytes);
-    let answer = get(pierhead.address(), &format!("/v2/library/evil/manifests/{claimed}"))?;
-    assert_ne!(answer.status, 200, "a document under a digest that is not its own");
+    let answer = get(
+        pierhead.address(),
+        &format!("/v2/library/evil/manifests/{claimed}"),
+    )?;
+    assert_ne!(
+        answer.status, 200,
+        "a document under a digest that is not its own"
+    );
 
     let fine = Image::random(4, &[1000]);
     hub.push("library/fine", "1", &fine);
-    assert_eq!(get(pierhead.address(), "/v2/library/fine/manifests/1")?.status, 200);
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/fine/manifests/1")?.status,
+        200
+    );
     let (_, peak) = pierhead.memory()?;
     assert!(peak < 128 << 20, "{peak} bytes at the peak");
     Ok(())

@@ -8,6 +8,7 @@
 
 mod ask;
 mod configuration;
+mod corpus;
 mod crash;
 mod damage;
 mod direct;

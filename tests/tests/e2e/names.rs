@@ -14,16 +14,45 @@ use crate::ask::{ask, behind, get};
 fn names_that_climb() -> Result<()> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
     for name in hostile::NAMES {
-        for rest in ["manifests/latest", "tags/list", &format!("blobs/sha256:{}", "a".repeat(64))] {
+        for rest in [
+            "manifests/latest",
+            "tags/list",
+            &format!("blobs/sha256:{}", "a".repeat(64)),
+        ] {
             let answer = get(pierhead.address(), &format!("/v2/{name}/{rest}"))?;
-            assert!((400..500).contains(&answer.status), "{name}: {}", answer.status);
+            assert!(
+                (400..500).contains(&answer.status),
+                "{name}: {}",
+                answer.status
+            );
         }
     }
-    for reference in ["..", "%2e%2e", "sha256:..", "sha256:../../version", ".hidden", "a b"] {
-        let answer = get(pierhead.address(), &format!("/v2/library/app/manifests/{}", reference.replace(' ', "%20")))?;
-        assert!((400..500).contains(&answer.status), "{reference}: {}", answer.status);
+    for reference in [
+        "..",
+        "%2e%2e",
+        "sha256:..",
+        "sha256:../../version",
+        ".hidden",
+        "a b",
+    ] {
+        let answer = get(
+            pierhead.address(),
+            &format!(
+                "/v2/library/app/manifests/{}",
+                reference.replace(' ', "%20")
+            ),
+        )?;
+        assert!(
+            (400..500).contains(&answer.status),
+            "{reference}: {}",
+            answer.status
+        );
     }
-    assert_eq!(hub.requests().len(), 0, "a name of no sense reached the upstream");
+    assert_eq!(
+        hub.requests().len(),
+        0,
+        "a name of no sense reached the upstream"
+    );
     Ok(())
 }
 
@@ -48,10 +77,18 @@ fn ranges() -> Result<()> {
             ("", 200, &bytes[..]),
         ] {
             let answer = ask(pierhead.address(), &request().header("range", range))?;
-            assert_eq!((answer.status, answer.body.len()), (status, part.len()), "{range:?}");
+            assert_eq!(
+                (answer.status, answer.body.len()),
+                (status, part.len()),
+                "{range:?}"
+            );
             assert_eq!(answer.body, part, "{range:?}");
         }
-        for range in ["bytes=100000-", "bytes=99999999999999999999999-", "bytes=-0"] {
+        for range in [
+            "bytes=100000-",
+            "bytes=99999999999999999999999-",
+            "bytes=-0",
+        ] {
             let answer = ask(pierhead.address(), &request().header("range", range))?;
             assert_eq!(answer.status, 416, "{range:?}");
             assert_eq!(answer.header("content-range"), Some("bytes */100000"));
@@ -70,14 +107,21 @@ fn internal_hosts_are_not_called() -> Result<()> {
     for path in [
         format!("/v2/library/app/manifests/1?ns={internal}"),
         format!("/v2/{internal}/library/app/manifests/1"),
-        format!("/v2/library/app/manifests/1?ns=localhost:{}", internal.port()),
+        format!(
+            "/v2/library/app/manifests/1?ns=localhost:{}",
+            internal.port()
+        ),
         "/v2/library/app/manifests/1?ns=169.254.169.254".to_owned(),
         "/v2/library/app/manifests/1?ns=http://127.0.0.1".to_owned(),
         "/v2/library/app/manifests/1?ns=[::1]".to_owned(),
         "/v2/library/app/manifests/1?ns=docker.io%2f..%2f".to_owned(),
     ] {
         let answer = get(pierhead.address(), &path)?;
-        assert!((400..=503).contains(&answer.status), "{path}: {}", answer.status);
+        assert!(
+            (400..=503).contains(&answer.status),
+            "{path}: {}",
+            answer.status
+        );
     }
     assert_eq!(hub.requests().len(), 0);
     Ok(())

@@ -14,7 +14,10 @@ use pierhead_tests::{
 
 /// The whole story of one client, with an index of two platforms and with an image of more than
 /// 300 MB; the client is made once it is known where pierhead listens.
-fn story<C: Client>(found: Result<impl Sized, Missing>, client: impl FnOnce(SocketAddr) -> Result<C>) -> Result<()> {
+fn story<C: Client>(
+    found: Result<impl Sized, Missing>,
+    client: impl FnOnce(SocketAddr) -> Result<C>,
+) -> Result<()> {
     if or_skip(found).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
@@ -32,7 +35,12 @@ fn story<C: Client>(found: Result<impl Sized, Missing>, client: impl FnOnce(Sock
     for image in both {
         let gets = registry.blob_gets_of(&image.here()?.blobs())?;
         for (blob, count) in gets {
-            assert_eq!(count, 1, "{}: the upstream was asked {count} times for {blob}", client.name());
+            assert_eq!(
+                count,
+                1,
+                "{}: the upstream was asked {count} times for {blob}",
+                client.name()
+            );
         }
     }
 
@@ -46,9 +54,17 @@ fn story<C: Client>(found: Result<impl Sized, Missing>, client: impl FnOnce(Sock
 
 /// Pulls and runs, compared with the origin.
 fn check(client: &dyn Client, image: &Image) -> Result<()> {
-    let expected = Pulled { root: image.root.clone(), config: image.here()?.config.clone() };
-    assert_eq!(client.pull(&image.name())?, expected, "{} has another image", client.name());
-    if let Some(said) = client.run(&image.name())? {
+    let expected = Pulled {
+        root: image.root.clone(),
+        config: image.here()?.config.clone(),
+    };
+    assert_eq!(
+        client.pull(&image.name())?,
+        expected,
+        "{} has another image",
+        client.name()
+    );
+    if let Some(said) = client.run(&image.name(), &[])? {
         assert_eq!(said, GREETING);
     }
     Ok(())
@@ -61,27 +77,37 @@ fn docker_with_a_registry_mirror() -> Result<()> {
 
 #[test]
 fn docker_by_path() -> Result<()> {
-    story(Docker::find(), |pierhead| Docker::with_path(pierhead, "docker.io"))
+    story(Docker::find(), |pierhead| {
+        Docker::with_path(pierhead, "docker.io")
+    })
 }
 
 #[test]
 fn containerd_with_hosts_toml() -> Result<()> {
-    story(Containerd::find(), |pierhead| Containerd::with_mirror("docker.io", pierhead))
+    story(Containerd::find(), |pierhead| {
+        Containerd::with_mirror("docker.io", pierhead)
+    })
 }
 
 #[test]
 fn podman_with_a_mirror() -> Result<()> {
-    story(Podman::find(), |pierhead| Podman::with_mirror("docker.io", pierhead))
+    story(Podman::find(), |pierhead| {
+        Podman::with_mirror("docker.io", pierhead)
+    })
 }
 
 #[test]
 fn skopeo_by_path() -> Result<()> {
-    story(Skopeo::find(), |pierhead| Skopeo::with_path(pierhead, "docker.io"))
+    story(Skopeo::find(), |pierhead| {
+        Skopeo::with_path(pierhead, "docker.io")
+    })
 }
 
 #[test]
 fn crane_by_path() -> Result<()> {
-    story(Crane::find(), |pierhead| Crane::with_path(pierhead, "docker.io"))
+    story(Crane::find(), |pierhead| {
+        Crane::with_path(pierhead, "docker.io")
+    })
 }
 
 /// An index and all that it names, exactly: for clients that copy every platform.
@@ -131,7 +157,10 @@ fn an_update_fetches_only_what_is_new() -> Result<()> {
 /// Two clients of different kinds, one cache: what one pulled by a mirror, the other has by path.
 #[test]
 fn clients_share_what_they_pull() -> Result<()> {
-    if or_skip(Containerd::find()).is_none() || or_skip(Skopeo::find()).is_none() || or_skip(registry::find()).is_none() {
+    if or_skip(Containerd::find()).is_none()
+        || or_skip(Skopeo::find()).is_none()
+        || or_skip(registry::find()).is_none()
+    {
         return Ok(());
     }
     let image = images()?.small;

@@ -5,7 +5,7 @@ use std::thread;
 use anyhow::Result;
 use pierhead_testkit::{
     images::write_random,
-    registry::{Fault, FakeRegistry, Gate},
+    registry::{FakeRegistry, Fault, Gate},
 };
 use pierhead_tests::{
     clients::{Client, Crane, Skopeo},
@@ -94,7 +94,11 @@ fn sixteen_on_a_cold_blob() -> Result<()> {
     assert_eq!(hub.gets_of(&digest), 1);
     let (_, peak) = pierhead.memory()?;
     // What is promised is 32 MB, for the release profile: a debug build's own code is far larger.
-    let bound = if place::profile()?.ends_with("release") { 32 } else { 64 };
+    let bound = if place::profile()?.ends_with("release") {
+        32
+    } else {
+        64
+    };
     assert!(peak <= bound * 1_000_000, "{peak} bytes at the peak");
     Ok(())
 }

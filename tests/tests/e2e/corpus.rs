@@ -1,0 +1,104 @@
+//! Real images, built from Debian's and Python's packages, in two versions each.
+
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use anyhow::{Result, ensure};
+use pierhead_tests::{
+    clients::{Client, Containerd, Docker, Podman, Pulled},
+    image::corpus,
+    layout::Image,
+    pierhead::{Options, Pierhead},
+    registry::{self, Registry},
+    tool::{Missing, or_skip},
+};
+
+/// What to run in an image, and what it then says.
+fn command(image: &Image) -> (&'static [&'static str], &'static str) {
+    match image.repository.as_str() {
+        "library/redis" => (&["redis-server", "--version"], "Redis server v="),
+        "library/flask" => (&["python3", "-m", "flask", "--version"], "Flask 3."),
+        _ => (&["sh", "-c", "echo it $((40 + 2))"], "it 42"),
+    }
+}
+
+/// All images that the client understands: pulled and run, then again with the upstream gone.
+fn story<C: Client>(
+    found: Result<impl Sized, Missing>,
+    understands: fn(&Image) -> bool,
+    client: impl FnOnce(SocketAddr) -> Result<C>,
+) -> Result<()> {
+    let Some(images) = or_skip(corpus()) else {
+        return Ok(());
+    };
+    if or_skip(found).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let images: Vec<&Image> = images.iter().filter(|it| understands(it)).collect();
+    let mut registry = Registry::start(&images)?;
+    let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
+    let client = client(pierhead.address())?;
+    check(&client, &images)?;
+    let mut blobs = BTreeSet::new();
+    for image in &images {
+        blobs.extend(image.here()?.blobs());
+    }
+    for (blob, count) in registry.blob_gets_of(&Vec::from_iter(blobs))? {
+        assert_eq!(count, 1, "{}: {blob}", client.name());
+    }
+    client.empty()?;
+    registry.stop()?;
+    check(&client, &images)
+}
+
+fn check(client: &dyn Client, images: &[&Image]) -> Result<()> {
+    for image in images {
+        let expected = Pulled {
+            root: image.root.clone(),
+            config: image.here()?.config.clone(),
+        };
+        assert_eq!(
+            client.pull(&image.name())?,
+            expected,
+            "{} of {}",
+            image.name(),
+            client.name()
+        );
+        let (words, answer) = command(image);
+        let said = client.run(&image.name(), words)?.unwrap_or_default();
+        ensure!(
+            said.contains(answer),
+            "{} in {} said {said:?}",
+            image.name(),
+            client.name()
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn docker() -> Result<()> {
+    // Docker before 23 knows no zstd.
+    story(
+        Docker::find(),
+        |image| !image.repository.ends_with("/zstd"),
+        Docker::with_mirror,
+    )
+}
+
+#[test]
+fn containerd() -> Result<()> {
+    story(
+        Containerd::find(),
+        |_| true,
+        |pierhead| Containerd::with_mirror("docker.io", pierhead),
+    )
+}
+
+#[test]
+fn podman() -> Result<()> {
+    story(
+        Podman::find(),
+        |_| true,
+        |pierhead| Podman::with_mirror("docker.io", pierhead),
+    )
+}

@@ -1,0 +1,189 @@
+//! pierhead behind TLS: real clients, certificates that change, clients that must show one.
+
+use std::{fs, net::SocketAddr, path::PathBuf};
+
+use anyhow::Result;
+use pierhead_testkit::{
+    http::{Connection, Request, Response},
+    registry::Authority,
+};
+use pierhead_tests::{
+    clients::{Client, Containerd, Docker, Pulled, Skopeo},
+    image::images,
+    pierhead::{Options, Pierhead},
+    place,
+    registry::{self, Registry},
+    tool::or_skip,
+    wait,
+};
+use tempfile::TempDir;
+
+/// An authority with its files.
+struct Files {
+    folder: TempDir,
+    authority: Authority,
+}
+
+impl Files {
+    fn new() -> Result<Self> {
+        let files = Self {
+            folder: place::scratch("tls")?,
+            authority: Authority::new(),
+        };
+        fs::write(files.path("ca.crt"), files.authority.pem())?;
+        files.issue("server")?;
+        Ok(files)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A certificate for loopback and its key, as two files of this name.
+    fn issue(&self, name: &str) -> Result<()> {
+        let (certificate, key) = self
+            .authority
+            .issue(&["127.0.0.1".to_owned(), "localhost".to_owned()]);
+        fs::write(self.path(&format!("{name}.key")), key)?;
+        Ok(fs::write(self.path(&format!("{name}.cert")), certificate)?)
+    }
+
+    fn config(&self) -> String {
+        format!(
+            "[tls]\ncert = {:?}\nkey = {:?}",
+            self.path("server.cert"),
+            self.path("server.key")
+        )
+    }
+}
+
+/// GET over TLS, trusting this authority only.
+fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    Ok(runtime.block_on(async {
+        Connection::open_tls(addr, "127.0.0.1", ca)
+            .await?
+            .exchange(&Request::get(path))
+            .await
+    })?)
+}
+
+/// The small image through `client`, twice, the second time without an upstream.
+fn story<C: Client>(
+    files: &Files,
+    more: &str,
+    client: impl FnOnce(SocketAddr) -> Result<C>,
+) -> Result<()> {
+    let image = images()?.small;
+    let mut registry = Registry::start(&[&image])?;
+    let config = format!("{}\n{more}", files.config());
+    let pierhead = Pierhead::start(
+        Options::new()
+            .upstream("docker.io", &registry.url())
+            .config(&config),
+    )?;
+    let client = client(pierhead.address())?;
+    let expected = Pulled {
+        root: image.root.clone(),
+        config: image.here()?.config.clone(),
+    };
+    assert_eq!(client.pull(&image.name())?, expected);
+    client.empty()?;
+    registry.stop()?;
+    assert_eq!(client.pull(&image.name())?, expected);
+    Ok(())
+}
+
+/// Docker tries HTTPS first with a registry on loopback, and takes any certificate there.
+#[test]
+fn docker() -> Result<()> {
+    if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    story(&Files::new()?, "", |pierhead| {
+        Docker::with_path(pierhead, "docker.io")
+    })
+}
+
+#[test]
+fn containerd() -> Result<()> {
+    if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let files = Files::new()?;
+    let keys = format!("ca = {:?}", files.path("ca.crt"));
+    story(&files, "", |pierhead| {
+        Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
+    })
+}
+
+/// Only who has a certificate of the authority is let in.
+#[test]
+fn containerd_with_a_certificate_of_its_own() -> Result<()> {
+    if or_skip(Containerd::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let files = Files::new()?;
+    files.issue("client")?;
+    let mutual = format!("client_ca = {:?}", files.path("ca.crt"));
+    let ca = format!("ca = {:?}", files.path("ca.crt"));
+    let keys = format!(
+        "{ca}\nclient = [[{:?}, {:?}]]",
+        files.path("client.cert"),
+        files.path("client.key")
+    );
+    story(&files, &mutual, |pierhead| {
+        assert!(
+            get(pierhead, "/v2/", files.authority.pem()).is_err(),
+            "let in without a certificate"
+        );
+        Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
+    })
+}
+
+#[test]
+fn skopeo() -> Result<()> {
+    if or_skip(Skopeo::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let files = Files::new()?;
+    let image = images()?.small;
+    let registry = Registry::start(&[&image])?;
+    let pierhead = Pierhead::start(
+        Options::new()
+            .upstream("docker.io", &registry.url())
+            .config(&files.config()),
+    )?;
+    let skopeo = Skopeo::with_path(pierhead.address(), "docker.io")?;
+    // It looks for a client's certificate in the same folder.
+    let trusted = files.path("trusted");
+    fs::create_dir(&trusted)?;
+    fs::copy(files.path("ca.crt"), trusted.join("ca.crt"))?;
+    let folder = trusted.display().to_string();
+    let (root, _) = skopeo.copy(&image.name(), true, &["--src-cert-dir", &folder])?;
+    assert_eq!(root, image.root);
+    Ok(())
+}
+
+/// A new certificate is used without a restart; a broken one is not, and nothing is lost by it.
+#[test]
+fn a_certificate_is_renewed() -> Result<()> {
+    let (files, others) = (Files::new()?, Files::new()?);
+    let pierhead = Pierhead::start(Options::new().config(&files.config()))?;
+    let address = pierhead.address();
+    assert_eq!(get(address, "/v2/", files.authority.pem())?.status, 200);
+    assert!(get(address, "/v2/", others.authority.pem()).is_err());
+    for name in ["server.key", "server.cert"] {
+        // As tools do it that renew: each file is replaced as a whole.
+        let next = files.path("next");
+        fs::copy(others.path(name), &next)?;
+        fs::rename(&next, files.path(name))?;
+    }
+    wait::until("the new certificate", || {
+        Ok(get(address, "/v2/", others.authority.pem()).ok())
+    })?;
+    assert!(get(address, "/v2/", files.authority.pem()).is_err());
+    Ok(())
+}
