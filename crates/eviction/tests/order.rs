@@ -2,6 +2,7 @@
 
 use pierhead_eviction::{Access, Fifo, Lru, Policy};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 fn access(key: char) -> Access<char> {
     Access {
@@ -109,7 +110,18 @@ fn agrees_with_a_list<P: Policy<u8>>(
     }
 }
 
+/// The same cases in every run: a test that fails does so for everybody.
+fn fixed() -> ProptestConfig {
+    ProptestConfig {
+        rng_seed: RngSeed::Fixed(1),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
+    #![proptest_config(fixed())]
+
     #[test]
     fn each_order_is_that_of_a_plain_list(steps in proptest::collection::vec((0..4_u8, 0..24_u8), 0..300)) {
         agrees_with_a_list(Lru::default(), |lru| lru.iter().copied().collect(), true, &steps);

@@ -1,7 +1,8 @@
 //! The endpoints of the Distribution API v1.1 as one type that parses and formats.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 use crate::{Digest, MediaType, Name, ParseError, Registry, Target};
 
@@ -60,6 +61,9 @@ pub enum Endpoint {
 /// digest, each byte percent-encoded) is shorter.
 const MAX_LEN: usize = 4096;
 
+/// Of all that a name can have, only the brackets of IPv6 may not stand in a path.
+const BRACKETS: AsciiSet = CONTROLS.add(b'[').add(b']');
+
 impl Endpoint {
     /// Parses the path and the query of a request (still percent-encoded, as they came).
     /// Query parameters that the endpoint does not have are ignored, as the API wants.
@@ -70,7 +74,10 @@ impl Endpoint {
         if path.len() > MAX_LEN {
             return Err(ParseError::Endpoint);
         }
-        let path = decode(path, false).ok_or(ParseError::Endpoint)?;
+        // An escape that is none stays, and fits no grammar below.
+        let path = percent_decode_str(path)
+            .decode_utf8()
+            .map_err(|_| ParseError::Endpoint)?;
         let rest = path.strip_prefix("/v2").ok_or(ParseError::Endpoint)?;
         if rest.is_empty() || rest == "/" {
             return Ok(Self::Base);
@@ -155,15 +162,7 @@ impl Endpoint {
     pub fn to_path(&self) -> String {
         let mut path = String::from("/v2/");
         if let Some(name) = self.name() {
-            // Of all that a name can have, only the brackets of IPv6 may not stand in a path.
-            for part in name.to_string().split_inclusive(['[', ']']) {
-                path.push_str(part.trim_end_matches(['[', ']']));
-                match part.as_bytes().last() {
-                    Some(b'[') => path.push_str("%5B"),
-                    Some(b']') => path.push_str("%5D"),
-                    _ => {}
-                }
-            }
+            path.extend(utf8_percent_encode(&name.to_string(), &BRACKETS));
             path.push('/');
         }
         match self {
@@ -178,15 +177,8 @@ impl Endpoint {
             }
             Self::Tags { n, last, .. } => {
                 path.push_str("tags/list");
-                let mut mark = '?';
-                if let Some(n) = n {
-                    let _ = write!(path, "{mark}n={n}");
-                    mark = '&';
-                }
-                if let Some(last) = last {
-                    let _ = write!(path, "{mark}last=");
-                    encode(&mut path, last);
-                }
+                let n = n.map(|n| n.to_string());
+                append(&mut path, &[("n", n.as_deref()), ("last", last.as_deref())]);
             }
             Self::Referrers {
                 digest,
@@ -194,10 +186,8 @@ impl Endpoint {
                 ..
             } => {
                 let _ = write!(path, "referrers/{digest}");
-                if let Some(artifact_type) = artifact_type {
-                    path.push_str("?artifactType=");
-                    encode(&mut path, artifact_type.as_str());
-                }
+                let artifact_type = artifact_type.as_ref().map(MediaType::as_str);
+                append(&mut path, &[("artifactType", artifact_type)]);
             }
         }
         path
@@ -215,16 +205,27 @@ fn parameter(
     if query.len() > MAX_LEN {
         return Err(ParseError::Query(key));
     }
-    for pair in query.split('&') {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if name == key {
-            let value = decode(value, true)
-                .filter(|value| value.len() <= max)
-                .ok_or(ParseError::Query(key))?;
-            return Ok(Some(value.into_owned()).filter(|value| !value.is_empty()));
-        }
+    let Some((_, value)) = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == key)
+    else {
+        return Ok(None);
+    };
+    // What is not UTF-8 was decoded to the replacement character.
+    if value.len() > max
+        || value.contains(|c: char| c.is_control() || c == char::REPLACEMENT_CHARACTER)
+    {
+        return Err(ParseError::Query(key));
     }
-    Ok(None)
+    Ok(Some(value.into_owned()).filter(|value| !value.is_empty()))
+}
+
+fn append(path: &mut String, parameters: &[(&str, Option<&str>)]) {
+    let mut mark = '?';
+    for (key, value) in parameters {
+        let Some(value) = value else { continue };
+        let _ = write!(path, "{mark}{key}=");
+        path.extend(form_urlencoded::byte_serialize(value.as_bytes()));
+        mark = '&';
+    }
 }
 
 /// A page size beyond all sense is no more wrong than a large one.
@@ -233,45 +234,4 @@ fn count(text: &str) -> Result<u32, ParseError> {
         return Err(ParseError::Query("n"));
     }
     Ok(text.parse().unwrap_or(u32::MAX))
-}
-
-/// `None` when a percent sign is not followed by two hex digits, or the result is not UTF-8 or
-/// has control characters. No copy when nothing is encoded.
-fn decode(text: &str, plus_is_space: bool) -> Option<Cow<'_, str>> {
-    let encoded = text
-        .bytes()
-        .any(|b| b == b'%' || (plus_is_space && b == b'+'));
-    let decoded = if encoded {
-        Cow::Owned(unescape(text, plus_is_space)?)
-    } else {
-        Cow::Borrowed(text)
-    };
-    (!decoded.contains(char::is_control)).then_some(decoded)
-}
-
-fn unescape(text: &str, plus_is_space: bool) -> Option<String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'%' => {
-                let high = char::from(bytes.next()?).to_digit(16)?;
-                let low = char::from(bytes.next()?).to_digit(16)?;
-                u8::try_from(high << 4 | low).ok()?
-            }
-            b'+' if plus_is_space => b' ',
-            byte => byte,
-        });
-    }
-    String::from_utf8(decoded).ok()
-}
-
-fn encode(to: &mut String, text: &str) {
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            to.push(char::from(byte));
-        } else {
-            let _ = write!(to, "%{byte:02X}");
-        }
-    }
 }
