@@ -23,7 +23,9 @@ const QUEUE: usize = 1024 * 1024;
 pub(crate) struct Flight {
     pub(crate) digest: Digest,
     pub(crate) store: Arc<Store>,
-    pub(crate) progress: watch::Sender<Progress>,
+    pub(crate) progress: Arc<watch::Sender<Progress>>,
+    /// The committed blob, once there is one. Held here for all readers: what they read is this file.
+    pub(crate) committed: OnceLock<Arc<OpenBlob>>,
     /// Set before the fill has any bytes.
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
     /// Bytes set aside for this fill.
@@ -48,7 +50,7 @@ pub(crate) struct Progress {
     /// The digest matched: all bytes are good, and there are no more than have landed.
     pub(crate) verified: bool,
     /// How it ended.
-    pub(crate) outcome: Option<Result<Arc<OpenBlob>, Error>>,
+    pub(crate) outcome: Option<Result<(), Error>>,
 }
 
 #[derive(Default)]
@@ -101,7 +103,8 @@ impl Flight {
         Self {
             digest,
             store,
-            progress: watch::Sender::new(Progress::default()),
+            progress: Arc::new(watch::Sender::new(Progress::default())),
+            committed: OnceLock::new(),
             reader: OnceLock::new(),
             reserved: AtomicU64::new(0),
             staged: AtomicU64::new(0),
@@ -177,7 +180,7 @@ impl Flight {
             if queue.closed {
                 return;
             }
-            if !matches!(order, Order::Finish(_)) {
+            if matches!(order, Order::Clear | Order::Abandon { keep: false, .. }) {
                 queue.bytes = queue
                     .bytes
                     .saturating_sub(queue.pieces.iter().map(Bytes::len).sum());
@@ -198,7 +201,8 @@ impl Flight {
         outcome
             .ok()
             .and_then(|progress| progress.outcome.clone())
-            .unwrap_or_else(|| Err(over()))
+            .unwrap_or_else(|| Err(over()))?;
+        self.committed.get().cloned().ok_or_else(over)
     }
 
     /// Why it ends badly.
@@ -212,7 +216,7 @@ impl Flight {
         let ingest = lock(&self.queue).ingest.take();
         if let Some(ingest) = ingest {
             let flight = self.clone();
-            self.runtime.spawn_blocking(move || ingest.run(&flight));
+            self.runtime.spawn_blocking(move || ingest.run(flight));
         }
     }
 

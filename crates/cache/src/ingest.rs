@@ -42,9 +42,9 @@ impl Ingest {
     }
 
     /// Works until there is nothing to do (then it goes back to its place in the flight) or the fill ends.
-    pub(crate) fn run(mut self: Box<Self>, flight: &Arc<Flight>) {
-        if let Err(error) = self.rehash(flight) {
-            return self.fail(flight, error, false);
+    pub(crate) fn run(mut self: Box<Self>, flight: Arc<Flight>) {
+        if let Err(error) = self.rehash(&flight) {
+            return self.fail(&flight, error, false);
         }
         loop {
             let Some((ingest, work)) = flight.next(self) else {
@@ -53,16 +53,16 @@ impl Ingest {
             self = ingest;
             match work {
                 Work::Pieces(pieces) => {
-                    if let Err(error) = self.take(flight, pieces) {
-                        return self.fail(flight, error, false);
+                    if let Err(error) = self.take(&flight, pieces) {
+                        return self.fail(&flight, error, false);
                     }
                 }
                 Work::Order(Order::Clear) => {
-                    if let Err(error) = self.clear(flight) {
-                        return self.fail(flight, error, false);
+                    if let Err(error) = self.clear(&flight) {
+                        return self.fail(&flight, error, false);
                     }
                 }
-                Work::Order(Order::Abandon { why, keep }) => return self.fail(flight, why, keep),
+                Work::Order(Order::Abandon { why, keep }) => return self.fail(&flight, why, keep),
                 Work::Order(Order::Finish(media_type)) => return self.finish(flight, media_type),
             }
         }
@@ -156,7 +156,7 @@ impl Ingest {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>, flight: &Arc<Flight>, media_type: Option<MediaType>) {
+    fn finish(mut self: Box<Self>, flight: Arc<Flight>, media_type: Option<MediaType>) {
         let actual =
             std::mem::replace(&mut self.hasher, Hasher::new(flight.digest.algorithm())).finish();
         if actual != flight.digest {
@@ -165,7 +165,7 @@ impl Ingest {
                 actual: Box::new(actual),
                 resumed: self.resumed,
             };
-            return self.fail(flight, error, false);
+            return self.fail(&flight, error, false);
         }
         let size = self.hashed;
         flight.progress.send_modify(|progress| {
@@ -175,20 +175,25 @@ impl Ingest {
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
         // Of a fill whose length was not known: the trailer's last bytes.
         let need = Store::need(size, trailer.media_type());
-        if let Err(error) = self.make_room(flight, need) {
-            return self.fail(flight, error, false);
+        if let Err(error) = self.make_room(&flight, need) {
+            return self.fail(&flight, error, false);
         }
         let reserved = flight.reserved.load(Ordering::Relaxed);
         let outcome = flight
             .store
             .commit(&flight.digest, self.staged, trailer, reserved);
+        let outcome = outcome.map(|open| {
+            // Nobody else sets it.
+            let _ = flight.committed.set(open);
+        });
         if let Err(error) = &outcome {
             tracing::warn!(digest = %flight.digest, %error, "a fill that was right could not be committed");
-            end(flight, reserved, None);
+            end(&flight, reserved, None);
         }
-        flight
-            .progress
-            .send_modify(|progress| progress.outcome = Some(outcome));
+        // Whoever is told finds the blob in no other hands than the readers'.
+        let progress = flight.progress.clone();
+        drop(flight);
+        progress.send_modify(|progress| progress.outcome = Some(outcome));
     }
 
     fn fail(self: Box<Self>, flight: &Arc<Flight>, mut error: Error, keep: bool) {

@@ -1,0 +1,501 @@
+//! The byte bound: hard at every step, whatever happens.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{blob, lead, open_with, store, try_store};
+use pierhead_cache::tier::Tier;
+use pierhead_cache::{Cache, Claim, Config, Content, Error};
+use pierhead_eviction::Lru;
+use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+/// One blob of 1 MB with its trailer, in whole blocks.
+const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
+
+fn on(tier: impl Tier + 'static, folder: &tempfile::TempDir, capacity: u64) -> Cache {
+    let config = Config::new(folder.path(), capacity);
+    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap()
+}
+
+#[tokio::test]
+async fn the_oldest_leave_and_pins_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    // The bound leaves room for the little more that is evicted.
+    let cache = on(MemoryTier::default(), &folder, 4 * ONE + ONE / 8);
+    let blobs: Vec<_> = (0..6).map(|seed| blob(seed, 1_000_000)).collect();
+    let names: Vec<_> = blobs.iter().map(|(digest, _)| *digest).collect();
+    cache.pin("zero", vec![names[0], names[5]]).await.unwrap();
+    for (digest, content) in &blobs[..4] {
+        store(&cache, digest, content).await;
+    }
+    cache.get(&names[1]).await.unwrap().expect("there");
+    store(&cache, &names[4], &blobs[4].1).await;
+    let there: Vec<_> = names.iter().map(|digest| cache.contains(digest)).collect();
+    assert_eq!(there, [true, true, false, true, true, false]);
+    assert_eq!(cache.stat().pinned, ONE);
+
+    // Pinned before it came: kept too.
+    store(&cache, &names[5], &blobs[5].1).await;
+    assert!(cache.unpin("zero").await.unwrap());
+    assert!(!cache.unpin("zero").await.unwrap());
+    assert_eq!(cache.stat().pinned, 0);
+    cache.prune(0).await.unwrap();
+    assert_eq!((cache.stat().used, cache.stat().blobs), (0, 0));
+}
+
+#[tokio::test]
+async fn what_can_never_fit_is_said_at_once_and_evicts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 3 * ONE);
+    let (kept, kept_content) = blob(1, 1_000_000);
+    let (pinned, pinned_content) = blob(2, 1_000_000);
+    store(&cache, &kept, &kept_content).await;
+    store(&cache, &pinned, &pinned_content).await;
+    cache.pin("it", vec![pinned]).await.unwrap();
+    for size in [2_100_000, 3 * MIB, u64::MAX / 2] {
+        let (mut fill, tail) = lead(&cache, &blob(3, 10).0).await;
+        let error = fill.begin(Some(size)).await.unwrap_err();
+        assert!(
+            matches!(error, Error::NoRoom { .. }) && error.is_storage(),
+            "{error}"
+        );
+        let error = tail.read_at(0, 1).await.unwrap_err();
+        assert!(
+            matches!(error, Error::NoRoom { .. }),
+            "readers know that they must stream: {error}"
+        );
+        assert!(matches!(
+            fill.write(vec![0].into()).await,
+            Err(Error::NoRoom { .. })
+        ));
+        drop(fill);
+        assert!(cache.contains(&kept) && cache.contains(&pinned));
+        assert_eq!(cache.stat().reserved, 0);
+    }
+}
+
+#[tokio::test]
+async fn fills_count_before_their_bytes_come() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    let (first, first_content) = blob(1, 1_500_000);
+    let (second, second_content) = blob(2, 1_000_000);
+    let (mut fill, _) = lead(&cache, &first).await;
+    fill.begin(Some(1_500_000)).await.unwrap();
+    assert!(cache.stat().reserved >= 1_500_000);
+    assert!(matches!(
+        try_store(&cache, &second, &second_content).await,
+        Err(Error::NoRoom { .. })
+    ));
+    fill.write(first_content).await.unwrap();
+    fill.finish().await.unwrap();
+    // Now it is a blob like others, and may leave.
+    store(&cache, &second, &second_content).await;
+    assert!(!cache.contains(&first) && cache.contains(&second));
+}
+
+#[tokio::test]
+async fn an_unknown_length_reserves_as_it_grows() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = MemoryTier::default();
+    let cache = on(tier.clone(), &folder, 2 * ONE);
+    let (digest, content) = blob(1, 1_900_000);
+    let (mut fill, _) = lead(&cache, &digest).await;
+    fill.begin(None).await.unwrap();
+    for piece in content.chunks(50_000) {
+        fill.write(piece.to_vec().into()).await.unwrap();
+    }
+    fill.finish().await.unwrap();
+    assert_eq!(cache.stat().reserved, 0);
+    cache.prune(0).await.unwrap();
+
+    let (digest, content) = blob(2, 2_500_000);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(None).await.unwrap();
+    let mut written = Ok(());
+    for piece in content.chunks(50_000) {
+        written = fill.write(piece.to_vec().into()).await;
+        if written.is_err() {
+            break;
+        }
+    }
+    if written.is_ok() {
+        written = fill.finish().await.map(|_| ());
+    }
+    assert!(matches!(written, Err(Error::NoRoom { .. })), "{written:?}");
+    assert!(matches!(tail.committed().await, Err(Error::NoRoom { .. })));
+    tier.leftovers(&mut |found| panic!("{found:?} stays on a disk that is full"))
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_deleted_blob_counts_until_its_last_reader_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    let (digest, content) = blob(1, 1_000_000);
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let other = object.clone();
+    assert_eq!(cache.prune(0).await.unwrap(), ONE);
+    assert!(cache.get(&digest).await.unwrap().is_none());
+    assert_eq!((cache.stat().used, cache.stat().reserved), (0, ONE));
+    assert_eq!(object.read_all(2_000_000).await.unwrap(), content);
+    drop(object);
+    let (big, big_content) = blob(2, 1_200_000);
+    assert!(matches!(
+        try_store(&cache, &big, &big_content).await,
+        Err(Error::NoRoom { .. })
+    ));
+
+    // The same digest may come back meanwhile, and is another file.
+    store(&cache, &digest, &content).await;
+    assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, ONE));
+    drop(other);
+    assert_eq!((cache.stat().used, cache.stat().reserved), (ONE, 0));
+}
+
+#[tokio::test]
+async fn what_is_being_read_is_spared() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 3 * ONE + ONE / 8);
+    let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 1_000_000)).collect();
+    for (digest, content) in &blobs[..3] {
+        store(&cache, digest, content).await;
+    }
+    let reader = cache.get(&blobs[0].0).await.unwrap();
+    cache.get(&blobs[1].0).await.unwrap();
+    cache.get(&blobs[2].0).await.unwrap();
+    store(&cache, &blobs[3].0, &blobs[3].1).await;
+    assert!(cache.contains(&blobs[0].0) && !cache.contains(&blobs[1].0));
+    drop(reader);
+}
+
+#[tokio::test]
+async fn partial_fills_leave_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = MemoryTier::default();
+    let cache = on(tier.clone(), &folder, 3 * ONE);
+    let (kept, kept_content) = blob(1, 1_000_000);
+    store(&cache, &kept, &kept_content).await;
+    let (cut, cut_content) = blob(2, 1_000_000);
+    let (mut fill, tail) = lead(&cache, &cut).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    fill.write(cut_content.slice(..800_000)).await.unwrap();
+    drop(fill);
+    let _ = tail.committed().await;
+    assert_eq!(cache.stat().reserved, 802_816);
+    let (next, next_content) = blob(3, 1_500_000);
+    store(&cache, &next, &next_content).await;
+    assert!(cache.contains(&kept) && cache.contains(&next));
+    assert_eq!(cache.stat().reserved, 0);
+    tier.leftovers(&mut |found| panic!("{found:?} should have made room"))
+        .unwrap();
+    let (fill, _) = lead(&cache, &cut).await;
+    assert_eq!(fill.offset(), 0);
+}
+
+#[tokio::test]
+async fn old_partial_fills_are_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (digest, content) = blob(1, 300_000);
+    let mut config = Config::new(folder.path(), 64 * MIB);
+    config.flush_interval = Duration::from_millis(20);
+    let cache = open_with(config.clone());
+    let (mut fill, _) = lead(&cache, &digest).await;
+    fill.begin(Some(300_000)).await.unwrap();
+    fill.write(content.slice(..200_000)).await.unwrap();
+    cache.close().await;
+    drop((fill, cache));
+
+    let staged = common::walk(&folder.path().join("staging"));
+    assert_eq!(staged.len(), 1);
+    let old = std::time::SystemTime::now() - 2 * config.leftover_age;
+    std::fs::File::options()
+        .write(true)
+        .open(&staged[0].0)
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
+    let cache = open_with(config);
+    let gone = async {
+        while cache.stat().reserved > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone)
+        .await
+        .expect("deleted by upkeep");
+    assert_eq!(common::files_below(folder.path(), "staging"), 0);
+}
+
+#[tokio::test]
+async fn a_smaller_bound_evicts_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 10 * ONE);
+    for seed in 0..8 {
+        let (digest, content) = blob(seed, 1_000_000);
+        store(&cache, &digest, &content).await;
+    }
+    cache.set_capacity(3 * ONE).await;
+    assert_eq!(
+        (cache.stat().used, cache.stat().capacity),
+        (3 * ONE, 3 * ONE)
+    );
+    assert!(cache.contains(&blob(7, 1_000_000).0));
+}
+
+#[tokio::test]
+async fn the_file_systems_free_space_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = Faulty::new(Arc::new(MemoryTier::default()));
+    tier.set_free(5 * MIB);
+    let mut config = Config::new(folder.path(), 1000 * MIB);
+    config.min_free = 3 * MIB;
+    let faults = tier.clone();
+    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap();
+    let (digest, content) = blob(1, 1_000_000);
+    // A fill under way counts as written already.
+    let (mut fill, _) = lead(&cache, &digest).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    let (second, second_content) = blob(2, 1_200_000);
+    assert!(matches!(
+        try_store(&cache, &second, &second_content).await,
+        Err(Error::NoRoom { .. })
+    ));
+    fill.write(content).await.unwrap();
+    fill.finish().await.unwrap();
+    faults.set_free(4 * MIB + MIB / 2);
+    store(&cache, &second, &second_content).await;
+    faults.set_free(3 * MIB);
+    assert!(matches!(
+        try_store(&cache, &blob(3, 3_000_000).0, &content_of(3, 3_000_000)).await,
+        Err(Error::NoRoom { .. })
+    ));
+    assert!(
+        cache.contains(&digest) && cache.contains(&second),
+        "nothing leaves when it cannot help"
+    );
+}
+
+fn content_of(seed: u64, len: usize) -> bytes::Bytes {
+    blob(seed, len).1
+}
+
+#[tokio::test]
+async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
+    const ENOSPC: i32 = 28;
+    const EIO: i32 = 5;
+    let folder = tempfile::tempdir().unwrap();
+    let memory = MemoryTier::default();
+    let faults = Faulty::new(Arc::new(memory.clone()));
+    let cache = on(faults.clone(), &folder, 64 * MIB);
+    let (other, other_content) = blob(1, 500_000);
+    store(&cache, &other, &other_content).await;
+    let (digest, content) = blob(2, 1_000_000);
+    for errno in [ENOSPC, EIO] {
+        faults.fail(Op::Write, 3, 1, errno);
+        let (mut fill, tail) = lead(&cache, &digest).await;
+        assert_eq!(fill.offset(), 0);
+        fill.begin(Some(1_000_000)).await.unwrap();
+        let mut result = Ok(());
+        for piece in content.chunks(100_000) {
+            result = fill.write(piece.to_vec().into()).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        if result.is_ok() {
+            result = fill.finish().await.map(|_| ());
+        }
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, Error::Io { .. }) && error.is_storage(),
+            "{error}"
+        );
+        let error = common::read_all(&tail).await.unwrap_err();
+        assert!(error.is_storage(), "{error}");
+        assert!(!cache.contains(&digest));
+        assert_eq!(cache.stat().reserved, 0);
+        memory
+            .leftovers(&mut |found| panic!("{found:?} stays on a disk that is full"))
+            .unwrap();
+        assert_eq!(
+            cache
+                .get(&other)
+                .await
+                .unwrap()
+                .unwrap()
+                .read_all(500_000)
+                .await
+                .unwrap(),
+            other_content
+        );
+    }
+    // Right to the last byte, but the commit fails: readers have it all, the cache has not.
+    faults.fail(Op::Commit, 0, 1, EIO);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    fill.write(content.clone()).await.unwrap();
+    assert!(matches!(fill.finish().await, Err(Error::Io { .. })));
+    assert_eq!(common::read_all(&tail).await.unwrap(), content);
+    assert!(!cache.contains(&digest) && tail.committed().await.is_err());
+    assert_eq!(cache.stat().reserved, 0);
+    // Staging cannot even be opened.
+    faults.fail(Op::Stage, 0, 1, ENOSPC);
+    assert!(
+        cache
+            .claim(&digest)
+            .await
+            .is_err_and(|error| error.is_storage())
+    );
+    store(&cache, &digest, &content).await;
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Store(u64),
+    Get(u64),
+    Hold(u64),
+    LetGo,
+    /// So much of it, in percent, then abandon.
+    Partly(u64, usize),
+    Pin(u64),
+    Unpin(u64),
+    Capacity(u64),
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let which = 0..12u64;
+    prop_oneof![
+        4 => which.clone().prop_map(Action::Store),
+        2 => which.clone().prop_map(Action::Get),
+        1 => which.clone().prop_map(Action::Hold),
+        1 => Just(Action::LetGo),
+        2 => (which.clone(), 1..100usize).prop_map(|(which, part)| Action::Partly(which, part)),
+        1 => which.clone().prop_map(Action::Pin),
+        1 => which.prop_map(Action::Unpin),
+        1 => (3..8u64).prop_map(Action::Capacity),
+    ]
+}
+
+/// From 90 KB to 400 KB.
+fn sized(which: u64) -> (pierhead_oci::Digest, bytes::Bytes) {
+    blob(which, 90_000 + usize::try_from(which).unwrap() * 28_000)
+}
+
+async fn holds_the_bound(actions: Vec<Action>) {
+    const UNIT: u64 = 200_000;
+    let folder = tempfile::tempdir().unwrap();
+    let tier = MemoryTier::default();
+    let cache = on(tier.clone(), &folder, 6 * UNIT);
+    let mut held = Vec::new();
+    let mut pinned = std::collections::BTreeSet::new();
+    for action in actions {
+        let before: Vec<_> = cache
+            .list(None, 100)
+            .iter()
+            .map(|entry| entry.digest)
+            .collect();
+        match action {
+            Action::Store(which) => {
+                let (digest, content) = sized(which);
+                if let Claim::Leader(fill, tail) = cache.claim(&digest).await.unwrap() {
+                    finish(fill, &tail, &content).await;
+                }
+            }
+            Action::Get(which) => {
+                let (digest, content) = sized(which);
+                if let Some(object) = cache.get(&digest).await.unwrap() {
+                    assert_eq!(object.read_all(1 << 20).await.unwrap(), content);
+                }
+            }
+            Action::Hold(which) => held.extend(cache.get(&sized(which).0).await.unwrap()),
+            Action::LetGo => held.clear(),
+            Action::Partly(which, part) => {
+                let (digest, content) = sized(which);
+                if let Claim::Leader(mut fill, tail) = cache.claim(&digest).await.unwrap() {
+                    let part = content.len() * part / 100;
+                    let offset = usize::try_from(fill.offset()).unwrap();
+                    if fill.begin(Some(content.len() as u64)).await.is_ok() && offset < part {
+                        fill.write(content.slice(offset..part)).await.unwrap();
+                    }
+                    fill.abandon("enough");
+                    if let Content::Tail(tail) = tail {
+                        assert!(tail.committed().await.is_err());
+                    }
+                }
+            }
+            Action::Pin(which) => {
+                cache
+                    .pin(&which.to_string(), vec![sized(which).0])
+                    .await
+                    .unwrap();
+                pinned.insert(sized(which).0);
+            }
+            Action::Unpin(which) => {
+                cache.unpin(&which.to_string()).await.unwrap();
+                pinned.remove(&sized(which).0);
+            }
+            Action::Capacity(units) => cache.set_capacity(units * UNIT).await,
+        }
+        let stat = cache.stat();
+        let (mut on_tier, mut blobs) = (0, 0);
+        let mut add =
+            |found: pierhead_cache::tier::Found| on_tier += found.bytes.div_ceil(4096) * 4096;
+        tier.scan(&mut |found| {
+            add(found);
+            blobs += 1;
+        })
+        .unwrap();
+        tier.leftovers(&mut add).unwrap();
+        assert!(
+            on_tier <= stat.used + stat.reserved,
+            "{on_tier} on the tier, counted as {stat:?}"
+        );
+        assert_eq!((stat.blobs, stat.fills), (blobs, 0));
+        // Pins and readers may keep more than a bound that was lowered; nothing ever exceeds what stays so.
+        let kept: u64 = stat.pinned + held.iter().map(|object| object.size() + 8192).sum::<u64>();
+        assert!(
+            stat.used + stat.reserved <= stat.capacity.max(kept),
+            "{stat:?}"
+        );
+        let lost = before
+            .iter()
+            .filter(|digest| pinned.contains(digest) && !cache.contains(digest))
+            .count();
+        assert_eq!(lost, 0, "pinned blobs stay");
+    }
+    drop(held);
+    cache.prune(0).await.unwrap();
+    let stat = cache.stat();
+    assert_eq!(
+        (stat.used, stat.reserved),
+        (stat.pinned, 0),
+        "every byte is accounted for"
+    );
+}
+
+async fn finish(mut fill: pierhead_cache::Fill, tail: &Content, content: &bytes::Bytes) {
+    let offset = usize::try_from(fill.offset()).unwrap();
+    match fill.begin(Some(content.len() as u64)).await {
+        Ok(()) => {
+            fill.write(content.slice(offset..)).await.unwrap();
+            fill.finish().await.unwrap();
+            assert_eq!(common::read_all(tail).await.unwrap(), content);
+        }
+        Err(error) => assert!(matches!(error, Error::NoRoom { .. }), "{error}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_bound_holds_whatever_is_done(actions in prop::collection::vec(action(), 1..40)) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(holds_the_bound(actions));
+    }
+}
