@@ -2,8 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod corpus;
 mod exec;
+mod fuzz;
+mod install;
 mod place;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -20,6 +23,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Run every check there is: what CI runs.
+    ///
+    /// As root on Debian it installs what is missing, and says what. A step that fails does not
+    /// keep the others from running. With CI=true, a step that cannot run fails.
+    Test(check::Options),
+    /// Install what the checks need, and nothing else.
+    Install,
     /// Build the images that tests pull, as an OCI image layout.
     Corpus {
         /// Where to put the layout, instead of `corpus` in the build folder.
@@ -29,10 +39,22 @@ enum Task {
         #[arg(long)]
         anew: bool,
     },
+    /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
+    Fuzz {
+        /// Only targets whose names contain this.
+        #[arg(default_value = "")]
+        filter: String,
+        /// Seconds for each target.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
+        Task::Test(options) => check::run(&options),
+        Task::Install => install::all().map(|()| true),
+        Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| true),
         Task::Corpus { out, anew } => {
             corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| true)
         }

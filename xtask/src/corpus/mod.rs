@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::place;
 use images::Builder;
+pub(crate) use images::missing_tools;
 
 /// The file in a complete corpus that says which recipe it was built by.
 const STAMP: &str = "recipe";
@@ -46,7 +47,7 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
             out.display()
         );
     }
-    let missing = images::missing_tools();
+    let missing = missing_tools();
     if !missing.is_empty() {
         bail!("missing {missing:?}: a Debian with python3-pip builds the corpus");
     }

@@ -1,0 +1,230 @@
+//! `cargo xtask test`: every check there is, the same for everybody and for CI.
+//!
+//! A failing step does not keep the next ones from running, so that one run tells all there is to
+//! mend. The last line is `N passed, M failed`: tests, and each other check as one.
+
+mod count;
+mod programs;
+mod steps;
+
+use std::{
+    io::Write as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, bail};
+
+use crate::install;
+use count::Count;
+use programs::Program;
+
+/// Which checks to run, and how.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only these steps (repeatable); see --list.
+    #[arg(long, value_name = "STEP")]
+    only: Vec<String>,
+    /// All but these steps (repeatable).
+    #[arg(long, value_name = "STEP")]
+    skip: Vec<String>,
+    /// Install nothing: what misses a program fails or is skipped.
+    #[arg(long)]
+    no_install: bool,
+    /// Say what the steps are, and stop.
+    #[arg(long)]
+    list: bool,
+}
+
+/// A check.
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    run: fn(&mut State) -> Result<Outcome>,
+}
+
+/// What became of a step that could be carried out.
+enum Outcome {
+    /// It holds.
+    Passed,
+    /// Tests ran; some may have failed.
+    Tests(Count),
+    /// It holds as far as it could be looked at; what could not is said.
+    Partly(String),
+    /// It cannot run here.
+    Cannot(String),
+}
+
+/// What steps leave for later ones.
+#[derive(Default)]
+struct State {
+    /// Test programs, once built.
+    programs: Option<Vec<Program>>,
+    /// Parts with their times, for the list of the slowest.
+    times: Vec<(String, Duration)>,
+}
+
+const STEPS: &[Step] = &[
+    Step {
+        name: "install",
+        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny",
+        run: steps::install,
+    },
+    Step {
+        name: "fmt",
+        about: "cargo fmt --check",
+        run: steps::fmt,
+    },
+    Step {
+        name: "deny",
+        about: "licences, sources, bans and advisories of what we depend on",
+        run: steps::deny,
+    },
+    Step {
+        name: "clippy",
+        about: "cargo clippy, warnings are errors",
+        run: steps::clippy,
+    },
+    Step {
+        name: "doc",
+        about: "cargo doc, warnings are errors, and the examples in it",
+        run: steps::doc,
+    },
+    Step {
+        name: "unit",
+        about: "unit, property and architecture tests",
+        run: steps::unit,
+    },
+    Step {
+        name: "corpus",
+        about: "the images that the end-to-end tests pull",
+        run: steps::corpus,
+    },
+    Step {
+        name: "e2e",
+        about: "pierhead as a process, real registries, real clients",
+        run: steps::end_to_end,
+    },
+    Step {
+        name: "aarch64",
+        about: "the binary for the DPU: built, and started under emulation",
+        run: steps::aarch64,
+    },
+];
+
+/// Runs the checks and says whether all hold.
+///
+/// # Errors
+/// When an option names no step.
+pub(crate) fn run(options: &Options) -> Result<bool> {
+    if options.list {
+        for step in STEPS {
+            println!("{:8} {}", step.name, step.about);
+        }
+        return Ok(true);
+    }
+    if let Some(unknown) = options
+        .only
+        .iter()
+        .chain(&options.skip)
+        .find(|name| STEPS.iter().all(|step| step.name != name.as_str()))
+    {
+        bail!("no step is called {unknown}: see `cargo xtask test --list`");
+    }
+    let chosen = STEPS.iter().filter(|step| {
+        let name = step.name.to_owned();
+        (options.only.is_empty() || options.only.contains(&name))
+            && !options.skip.contains(&name)
+            && !(options.no_install && name == "install")
+    });
+    let started = Instant::now();
+    let mut state = State::default();
+    let mut report = Report::default();
+    for step in chosen {
+        println!("\n=== {}: {}", step.name, step.about);
+        let begun = Instant::now();
+        let outcome = (step.run)(&mut state);
+        let time = begun.elapsed();
+        state.times.push((step.name.to_owned(), time));
+        report.add(step.name, outcome);
+        println!("=== {}: {:.1} s", step.name, time.as_secs_f64());
+    }
+    state
+        .times
+        .sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    println!("\nSlowest of {:.0} s:", started.elapsed().as_secs_f64());
+    for (name, time) in state.times.iter().take(12) {
+        println!("{:8.1} s  {name}", time.as_secs_f64());
+    }
+    Ok(report.close())
+}
+
+/// Adds up what became of the steps.
+#[derive(Default)]
+struct Report {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+    failures: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl Report {
+    fn add(&mut self, name: &str, outcome: Result<Outcome>) {
+        match outcome {
+            Ok(Outcome::Passed) => self.passed += 1,
+            Ok(Outcome::Tests(count)) => {
+                self.passed += count.passed;
+                self.failed += count.failed;
+                self.skipped += count.skipped;
+                self.failures
+                    .extend(count.failures.iter().map(|test| format!("{name}: {test}")));
+            }
+            Ok(Outcome::Partly(missing)) => {
+                self.passed += 1;
+                self.skipped += 1;
+                self.notes.push(format!("{name}: {missing}"));
+            }
+            Ok(Outcome::Cannot(reason)) if install::is_ci() => {
+                self.fail(
+                    name,
+                    &format!("cannot run, which in CI is a failure: {reason}"),
+                );
+            }
+            Ok(Outcome::Cannot(reason)) => {
+                self.skipped += 1;
+                self.notes.push(format!("{name}: {reason}"));
+            }
+            Err(error) => self.fail(name, &format!("{error:#}")),
+        }
+    }
+
+    fn fail(&mut self, name: &str, reason: &str) {
+        println!("{name} FAILED: {reason}");
+        self.failed += 1;
+        self.failures.push(format!("{name}: {reason}"));
+    }
+
+    /// Prints the sum, last of all, and says whether everything holds.
+    fn close(self) -> bool {
+        if !self.notes.is_empty() {
+            println!("\n!!! NOT CHECKED HERE:");
+            for note in &self.notes {
+                println!("!!!   {note}");
+            }
+        }
+        if !self.failures.is_empty() {
+            println!("\nFailed:");
+            for failure in &self.failures {
+                println!("  {failure}");
+            }
+        }
+        let skipped = match self.skipped {
+            0 => String::new(),
+            count => format!(", {count} skipped"),
+        };
+        // What went to standard error must not come after the line that is read by machines.
+        let _ = std::io::stderr().flush();
+        println!("\n{} passed, {} failed{skipped}", self.passed, self.failed);
+        self.failed == 0
+    }
+}

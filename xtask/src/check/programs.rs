@@ -1,0 +1,160 @@
+//! Test programs: built by one call of cargo, so that all share what is compiled, and run one by
+//! one, so that each has its time and none can hide another's failures.
+
+use std::{
+    io::{BufRead as _, BufReader, Read},
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::count::Count;
+use crate::place;
+
+/// A program longer at it than this hangs: the whole of CI has 90 minutes.
+const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// A compiled test program.
+pub(crate) struct Program {
+    /// Package and target, as `pierhead-cache::cache`.
+    pub(crate) name: String,
+    /// Which package it tests.
+    pub(crate) package: String,
+    path: PathBuf,
+    /// Tests expect their package's folder to be the current one.
+    folder: PathBuf,
+}
+
+/// Compiles every target of the workspace and gives the test programs, sorted by name.
+///
+/// # Errors
+/// When something does not compile; the compiler has said what.
+pub(crate) fn build() -> Result<Vec<Program>> {
+    let mut child = Command::new("cargo")
+        .current_dir(place::root())
+        .args(["test", "--workspace", "--no-run", "--quiet"])
+        .args(["--lib", "--bins", "--tests", "--examples"])
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start cargo")?;
+    let mut messages = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut messages)?;
+    }
+    if !child.wait()?.success() {
+        bail!("the workspace does not compile");
+    }
+    let mut programs: Vec<_> = messages.lines().filter_map(program).collect();
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    if programs.is_empty() {
+        bail!("cargo built no test program");
+    }
+    Ok(programs)
+}
+
+/// Reads a message of cargo about a test program.
+fn program(line: &str) -> Option<Program> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    if !message["profile"]["test"].as_bool()? {
+        return None;
+    }
+    let path = PathBuf::from(message["executable"].as_str()?);
+    let folder = PathBuf::from(message["manifest_path"].as_str()?)
+        .parent()?
+        .to_owned();
+    // `path+file:///…/crates/cache#pierhead-cache@0.1.0`, or `…/xtask#0.1.0` where the folder is
+    // called like the package.
+    let id = message["package_id"].as_str()?;
+    let (url, fragment) = id.split_once('#')?;
+    let package = match fragment.split_once('@') {
+        Some((name, _)) => name,
+        None => url.rsplit('/').next()?,
+    };
+    Some(Program {
+        name: format!("{package}::{}", message["target"]["name"].as_str()?),
+        package: package.to_owned(),
+        path,
+        folder,
+    })
+}
+
+impl Program {
+    /// Runs it, shows what it prints, and counts.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends in the middle, or takes longer than the limit.
+    pub(crate) fn run(&self, environment: &[(String, PathBuf)]) -> Result<Count> {
+        let mut command = Command::new(&self.path);
+        command
+            .current_dir(&self.folder)
+            .env("CARGO_MANIFEST_DIR", &self.folder)
+            .envs(environment.iter().map(|(name, value)| (name, value)));
+        count(&mut command)
+    }
+}
+
+/// Runs a program that prints as Rust's test programs do, shows what it prints, and counts.
+///
+/// # Errors
+/// As [`Program::run`].
+pub(crate) fn count(command: &mut Command) -> Result<Count> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        // A group of its own: if it hangs, the daemons that it started end with it.
+        .process_group(0)
+        .spawn()
+        .context("start a test program")?;
+    let stdout = child.stdout.take().context("no standard output")?;
+    let (lines, received) = mpsc::channel();
+    // Not joined: a daemon that outlives its test may hold the pipe open for ever.
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if lines.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let started = Instant::now();
+    let mut count = Count::default();
+    loop {
+        match received.recv_timeout(Duration::from_millis(200)) {
+            Ok(line) => {
+                count.line(&line);
+                // What passed is worth a line only in the sum.
+                if !line.is_empty() && !line.ends_with(" ... ok") {
+                    println!("  {line}");
+                }
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if child.try_wait()?.is_some() {
+            break;
+        }
+        if started.elapsed() > TIME_LIMIT {
+            let group = format!("-{}", child.id());
+            Command::new("kill")
+                .args(["-KILL", "--", &group])
+                .status()?;
+            child.wait()?;
+            bail!("still running after {} minutes", TIME_LIMIT.as_secs() / 60);
+        }
+    }
+    let status = child.wait()?;
+    if !count.ended {
+        bail!("ended in the middle: {status}");
+    }
+    if !status.success() && count.failed == 0 {
+        bail!("{status}, though no test failed");
+    }
+    Ok(count)
+}

@@ -1,0 +1,200 @@
+//! The steps of `cargo xtask test`, each a few calls of other programs.
+
+use std::{path::PathBuf, process::Command, time::Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    Outcome, State,
+    count::Count,
+    programs::{self, Program},
+};
+use crate::{corpus, exec, install, place};
+
+/// The package whose tests start daemons; its architecture tests count as unit tests.
+const END_TO_END: &str = "pierhead-tests";
+const ARCHITECTURE: &str = "pierhead-tests::architecture";
+
+pub(super) fn install(_: &mut State) -> Result<Outcome> {
+    match install::all() {
+        Ok(()) => Ok(Outcome::Passed),
+        Err(error) => Ok(Outcome::Cannot(format!("{error:#}"))),
+    }
+}
+
+pub(super) fn fmt(_: &mut State) -> Result<Outcome> {
+    show(cargo().args(["fmt", "--all", "--check"]))
+}
+
+pub(super) fn clippy(_: &mut State) -> Result<Outcome> {
+    show(
+        cargo()
+            .args(["clippy", "--workspace", "--all-targets", "--quiet", "--"])
+            .args(["-D", "warnings"]),
+    )
+}
+
+pub(super) fn doc(_: &mut State) -> Result<Outcome> {
+    show(
+        cargo()
+            .env("RUSTDOCFLAGS", "-D warnings")
+            .args(["doc", "--workspace", "--no-deps", "--quiet"])
+            .arg("--document-private-items"),
+    )?;
+    programs::count(cargo().args(["test", "--workspace", "--doc", "--quiet"])).map(|mut count| {
+        // The documentation itself is one check.
+        count.passed += 1;
+        Outcome::Tests(count)
+    })
+}
+
+pub(super) fn deny(_: &mut State) -> Result<Outcome> {
+    let Some(program) = place::find("cargo-deny") else {
+        return Ok(Outcome::Cannot("no cargo-deny".into()));
+    };
+    let deny = || {
+        let mut command = Command::new(&program);
+        command
+            .current_dir(place::root())
+            .args(["--log-level", "error"]);
+        command
+    };
+    show(
+        deny()
+            .args(["check", "--hide-inclusion-graph", "-A", "duplicate"])
+            .args(["bans", "licenses", "sources"]),
+    )?;
+    // The database is a git repository that no package registry carries.
+    if let Err(error) = exec::output(deny().args(["fetch", "db"])) {
+        let reason = format!("{error:#}");
+        let last = reason.lines().last().unwrap_or_default();
+        return Ok(Outcome::Partly(format!(
+            "advisories: the RustSec database cannot be fetched ({last})"
+        )));
+    }
+    show(deny().args(["check", "--disable-fetch", "advisories"]))
+}
+
+pub(super) fn unit(state: &mut State) -> Result<Outcome> {
+    run(state, &[], |program| {
+        program.package != END_TO_END || program.name == ARCHITECTURE
+    })
+}
+
+pub(super) fn corpus(_: &mut State) -> Result<Outcome> {
+    let missing = corpus::missing_tools();
+    if !missing.is_empty() {
+        return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
+    }
+    corpus::build(&place::corpus(), false)?;
+    Ok(Outcome::Passed)
+}
+
+pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
+    // Built again only if the tests alone were built before: it shares all their libraries.
+    show(cargo().args(["build", "--workspace", "--bins", "--quiet"]))?;
+    let profile = place::target().join("debug");
+    let mut environment = vec![("PIERHEAD_BIN".to_owned(), profile.join("pierhead"))];
+    if place::corpus().join("index.json").exists() {
+        environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
+    }
+    if let Some(bin) = place::go_bin() {
+        environment.push(("GOBIN".to_owned(), bin));
+    }
+    run(state, &environment, |program| {
+        program.package == END_TO_END && program.name != ARCHITECTURE
+    })
+}
+
+pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {
+    let Some(linker) = place::find("aarch64-linux-gnu-gcc") else {
+        return Ok(Outcome::Cannot("no aarch64-linux-gnu-gcc".into()));
+    };
+    let target = install::DPU;
+    let variable = target.to_uppercase().replace('-', "_");
+    show(
+        cargo()
+            .env(format!("CARGO_TARGET_{variable}_LINKER"), &linker)
+            .env(format!("CC_{}", target.replace('-', "_")), &linker)
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "pierhead",
+                "--target",
+                target,
+            ]),
+    )?;
+    let Some(emulator) = place::find("qemu-aarch64-static") else {
+        return Ok(Outcome::Cannot("no qemu-aarch64-static".into()));
+    };
+    let binary = place::target().join(target).join("debug/pierhead");
+    let version = exec::text(
+        Command::new(emulator)
+            .args(["-L", "/usr/aarch64-linux-gnu"])
+            .arg(&binary)
+            .arg("--version"),
+    )?;
+    if !version.starts_with("pierhead ") {
+        bail!("pierhead --version says {version:?}");
+    }
+    println!("  {}", version.trim());
+    Ok(Outcome::Passed)
+}
+
+/// Builds the test programs unless they are there, and runs those that are wanted.
+fn run(
+    state: &mut State,
+    environment: &[(String, PathBuf)],
+    wanted: impl Fn(&Program) -> bool,
+) -> Result<Outcome> {
+    let programs = match state.programs.take() {
+        Some(programs) => programs,
+        None => {
+            let begun = Instant::now();
+            let programs = programs::build()?;
+            state
+                .times
+                .push(("compiling the tests".to_owned(), begun.elapsed()));
+            programs
+        }
+    };
+    let mut sum = Count::default();
+    for program in programs.iter().filter(|program| wanted(program)) {
+        let begun = Instant::now();
+        println!("  --- {}", program.name);
+        match program.run(environment) {
+            Ok(count) => sum += &count,
+            Err(error) => {
+                println!("  {error:#}");
+                sum.failed += 1;
+                sum.failures.push(format!("{}: {error:#}", program.name));
+            }
+        }
+        state.times.push((program.name.clone(), begun.elapsed()));
+    }
+    state.programs = Some(programs);
+    if sum.passed + sum.failed == 0 {
+        bail!("no test ran");
+    }
+    Ok(Outcome::Tests(sum))
+}
+
+fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(place::root());
+    command
+}
+
+/// Runs a command whose own output says what is wrong.
+fn show(command: &mut Command) -> Result<Outcome> {
+    let name = exec::describe(command);
+    let status = command
+        .stdin(std::process::Stdio::null())
+        .status()
+        .with_context(|| format!("start {name}"))?;
+    if !status.success() {
+        bail!("{name}");
+    }
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,43 @@
+//! `cargo xtask fuzz`: every fuzz target for a while.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::{exec, place};
+
+/// Runs the targets whose names contain `filter`, each for `seconds`.
+///
+/// # Errors
+/// When a target found an input that breaks it, or `cargo fuzz` cannot run.
+pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
+    let root = place::root();
+    let list = exec::text(cargo_fuzz().current_dir(&root).arg("list"))
+        .context("cargo fuzz needs nightly Rust, and `cargo install cargo-fuzz`")?;
+    let targets: Vec<_> = list.lines().filter(|name| name.contains(filter)).collect();
+    if targets.is_empty() {
+        bail!("no fuzz target is called like {filter:?}");
+    }
+    for target in targets {
+        println!("=== {target}: {seconds} s");
+        let status = cargo_fuzz()
+            .current_dir(&root)
+            .args(["run", target, "--"])
+            .arg(format!("-max_total_time={seconds}"))
+            .status()?;
+        if !status.success() {
+            bail!("{target} broke: the input that did it lies in fuzz/artifacts/{target}");
+        }
+    }
+    Ok(())
+}
+
+fn cargo_fuzz() -> Command {
+    let mut command = Command::new("cargo");
+    // The toolchain file pins stable, which has no sanitizers; rustup's override beats the file.
+    command
+        .env("RUSTUP_TOOLCHAIN", "nightly")
+        .env_remove("CARGO")
+        .arg("fuzz");
+    command
+}

