@@ -1,15 +1,25 @@
 //! The operations.
 
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use bytes::Bytes;
+use http::{HeaderMap, Method};
 use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository};
 use prometheus_client::registry::Registry as Metrics;
 
-use crate::{Config, Error};
+use crate::blob::{self, BlobStream};
+use crate::exchange::{follow, refusal, settle};
+use crate::metrics::{self, Kind};
+use crate::origin::Origin;
+use crate::upstreams::Upstreams;
+use crate::{Config, Error, listing, manifest};
 
 /// A client of all upstreams; clones share connections, tokens and limits.
 #[derive(Clone)]
 pub struct Client {
-    _inner: std::sync::Arc<()>,
+    upstreams: Arc<ArcSwap<Upstreams>>,
+    metrics: metrics::Metrics,
 }
 
 /// What the caller already has of a document, for a conditional request.
@@ -40,76 +50,131 @@ pub enum Fetched {
 }
 
 impl Client {
-    /// No I/O but reading the CA files named in `config`.
+    /// No I/O but reading the CA files named in `config`, which blocks.
     ///
     /// # Errors
     /// A URL, CA file or proxy address that makes no sense; the message names it.
-    pub fn new(_config: Config) -> Result<Self, Error> {
-        todo!()
+    pub fn new(config: Config) -> Result<Self, Error> {
+        let metrics = metrics::Metrics::default();
+        let upstreams = Upstreams::new(config, &metrics)?;
+        Ok(Self {
+            upstreams: Arc::new(ArcSwap::from_pointee(upstreams)),
+            metrics,
+        })
     }
 
-    /// Takes a new configuration; requests under way end with the old one.
-    pub fn reload(&self, _config: Config) -> Result<(), Error> {
-        todo!()
+    /// Takes a new configuration; requests under way end with the old one. Blocks as [`Client::new`].
+    ///
+    /// # Errors
+    /// As [`Client::new`]; the old configuration stays.
+    pub fn reload(&self, config: Config) -> Result<(), Error> {
+        self.upstreams
+            .store(Arc::new(Upstreams::new(config, &self.metrics)?));
+        Ok(())
+    }
+
+    fn origin(&self, registry: &Registry) -> Result<Arc<Origin>, Error> {
+        self.upstreams.load().origin(registry)
     }
 
     /// A manifest or index. With something [`Known`]: one conditional request (HEAD, compare digests;
     /// then GET), without: one GET. At most 4 MiB.
-    pub async fn manifest(&self, _reference: &Reference, _known: &Known) -> Result<Fetched, Error> {
-        todo!()
+    ///
+    /// Failures that may pass are tried again twice, within about half a second of waiting. The caller
+    /// bounds the whole, which may take all time limits once for each try.
+    ///
+    /// # Errors
+    /// Any. A 429 is told at once.
+    pub async fn manifest(&self, reference: &Reference, known: &Known) -> Result<Fetched, Error> {
+        let origin = self.origin(&reference.registry)?;
+        manifest::manifest(&origin, Kind::Manifest, reference, known).await
     }
 
     /// The complete list of tags, all pages, as one `{"name":…,"tags":[…]}` document, sorted. At most 16 MiB.
-    pub async fn tags(&self, _registry: &Registry, _repository: &Repository, _known: &Known) -> Result<Fetched, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// As [`Client::manifest`].
+    pub async fn tags(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        known: &Known,
+    ) -> Result<Fetched, Error> {
+        let origin = self.origin(registry)?;
+        listing::tags(&origin, repository, known).await
     }
 
     /// The complete referrers index (all pages, unfiltered); falls back to the tag schema
     /// (`<alg>-<hex>`) where the upstream lacks the API; an empty index where there are none.
-    pub async fn referrers(&self, _registry: &Registry, _repository: &Repository, _digest: &Digest, _known: &Known) -> Result<Fetched, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// As [`Client::manifest`].
+    pub async fn referrers(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+        known: &Known,
+    ) -> Result<Fetched, Error> {
+        let origin = self.origin(registry)?;
+        listing::referrers(&origin, registry, repository, digest, known).await
     }
 
     /// The size of a blob, by HEAD. `None` when the upstream does not say.
-    pub async fn blob_size(&self, _registry: &Registry, _repository: &Repository, _digest: &Digest) -> Result<Option<u64>, Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// As [`Client::manifest`].
+    pub async fn blob_size(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<Option<u64>, Error> {
+        blob::size(self.origin(registry)?, repository, digest).await
     }
 
     /// A blob from `offset`. The stream resumes by itself when the upstream cuts it, within the retry
     /// budget: its caller sees one unbroken run of bytes, or an error.
-    pub async fn blob(&self, _registry: &Registry, _repository: &Repository, _digest: &Digest, _offset: u64) -> Result<BlobStream, Error> {
-        todo!()
+    ///
+    /// Waits while as many fetches are under way as the configuration allows, first come first served.
+    ///
+    /// # Errors
+    /// Any. A 429 is waited out when it asks for 2 seconds or less.
+    pub async fn blob(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        digest: &Digest,
+        offset: u64,
+    ) -> Result<BlobStream, Error> {
+        blob::open(self.origin(registry)?, repository, digest, offset).await
     }
 
     /// Whether the upstream answers `GET /v2/` (any status below 500): for `/readyz` and doctor.
-    pub async fn ping(&self, _registry: &Registry) -> Result<(), Error> {
-        todo!()
+    ///
+    /// # Errors
+    /// No answer, or one of 500 and above.
+    pub async fn ping(&self, registry: &Registry) -> Result<(), Error> {
+        let origin = self.origin(registry)?;
+        let uri = origin.url("/v2/")?;
+        let answer = follow(
+            &origin,
+            Kind::Ping,
+            &Method::GET,
+            uri,
+            &HeaderMap::new(),
+            Bytes::new(),
+        )
+        .await?;
+        if answer.response.status().is_server_error() {
+            return Err(refusal(&origin, &answer));
+        }
+        settle(answer.response).await;
+        Ok(())
     }
 
     /// Registers the metrics of the client; the caller gives the prefix.
-    pub fn register(&self, _registry: &mut Metrics) {
-        todo!()
-    }
-}
-
-/// The bytes of a blob as they arrive.
-pub struct BlobStream {
-    _todo: (),
-}
-
-impl BlobStream {
-    /// Total bytes of the blob, whatever the offset; `None` when the upstream does not say.
-    pub fn size(&self) -> Option<u64> {
-        todo!()
-    }
-
-    /// Where the first byte lies: the offset asked for, or 0 when the upstream cannot resume.
-    pub fn offset(&self) -> u64 {
-        todo!()
-    }
-
-    /// The next bytes; `None` at the end. Cancel safe.
-    pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
-        todo!()
+    pub fn register(&self, registry: &mut Metrics) {
+        self.metrics.register(registry);
     }
 }

@@ -24,7 +24,9 @@ pub enum Error {
         upstream: String,
     },
     /// 401 or 403, after logging in where we could.
-    #[error("{upstream} refuses access ({status}); if the repository is private, configure credentials for it")]
+    #[error(
+        "{upstream} refuses access ({status}); if the repository is private, configure credentials for it"
+    )]
     Denied {
         /// The registry asked.
         upstream: String,
@@ -63,6 +65,12 @@ pub enum Error {
         /// How.
         what: String,
     },
+    /// A configuration that cannot be used.
+    #[error("{what}")]
+    Config {
+        /// What makes no sense, and where.
+        what: String,
+    },
     /// A name that leads to an internal address, or a scheme that is not allowed.
     #[error("{upstream} is refused: {what}")]
     Forbidden {
@@ -78,7 +86,7 @@ impl Error {
     pub fn fault(&self) -> Fault {
         match self {
             Self::NotFound { .. } | Self::Denied { .. } => Fault::Request,
-            Self::Forbidden { .. } => Fault::Policy,
+            Self::Forbidden { .. } | Self::Config { .. } => Fault::Policy,
             _ => Fault::Upstream,
         }
     }

@@ -5,10 +5,30 @@
 
 #![forbid(unsafe_code)]
 
+mod authorize;
+mod bandwidth;
+mod blob;
+mod challenge;
 mod client;
 mod config;
+mod connect;
+mod credentials;
 mod error;
+mod exchange;
+mod guard;
+mod helper;
+mod listing;
+mod manifest;
+mod metrics;
+mod origin;
+mod range;
+mod redirect;
+mod retry;
+mod token;
+mod upstreams;
 
-pub use client::{BlobStream, Client, Fetched, Known};
-pub use config::{Config, Credentials, Upstream};
+pub use blob::BlobStream;
+pub use client::{Client, Fetched, Known};
+pub use config::{Config, Upstream};
+pub use credentials::{Credentials, DockerConfigError, docker_config};
 pub use error::{Error, Fault};

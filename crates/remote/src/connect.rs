@@ -1,0 +1,325 @@
+//! From a URL to a connected stream: addresses under guard, TCP, an HTTPS proxy, TLS.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use http::Uri;
+use http::uri::Scheme;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tower_service::Service;
+
+use crate::guard::{self, Allowed, Reach};
+
+/// The next address is tried beside a silent one after so long (RFC 8305, section 5).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// More addresses than this of one name are not tried.
+const MAX_ADDRESSES: usize = 8;
+
+/// Connects on behalf of one upstream, within its [`Reach`].
+#[derive(Clone)]
+pub(crate) struct Connector(Arc<Shared>);
+
+struct Shared {
+    reach: Reach,
+    tls: TlsConnector,
+    proxy: Option<Arc<Matcher>>,
+    timeout: Duration,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// The guard forbids the target.
+    #[error("{0}")]
+    Forbidden(String),
+    /// DNS, TCP, the proxy or TLS failed.
+    #[error("{what}")]
+    Failed {
+        what: String,
+        #[source]
+        source: Option<io::Error>,
+    },
+}
+
+impl ConnectError {
+    fn failed(what: impl Into<String>) -> Self {
+        Self::Failed {
+            what: what.into(),
+            source: None,
+        }
+    }
+
+    fn because(what: String, source: io::Error) -> Self {
+        Self::Failed {
+            what,
+            source: Some(source),
+        }
+    }
+}
+
+impl Connector {
+    pub(crate) fn new(
+        reach: Reach,
+        tls: Arc<rustls::ClientConfig>,
+        proxy: Option<Arc<Matcher>>,
+        timeout: Duration,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            reach,
+            tls: tls.into(),
+            proxy,
+            timeout,
+        }))
+    }
+}
+
+impl Shared {
+    async fn connect(&self, uri: &Uri) -> Result<Stream, ConnectError> {
+        let allowed = self.reach.judge(uri).map_err(ConnectError::Forbidden)?;
+        let (host, port) = host_and_port(uri)?;
+        let intercept = self.proxy.as_ref().and_then(|proxy| proxy.intercept(uri));
+        let tcp = match intercept {
+            Some(proxy) => tunnel(&proxy, uri).await?,
+            None => dial(&host, port, allowed).await?,
+        };
+        if uri.scheme() != Some(&Scheme::HTTPS) {
+            return Ok(Stream::new(tcp));
+        }
+        let name = ServerName::try_from(host.clone())
+            .map_err(|_| ConnectError::failed(format!("{host} can be in no certificate")))?;
+        let tls = self.tls.connect(name, tcp).await;
+        let tls = tls
+            .map_err(|e| ConnectError::because(format!("TLS with {host}:{port} failed: {e}"), e))?;
+        Ok(Stream::new(tls))
+    }
+}
+
+fn host_and_port(uri: &Uri) -> Result<(String, u16), ConnectError> {
+    guard::host_of(uri)
+        .zip(guard::port_of(uri))
+        .ok_or_else(|| ConnectError::failed("the URL names no host"))
+}
+
+/// Resolves, checks every address that it will try, and connects to the first that answers.
+///
+/// The addresses checked are the ones connected to: a name that resolves otherwise a moment later
+/// changes nothing.
+async fn dial(host: &str, port: u16, allowed: Allowed) -> Result<TcpStream, ConnectError> {
+    let resolved = tokio::net::lookup_host((host, port)).await;
+    let resolved = resolved
+        .map_err(|e| ConnectError::because(format!("{host} cannot be resolved: {e}"), e))?;
+    let addresses = alternate(resolved);
+    if allowed == Allowed::Public
+        && addresses
+            .iter()
+            .any(|address| !guard::is_public(address.ip()))
+    {
+        return Err(ConnectError::Forbidden(guard::internal(host)));
+    }
+    let mut waiting = addresses.into_iter();
+    let mut attempts = FuturesUnordered::new();
+    let mut last = ConnectError::failed(format!("{host} has no address"));
+    loop {
+        if let Some(address) = waiting.next() {
+            attempts.push(async move { (address, TcpStream::connect(address).await) });
+        }
+        let more = waiting.len() > 0;
+        let done = tokio::select! {
+            done = attempts.next() => done,
+            () = tokio::time::sleep(ATTEMPT_DELAY), if more => continue,
+        };
+        match done {
+            Some((_, Ok(stream))) => {
+                // Requests are one small write each; Nagle would hold them back for an ACK.
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Some((address, Err(e))) => last = ConnectError::because(format!("{address}: {e}"), e),
+            None => return Err(last),
+        }
+    }
+}
+
+/// The two families in turn, beginning with the one that the resolver prefers.
+fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let all: Vec<_> = resolved.collect();
+    let first_is_v6 = all.first().is_some_and(SocketAddr::is_ipv6);
+    let (first, second): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|address| address.is_ipv6() == first_is_v6);
+    let mut second = second.into_iter();
+    let mut mixed = Vec::new();
+    for address in first {
+        mixed.push(address);
+        mixed.extend(second.next());
+    }
+    mixed.extend(second);
+    mixed.truncate(MAX_ADDRESSES);
+    mixed
+}
+
+/// Through the HTTPS proxy, which is configured and may be anywhere. It resolves the name, so that no
+/// address is seen here: the guard has judged the name alone.
+async fn tunnel(proxy: &Intercept, uri: &Uri) -> Result<TcpStream, ConnectError> {
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), ToProxy);
+    if let Some(auth) = proxy.basic_auth() {
+        tunnel = tunnel.with_auth(auth.clone());
+    }
+    match tunnel.call(uri.clone()).await {
+        Ok(stream) => Ok(stream.into_inner()),
+        Err(e) => {
+            let place = proxy
+                .uri()
+                .authority()
+                .map(|authority| authority.host())
+                .unwrap_or_default();
+            let source = std::error::Error::source(&e)
+                .map(|source| format!(": {source}"))
+                .unwrap_or_default();
+            Err(ConnectError::failed(format!(
+                "HTTPS proxy {place}: {e}{source}"
+            )))
+        }
+    }
+}
+
+/// What [`Tunnel`] reaches the proxy by.
+struct ToProxy;
+
+impl Service<Uri> for ToProxy {
+    type Response = TokioIo<TcpStream>;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(async move {
+            let (host, port) = host_and_port(&uri)?;
+            Ok(TokioIo::new(dial(&host, port, Allowed::Any).await?))
+        })
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Stream;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, ConnectError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let shared = Arc::clone(&self.0);
+        Box::pin(async move {
+            match tokio::time::timeout(shared.timeout, shared.connect(&uri)).await {
+                Ok(result) => result,
+                Err(_) => Err(ConnectError::failed(format!(
+                    "no connection to {} within {:?}",
+                    uri.authority()
+                        .map(|authority| authority.as_str())
+                        .unwrap_or_default(),
+                    shared.timeout
+                ))),
+            }
+        })
+    }
+}
+
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connection as hyper wants it.
+pub(crate) struct Stream(TokioIo<Box<dyn Duplex>>);
+
+impl Stream {
+    fn new(io: impl Duplex + 'static) -> Self {
+        Self(TokioIo::new(Box::new(io)))
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Read for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl Write for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_alternate_and_are_bounded() {
+        let parse = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|t| t.parse().unwrap())
+                .collect::<Vec<SocketAddr>>()
+        };
+        let mixed = alternate(parse(&["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1"]).into_iter());
+        assert_eq!(
+            mixed,
+            parse(&["[::1]:1", "1.1.1.1:1", "[::2]:1", "[::3]:1"])
+        );
+        let many = (0..100).map(|n| SocketAddr::from(([10, 0, 0, n], 1)));
+        assert_eq!(alternate(many).len(), MAX_ADDRESSES);
+    }
+
+    #[tokio::test]
+    async fn the_address_is_checked_whatever_its_name() {
+        // Numbers are addresses to the resolver, as any name of /etc/hosts or a hostile DNS server is.
+        let error = dial("127.0.0.1", 1, Allowed::Public).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
+        let error = dial("localhost", 1, Allowed::Public).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
+        let error = dial("127.0.0.1", 1, Allowed::Any).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Failed { .. }), "{error}");
+    }
+}

@@ -1,0 +1,278 @@
+//! Tags and referrers: all pages of a list, as one document.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, LINK};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use pierhead_oci::{Algorithm, Digest, MediaType, Reference, Repository, Tag, Target};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::authorize::request;
+use crate::exchange::{read, refusal};
+use crate::manifest::{etag, manifest};
+use crate::metrics::Kind;
+use crate::origin::Origin;
+use crate::redirect::{next_link, resolve, same_origin};
+use crate::retry::{Patience, retrying};
+use crate::{Error, Fetched, Known};
+
+/// Bytes of all pages together.
+const MAX_TOTAL: usize = 16 << 20;
+
+/// A page of one tag each would otherwise make an endless walk out of a large list.
+const MAX_PAGES: usize = 10_000;
+
+enum Pages {
+    Unchanged,
+    /// With the `ETag` when there is but one: it says nothing of the others.
+    All {
+        pages: Vec<Bytes>,
+        etag: Option<String>,
+        json: bool,
+    },
+}
+
+/// Walks the list that begins at `path`.
+async fn pages(
+    origin: &Origin,
+    kind: Kind,
+    path: &str,
+    repository: &Repository,
+    accept: &'static str,
+    known: &Known,
+) -> Result<Pages, Error> {
+    let first = origin.url(path)?;
+    let mut uri = first.clone();
+    let mut seen = HashSet::new();
+    let mut pages = Vec::new();
+    let mut total = 0;
+    loop {
+        let conditional = known.etag.as_deref().filter(|_| pages.is_empty());
+        let page = retrying(origin, Patience::DOCUMENT, || async {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            if let Some(etag) = conditional.and_then(|etag| HeaderValue::from_str(etag).ok()) {
+                headers.insert(IF_NONE_MATCH, etag);
+            }
+            let answer =
+                request(origin, kind, &Method::GET, uri.clone(), headers, repository).await?;
+            match answer.response.status() {
+                StatusCode::OK => {}
+                StatusCode::NOT_MODIFIED if conditional.is_some() => return Ok(None),
+                _ => return Err(refusal(origin, &answer)),
+            }
+            let headers = answer.response.headers().clone();
+            let bytes = read(origin, answer.response, MAX_TOTAL - total).await?;
+            Ok(Some((headers, bytes)))
+        });
+        let Some((headers, bytes)) = page.await? else {
+            return Ok(Pages::Unchanged);
+        };
+        origin.budget.succeeded();
+        total += bytes.len();
+        pages.push(bytes);
+        let next = headers
+            .get_all(LINK)
+            .iter()
+            .find_map(|value| next_link(value.to_str().ok()?));
+        let Some(next) = next else {
+            let only = pages.len() == 1;
+            let json = headers
+                .get(CONTENT_TYPE)
+                .is_none_or(|value| value.to_str().is_ok_and(|text| text.contains("json")));
+            return Ok(Pages::All {
+                pages,
+                etag: etag(&headers).filter(|_| only),
+                json,
+            });
+        };
+        let next = resolve(&uri, next).filter(|next| same_origin(next, &first));
+        let next = next.ok_or_else(|| origin.protocol("the next page of its list is elsewhere"))?;
+        if next == first || !seen.insert(next.to_string()) {
+            return Err(origin.protocol("the pages of its list go in a circle"));
+        }
+        if seen.len() >= MAX_PAGES {
+            return Err(origin.protocol(format!("its list has more than {MAX_PAGES} pages")));
+        }
+        uri = next;
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Tags {
+    #[serde(default)]
+    name: String,
+    /// `null` is what some registries send for none.
+    tags: Option<Vec<String>>,
+}
+
+/// All tags, sorted by their bytes, each once.
+pub(crate) async fn tags(
+    origin: &Origin,
+    repository: &Repository,
+    known: &Known,
+) -> Result<Fetched, Error> {
+    // Without `n` some registries send pages of 50.
+    let path = format!("/v2/{repository}/tags/list?n=1000");
+    let (pages, etag) = match pages(
+        origin,
+        Kind::Tags,
+        &path,
+        repository,
+        "application/json",
+        known,
+    )
+    .await?
+    {
+        Pages::Unchanged => return Ok(Fetched::Unchanged),
+        Pages::All { pages, etag, .. } => (pages, etag),
+    };
+    let mut tags = Vec::new();
+    for page in pages {
+        let page: Tags = serde_json::from_slice(&page)
+            .map_err(|_| origin.protocol("its list of tags is not one"))?;
+        tags.extend(
+            page.tags
+                .unwrap_or_default()
+                .into_iter()
+                .filter(|tag| tag.parse::<Tag>().is_ok()),
+        );
+    }
+    tags.sort_unstable();
+    tags.dedup();
+    let whole = Tags {
+        name: repository.to_string(),
+        tags: Some(tags),
+    };
+    let bytes = serde_json::to_vec(&whole).unwrap_or_default();
+    Ok(document(origin, bytes.into(), "application/json", etag)?.unless(known))
+}
+
+/// All referrers of a digest as one index; none is an empty one.
+pub(crate) async fn referrers(
+    origin: &Origin,
+    registry: &pierhead_oci::Registry,
+    repository: &Repository,
+    digest: &Digest,
+    known: &Known,
+) -> Result<Fetched, Error> {
+    let path = format!("/v2/{repository}/referrers/{digest}");
+    let fetched = match pages(
+        origin,
+        Kind::Referrers,
+        &path,
+        repository,
+        MediaType::OCI_INDEX,
+        known,
+    )
+    .await
+    {
+        Ok(Pages::Unchanged) => return Ok(Fetched::Unchanged),
+        Ok(Pages::All {
+            pages,
+            etag,
+            json: true,
+        }) => match merge(pages) {
+            Some(bytes) => document(origin, bytes, MediaType::OCI_INDEX, etag)?,
+            None => return Err(origin.protocol("its list of referrers is no index")),
+        },
+        // Registries without the API answer so, or with the page of a web site.
+        Ok(Pages::All { json: false, .. })
+        | Err(
+            Error::NotFound { .. }
+            | Error::Status {
+                status: 400 | 405 | 406 | 501,
+                ..
+            },
+        ) => {
+            let target = Target::Tag(
+                fallback_tag(digest)
+                    .parse()
+                    .map_err(|_| origin.protocol("no such tag"))?,
+            );
+            let reference = Reference {
+                registry: registry.clone(),
+                repository: repository.clone(),
+                target,
+            };
+            match manifest(origin, Kind::Referrers, &reference, known).await {
+                Err(Error::NotFound { .. }) => {
+                    document(origin, EMPTY.into(), MediaType::OCI_INDEX, None)?
+                }
+                other => return other,
+            }
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(fetched.unless(known))
+}
+
+const EMPTY: &[u8] =
+    br#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
+
+/// The tag under which referrers lie where the API is missing: `<alg>-<hex>`, each part cut to the
+/// lengths that the spec gives (Distribution v1.1, "Referrers Tag Schema").
+fn fallback_tag(digest: &Digest) -> String {
+    let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
+    tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);
+    tag
+}
+
+/// One index out of all pages; a single page stays byte for byte what it is.
+fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
+    let mut whole: Option<Value> = None;
+    for page in &pages {
+        let mut page: Value = serde_json::from_slice(page).ok()?;
+        let entries = std::mem::take(page.get_mut("manifests")?.as_array_mut()?);
+        let whole = whole.get_or_insert(page);
+        whole.get_mut("manifests")?.as_array_mut()?.extend(entries);
+    }
+    match <[Bytes; 1]>::try_from(pages) {
+        Ok([only]) => Some(only),
+        Err(_) => Some(serde_json::to_vec(&whole?).ok()?.into()),
+    }
+}
+
+fn document(
+    origin: &Origin,
+    bytes: Bytes,
+    media_type: &str,
+    etag: Option<String>,
+) -> Result<Fetched, Error> {
+    let media_type = MediaType::new(media_type).ok_or_else(|| origin.protocol("no media type"))?;
+    let digest = Digest::of(Algorithm::Sha256, &bytes);
+    Ok(Fetched::Document {
+        bytes,
+        media_type,
+        digest,
+        etag,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fallback_tags_are_tags() {
+        let short = Digest::of(Algorithm::Sha256, b"");
+        assert_eq!(fallback_tag(&short), short.to_string().replace(':', "-"));
+        let long = fallback_tag(&Digest::of(Algorithm::Sha512, b""));
+        assert_eq!(long.len(), "sha512-".len() + 64);
+        assert!(long.parse::<Tag>().is_ok());
+    }
+
+    #[test]
+    fn pages_merge_and_a_single_one_is_kept() {
+        let page = |text: &'static str| Bytes::from_static(text.as_bytes());
+        let odd = page(r#"{ "manifests" : [ 1 ], "schemaVersion":2 }"#);
+        assert_eq!(merge(vec![odd.clone()]), Some(odd.clone()));
+        let merged = merge(vec![odd, page(r#"{"manifests":[2,3]}"#)]).unwrap();
+        assert_eq!(merged, page(r#"{"manifests":[1,2,3],"schemaVersion":2}"#));
+        for wrong in ["", "[]", "{}", r#"{"manifests":7}"#] {
+            assert_eq!(merge(vec![page(wrong)]), None, "{wrong}");
+        }
+    }
+}

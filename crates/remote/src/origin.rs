@@ -1,0 +1,76 @@
+//! One upstream: where it is, what may be reached on its behalf, and what is remembered of it.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::Uri;
+use pierhead_oci::Registry;
+use tokio::sync::Semaphore;
+
+use crate::authorize::Memory;
+use crate::bandwidth::Bandwidth;
+use crate::exchange::Http;
+use crate::metrics::UpstreamMetrics;
+use crate::retry::Budget;
+use crate::token::Tokens;
+use crate::{Credentials, Error};
+
+/// Time limits of an exchange; see [`Config`](crate::Config).
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) header_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
+}
+
+/// What all upstreams share.
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) tokens: Tokens,
+    pub(crate) helper_folders: Vec<PathBuf>,
+    pub(crate) fetches: Arc<Semaphore>,
+    pub(crate) bandwidth: Option<Bandwidth>,
+}
+
+/// One upstream.
+pub(crate) struct Origin {
+    pub(crate) name: Registry,
+    /// Scheme, host, port and path prefix, without a slash at the end.
+    pub(crate) base: String,
+    pub(crate) http: Http,
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) budget: Budget,
+    pub(crate) metrics: UpstreamMetrics,
+    pub(crate) memory: Mutex<Memory>,
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Origin {
+    /// The URL of a path that begins with `/v2/`.
+    pub(crate) fn url(&self, path: &str) -> Result<Uri, Error> {
+        let text = format!("{}{path}", self.base);
+        text.parse()
+            .map_err(|_| self.forbidden(format!("{text} is no URL")))
+    }
+
+    pub(crate) fn protocol(&self, what: impl Into<String>) -> Error {
+        Error::Protocol {
+            upstream: self.name.to_string(),
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn transport(&self, what: impl Into<String>) -> Error {
+        Error::Transport {
+            upstream: self.name.to_string(),
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn forbidden(&self, what: impl Into<String>) -> Error {
+        Error::Forbidden {
+            upstream: self.name.to_string(),
+            what: what.into(),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Bearer tokens: fetched once for all who wait, kept until they expire, bounded in number.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pierhead_oci::Registry;
+use serde::Deserialize;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use crate::Error;
+
+/// Tokens kept, over all upstreams; each has some 1 to 4 KiB.
+const CAPACITY: usize = 512;
+
+/// What a token server must answer within.
+pub(crate) const MAX_ANSWER: usize = 64 << 10;
+
+/// The token spec: a server that says nothing means a minute, and none means less.
+const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+
+/// Not believed for longer, so that a revoked right ends.
+const LONGEST_LIFE: Duration = Duration::from_secs(3600);
+
+/// A bearer token.
+pub(crate) struct Token {
+    pub(crate) secret: Zeroizing<String>,
+    expires: Instant,
+}
+
+/// For which upstream, and what of it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) registry: Registry,
+    pub(crate) scope: String,
+}
+
+type Cell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
+
+#[derive(Default)]
+struct Cells {
+    by_key: HashMap<Key, (Cell, u64)>,
+    tick: u64,
+}
+
+/// The tokens of all upstreams.
+#[derive(Default)]
+pub(crate) struct Tokens(Mutex<Cells>);
+
+impl Tokens {
+    /// A fresh token: the one that is there, the one that is being fetched, or what `fetch` brings. A
+    /// `rejected` one counts as not there. A failure is told to all who waited for it, and to nobody else.
+    ///
+    /// Cancel safe: when the one who fetches leaves, another who waits takes over.
+    pub(crate) async fn get<F>(
+        &self,
+        key: &Key,
+        rejected: Option<&Arc<Token>>,
+        fetch: impl FnOnce() -> F,
+    ) -> Result<Arc<Token>, Error>
+    where
+        F: Future<Output = Result<Arc<Token>, Error>>,
+    {
+        let cell = self.cell(key, rejected);
+        cell.get_or_init(fetch).await.clone()
+    }
+
+    fn cell(&self, key: &Key, rejected: Option<&Arc<Token>>) -> Cell {
+        let now = Instant::now();
+        let usable = |cell: &Cell| match cell.get() {
+            None => true,
+            Some(Ok(token)) => {
+                token.expires > now
+                    && !rejected.is_some_and(|rejected| Arc::ptr_eq(rejected, token))
+            }
+            Some(Err(_)) => false,
+        };
+        let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cells.tick += 1;
+        let tick = cells.tick;
+        if let Some((cell, used)) = cells.by_key.get_mut(key) {
+            *used = tick;
+            if !usable(cell) {
+                *cell = Cell::default();
+            }
+            return Arc::clone(cell);
+        }
+        if cells.by_key.len() >= CAPACITY {
+            cells.by_key.retain(|_, (cell, _)| usable(cell));
+        }
+        if cells.by_key.len() >= CAPACITY {
+            let oldest = cells
+                .by_key
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(key, _)| key.clone());
+            oldest.map(|key| cells.by_key.remove(&key));
+        }
+        let cell = Cell::default();
+        cells.by_key.insert(key.clone(), (Arc::clone(&cell), tick));
+        cell
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    token: Option<Zeroizing<String>>,
+    access_token: Option<Zeroizing<String>>,
+    expires_in: Option<u64>,
+}
+
+impl Token {
+    /// From a token server's JSON. `None` when there is no token in it that a header can carry.
+    ///
+    /// The life begins now and not at `issued_at`, whose clock is another's; its last tenth is not used,
+    /// so that no token expires on the way.
+    pub(crate) fn parse(json: &[u8]) -> Option<Self> {
+        let answer: Answer = serde_json::from_slice(json).ok()?;
+        let filled = |token: &Zeroizing<String>| !token.is_empty();
+        let secret = answer
+            .token
+            .filter(filled)
+            .or(answer.access_token.filter(filled))?;
+        if !secret.bytes().all(|b| b.is_ascii_graphic()) {
+            return None;
+        }
+        let life = answer
+            .expires_in
+            .map_or(SHORTEST_LIFE, Duration::from_secs)
+            .clamp(Duration::from_secs(1), LONGEST_LIFE);
+        Some(Self {
+            secret,
+            expires: Instant::now() + life.mul_f64(0.9),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn key(scope: &str) -> Key {
+        Key {
+            registry: "quay.io".parse().unwrap(),
+            scope: scope.into(),
+        }
+    }
+
+    fn token(json: &str) -> Option<Arc<Token>> {
+        Token::parse(json.as_bytes()).map(Arc::new)
+    }
+
+    #[test]
+    fn answers_of_token_servers() {
+        let secret = |json| token(json).map(|token| token.secret.to_string());
+        assert_eq!(
+            secret(r#"{"token":"a","access_token":"b","expires_in":300}"#).as_deref(),
+            Some("a")
+        );
+        assert_eq!(
+            secret(r#"{"token":"","access_token":"b"}"#).as_deref(),
+            Some("b")
+        );
+        for json in [
+            "",
+            "{}",
+            r#"{"token":""}"#,
+            r#"{"token":"a\r\nb: c"}"#,
+            r#"{"token":7}"#,
+            r#"{"token":"a","expires_in":-1}"#,
+        ] {
+            assert_eq!(secret(json), None, "{json}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_kept_until_it_expires_or_is_rejected() {
+        let tokens = Tokens::default();
+        let fetched = AtomicUsize::new(0);
+        let get = async |rejected: Option<&Arc<Token>>| {
+            let fetch = || async {
+                fetched.fetch_add(1, Ordering::Relaxed);
+                Ok(token(r#"{"token":"a","expires_in":100}"#).unwrap())
+            };
+            tokens.get(&key("x"), rejected, fetch).await.unwrap()
+        };
+        let first = get(None).await;
+        assert!(Arc::ptr_eq(&first, &get(None).await));
+        tokio::time::advance(Duration::from_secs(89)).await;
+        assert!(Arc::ptr_eq(&first, &get(None).await));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let second = get(None).await;
+        assert_eq!(fetched.load(Ordering::Relaxed), 2);
+        let third = get(Some(&second)).await;
+        // Who still holds the second finds that it has been replaced already.
+        assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
+        assert_eq!(fetched.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn one_fetch_for_all_who_wait_also_when_it_fails() {
+        let tokens = Tokens::default();
+        let fetched = AtomicUsize::new(0);
+        let fetch = || async {
+            fetched.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            Err(Error::NotFound {
+                upstream: "x".into(),
+            })
+        };
+        let key = key("x");
+        let all = (0..10).map(|_| tokens.get(&key, None, fetch));
+        let results = futures_util::future::join_all(all).await;
+        assert!(results.iter().all(Result::is_err));
+        assert_eq!(fetched.load(Ordering::Relaxed), 1);
+        assert!(tokens.get(&key, None, fetch).await.is_err());
+        assert_eq!(
+            fetched.load(Ordering::Relaxed),
+            2,
+            "a failure is not remembered"
+        );
+    }
+
+    #[tokio::test]
+    async fn their_number_is_bounded() {
+        let tokens = Tokens::default();
+        for n in 0..2 * CAPACITY {
+            let fetch = || async { Ok(token(r#"{"token":"a"}"#).unwrap()) };
+            tokens.get(&key(&n.to_string()), None, fetch).await.unwrap();
+        }
+        let cells = tokens.0.lock().unwrap();
+        assert_eq!(cells.by_key.len(), CAPACITY);
+        assert!(
+            cells
+                .by_key
+                .contains_key(&key(&(2 * CAPACITY - 1).to_string()))
+        );
+    }
+}

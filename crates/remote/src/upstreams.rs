@@ -1,0 +1,250 @@
+//! Which upstream a registry's name means: a configured one, or a stranger on the public Internet.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::Uri;
+use http::uri::Scheme;
+use hyper_util::client::proxy::matcher::Matcher;
+use pierhead_oci::Registry;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+use tokio::sync::Semaphore;
+
+use crate::authorize::Memory;
+use crate::bandwidth::Bandwidth;
+use crate::connect::Connector;
+use crate::exchange::{Http, http};
+use crate::guard::{Reach, host_of, port_of};
+use crate::metrics::Metrics;
+use crate::origin::{Limits, Origin, Shared};
+use crate::retry::Budget;
+use crate::token::Tokens;
+use crate::{Config, Credentials, Error, Upstream};
+
+/// Where Docker Hub's API is.
+const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
+
+/// All upstreams of one configuration.
+pub(crate) struct Upstreams {
+    configured: HashMap<Registry, Arc<Origin>>,
+    strangers: Strangers,
+    /// The connections of all strangers: they may reach the same places.
+    public: Http,
+    credentials: HashMap<Registry, Credentials>,
+    metrics: Metrics,
+    shared: Arc<Shared>,
+}
+
+/// What every connector is made of.
+struct Network<'a> {
+    config: &'a Config,
+    proxy: Option<Arc<Matcher>>,
+}
+
+impl Upstreams {
+    pub(crate) fn new(config: Config, metrics: &Metrics) -> Result<Self, Error> {
+        let network = Network {
+            proxy: proxy(&config)?,
+            config: &config,
+        };
+        let public = network.http(Reach::default(), None)?;
+        let shared = Arc::new(Shared {
+            limits: Limits {
+                header_timeout: config.header_timeout,
+                stall_timeout: config.stall_timeout,
+            },
+            tokens: Tokens::default(),
+            helper_folders: config.helper_folders.clone(),
+            fetches: Arc::new(Semaphore::new(
+                config.max_fetches.clamp(1, Semaphore::MAX_PERMITS),
+            )),
+            bandwidth: config.bandwidth.map(Bandwidth::new),
+        });
+        let mut configured = HashMap::new();
+        for (name, upstream) in &config.upstreams {
+            let (base, reach) = place(name, upstream)?;
+            let credentials = upstream
+                .credentials
+                .as_ref()
+                .or(config.credentials.get(name))
+                .cloned();
+            let origin = Origin {
+                name: name.clone(),
+                base,
+                http: network.http(reach, Some((name, upstream)))?,
+                credentials,
+                budget: Budget::new(),
+                metrics: metrics.upstream(name.as_str()),
+                memory: Mutex::new(Memory::default()),
+                shared: Arc::clone(&shared),
+            };
+            configured.insert(name.clone(), Arc::new(origin));
+        }
+        let (metrics, credentials) = (metrics.clone(), config.credentials);
+        Ok(Self {
+            configured,
+            strangers: Strangers::new(),
+            public,
+            credentials,
+            metrics,
+            shared,
+        })
+    }
+
+    /// The upstream of that name.
+    pub(crate) fn origin(&self, name: &Registry) -> Result<Arc<Origin>, Error> {
+        if let Some(origin) = self.configured.get(name) {
+            return Ok(Arc::clone(origin));
+        }
+        let (base, label) = if name.is_docker_hub() {
+            (DOCKER_HUB_URL.to_owned(), name.as_str())
+        } else {
+            (format!("https://{name}"), "other")
+        };
+        // Refused before anything is remembered of it; connecting checks again.
+        let what = match base.parse() {
+            Ok(url) => Reach::default().judge(&url).err(),
+            Err(_) => Some("its name makes no URL".to_owned()),
+        };
+        if let Some(what) = what {
+            return Err(Error::Forbidden {
+                upstream: name.to_string(),
+                what,
+            });
+        }
+        Ok(self.strangers.get(name, || Origin {
+            name: name.clone(),
+            base,
+            http: self.public.clone(),
+            credentials: self.credentials.get(name).cloned(),
+            budget: Budget::new(),
+            metrics: self.metrics.upstream(label),
+            memory: Mutex::new(Memory::default()),
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+}
+
+/// The base URL of a configured upstream, and where it may lead.
+fn place(name: &Registry, upstream: &Upstream) -> Result<(String, Reach), Error> {
+    let wrong = |why: &str| Error::Config {
+        what: format!("upstream {name}: {:?} {why}", upstream.url),
+    };
+    let base = upstream.url.trim_end_matches('/');
+    let url: Uri = base.parse().map_err(|_| wrong("is no URL"))?;
+    if host_of(&url).is_none() || port_of(&url).is_none() {
+        return Err(wrong("does not begin with https:// or http:// and a host"));
+    }
+    if url.query().is_some()
+        || url
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+    {
+        return Err(wrong("has more than scheme, host, port and path"));
+    }
+    let mut reach = Reach::default();
+    reach.trust_url(&url);
+    for host in &upstream.trusted_hosts {
+        let trusted = reach.trust_host(host);
+        trusted.ok_or_else(|| Error::Config {
+            what: format!("upstream {name}: trusted host {host:?} is no host"),
+        })?;
+    }
+    Ok((base.to_owned(), reach))
+}
+
+fn proxy(config: &Config) -> Result<Option<Arc<Matcher>>, Error> {
+    let Some(text) = config
+        .https_proxy
+        .as_deref()
+        .filter(|text| !text.is_empty())
+    else {
+        return Ok(None);
+    };
+    // The address may hold a password: it is not repeated.
+    let wrong = || Error::Config {
+        what: "the HTTPS proxy is not http://[user:password@]host:port".to_owned(),
+    };
+    let url: Uri = text.parse().map_err(|_| wrong())?;
+    if url.scheme() != Some(&Scheme::HTTP) || host_of(&url).is_none() {
+        return Err(wrong());
+    }
+    Ok(Some(Arc::new(
+        Matcher::builder()
+            .https(text)
+            .no(config.no_proxy.join(","))
+            .build(),
+    )))
+}
+
+impl Network<'_> {
+    fn http(&self, reach: Reach, upstream: Option<(&Registry, &Upstream)>) -> Result<Http, Error> {
+        let mut roots = Arc::clone(&self.config.roots);
+        if let Some((name, Upstream { ca: Some(path), .. })) = upstream {
+            let wrong = |why: String| Error::Config {
+                what: format!("upstream {name}: CA file {}: {why}", path.display()),
+            };
+            let store: &mut RootCertStore = Arc::make_mut(&mut roots);
+            let mut added = 0;
+            for certificate in
+                CertificateDer::pem_file_iter(path).map_err(|e| wrong(e.to_string()))?
+            {
+                let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
+                store.add(certificate).map_err(|e| wrong(e.to_string()))?;
+                added += 1;
+            }
+            if added == 0 {
+                return Err(wrong("holds no certificate".to_owned()));
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Error::Config {
+                what: format!("TLS: {e}"),
+            })?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(http(Connector::new(
+            reach,
+            Arc::new(tls),
+            self.proxy.clone(),
+            self.config.connect_timeout,
+        )))
+    }
+}
+
+/// Upstreams that no configuration names, by how recently they were used.
+struct Strangers(Mutex<(HashMap<Registry, (Arc<Origin>, u64)>, u64)>);
+
+/// Strangers remembered: what they cost is some KiB each.
+const MAX_STRANGERS: usize = 256;
+
+impl Strangers {
+    fn new() -> Self {
+        Self(Mutex::new((HashMap::new(), 0)))
+    }
+
+    /// The one of that name, made when it is not there; the one not used for longest leaves.
+    fn get(&self, registry: &Registry, make: impl FnOnce() -> Origin) -> Arc<Origin> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, tick) = &mut *state;
+        *tick += 1;
+        if let Some((origin, used)) = known.get_mut(registry) {
+            *used = *tick;
+            return Arc::clone(origin);
+        }
+        if known.len() >= MAX_STRANGERS {
+            let oldest = known
+                .iter()
+                .min_by_key(|(_, (_, used))| *used)
+                .map(|(name, _)| name.clone());
+            oldest.map(|name| known.remove(&name));
+        }
+        let origin = Arc::new(make());
+        known.insert(registry.clone(), (Arc::clone(&origin), *tick));
+        origin
+    }
+}
