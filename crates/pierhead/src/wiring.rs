@@ -32,6 +32,7 @@ pub(crate) fn remote(
                 url,
                 credentials,
                 ca: upstream.ca.clone(),
+                trusted_hosts: upstream.trusted_hosts.clone(),
             },
         );
     }
@@ -44,6 +45,7 @@ pub(crate) fn remote(
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),
         no_proxy: environment.no_proxy.clone(),
+        ..pierhead_remote::Config::default()
     })
 }
 

@@ -13,11 +13,10 @@ const MAX_LEN: usize = 16 << 10;
 
 /// Resolves a reference against the URL that it came from. `None` when it makes no sense.
 pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
-    let reference = reference.trim();
+    let reference = reference.trim().split('#').next().unwrap_or_default();
     if reference.is_empty() || reference.len() > MAX_LEN {
         return None;
     }
-    let reference = reference.split('#').next().unwrap_or_default();
     if has_scheme(reference) {
         let uri: Uri = reference.parse().ok()?;
         return is_fetchable(&uri).then_some(uri);

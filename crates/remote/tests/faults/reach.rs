@@ -86,8 +86,9 @@ async fn tls_needs_an_authority_that_is_trusted() {
         let ca = trusted.then(|| file.path().to_owned());
         let entry = Upstream {
             url: upstream.url(),
-            credentials: None,
             ca,
+            trusted_hosts: vec!["127.0.0.1".to_owned()],
+            ..Upstream::default()
         };
         Client::new(Config {
             upstreams: [(name(), entry)].into(),
