@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
+use pierhead_oci::Registry;
 use pierhead_remote::Credentials;
-use rustls_pki_types::CertificateDer;
 
 use crate::config::{Config, Upstream, files};
 use crate::environment::Environment;
@@ -45,8 +45,20 @@ pub(crate) fn remote(
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),
         no_proxy: environment.no_proxy.clone(),
+        credentials: docker_credentials(config)?,
+        roots: roots().into(),
         ..pierhead_remote::Config::default()
     })
+}
+
+/// The logins of Docker's own configuration, for registries where ours names none.
+fn docker_credentials(config: &Config) -> Result<HashMap<Registry, Credentials>, String> {
+    let Some(path) = &config.docker_config else {
+        return Ok(HashMap::new());
+    };
+    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let found = pierhead_remote::docker_config(&zeroize::Zeroizing::new(bytes));
+    found.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
@@ -98,9 +110,13 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
 
 /// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
 /// (a bare container image).
-#[expect(dead_code)]
-pub(crate) fn roots() -> Vec<CertificateDer<'static>> {
-    rustls_native_certs::load_native_certs().certs
+fn roots() -> rustls::RootCertStore {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    roots
 }
 
 /// A file system's size, and what of it may still be written, in bytes.

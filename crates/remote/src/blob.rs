@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
@@ -203,8 +203,8 @@ type Resuming = Pin<Box<dyn Future<Output = Result<Opened, Error>> + Send>>;
 enum State {
     Reading(Incoming),
     /// Held here rather than on the stack of `next`, so that a caller who gives up waiting and comes
-    /// back finds it where it was.
-    Resuming(Resuming),
+    /// back finds it where it was. The lock is never taken: it makes the stream `Sync` for its holders.
+    Resuming(Mutex<Resuming>),
     Ended,
 }
 
@@ -254,7 +254,7 @@ impl BlobStream {
             }
             let step = match &mut self.state {
                 State::Ended => return None,
-                State::Resuming(resuming) => match resuming.as_mut().await {
+                State::Resuming(resuming) => match exclusive(resuming).as_mut().await {
                     Ok(opened) => self.resumed(opened),
                     Err(error) => self.again(error),
                 },
@@ -328,12 +328,12 @@ impl BlobStream {
         let wait = (self.failures > 0).then_some(wait);
         self.failures += 1;
         let (subject, position, size) = (self.subject.clone(), self.position, self.size);
-        self.state = State::Resuming(Box::pin(async move {
+        self.state = State::Resuming(Mutex::new(Box::pin(async move {
             if let Some(wait) = wait {
                 sleep(wait).await;
             }
             subject.open(position, size).await
-        }));
+        })));
         Ok(())
     }
 
@@ -343,6 +343,10 @@ impl BlobStream {
         self.state = opened.body.map_or(State::Ended, State::Reading);
         Ok(())
     }
+}
+
+fn exclusive<T>(lock: &mut Mutex<T>) -> &mut T {
+    lock.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn as_u64(len: usize) -> u64 {
