@@ -239,6 +239,7 @@ async fn tags_come_in_pages_of_the_size_that_is_forced() {
     loop {
         let page = ask(&registry, &next, &[]).await;
         seen.push(page.json()["tags"].clone());
+        assert!(seen.len() < 10, "pages without end");
         let Some(link) = page.header("link") else {
             break;
         };
