@@ -33,7 +33,12 @@ const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 impl Image {
     /// One manifest, a config, and layers of these sizes in bytes that are random, not tars.
     pub fn random(seed: u64, layers: &[usize]) -> Self {
-        let config = json!({ "architecture": "amd64", "os": "linux", "seed": seed, "rootfs": { "type": "layers", "diff_ids": [] } });
+        let config = json!({
+            "architecture": "amd64",
+            "os": "linux",
+            "seed": seed,
+            "rootfs": { "type": "layers", "diff_ids": [] },
+        });
         let layer = |(nth, &len)| {
             Blob::new(
                 OCI.layer,
@@ -181,6 +186,10 @@ fn attestation(of: &Image) -> Image {
     });
     let statement = Blob::new("application/vnd.in-toto+json", statement.to_string());
     let diff_ids = [statement.digest.to_string()];
-    let config = json!({ "architecture": "unknown", "os": "unknown", "rootfs": { "type": "layers", "diff_ids": diff_ids } });
+    let config = json!({
+        "architecture": "unknown",
+        "os": "unknown",
+        "rootfs": { "type": "layers", "diff_ids": diff_ids },
+    });
     Image::assemble(&OCI, &config, vec![statement])
 }

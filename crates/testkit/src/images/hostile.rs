@@ -3,7 +3,7 @@
 use pierhead_oci::{Digest, Manifest, MediaType};
 use serde_json::{Value, json};
 
-use super::{Blob, Document, digest_of};
+use super::{Blob, Document, descriptor, digest_of, index};
 
 /// A hostile document and what it tries.
 #[derive(Clone, Debug)]
@@ -126,10 +126,9 @@ pub fn documents() -> Vec<Hostile> {
 /// The first is a correct document under its correct digest.
 pub fn cycle() -> (Document, (Digest, Document)) {
     let claimed = digest_of(b"what the second index claims to be");
-    let entry = |digest: &Digest, size: usize| json!({ "mediaType": MediaType::OCI_INDEX, "digest": digest.to_string(), "size": size });
-    let index = |entry: Value| json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": [entry] });
-    let first = Document::new(&index(entry(&claimed, 300)));
-    let second = Document::new(&index(entry(&first.digest, first.bytes.len())));
+    let entry = |digest: &Digest, size| descriptor(MediaType::OCI_INDEX, digest, size);
+    let first = Document::new(&index(&[entry(&claimed, 300)]));
+    let second = Document::new(&index(&[entry(&first.digest, first.bytes.len())]));
     (first, (claimed, second))
 }
 
@@ -138,10 +137,12 @@ pub fn tower(depth: usize) -> Vec<Document> {
     let layer = Blob::new("application/vnd.oci.image.layer.v1.tar+gzip", "layer").descriptor();
     let mut documents = vec![Document::raw(MediaType::OCI_MANIFEST, manifest(&[&layer]))];
     for _ in 0..depth {
-        let below = documents.last().map(Document::descriptor);
-        documents.push(Document::new(
-            &json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": [below] }),
-        ));
+        let below: Vec<Value> = documents
+            .last()
+            .map(Document::descriptor)
+            .into_iter()
+            .collect();
+        documents.push(Document::new(&index(&below)));
     }
     documents
 }
@@ -171,7 +172,13 @@ fn manifest(layers: &[&Value]) -> String {
         "application/vnd.oci.image.config.v1+json",
         "{\"some\":\"config\"}",
     );
-    json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST, "config": config.descriptor(), "layers": layers }).to_string()
+    json!({
+        "schemaVersion": 2,
+        "mediaType": MediaType::OCI_MANIFEST,
+        "config": config.descriptor(),
+        "layers": layers,
+    })
+    .to_string()
 }
 
 /// A manifest that is fine but for its size.

@@ -80,6 +80,15 @@ pub fn write_random(path: &Path, seed: u64, len: u64) -> io::Result<Digest> {
     Ok(hasher.finish())
 }
 
+fn descriptor(media_type: &str, digest: &Digest, size: usize) -> Value {
+    json!({ "mediaType": media_type, "digest": digest.to_string(), "size": size })
+}
+
+/// An index of these descriptors.
+pub(crate) fn index(manifests: &[Value]) -> Value {
+    json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests })
+}
+
 impl Blob {
     /// With its digest.
     pub fn new(media_type: &str, bytes: impl Into<Bytes>) -> Self {
@@ -93,7 +102,7 @@ impl Blob {
 
     /// As a manifest refers to it.
     pub fn descriptor(&self) -> Value {
-        json!({ "mediaType": self.media_type, "digest": self.digest.to_string(), "size": self.bytes.len() })
+        descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
 }
 
@@ -118,7 +127,7 @@ impl Document {
 
     /// As an index refers to it.
     pub fn descriptor(&self) -> Value {
-        json!({ "mediaType": self.media_type, "digest": self.digest.to_string(), "size": self.bytes.len() })
+        descriptor(&self.media_type, &self.digest, self.bytes.len())
     }
 }
 

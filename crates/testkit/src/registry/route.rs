@@ -126,20 +126,18 @@ fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
     let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
     let descriptors = lock(&shared.store).referrers(name, &digest);
     let lacking = !lock(&shared.settings).referrers_api;
-    (lacking && !descriptors.is_empty() && !target.contains(':')).then(|| {
-        json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": descriptors }).to_string()
-    })
+    (lacking && !descriptors.is_empty() && !target.contains(':'))
+        .then(|| crate::images::index(&descriptors).to_string())
 }
 
 fn accepts(request: &Request, media_type: &str) -> bool {
-    let mut values = request
-        .headers
-        .get_all("accept")
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .peekable();
-    let fits = |range: &str| matches!(range.split(';').next().map(str::trim), Some(kind) if kind == media_type || kind == "*/*" || kind == "application/*");
-    values.peek().is_none() || values.flat_map(|value| value.split(',')).any(fits)
+    let lines = request.headers.get_all("accept").iter();
+    let mut lines = lines.filter_map(|value| value.to_str().ok()).peekable();
+    let fits = |range: &str| {
+        let kind = range.split(';').next().map(str::trim);
+        [Some(media_type), Some("*/*"), Some("application/*")].contains(&kind)
+    };
+    lines.peek().is_none() || lines.flat_map(|line| line.split(',')).any(fits)
 }
 
 fn identified(reply: Reply, digest: &Digest) -> Reply {
@@ -289,8 +287,7 @@ fn referrers(shared: &Shared, name: &str, digest: &str, request: &Request) -> Re
     if let Some(only) = &only {
         manifests.retain(|descriptor| descriptor["artifactType"] == only.as_str());
     }
-    let index =
-        json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
+    let index = crate::images::index(&manifests);
     let reply = Reply::of(
         200,
         MediaType::OCI_INDEX,

@@ -1,0 +1,109 @@
+//! How a registry is to start, and its start.
+
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use tokio::time::Instant;
+
+use super::fault::Rules;
+use super::listener::Listener;
+use super::log::{Log, Role};
+use super::settings::{Auth, Settings, TokenAuth};
+use super::tls::{Authority, Identity};
+use super::{Bases, FakeRegistry, Shared};
+
+/// How a [`FakeRegistry`] is to start.
+#[derive(Default)]
+pub struct Builder {
+    settings: Settings,
+    tls_names: Option<Vec<String>>,
+    authority: Option<Arc<Authority>>,
+}
+
+impl Builder {
+    /// Speaks TLS on all three ports, by a certificate for `localhost` and the loopback addresses.
+    pub fn tls(self) -> Self {
+        self.tls_for(&["localhost", "127.0.0.1", "::1"])
+    }
+
+    /// Speaks TLS by a certificate for just these names, right or wrong.
+    pub fn tls_for(mut self, names: &[&str]) -> Self {
+        self.tls_names = Some(names.iter().map(|&name| name.to_owned()).collect());
+        self
+    }
+
+    /// Has its certificate from this authority instead of from one of its own.
+    pub fn authority(mut self, authority: Arc<Authority>) -> Self {
+        self.authority = Some(authority);
+        self
+    }
+
+    /// Changes the settings that it starts with.
+    pub fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut self.settings);
+        self
+    }
+
+    /// Asks for bearer tokens as Docker Hub does; everybody gets one.
+    pub fn token_auth(self) -> Self {
+        self.with(|settings| settings.auth = Auth::Token(TokenAuth::default()))
+    }
+
+    /// Asks for this user by basic authentication.
+    pub fn basic_auth(self, user: &str, password: &str) -> Self {
+        self.with(|settings| {
+            settings.auth = Auth::Basic {
+                user: user.to_owned(),
+                password: password.to_owned(),
+            }
+        })
+    }
+
+    /// Listens on three ephemeral loopback ports.
+    pub async fn start(self) -> FakeRegistry {
+        self.start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
+    }
+
+    /// Listens at `addr`, and on two ephemeral ports of the same address.
+    pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
+        let tls = self.tls_names.map(|names| {
+            let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));
+            Identity::new(authority, &names)
+        });
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let shared = Arc::new(Shared {
+            settings: Mutex::new(self.settings),
+            store: Mutex::default(),
+            rules: Rules::default(),
+            log: Log::default(),
+            issued: Mutex::default(),
+            link_free: Mutex::new(Instant::now()),
+            blobs_in_flight: AtomicUsize::new(0),
+            peak_blobs_in_flight: AtomicUsize::new(0),
+            tls,
+            bases: OnceLock::new(),
+        });
+        let any = SocketAddr::new(addr.ip(), 0);
+        let main = Listener::bind(addr, Role::Registry, Arc::clone(&shared));
+        let tokens = Listener::bind(any, Role::Tokens, Arc::clone(&shared));
+        let cdn = Listener::bind(any, Role::Cdn, Arc::clone(&shared));
+        let base = |listener: &Listener| format!("{scheme}://{}", listener.addr());
+        let bases = Bases {
+            tokens: base(&tokens),
+            cdn: base(&cdn),
+        };
+        assert!(
+            shared.bases.set(bases).is_ok(),
+            "a new registry has no addresses yet"
+        );
+        let registry = FakeRegistry {
+            shared,
+            main,
+            tokens,
+            cdn,
+        };
+        registry.restart().await;
+        registry
+    }
+}
