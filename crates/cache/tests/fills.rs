@@ -1,5 +1,7 @@
 //! Fills and their readers, through the public interface.
 
+#![allow(clippy::cast_possible_truncation, reason = "offsets of small blobs")]
+
 mod common;
 
 use std::sync::Arc;

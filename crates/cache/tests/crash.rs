@@ -1,0 +1,260 @@
+//! A crash between any two changes to the disk leaves each blob whole or absent.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use common::{blob, lead, open, open_with};
+use pierhead_cache::tier::{DiskTier, Step};
+use pierhead_cache::{Cache, Config, Error};
+use pierhead_eviction::Lru;
+use pierhead_oci::{Digest, MediaType};
+
+const CAPACITY: u64 = 700_000;
+
+/// What the disk would look like after a loss of power: the files, less what was not synced.
+#[derive(Default)]
+struct Disk {
+    root: PathBuf,
+    images: PathBuf,
+    /// Files with bytes that are not synced.
+    unsynced: BTreeSet<PathBuf>,
+    /// Renames whose folder is not synced.
+    unnamed: Vec<(PathBuf, PathBuf)>,
+    /// The step before this one, which has been made by now.
+    last: Option<Made>,
+    /// Blobs that the cache has said are stored.
+    promised: BTreeSet<Digest>,
+    /// Images so far, with what was promised then.
+    taken: Vec<(PathBuf, BTreeSet<Digest>)>,
+}
+
+enum Made {
+    Write(PathBuf),
+    Sync(PathBuf),
+    Rename(PathBuf, PathBuf),
+    SyncFolder(PathBuf),
+    Other,
+}
+
+impl Disk {
+    /// Called before each step: takes the images of a crash at this very point.
+    fn before(&mut self, step: Step<'_>) {
+        match self.last.take() {
+            Some(Made::Write(path)) => drop(self.unsynced.insert(path)),
+            Some(Made::Sync(path)) => drop(self.unsynced.remove(&path)),
+            Some(Made::Rename(from, to)) => {
+                if self.unsynced.remove(&from) {
+                    self.unsynced.insert(to.clone());
+                }
+                self.unnamed.push((from, to));
+            }
+            Some(Made::SyncFolder(folder)) => {
+                self.unnamed.retain(|(_, to)| to.parent() != Some(&folder))
+            }
+            Some(Made::Other) | None => {}
+        }
+        self.image(|_, _| ());
+        if !self.unsynced.is_empty() {
+            self.image(Self::lose_bytes);
+        }
+        if !self.unnamed.is_empty() {
+            self.image(|disk, image| {
+                Self::lose_bytes(disk, image);
+                for (from, to) in disk.unnamed.iter().rev() {
+                    let _ = fs::rename(disk.within(image, to), disk.within(image, from));
+                }
+            });
+        }
+        self.last = Some(match step {
+            Step::Write(path) => Made::Write(path.to_owned()),
+            Step::Sync(path) => Made::Sync(path.to_owned()),
+            Step::Rename(from, to) => Made::Rename(from.to_owned(), to.to_owned()),
+            Step::SyncFolder(path) => Made::SyncFolder(path.to_owned()),
+            _ => Made::Other,
+        });
+    }
+
+    /// The length has come to the disk, the bytes have not: what file systems do.
+    fn lose_bytes(&self, image: &Path) {
+        for path in &self.unsynced {
+            let path = self.within(image, path);
+            if let Ok(metadata) = fs::metadata(&path) {
+                fs::write(&path, vec![0; usize::try_from(metadata.len()).unwrap()]).unwrap();
+            }
+        }
+    }
+
+    fn within(&self, image: &Path, path: &Path) -> PathBuf {
+        image.join(path.strip_prefix(&self.root).unwrap())
+    }
+
+    fn image(&mut self, lose: impl Fn(&Self, &Path)) {
+        let image = self.images.join(self.taken.len().to_string());
+        for (path, _) in common::walk(&self.root) {
+            if !path.starts_with(self.root.join("catalog")) {
+                let copy = self.within(&image, &path);
+                fs::create_dir_all(copy.parent().unwrap()).unwrap();
+                fs::copy(&path, copy).unwrap();
+            }
+        }
+        lose(self, &image);
+        self.taken.push((image, self.promised.clone()));
+    }
+}
+
+fn document() -> MediaType {
+    MediaType::new(MediaType::OCI_MANIFEST).unwrap()
+}
+
+/// Fills, a document, a document in place of a blob, a resumed fill, and what is evicted for them.
+/// Goes on after errors: a medium may be gone.
+async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
+    let store = async |seed: u64, len: usize| -> Result<(), Error> {
+        let (digest, content) = blob(seed, len);
+        let (mut fill, _tail) = lead(cache, &digest).await;
+        fill.begin(Some(len as u64)).await?;
+        let offset = usize::try_from(fill.offset()).unwrap();
+        for piece in content[offset..].chunks(70_000) {
+            fill.write(piece.to_vec().into()).await?;
+        }
+        fill.finish().await?;
+        promise(&digest, true);
+        Ok(())
+    };
+    let _ = store(1, 150_000).await;
+    let (digest, content) = blob(2, 3000);
+    let _ = store(2, 3000).await;
+    if cache.put(&digest, &document(), content).await.is_ok() {
+        promise(&digest, true);
+    }
+    let (digest, content) = blob(3, 250_000);
+    if let Ok(pierhead_cache::Claim::Leader(mut fill, tail)) = cache.claim(&digest).await {
+        if fill.begin(Some(250_000)).await.is_ok() {
+            let _ = fill.write(content.slice(..170_000)).await;
+        }
+        fill.abandon("cut");
+        if let pierhead_cache::Content::Tail(tail) = tail {
+            let _ = tail.committed().await;
+        }
+    }
+    let _ = store(3, 250_000).await;
+    // The first one has to leave for this.
+    promise(&blob(1, 150_000).0, false);
+    let _ = store(4, 400_000).await;
+}
+
+async fn whole_or_absent(image: &Path, promised: &BTreeSet<Digest>, step: usize) {
+    let files = common::files_below(image, "blobs");
+    let cache = open(image);
+    let listed = cache.list(None, 100);
+    assert_eq!(
+        listed.len(),
+        files,
+        "step {step}: nothing damaged bears a final name"
+    );
+    for entry in &listed {
+        assert!(
+            cache.verify(&entry.digest).await.unwrap(),
+            "step {step}: {} is whole",
+            entry.digest
+        );
+    }
+    for digest in promised {
+        assert!(cache.contains(digest), "step {step}: {digest} was stored");
+    }
+    if !step.is_multiple_of(7) {
+        return;
+    }
+    // And the same work can be done again, whatever was left behind.
+    cache.prune(0).await.unwrap();
+    work(&cache, |_, _| ()).await;
+    assert_eq!(cache.stat().blobs, 4, "step {step}");
+    assert_eq!(cache.stat().reserved, 0, "step {step}");
+}
+
+#[tokio::test]
+async fn power_may_fail_between_any_two_steps() {
+    let (folder, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let disk = Arc::new(Mutex::new(Disk {
+        root: folder.path().to_owned(),
+        images: images.path().to_owned(),
+        ..Disk::default()
+    }));
+    let watched = disk.clone();
+    let config = Config::new(folder.path(), CAPACITY);
+    let cache = Cache::open_on(config, Box::new(Lru::default()), move |config| {
+        let watch = move |step: Step<'_>| -> io::Result<()> {
+            watched.lock().unwrap().before(step);
+            Ok(())
+        };
+        Ok(Arc::new(DiskTier::new(&config.data)?.watched(watch)))
+    })
+    .unwrap();
+    work(&cache, |digest, stored| {
+        let mut disk = disk.lock().unwrap();
+        if stored {
+            disk.promised.insert(*digest);
+        } else {
+            disk.promised.remove(digest);
+        }
+    })
+    .await;
+    assert_eq!(disk.lock().unwrap().promised.len(), 3);
+    cache.close().await;
+    let taken = std::mem::take(&mut disk.lock().unwrap().taken);
+    assert!(taken.len() > 60, "steps are watched: {}", taken.len());
+    for (step, (image, promised)) in taken.iter().enumerate() {
+        whole_or_absent(image, promised, step).await;
+    }
+}
+
+#[tokio::test]
+async fn the_disk_may_go_away_at_any_step() {
+    for last in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let steps = Arc::new(Mutex::new(0));
+        let counted = steps.clone();
+        let config = Config::new(folder.path(), CAPACITY);
+        let cache = Cache::open_on(config.clone(), Box::new(Lru::default()), move |config| {
+            let watch = move |_: Step<'_>| {
+                let mut steps = counted.lock().unwrap();
+                *steps += 1;
+                if *steps > last {
+                    Err(io::Error::from_raw_os_error(5))
+                } else {
+                    Ok(())
+                }
+            };
+            Ok(Arc::new(DiskTier::new(&config.data)?.watched(watch)))
+        })
+        .unwrap();
+        let promised = Mutex::new(BTreeSet::new());
+        work(&cache, |digest, stored| {
+            let mut promised = promised.lock().unwrap();
+            if stored {
+                promised.insert(*digest);
+            } else {
+                promised.remove(digest);
+            }
+        })
+        .await;
+        let promised = promised.into_inner().unwrap();
+        for digest in &promised {
+            // It may have been evicted; what cannot be deleted is found again below.
+            assert!(cache.verify(digest).await.unwrap());
+        }
+        cache.close().await;
+        drop(cache);
+        drop(open_with(config));
+        whole_or_absent(folder.path(), &promised, last).await;
+        if *steps.lock().unwrap() <= last {
+            assert!(last > 30, "steps are watched");
+            return;
+        }
+    }
+}

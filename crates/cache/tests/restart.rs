@@ -1,0 +1,347 @@
+//! What a restart finds: the files are the truth, the catalog may be lost, the folder has one owner.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{blob, open, open_with, store};
+use pierhead_cache::{Cache, Config, Error, Name, Record};
+use pierhead_eviction::Lru;
+use pierhead_oci::MediaType;
+
+const SEEDS: std::ops::Range<u64> = 0..12;
+
+fn record(validated: u64) -> Record {
+    Record {
+        digest: blob(0, 1000).0,
+        media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
+        etag: Some("\"quoted \\ tag\"".to_owned()),
+        validated,
+    }
+}
+
+fn tag(number: u64) -> Name {
+    Name::Manifest(
+        format!("registry.example/some/image:v{number}")
+            .parse()
+            .unwrap(),
+    )
+}
+
+/// Blobs, documents, names and pins.
+async fn populate(folder: &Path) {
+    let cache = open(folder);
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    for seed in SEEDS {
+        let (digest, content) = blob(seed, 1000 + 20_000 * usize::try_from(seed).unwrap());
+        if seed % 2 == 0 {
+            cache.put(&digest, &media_type, content).await.unwrap();
+        } else {
+            store(&cache, &digest, &content).await;
+        }
+        cache.names().put(&tag(seed), record(seed)).await.unwrap();
+    }
+    cache
+        .pin("image", vec![blob(0, 1000).0, blob(77, 5).0])
+        .await
+        .unwrap();
+    // Confirmed later: no file is written for it.
+    cache.names().put(&tag(3), record(3000)).await.unwrap();
+    cache.close().await;
+}
+
+async fn nothing_is_lost(cache: &Cache) {
+    assert_eq!(cache.stat().blobs, SEEDS.end);
+    for seed in SEEDS {
+        let (digest, content) = blob(seed, 1000 + 20_000 * usize::try_from(seed).unwrap());
+        let object = cache.get(&digest).await.unwrap().expect("still there");
+        assert_eq!(object.read_all(1 << 20).await.unwrap(), content);
+        assert_eq!(object.media_type().is_some(), seed % 2 == 0);
+        let validated = cache
+            .names()
+            .get(&tag(seed))
+            .await
+            .expect("still known")
+            .validated;
+        assert!(validated == seed || (seed == 3 && validated == 3000));
+        let known = cache.names().get(&tag(seed)).await.unwrap();
+        assert_eq!(known, record(validated));
+    }
+    assert_eq!(
+        cache.pins(),
+        [("image".to_owned(), {
+            let mut all = vec![blob(0, 1000).0, blob(77, 5).0];
+            all.sort();
+            all
+        })]
+    );
+    assert_eq!(
+        cache
+            .list(None, 100)
+            .iter()
+            .filter(|entry| entry.pinned)
+            .count(),
+        1
+    );
+    let documents = cache
+        .list(None, 100)
+        .iter()
+        .filter(|entry| entry.media_type.is_some())
+        .count();
+    assert_eq!(documents, SEEDS.count().div_ceil(2));
+}
+
+#[tokio::test]
+async fn nothing_is_lost_with_the_catalog() {
+    type Damage = fn(&Path);
+    let damages: [(&str, Damage); 6] = [
+        ("none", |_| ()),
+        ("missing", |catalog| fs::remove_dir_all(catalog).unwrap()),
+        ("empty", |catalog| {
+            fs::write(catalog.join("db"), b"").unwrap()
+        }),
+        ("garbage", |catalog| {
+            let len = fs::metadata(catalog.join("db")).unwrap().len();
+            fs::write(
+                catalog.join("db"),
+                vec![0xa5; usize::try_from(len).unwrap()],
+            )
+            .unwrap();
+        }),
+        ("a file", |catalog| {
+            fs::remove_dir_all(catalog).unwrap();
+            fs::write(catalog, b"not a folder").unwrap();
+        }),
+        ("a config of something else", |catalog| {
+            fs::write(catalog.join("conf"), b"segment_size: 7\n").unwrap()
+        }),
+    ];
+    for (what, damage) in damages {
+        let folder = tempfile::tempdir().unwrap();
+        populate(folder.path()).await;
+        damage(&folder.path().join("catalog"));
+        for round in 0..2 {
+            let cache = open(folder.path());
+            nothing_is_lost(&cache).await;
+            if what == "none" {
+                assert_eq!(
+                    cache.names().get(&tag(3)).await.unwrap().validated,
+                    3000,
+                    "kept by the catalog"
+                );
+            }
+            cache.close().await;
+            drop(cache);
+            assert!(
+                folder.path().join("catalog/db").exists(),
+                "{what}, round {round}: made anew"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_with_flipped_bytes_in_the_catalog() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    let database = folder.path().join("catalog/db");
+    let sound = fs::read(&database).unwrap();
+    let written = sound.iter().rposition(|byte| *byte != 0).unwrap();
+    let mut random = fastrand::Rng::with_seed(4);
+    for _ in 0..25 {
+        let mut bytes = sound.clone();
+        for _ in 0..random.usize(1..20) {
+            bytes[random.usize(..written)] ^= random.u8(1..);
+        }
+        fs::write(&database, bytes).unwrap();
+        let cache = open(folder.path());
+        nothing_is_lost(&cache).await;
+        cache.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_catalog_of_another_version_is_rebuilt() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    {
+        let database = sled::open(folder.path().join("catalog")).unwrap();
+        database.insert("version", b"2").unwrap();
+        database.open_tree("blobs").unwrap().clear().unwrap();
+    }
+    let cache = open(folder.path());
+    nothing_is_lost(&cache).await;
+}
+
+#[tokio::test]
+async fn the_order_of_access_survives() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), 3 * 204_800 + 20_000);
+    let blobs: Vec<_> = (0..4).map(|seed| blob(seed, 200_000)).collect();
+    let cache = open_with(config.clone());
+    for (digest, content) in &blobs[..3] {
+        store(&cache, digest, content).await;
+    }
+    cache.get(&blobs[0].0).await.unwrap();
+    let accessed = cache.list(None, 10);
+    cache.close().await;
+    drop(cache);
+
+    config.capacity += 1;
+    let cache = open_with(config);
+    for (before, after) in accessed.iter().zip(cache.list(None, 10)) {
+        assert_eq!(
+            (before.digest, before.accessed),
+            (after.digest, after.accessed)
+        );
+    }
+    store(&cache, &blobs[3].0, &blobs[3].1).await;
+    assert!(cache.contains(&blobs[0].0), "read last");
+    assert!(!cache.contains(&blobs[1].0), "read first");
+}
+
+#[tokio::test]
+async fn a_smaller_bound_holds_from_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    let cache = open_with(Config::new(folder.path(), 500_000));
+    assert!(cache.stat().used <= 500_000);
+    assert!(cache.contains(&blob(0, 1000).0), "pinned");
+}
+
+#[tokio::test]
+async fn the_folder_has_one_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let second = Cache::open(
+        Config::new(folder.path(), 1 << 20),
+        Box::new(Lru::default()),
+    );
+    match second.err().expect("in use") {
+        error @ Error::InUse { .. } => {
+            let text = error.to_string();
+            assert!(text.contains(&std::process::id().to_string()), "{text}");
+            assert!(!error.is_retryable());
+        }
+        other => panic!("{other}"),
+    }
+    cache.close().await;
+    open(folder.path());
+}
+
+#[tokio::test]
+async fn another_layout_is_refused_and_left_alone() {
+    for version in ["2\n", "", "x"] {
+        let folder = tempfile::tempdir().unwrap();
+        populate(folder.path()).await;
+        fs::write(folder.path().join("version"), version).unwrap();
+        let before = common::walk(&folder.path().join("blobs"));
+        let refused = Cache::open(
+            Config::new(folder.path(), 1 << 20),
+            Box::new(Lru::default()),
+        );
+        assert!(matches!(
+            refused.err(),
+            Some(Error::Version { known: 1, .. })
+        ));
+        assert_eq!(common::walk(&folder.path().join("blobs")), before);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("blobs")).unwrap();
+    let refused = Cache::open(
+        Config::new(folder.path(), 1 << 20),
+        Box::new(Lru::default()),
+    );
+    assert!(
+        matches!(refused.err(), Some(Error::Version { .. })),
+        "blobs without a version are not ours"
+    );
+}
+
+#[tokio::test]
+async fn names_are_durable_bounded_and_cheap_to_confirm() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), 1 << 20);
+    config.max_names = 50;
+    let cache = open_with(config.clone());
+    let repository = |name: &str| name.parse().unwrap();
+    let others = [
+        Name::Tags(
+            "registry.example".parse().unwrap(),
+            repository("some/image"),
+        ),
+        Name::Referrers(
+            "registry.example".parse().unwrap(),
+            repository("some/image"),
+            blob(1, 1).0,
+        ),
+    ];
+    for (validated, name) in others.iter().enumerate() {
+        assert_eq!(cache.names().get(name).await, None);
+        cache
+            .names()
+            .put(name, record(9000 + validated as u64))
+            .await
+            .unwrap();
+    }
+    for number in 0..60 {
+        cache
+            .names()
+            .put(&tag(number), record(number))
+            .await
+            .unwrap();
+        assert!(cache.names().len() <= 50);
+    }
+    assert_eq!(
+        cache.names().get(&tag(0)).await,
+        None,
+        "confirmed the longest ago"
+    );
+    assert_eq!(cache.names().get(&tag(59)).await, Some(record(59)));
+    assert_eq!(cache.names().get(&others[1]).await, Some(record(9001)));
+    assert!(common::files_below(folder.path(), "names") <= 50);
+
+    cache.names().remove(&tag(59)).await.unwrap();
+    cache.names().remove(&tag(59)).await.unwrap();
+    // Only confirmed: no file is touched.
+    fs::remove_dir_all(folder.path().join("names")).unwrap();
+    cache.names().put(&tag(58), record(100_000)).await.unwrap();
+    assert_eq!(
+        cache.names().get(&tag(58)).await.unwrap().validated,
+        100_000
+    );
+    // Changed: a file is written, and that it cannot be is said.
+    let changed = Record {
+        digest: blob(5, 5).0,
+        ..record(1)
+    };
+    assert!(matches!(
+        cache.names().put(&tag(58), changed).await,
+        Err(Error::Io { .. })
+    ));
+    assert_eq!(cache.names().get(&tag(58)).await, Some(record(100_000)));
+}
+
+#[tokio::test]
+async fn damaged_records_are_left_out_and_the_others_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    let names: Vec<_> = common::walk(&folder.path().join("names"))
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    let spoil = |path: &Path, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut text = fs::read(path).unwrap();
+        change(&mut text);
+        fs::write(path, text).unwrap();
+    };
+    spoil(&names[0], &|text| text[30] ^= 1);
+    spoil(&names[1], &|text| text.truncate(5));
+    spoil(&names[2], &Vec::clear);
+    fs::write(folder.path().join("names/0123.partial"), b"cut short").unwrap();
+    let cache = open(folder.path());
+    assert_eq!(cache.names().len(), usize::try_from(SEEDS.end).unwrap() - 3);
+    assert_eq!(cache.stat().blobs, SEEDS.end);
+    assert_eq!(common::files_below(folder.path(), "names"), 9);
+}

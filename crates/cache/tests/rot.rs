@@ -1,0 +1,244 @@
+//! Damage to stored blobs is found before a byte of it leaves.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use common::{blob, open, read_all, store};
+use pierhead_cache::{Cache, Config, Content, Error};
+use pierhead_eviction::Lru;
+use pierhead_oci::{Digest, MediaType};
+use pierhead_testkit::tier::{Faulty, MemoryTier};
+
+fn file_of(folder: &Path, digest: &Digest) -> PathBuf {
+    let hex = digest.hex();
+    folder.join("blobs/sha256").join(&hex[..2]).join(hex)
+}
+
+/// Reads whatever the cache has under a digest; every byte that comes must be right.
+async fn read_checked(
+    cache: &Cache,
+    digest: &Digest,
+    content: &Bytes,
+) -> Result<Option<usize>, Error> {
+    let Some(object) = cache.get(digest).await? else {
+        return Ok(None);
+    };
+    let mut offset = 0;
+    loop {
+        let piece = object.read_at(offset as u64, 50_000).await?;
+        if piece.is_empty() {
+            assert_eq!(offset, content.len(), "a clean end too early");
+            return Ok(Some(offset));
+        }
+        assert!(
+            content[offset..].starts_with(&piece),
+            "a wrong byte has left"
+        );
+        offset += piece.len();
+    }
+}
+
+/// Damages the one blob of a cache and says what comes of reading it.
+async fn after(damage: impl FnOnce(&Path), content: &Bytes, digest: &Digest, catalog: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    drop(
+        cache
+            .put(digest, &media_type, content.clone())
+            .await
+            .unwrap(),
+    );
+    cache.close().await;
+    drop(cache);
+    damage(&file_of(folder.path(), digest));
+    if !catalog {
+        fs::remove_dir_all(folder.path().join("catalog")).unwrap();
+    }
+
+    let cache = open(folder.path());
+    match read_checked(&cache, digest, content).await {
+        Ok(None) => {}
+        Err(Error::Rot { digest: rotten, .. }) => assert_eq!(rotten, *digest),
+        other => panic!("damage was not found: {other:?}"),
+    }
+    assert!(!cache.contains(digest), "it has been taken out");
+    assert_eq!((cache.stat().used, cache.stat().blobs), (0, 0));
+    assert_eq!(common::files_below(folder.path(), "blobs"), 0);
+    // And can be had again.
+    store(&cache, digest, content).await;
+    assert_eq!(
+        read_checked(&cache, digest, content).await.unwrap(),
+        Some(content.len())
+    );
+    assert_eq!(cache.stat().reserved, 0);
+}
+
+fn flip(at: u64) -> impl Fn(&Path) {
+    move |path| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[usize::try_from(at).unwrap()] ^= 0x10;
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_flipped_bit_anywhere_is_found() {
+    let (digest, content) = blob(1, 100);
+    // Content, checksum, media type, every byte of the footer.
+    let len = 100 + 4 + MediaType::OCI_MANIFEST.len() as u64 + 32;
+    for at in [0, 50, 99, 100, 103, 104, 120]
+        .into_iter()
+        .chain(len - 32..len)
+    {
+        after(flip(at), &content, &digest, at % 2 == 0).await;
+    }
+    let (digest, content) = blob(2, 200_000);
+    for at in [0, 65_535, 65_536, 131_072, 199_999] {
+        after(flip(at), &content, &digest, at % 2 == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn another_length_is_found() {
+    let (digest, content) = blob(3, 70_000);
+    for len in [0, 1, 31, 32, 69_999, 70_000, 70_001, 70_040, 80_000] {
+        for catalog in [true, false] {
+            let cut = |path: &Path| {
+                fs::File::options()
+                    .write(true)
+                    .open(path)
+                    .unwrap()
+                    .set_len(len)
+                    .unwrap()
+            };
+            after(cut, &content, &digest, catalog).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_file_under_another_name_is_found() {
+    let (digest, content) = blob(4, 5000);
+    let (other, other_content) = blob(5, 5000);
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    drop(cache.put(&other, &media_type, other_content).await.unwrap());
+    let wrong = fs::read(file_of(folder.path(), &other)).unwrap();
+    after(
+        |path| fs::write(path, &wrong).unwrap(),
+        &content,
+        &digest,
+        true,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_file_that_vanished_is_a_miss() {
+    let (digest, content) = blob(6, 5000);
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    store(&cache, &digest, &content).await;
+    fs::remove_file(file_of(folder.path(), &digest)).unwrap();
+    assert!(cache.get(&digest).await.unwrap().is_none());
+    store(&cache, &digest, &content).await;
+}
+
+#[tokio::test]
+async fn rot_under_an_open_handle_cuts_its_readers() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = Faulty::new(Arc::new(MemoryTier::default()));
+    let config = Config::new(folder.path(), common::ROOMY);
+    let tier = faults.clone();
+    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(Arc::new(tier))).unwrap();
+    let (digest, content) = blob(7, 500_000);
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let other = object.clone();
+    assert_eq!(
+        object.read_at(0, 70_000).await.unwrap(),
+        content.slice(..70_000)
+    );
+    faults.rot(digest, 300_000);
+    assert_eq!(
+        object.read_at(196_608, 65_536).await.unwrap(),
+        content.slice(196_608..262_144)
+    );
+    let error = object.read_at(262_144, 10).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Rot {
+                offset: 262_144,
+                ..
+            }
+        ) && error.is_retryable(),
+        "{error}"
+    );
+    assert!(!cache.contains(&digest));
+    // A second reader of the old handle finds it too, and does not take out the good one that came since.
+    store(&cache, &digest, &content).await;
+    faults.rot(digest, 300_000);
+    assert!(matches!(
+        other.read_at(300_000, 1).await,
+        Err(Error::Rot { .. })
+    ));
+    assert!(cache.contains(&digest));
+    drop((object, other));
+    assert_eq!(cache.stat().reserved, 0);
+}
+
+#[tokio::test]
+async fn reads_of_any_shape_give_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(8, 400_001);
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let mut random = fastrand::Rng::with_seed(8);
+    for _ in 0..500 {
+        let offset = random.usize(..=content.len());
+        let max = random.usize(1..300_000);
+        let piece = object.read_at(offset as u64, max).await.unwrap();
+        assert!(content[offset..].starts_with(&piece) && piece.len() <= max.min(131_072));
+        assert_eq!(piece.is_empty(), offset == content.len());
+    }
+    for max in [1000, 65_536, 65_537, 131_072] {
+        let mut all = Vec::new();
+        while all.len() < content.len() {
+            all.extend_from_slice(&object.read_at(all.len() as u64, max).await.unwrap());
+        }
+        assert_eq!(all, content);
+    }
+    assert!(object.read_at(u64::MAX, 10).await.unwrap().is_empty());
+    assert!(object.read_at(5, 0).await.unwrap().is_empty());
+    assert!(object.read_all(400_000).await.is_err());
+    assert_eq!(read_all(&Content::Object(object)).await.unwrap(), content);
+}
+
+#[tokio::test]
+async fn verify_reads_against_the_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    let (digest, content) = blob(9, 200_000);
+    let (sound, sound_content) = blob(10, 200_000);
+    let cache = open(folder.path());
+    store(&cache, &digest, &content).await;
+    store(&cache, &sound, &sound_content).await;
+    flip(150_000)(&file_of(folder.path(), &digest));
+    assert!(!cache.verify(&digest).await.unwrap());
+    assert!(
+        cache.verify(&digest).await.unwrap(),
+        "what is not there is sound"
+    );
+    assert!(cache.verify(&sound).await.unwrap());
+    assert!(!cache.contains(&digest) && cache.contains(&sound));
+    // Damage to the trailer alone.
+    flip(200_001)(&file_of(folder.path(), &sound));
+    assert!(!cache.verify(&sound).await.unwrap());
+}
