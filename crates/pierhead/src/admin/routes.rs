@@ -218,10 +218,9 @@ struct Query(Vec<(String, String)>);
 impl Query {
     fn of(request: &Request<Incoming>) -> Self {
         let query = request.uri().query().unwrap_or_default();
-        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         Self(
-            pairs
-                .map(|(name, value)| (decode(name), decode(value)))
+            form_urlencoded::parse(query.as_bytes())
+                .into_owned()
                 .collect(),
         )
     }
@@ -239,40 +238,5 @@ impl Query {
             .ok_or_else(|| fail(StatusCode::BAD_REQUEST, "?image=REFERENCE is missing"))?;
         text.parse()
             .map_err(|error| fail(StatusCode::BAD_REQUEST, format!("{text:?}: {error}")))
-    }
-}
-
-/// What is no escape stays as it is; what is no UTF-8 is replaced, and then fits no grammar here.
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let escape = tail
-            .get(..2)
-            .and_then(|hex| std::str::from_utf8(hex).ok())
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match (first, escape) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decode;
-
-    #[test]
-    fn escapes() {
-        assert_eq!(decode("a%2Fb%3a1%"), "a/b:1%");
-        assert_eq!(decode("%zz%4"), "%zz%4");
-        assert_eq!(decode("%ff"), "\u{fffd}");
     }
 }
