@@ -11,6 +11,8 @@ use pierhead_cache::Name;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
 
+use crate::document::registry_of;
+
 /// How long "there is no such thing" and "you may not" are believed: long enough to take the sting out
 /// of a client that asks in a loop, short enough that somebody who just pushed does not notice.
 const REFUSAL: Duration = Duration::from_secs(5);
@@ -28,6 +30,15 @@ pub(crate) enum Subject {
     Name(Name),
     /// A blob as seen in one repository: another may have it.
     Blob(Registry, Repository, Digest),
+}
+
+impl Subject {
+    fn registry(&self) -> &Registry {
+        match self {
+            Self::Name(name) => registry_of(name),
+            Self::Blob(registry, ..) => registry,
+        }
+    }
 }
 
 /// See the head of this module.
@@ -66,9 +77,12 @@ impl Recent {
         lock(&self.failing).entries.contains_key(registry)
     }
 
-    /// The error that was seen for this a moment ago.
+    /// The error that was seen for this a moment ago. A failure of the upstream is forgotten as soon as
+    /// the upstream has answered anything: a client that just got a manifest is not refused its blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
-        lock(&self.errors).get(subject)
+        let error = lock(&self.errors).get(subject)?;
+        let holds = error.fault() != Fault::Upstream || self.is_failing(subject.registry());
+        holds.then_some(error)
     }
 
     /// The disk did not take this blob.
@@ -151,6 +165,7 @@ mod tests {
             },
         );
         assert!(!recent.is_failing(&registry), "a 404 is an answer");
+        assert!(recent.error(&subject("a")).is_none(), "it is back");
         assert!(matches!(
             recent.error(&subject("b")),
             Some(Error::NotFound { .. })

@@ -189,7 +189,7 @@ impl Source {
         Ok(())
     }
 
-    async fn again(&self) -> Result<From, Error> {
+    async fn again(&mut self) -> Result<From, Error> {
         match claim(&self.inner, &self.wanted).await {
             Ok((content, _)) => Ok(From::Cache(content)),
             Err(error) if error.is_storage() => self.direct().await,
@@ -197,7 +197,7 @@ impl Source {
         }
     }
 
-    async fn direct(&self) -> Result<From, Error> {
+    async fn direct(&mut self) -> Result<From, Error> {
         Ok(From::Upstream(
             Direct::open(&self.inner, &self.wanted, self.offset).await?,
         ))

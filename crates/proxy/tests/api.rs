@@ -1,0 +1,187 @@
+//! The rest of the API: base, lists, extensions, and what is refused.
+
+mod stage;
+
+use pierhead_testkit::http::Request;
+use pierhead_testkit::images::Image;
+use stage::{Plan, Stage, code, eventually};
+
+#[tokio::test]
+async fn the_base_is_200_whatever_happens() {
+    let stage = Stage::open().await;
+    stage.upstream.stop().await;
+    for path in ["/v2/", "/v2", "/v2/?ns=docker.io"] {
+        let base = stage.get(path).await;
+        assert_eq!((base.status, &*base.body), (200, &b"{}"[..]));
+        assert_eq!(
+            base.header("docker-distribution-api-version"),
+            Some("registry/2.0")
+        );
+        assert_eq!(base.header("content-type"), Some("application/json"));
+    }
+}
+
+#[tokio::test]
+async fn the_extensions_are_listed() {
+    let stage = Stage::open().await;
+    for path in ["/v2/_oci/ext/discover", "/v2/app/_oci/ext/discover"] {
+        let list = stage.get(path).await;
+        assert_eq!(
+            (list.status, list.json()["extensions"].is_array()),
+            (200, true)
+        );
+    }
+}
+
+#[tokio::test]
+async fn tags_are_complete_and_paged_here() {
+    let stage = Plan::default().always_stale().open().await;
+    let image = Image::random(1, &[10]);
+    let mut all: Vec<String> = (0..25).map(|nth| format!("v{nth}")).collect();
+    for tag in &all {
+        stage.upstream.push("app", tag, &image);
+    }
+    all.sort();
+    stage
+        .upstream
+        .configure(|settings| settings.tags_page = Some(4));
+    let whole = stage.get("/v2/app/tags/list").await;
+    assert_eq!(
+        whole.json(),
+        serde_json::json!({"name": "app", "tags": all})
+    );
+    assert_eq!(whole.header("link"), None);
+    let registry = stage.upstream.addr();
+    let mut path = format!("/v2/app/tags/list?n=10&ns={registry}");
+    let mut tags = Vec::new();
+    loop {
+        let page = stage.get(&path).await;
+        let shown = page.json()["tags"].as_array().unwrap().clone();
+        assert!(shown.len() <= 10);
+        tags.extend(shown);
+        let Some(link) = page.header("link") else {
+            break;
+        };
+        let (next, rel) = link.strip_prefix('<').unwrap().split_once('>').unwrap();
+        assert_eq!(rel, "; rel=\"next\"");
+        path = next.to_owned();
+    }
+    assert_eq!(tags, all);
+    assert_eq!(stage.get("/v2/app/tags/list?n=x").await.status, 400);
+    stage.upstream.stop().await;
+    eventually(async || stage.get("/v2/app/tags/list").await.header("x-cache") == Some("STALE"))
+        .await;
+}
+
+#[tokio::test]
+async fn referrers_come_from_the_api_or_from_the_tag() {
+    for api in [true, false] {
+        let stage = Plan::default().always_stale().open().await;
+        stage
+            .upstream
+            .configure(|settings| settings.referrers_api = api);
+        let image = stage.push(2, &[10]);
+        let path = format!("/v2/app/referrers/{}", image.root);
+        let empty = stage.get(&path).await;
+        assert_eq!(
+            (
+                empty.status,
+                empty.json()["manifests"].as_array().map(Vec::len)
+            ),
+            (200, Some(0)),
+            "{api}"
+        );
+        assert_eq!(
+            empty.header("content-type"),
+            Some("application/vnd.oci.image.index.v1+json")
+        );
+        for (seed, kind) in [(3, "application/x.sbom"), (4, "application/x.sig")] {
+            let artifact = Image::artifact(seed, kind, image.root_document());
+            stage.upstream.push("app", &format!("a{seed}"), &artifact);
+        }
+        if !api {
+            continue;
+        }
+        let both = stage.get(&path).await;
+        assert_eq!(both.json()["manifests"].as_array().unwrap().len(), 2);
+        assert_eq!(both.header("oci-filters-applied"), None);
+        let one = stage
+            .get(&format!("{path}?artifactType=application%2Fx.sig"))
+            .await;
+        assert_eq!(one.header("oci-filters-applied"), Some("artifactType"));
+        let shown = one.json()["manifests"].clone();
+        assert_eq!(
+            (shown.as_array().unwrap().len(), &shown[0]["artifactType"]),
+            (1, &"application/x.sig".into())
+        );
+        stage.upstream.stop().await;
+        assert_eq!(stage.get(&path).await.header("x-cache"), Some("STALE"));
+    }
+}
+
+#[tokio::test]
+async fn pushes_are_refused() {
+    let stage = Stage::open().await;
+    let image = stage.push(5, &[10]);
+    let blob = stage::blob_path(&image.blobs[0].digest);
+    for (method, path) in [
+        ("POST", "/v2/app/blobs/uploads/"),
+        ("PATCH", "/v2/app/blobs/uploads/session"),
+        ("PUT", "/v2/app/blobs/uploads/session?digest=sha256:x"),
+        ("GET", "/v2/app/blobs/uploads/session"),
+        ("PUT", "/v2/app/manifests/1"),
+        ("DELETE", "/v2/app/manifests/1"),
+        ("DELETE", &*blob),
+        ("POST", "/v2/"),
+        ("OPTIONS", "/v2/"),
+    ] {
+        let refused = stage.ask(Request::new(method, path)).await;
+        assert_eq!(
+            (refused.status, code(&refused).as_str()),
+            (405, "UNSUPPORTED"),
+            "{method} {path}"
+        );
+        assert_eq!(refused.header("allow"), Some("GET, HEAD"));
+    }
+    let with_body = Request::new("PUT", "/v2/app/manifests/1").body(vec![b'x'; 1000]);
+    assert_eq!(stage.ask(with_body).await.status, 405);
+    assert!(stage.upstream.requests().is_empty());
+}
+
+#[tokio::test]
+async fn nonsense_is_refused_without_a_word_to_the_upstream() {
+    let stage = Stage::open().await;
+    let long = format!("/v2/{}/manifests/1", "a/".repeat(4000));
+    let long_query = format!("/v2/app/manifests/1?x={}", "a".repeat(5000));
+    for (path, status, kind) in [
+        ("/", 404, "NAME_UNKNOWN"),
+        ("/v1/", 404, "NAME_UNKNOWN"),
+        ("/v2/app", 404, "NAME_UNKNOWN"),
+        ("/v2/_catalog", 404, "NAME_UNKNOWN"),
+        (
+            "/v2/app/manifests/.INVALID_MANIFEST_NAME",
+            404,
+            "MANIFEST_UNKNOWN",
+        ),
+        ("/v2/app/blobs/sha256:zz", 400, "DIGEST_INVALID"),
+        (
+            "/v2/app/blobs/md5:d41d8cd98f00b204e9800998ecf8427e",
+            400,
+            "DIGEST_INVALID",
+        ),
+        ("/v2/../app/manifests/1", 400, "NAME_INVALID"),
+        ("/v2/%2e%2e/app/manifests/1", 400, "NAME_INVALID"),
+        ("/v2/App/manifests/1", 400, "NAME_INVALID"),
+        ("/v2/app/manifests/1?ns=http://x", 400, "NAME_INVALID"),
+        (&*long, 414, "NAME_INVALID"),
+        (&*long_query, 414, "NAME_INVALID"),
+    ] {
+        let refused = stage.get(path).await;
+        assert_eq!(
+            (refused.status, code(&refused).as_str()),
+            (status, kind),
+            "{path:.60}"
+        );
+    }
+    assert!(stage.upstream.requests().is_empty());
+}

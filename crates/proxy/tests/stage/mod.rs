@@ -1,0 +1,210 @@
+//! A proxy between a fake registry and whoever asks, all in the test's process.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use pierhead_cache::{Cache, Name, Record};
+use pierhead_eviction::Lru;
+use pierhead_oci::{Digest, Reference};
+use pierhead_proxy::{Config, Proxy, Tls};
+use pierhead_remote::{Client, Upstream};
+use pierhead_testkit::http::{End, Request, Response};
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::{Builder, FakeRegistry};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Room enough for every test that does not want to run out of it.
+pub const ROOM: u64 = 1 << 30;
+
+pub struct Stage {
+    pub upstream: FakeRegistry,
+    pub cache: Cache,
+    pub proxy: Proxy,
+    pub addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    served: Option<JoinHandle<std::io::Result<()>>>,
+    pub data: tempfile::TempDir,
+}
+
+/// What differs from one test to another.
+pub struct Plan {
+    pub upstream: Builder,
+    pub config: Config,
+    pub capacity: u64,
+    pub tls: Option<Tls>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            upstream: FakeRegistry::builder(),
+            config: Config::default(),
+            capacity: ROOM,
+            tls: None,
+        }
+    }
+}
+
+impl Plan {
+    pub fn capacity(mut self, capacity: u64) -> Self {
+        self.capacity = capacity;
+        self
+    }
+
+    pub fn config(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.config);
+        self
+    }
+
+    /// Every tag is stale at once, so that each request for one asks the upstream.
+    pub fn always_stale(self) -> Self {
+        self.config(|config| config.tag_freshness = Duration::ZERO)
+    }
+
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    pub async fn open(self) -> Stage {
+        let upstream = self.upstream.start().await;
+        let registry = upstream.addr().to_string().parse().unwrap();
+        let mut remote = pierhead_remote::Config::default();
+        let entry = Upstream {
+            url: upstream.url(),
+            trusted_hosts: [upstream.token_addr(), upstream.cdn_addr()]
+                .map(|addr| format!("http://{addr}"))
+                .to_vec(),
+            ..Upstream::default()
+        };
+        remote.upstreams.insert(registry, entry);
+        remote.header_timeout = Duration::from_secs(20);
+        remote.stall_timeout = Duration::from_secs(20);
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), self.capacity);
+        let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
+        let client = Client::new(remote).unwrap();
+        let mut config = self.config;
+        config.default_upstream = upstream.addr().to_string().parse().unwrap();
+        let proxy = Proxy::new(cache.clone(), client, config);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = tokio::spawn({
+            let (proxy, tls) = (proxy.clone(), self.tls);
+            async move {
+                let stopped = async {
+                    let _ = stopped.await;
+                };
+                proxy.serve(listener, tls, stopped).await
+            }
+        });
+        Stage {
+            upstream,
+            cache,
+            proxy,
+            addr,
+            stop: Some(stop),
+            served: Some(served),
+            data,
+        }
+    }
+}
+
+impl Stage {
+    pub async fn open() -> Self {
+        Plan::default().open().await
+    }
+
+    /// One image with layers of these sizes, pushed as `app:1`.
+    pub fn push(&self, seed: u64, layers: &[usize]) -> Image {
+        let image = Image::random(seed, layers);
+        self.upstream.push("app", "1", &image);
+        image
+    }
+
+    pub async fn get(&self, path: &str) -> Response {
+        self.ask(Request::get(path)).await
+    }
+
+    pub async fn head(&self, path: &str) -> Response {
+        self.ask(Request::head(path)).await
+    }
+
+    pub async fn ask(&self, request: Request) -> Response {
+        soon(request.send(self.addr)).await.unwrap()
+    }
+
+    /// Pulls as podman does: manifest by tag, then each blob; everything must be right.
+    pub async fn pull(&self, image: &Image) {
+        let manifest = self.get("/v2/app/manifests/1").await;
+        assert_eq!(manifest.status, 200, "{manifest:?}");
+        assert_eq!(manifest.body, image.root_document().bytes);
+        for blob in &image.blobs {
+            let got = self.get(&blob_path(&blob.digest)).await;
+            assert_eq!((got.status, got.end), (200, End::Clean), "{}", blob.digest);
+            assert!(got.body == blob.bytes, "{} differs", blob.digest);
+        }
+    }
+
+    pub fn reference(&self, target: &str) -> Reference {
+        format!("{}/app{target}", self.upstream.addr())
+            .parse()
+            .unwrap()
+    }
+
+    /// Makes the tag `app:1` one that was confirmed long ago.
+    pub async fn age(&self) {
+        let name = Name::Manifest(self.reference(":1"));
+        let record = self.cache.names().get(&name).await.unwrap();
+        let record = Record {
+            validated: 1,
+            ..record
+        };
+        self.cache.names().put(&name, record).await.unwrap();
+    }
+
+    /// Returns when the blob is committed.
+    pub async fn committed(&self, digest: &Digest) {
+        eventually(async || self.cache.get(digest).await.unwrap().is_some()).await;
+    }
+
+    /// Asks the listener to stop, and says how it ended.
+    pub fn stop(&mut self) -> JoinHandle<std::io::Result<()>> {
+        let _ = self.stop.take().unwrap().send(());
+        self.served.take().unwrap()
+    }
+}
+
+pub fn blob_path(digest: &Digest) -> String {
+    format!("/v2/app/blobs/{digest}")
+}
+
+/// No test may hang: a generous limit, not a figure.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("this takes too long")
+}
+
+/// For what happens in the background without an event to wait for.
+pub async fn eventually(mut check: impl AsyncFnMut() -> bool) {
+    soon(async {
+        while !check().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// The code of the first error in a body of the spec.
+pub fn code(response: &Response) -> String {
+    response.json()["errors"][0]["code"]
+        .as_str()
+        .unwrap_or_else(|| panic!("no error body in {response:?}"))
+        .to_owned()
+}
