@@ -130,18 +130,21 @@ impl Tail {
             return Ok(Bytes::new());
         };
         let mut buffer = self.flight.store.pool.take(len);
-        match reader.try_read_at(offset, buffer.as_mut()) {
+        let read = match reader.try_read_at(offset, buffer.as_mut()) {
             Ok(read) if read > 0 => Ok(buffer.freeze(0, read)),
             _ => {
                 let reader = reader.clone();
                 let read =
                     blocking(move || reader.read_at(offset, buffer.as_mut()).map(|()| buffer))
                         .await;
-                let buffer =
-                    read.map_err(|error| self.flight.store.io("read", &self.flight.digest, error))?;
-                Ok(buffer.freeze(0, len))
+                read.map(|buffer| buffer.freeze(0, len))
             }
+        };
+        // The leader may have started over under our hands: then these are no bytes of this generation.
+        if self.progress.borrow().generation != generation {
+            return Err(Error::Restarted);
         }
+        read.map_err(|error| self.flight.store.io("read", &self.flight.digest, error))
     }
 
     /// Waits until the fill has ended well (the committed object) or badly.

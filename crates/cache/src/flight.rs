@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
@@ -79,6 +79,23 @@ pub(crate) enum Order {
 pub(crate) enum Work {
     Pieces(VecDeque<Bytes>),
     Order(Order),
+}
+
+/// Ends a flight whose ingest panicked: else its readers, and all later claims, would wait for ever.
+struct Unwound(Weak<Flight>);
+
+impl Drop for Unwound {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(flight) = self.0.upgrade()
+        {
+            flight.close();
+            crate::ingest::end(&flight, flight.reserved.load(Ordering::Relaxed), None);
+            flight
+                .progress
+                .send_modify(|progress| progress.outcome = Some(Err(over())));
+        }
+    }
 }
 
 fn over() -> Error {
@@ -215,8 +232,11 @@ impl Flight {
     fn wake(self: &Arc<Self>) {
         let ingest = lock(&self.queue).ingest.take();
         if let Some(ingest) = ingest {
-            let flight = self.clone();
-            self.runtime.spawn_blocking(move || ingest.run(flight));
+            let (flight, guard) = (self.clone(), Unwound(Arc::downgrade(self)));
+            self.runtime.spawn_blocking(move || {
+                ingest.run(flight);
+                drop(guard);
+            });
         }
     }
 

@@ -221,7 +221,7 @@ impl Ingest {
 }
 
 /// Takes the flight out, and turns what was reserved for it into what is left of it.
-fn end(flight: &Arc<Flight>, reserved: u64, partial: Option<Partial>) {
+pub(crate) fn end(flight: &Arc<Flight>, reserved: u64, partial: Option<Partial>) {
     let mut state = crate::lock(&flight.store.state);
     state.reserved -= reserved;
     if let Some(partial) = partial {
