@@ -16,7 +16,6 @@ use crate::exchange::{Answer, follow, read, refusal, settle};
 use crate::metrics::Kind;
 use crate::origin::Origin;
 use crate::redirect::resolve;
-use crate::retry::{Patience, retrying};
 use crate::token::{Key, MAX_ANSWER, Token};
 use crate::{Credentials, Error, helper};
 
@@ -266,22 +265,19 @@ fn forget_helped(origin: &Origin) -> bool {
         .is_some()
 }
 
-/// Fetches a token; a login of a helper that is refused is asked for once more.
+/// Fetches a token; a login of a helper that is refused is asked for once more. Not tried again here:
+/// the whole request is.
 async fn fetch(
     origin: &Origin,
     realm: &Uri,
     service: Option<&str>,
     scope: &str,
 ) -> Result<Arc<Token>, Error> {
-    let patience = Patience {
-        attempts: 2,
-        ..Patience::DOCUMENT
-    };
     let attempt = || async {
         let credentials = login(origin).await;
         ask(origin, realm, service, scope, credentials.as_ref()).await
     };
-    match retrying(origin, patience, attempt).await {
+    match attempt().await {
         Err(Error::Denied { .. }) if forget_helped(origin) => attempt().await,
         result => result,
     }

@@ -85,7 +85,7 @@ impl Upstreams {
         let (metrics, credentials) = (metrics.clone(), config.credentials);
         Ok(Self {
             configured,
-            strangers: Strangers::new(),
+            strangers: Strangers::default(),
             public,
             credentials,
             metrics,
@@ -216,35 +216,126 @@ impl Network<'_> {
     }
 }
 
-/// Upstreams that no configuration names, by how recently they were used.
-struct Strangers(Mutex<(HashMap<Registry, (Arc<Origin>, u64)>, u64)>);
+/// Upstreams that no configuration names.
+#[derive(Default)]
+struct Strangers(Mutex<Recent>);
+
+/// With the tick of their last use.
+#[derive(Default)]
+struct Recent {
+    by_name: HashMap<Registry, (Arc<Origin>, u64)>,
+    tick: u64,
+}
 
 /// Strangers remembered: what they cost is some KiB each.
 const MAX_STRANGERS: usize = 256;
 
 impl Strangers {
-    fn new() -> Self {
-        Self(Mutex::new((HashMap::new(), 0)))
-    }
-
     /// The one of that name, made when it is not there; the one not used for longest leaves.
     fn get(&self, registry: &Registry, make: impl FnOnce() -> Origin) -> Arc<Origin> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (known, tick) = &mut *state;
-        *tick += 1;
-        if let Some((origin, used)) = known.get_mut(registry) {
-            *used = *tick;
+        let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.tick += 1;
+        let tick = recent.tick;
+        if let Some((origin, used)) = recent.by_name.get_mut(registry) {
+            *used = tick;
             return Arc::clone(origin);
         }
-        if known.len() >= MAX_STRANGERS {
-            let oldest = known
-                .iter()
-                .min_by_key(|(_, (_, used))| *used)
-                .map(|(name, _)| name.clone());
-            oldest.map(|name| known.remove(&name));
+        if recent.by_name.len() >= MAX_STRANGERS {
+            let oldest = recent.by_name.iter().min_by_key(|(_, (_, used))| *used);
+            let oldest = oldest.map(|(name, _)| name.clone());
+            oldest.map(|name| recent.by_name.remove(&name));
         }
         let origin = Arc::new(make());
-        known.insert(registry.clone(), (Arc::clone(&origin), *tick));
+        let known = (Arc::clone(&origin), tick);
+        recent.by_name.insert(registry.clone(), known);
         origin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn upstreams(change: impl FnOnce(&mut Config)) -> Result<Upstreams, Error> {
+        let mut config = Config::default();
+        change(&mut config);
+        Upstreams::new(config, &Metrics::default())
+    }
+
+    fn with(url: &str, trusted: &[&str]) -> Result<Upstreams, Error> {
+        let upstream = Upstream {
+            url: url.to_owned(),
+            trusted_hosts: trusted.iter().map(|host| (*host).to_owned()).collect(),
+            ..Upstream::default()
+        };
+        upstreams(|config| {
+            config
+                .upstreams
+                .insert("up.example".parse().unwrap(), upstream);
+        })
+    }
+
+    #[test]
+    fn names_lead_to_urls() {
+        let all = with("http://10.0.0.1:5000/prefix/", &[]).unwrap();
+        for (name, expected) in [
+            ("docker.io", "https://registry-1.docker.io/v2/"),
+            ("ghcr.io", "https://ghcr.io/v2/"),
+            ("quay.io:8443", "https://quay.io:8443/v2/"),
+            ("[2606:4700::1]:5000", "https://[2606:4700::1]:5000/v2/"),
+            ("up.example", "http://10.0.0.1:5000/prefix/v2/"),
+        ] {
+            let origin = all.origin(&name.parse().unwrap()).unwrap();
+            assert_eq!(origin.url("/v2/").unwrap().to_string(), expected);
+        }
+        let internal = all.origin(&"10.0.0.1:5000".parse().unwrap());
+        assert!(matches!(internal.err(), Some(Error::Forbidden { .. })));
+    }
+
+    #[test]
+    fn bad_configurations_are_named() {
+        for url in [
+            "",
+            "registry.corp",
+            "ftp://a.io",
+            "https://u:p@a.io",
+            "https://a.io/?q",
+            "https://",
+        ] {
+            let error = with(url, &[]).err().unwrap();
+            assert!(error.to_string().contains("up.example"), "{url}: {error}");
+        }
+        let error = with("https://a.io", &["a b"]).err().unwrap();
+        assert!(error.to_string().contains("a b"), "{error}");
+        for proxy in ["socks5://a:1", "a b", "https://a:1", "http://"] {
+            let error = upstreams(|config| config.https_proxy = Some(proxy.to_owned()));
+            assert!(matches!(error.err(), Some(Error::Config { .. })), "{proxy}");
+        }
+        let ca = tempfile::NamedTempFile::new().unwrap();
+        for path in [ca.path().to_owned(), ca.path().join("absent")] {
+            let error = upstreams(|config| {
+                let url = "https://a.io".to_owned();
+                let upstream = Upstream {
+                    url,
+                    ca: Some(path.clone()),
+                    ..Upstream::default()
+                };
+                config.upstreams.insert("a.io".parse().unwrap(), upstream);
+            });
+            let told = error.err().unwrap().to_string();
+            assert!(told.contains(path.to_str().unwrap()), "{told}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_bounded_and_the_latest_stay() {
+        let all = upstreams(|_| ()).unwrap();
+        let name = |n: usize| format!("r{n}.example").parse().unwrap();
+        let first = all.origin(&name(0)).unwrap();
+        for n in 1..2 * MAX_STRANGERS {
+            all.origin(&name(n)).unwrap();
+            assert!(Arc::ptr_eq(&first, &all.origin(&name(0)).unwrap()));
+        }
+        assert_eq!(all.strangers.0.lock().unwrap().by_name.len(), MAX_STRANGERS);
     }
 }

@@ -175,13 +175,14 @@ async fn a_token_server_in_trouble_is_the_upstreams_fault() {
         Fault::Garbage,
         Fault::Replace("no".into()),
     ];
-    for fault in faults {
+    all(faults, async |fault| {
         let told = format!("{fault:?}");
         let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
         pair.upstream.inject(fault.on_tokens());
         let fetched = pair.manifest().await;
         assert!(fetched.is_err_and(|error| error.is_retryable()), "{told}");
-    }
+    })
+    .await;
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
     pair.upstream.stop_tokens().await;
     assert!(

@@ -59,14 +59,15 @@ async fn one_that_breaks_off_again_and_again_but_makes_way_arrives() {
 
 #[tokio::test]
 async fn one_that_never_makes_way_is_given_up() {
-    for fault in [
+    let faults = [
         Fault::CutBody(0),
         Fault::Close,
         Fault::Reset,
         Fault::Garbage,
         Fault::HangHead,
         Fault::HangBody(0),
-    ] {
+    ];
+    all(faults, async |fault| {
         let pair = Pair::start().await;
         pair.upstream.inject(fault.on_blobs());
         let (received, ended) = pair.pull(0).await;
@@ -76,7 +77,8 @@ async fn one_that_never_makes_way_is_given_up() {
             pair.upstream.gets_of(&pair.layer()) < 20,
             "retries have a budget"
         );
-    }
+    })
+    .await;
 }
 
 #[tokio::test]

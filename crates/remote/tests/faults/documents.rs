@@ -114,14 +114,15 @@ async fn a_manifest_that_is_cut_or_huge_is_an_error() {
         Fault::Status(500),
         Fault::RedirectLoop,
     ];
-    for fault in faults {
+    all(faults, async |fault| {
         let pair = Pair::start().await;
         let told = format!("{fault:?}");
         pair.upstream.inject(fault.on_manifests());
         let fetched = pair.manifest().await;
         assert!(fetched.is_err_and(|error| error.is_retryable()), "{told}");
         assert!(pair.upstream.requests().len() < 20, "{told}");
-    }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -143,7 +144,7 @@ async fn a_body_without_end_is_cut_at_the_limit() {
 async fn huge_headers_are_bounded() {
     let pair = Pair::start().await;
     pair.upstream
-        .inject(Fault::HugeHeaders(16 << 20).on_manifests());
+        .inject(Fault::HugeHeaders(1 << 20).on_manifests());
     assert!(pair.manifest().await.is_err());
 }
 

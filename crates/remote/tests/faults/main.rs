@@ -3,12 +3,14 @@
 mod access;
 mod blobs;
 mod documents;
+mod network;
 mod reach;
+mod upkeep;
 
 use std::time::Duration;
 
 use pierhead_oci::{Digest, Hasher, Reference, Registry, Repository};
-use pierhead_remote::{Client, Config, Credentials, Error, Fetched, Known, Upstream};
+use pierhead_remote::{BlobStream, Client, Config, Credentials, Error, Fetched, Known, Upstream};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry, Fault};
 
@@ -97,6 +99,14 @@ impl Pair {
         (received, ended)
     }
 
+    /// The layer from its beginning, opened.
+    async fn stream(&self) -> BlobStream {
+        self.client
+            .blob(&name(), &repository(), &self.layer(), 0)
+            .await
+            .expect("a stream")
+    }
+
     /// The layer arrives whole, and so it does in as many GETs as are said.
     async fn pulls_in(&self, gets: usize) {
         let (_, ended) = self.pull(0).await;
@@ -109,6 +119,11 @@ async fn soon<T>(operation: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, operation)
         .await
         .expect("an answer or an error, and soon")
+}
+
+/// Every fault with a registry of its own, all at once: most of them are waited out.
+async fn all<const N: usize>(faults: [Fault; N], test: impl AsyncFn(Fault)) {
+    futures_util::future::join_all(faults.map(|fault| test(fault))).await;
 }
 
 fn name() -> Registry {

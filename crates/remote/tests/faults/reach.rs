@@ -40,25 +40,19 @@ async fn a_port_that_accepts_and_says_nothing_is_given_up() {
     // The kernel accepts on its own.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = silent.local_addr().expect("an address");
-    let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
-        upstream.url = format!("http://{addr}")
-    })
-    .await;
-    assert!(
-        pair.manifest()
-            .await
-            .is_err_and(|error| error.is_retryable())
-    );
     // TLS hangs in its handshake, which is another time limit.
-    let pair = Pair::with(FakeRegistry::builder(), |_, upstream| {
-        upstream.url = format!("https://{addr}")
-    })
-    .await;
-    assert!(
-        pair.manifest()
-            .await
-            .is_err_and(|error| error.is_retryable())
-    );
+    let tried = ["http", "https"].map(async |scheme| {
+        let change = |_: &mut Config, upstream: &mut Upstream| {
+            upstream.url = format!("{scheme}://{addr}");
+        };
+        let pair = Pair::with(FakeRegistry::builder(), change).await;
+        assert!(
+            pair.manifest()
+                .await
+                .is_err_and(|error| error.is_retryable())
+        );
+    });
+    futures_util::future::join_all(tried).await;
 }
 
 #[tokio::test]
