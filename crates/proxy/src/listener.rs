@@ -94,10 +94,13 @@ impl Loop {
     fn take(&self, stream: TcpStream, address: SocketAddr) {
         let inner = &self.shared.inner;
         inner.metrics.accepted.inc();
-        let open = Open::new(inner.clone());
-        let overloaded = open.count > inner.config.load().max_connections;
+        let mut open = Some(Open::new(inner.clone()));
+        let limit = inner.config.load().max_connections;
+        let overloaded = open.as_ref().is_some_and(|open| open.count > limit);
         let mut refusal: Option<OwnedSemaphorePermit> = None;
         if overloaded {
+            // Not counted, or those that are being refused would keep others out.
+            open = None;
             inner.metrics.refused.inc();
             match self.refusals.clone().try_acquire_owned() {
                 Ok(permit) => refusal = Some(permit),

@@ -44,7 +44,11 @@ async fn each<F: Future<Output = ()> + 'static>(faults: Vec<Fault>, check: impl 
 }
 
 fn impatient() -> Plan {
-    Plan::default().config(|config| config.answer_within = Duration::from_secs(2))
+    let plan = Plan {
+        header_timeout: Duration::from_secs(3),
+        ..Plan::default()
+    };
+    plan.config(|config| config.answer_within = Duration::from_secs(2))
 }
 
 #[tokio::test]

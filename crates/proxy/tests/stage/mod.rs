@@ -1,5 +1,6 @@
 //! A proxy between a fake registry and whoever asks, all in the test's process.
 #![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -36,6 +37,8 @@ pub struct Plan {
     pub config: Config,
     pub capacity: u64,
     pub tls: Option<Tls>,
+    /// What the client crate waits for a head: more than any test holds one back, unless it says so.
+    pub header_timeout: Duration,
 }
 
 impl Default for Plan {
@@ -45,6 +48,7 @@ impl Default for Plan {
             config: Config::default(),
             capacity: ROOM,
             tls: None,
+            header_timeout: Duration::from_secs(20),
         }
     }
 }
@@ -82,7 +86,7 @@ impl Plan {
             ..Upstream::default()
         };
         remote.upstreams.insert(registry, entry);
-        remote.header_timeout = Duration::from_secs(20);
+        remote.header_timeout = self.header_timeout;
         remote.stall_timeout = Duration::from_secs(20);
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), self.capacity);
