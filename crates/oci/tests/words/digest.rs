@@ -62,3 +62,11 @@ fn raw_bytes_have_the_length_of_their_algorithm() {
     assert!(short.is_some() && long.is_some());
     assert_ne!(short, long);
 }
+
+#[test]
+fn what_is_logged_is_what_is_written() {
+    let digest: Digest = EMPTY.parse().unwrap();
+    assert_eq!(format!("{digest:?}"), EMPTY);
+    let name: pierhead_oci::Name = "localhost:5000/a".parse().unwrap();
+    assert_eq!(format!("{name:?}"), "localhost:5000/a");
+}

@@ -133,6 +133,17 @@ fn the_kind_is_found_without_a_media_type() {
         MediaType::DOCKER_MANIFEST
     );
     assert!(parse(&with(image(), "mediaType", json!(""))).is_ok());
+    let of_its_own = with(
+        index(),
+        "mediaType",
+        json!("application/vnd.example.list+json"),
+    );
+    let manifest = parse(&of_its_own).unwrap();
+    assert!(matches!(manifest.body, Body::Index { .. }));
+    assert_eq!(
+        manifest.media_type.to_string(),
+        "application/vnd.example.list+json"
+    );
 }
 
 #[test]

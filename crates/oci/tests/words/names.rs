@@ -44,6 +44,16 @@ fn a_registry_gives_its_host_and_port() {
 }
 
 #[test]
+fn the_longest_registry_is_a_host_of_253_bytes_with_a_port() {
+    let label = "a".repeat(63);
+    let longest = format!("{label}.{label}.{label}.{}:65535", "a".repeat(61));
+    assert_eq!(registry(&longest).host().len(), 253);
+    for text in [longest.replace(':', "a:"), longest.replace(":6", ":06")] {
+        assert!(text.parse::<Registry>().is_err(), "{text}");
+    }
+}
+
+#[test]
 fn refuses_what_is_no_registry() {
     let long_label = format!("{}.io", "a".repeat(64));
     let long_host = format!("{}io", "abc.".repeat(63));

@@ -84,21 +84,35 @@ fn one_platform_has_several_spellings() {
     assert_eq!(choose("linux/arm", &["linux/arm/v7"]), Some(0));
     assert_eq!(choose("linux/armhf", &["linux/arm/"]), Some(0));
     assert_eq!(choose("linux/i686", &["linux/386"]), Some(0));
-    assert_eq!(
-        "linux/aarch64/v8".parse::<Platform>().unwrap().to_string(),
-        "linux/arm64"
-    );
-    assert_eq!(
-        "linux/arm".parse::<Platform>().unwrap().to_string(),
-        "linux/arm/v7"
-    );
+    for (written, one) in [
+        ("linux/aarch64/v8", "linux/arm64"),
+        ("linux/aarch64/v9", "linux/arm64/v9"),
+        ("linux/arm64/v8", "linux/arm64"),
+        ("linux/arm", "linux/arm/v7"),
+        ("linux/armel", "linux/arm/v6"),
+        ("linux/amd64/v1", "linux/amd64"),
+        ("linux/x86_64", "linux/amd64"),
+        ("Linux/x86-64/V3", "linux/amd64/v3"),
+        ("linux/386", "linux/386"),
+    ] {
+        let platform: Platform = written.parse().unwrap();
+        assert_eq!(platform.to_string(), one, "{written}");
+    }
 }
 
 #[test]
 fn attestations_and_entries_without_platform_are_for_nobody() {
     assert_eq!(choose("unknown/unknown", &["unknown/unknown"]), None);
     assert_eq!(choose("linux/amd64", &["", "linux/amd64"]), Some(1));
-    assert!("unknown/unknown".parse::<Platform>().unwrap().is_unknown());
+    for (text, unknown) in [
+        ("unknown/unknown", true),
+        ("unknown/amd64", true),
+        ("linux/unknown", true),
+        ("linux/amd64", false),
+    ] {
+        let platform: Platform = text.parse().unwrap();
+        assert_eq!(platform.is_unknown(), unknown, "{text}");
+    }
 }
 
 #[test]
