@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
-use pierhead_oci::Registry;
 use pierhead_remote::Credentials;
+use rustls::RootCertStore;
 
 use crate::config::{Config, Upstream, files};
 use crate::environment::Environment;
@@ -26,18 +27,23 @@ pub(crate) fn remote(
             .url
             .clone()
             .unwrap_or_else(|| format!("https://{registry}"));
-        upstreams.insert(
-            registry.clone(),
-            pierhead_remote::Upstream {
-                url,
-                credentials,
-                ca: upstream.ca.clone(),
-                trusted_hosts: upstream.trusted_hosts.clone(),
-            },
-        );
+        let (ca, trusted_hosts) = (upstream.ca.clone(), upstream.trusted_hosts.clone());
+        let upstream = pierhead_remote::Upstream {
+            url,
+            credentials,
+            ca,
+            trusted_hosts,
+        };
+        upstreams.insert(registry.clone(), upstream);
     }
+    let credentials = match &config.docker_config {
+        Some(path) => files::docker_config(path)?,
+        None => HashMap::new(),
+    };
     Ok(pierhead_remote::Config {
         upstreams,
+        credentials,
+        roots: Arc::new(roots()),
         connect_timeout: config.limits.connect_timeout,
         header_timeout: config.limits.header_timeout,
         stall_timeout: config.limits.stall_timeout,
@@ -45,20 +51,9 @@ pub(crate) fn remote(
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),
         no_proxy: environment.no_proxy.clone(),
-        credentials: docker_credentials(config)?,
-        roots: roots().into(),
-        ..pierhead_remote::Config::default()
+        // Helpers are found by the system's search path.
+        helper_folders: Vec::new(),
     })
-}
-
-/// The logins of Docker's own configuration, for registries where ours names none.
-fn docker_credentials(config: &Config) -> Result<HashMap<Registry, Credentials>, String> {
-    let Some(path) = &config.docker_config else {
-        return Ok(HashMap::new());
-    };
-    let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let found = pierhead_remote::docker_config(&zeroize::Zeroizing::new(bytes));
-    found.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
@@ -110,10 +105,18 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
 
 /// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
 /// (a bare container image).
-fn roots() -> rustls::RootCertStore {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() {
+fn roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::warn!("certificate authorities of the system: {error}");
+    }
+    // What another program added and cannot be parsed is no reason to distrust the rest.
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        tracing::warn!(
+            "the system has no certificate authorities (package ca-certificates): Mozilla's list is used"
+        );
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     roots

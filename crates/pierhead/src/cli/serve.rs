@@ -19,8 +19,9 @@ What the command line says wins over the file. SIGHUP reads the file again, with
 connection; SIGTERM or SIGINT lets answers under way finish, a second one ends at once.";
 
 /// Flags of `serve`.
+// The last one counts, so that a script can add to a command line that somebody else made.
 #[derive(Args, Clone)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_override_self = true)]
 pub(crate) struct ServeArgs {
     /// TOML file; every key of it has a default (see `pierhead config show --default`)
     #[arg(long, value_name = "FILE")]

@@ -1,9 +1,12 @@
 //! The files that a configuration names: read and checked before anything is opened.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
+use pierhead_oci::Registry;
+use pierhead_remote::Credentials;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
@@ -13,6 +16,8 @@ use super::{Config, Problem, Secret};
 
 /// A password or token that is longer is another file.
 const MAX_SECRET: u64 = 64 << 10;
+/// Docker's own is a few lines a registry.
+const MAX_DOCKER_CONFIG: u64 = 1 << 20;
 
 /// What is wrong with any named file.
 pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
@@ -49,12 +54,7 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
     if let Some(path) = &config.docker_config {
         report(
             "docker_config",
-            at(
-                "docker_config",
-                File::open(path)
-                    .map(drop)
-                    .map_err(|error| cannot_read(path, &error)),
-            ),
+            at("docker_config", docker_config(path).map(drop)),
         );
     }
     for (registry, upstream) in &config.upstreams {
@@ -88,6 +88,16 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
         None | Some("") => Err(format!("the first line of {} is empty", path.display())),
         Some(line) => Ok(Secret::new(line.to_owned())),
     }
+}
+
+/// Whom to log in as, as `docker login` left it.
+pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, String> {
+    let mut bytes = Zeroizing::new(Vec::new());
+    let file = File::open(path).map_err(|error| cannot_read(path, &error))?;
+    file.take(MAX_DOCKER_CONFIG)
+        .read_to_end(&mut bytes)
+        .map_err(|error| cannot_read(path, &error))?;
+    pierhead_remote::docker_config(&bytes).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 fn certificates(path: &Path) -> Result<(), String> {

@@ -5,7 +5,7 @@ mod reload;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use pierhead_cache::Cache;
@@ -35,6 +35,9 @@ const STACK: usize = 1 << 20;
 const MAX_AUTO_THREADS: usize = 16;
 /// docker 20 and podman open a connection a request: a burst must fit into the queue.
 const BACKLOG: u32 = 4096;
+
+/// For the last writes at the end.
+const CLOSING: Duration = Duration::from_secs(5);
 
 /// Runs until it is told to stop.
 pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Failure> {
@@ -153,8 +156,11 @@ async fn serve(
         _ = terminate.recv() => true,
     };
     drop(admin);
-    // Also when ending at once: it writes what is pending, and that is little.
-    cache.close().await;
+    // Also when ending at once: it writes what is pending, and that is little. A disk that hangs must not
+    // keep the process, and nothing is lost with it but the order of the last accesses.
+    if tokio::time::timeout(CLOSING, cache.close()).await.is_err() {
+        tracing::warn!("the disk does not take the last writes; ending without them");
+    }
     if let Some(path) = &args.ready_file {
         let _ = std::fs::remove_file(path);
     }

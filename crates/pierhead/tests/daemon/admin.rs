@@ -1,0 +1,138 @@
+//! The admin listener as scrapers, probes, scripts and attackers see it.
+
+use pierhead_testkit::http::Request;
+
+use crate::harness::Daemon;
+
+#[tokio::test]
+async fn health_and_metrics() {
+    let daemon = Daemon::start("", &[]).await;
+    assert_eq!(daemon.get("/livez").await.status, 200);
+    assert_eq!(daemon.get("/readyz").await.status, 200);
+    let metrics = daemon.get("/metrics").await;
+    assert_eq!(metrics.status, 200);
+    assert!(
+        metrics
+            .header("content-type")
+            .is_some_and(|it| it.starts_with("application/openmetrics-text"))
+    );
+    let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
+    assert!(text.ends_with("# EOF\n"));
+    for name in [
+        "pierhead_build_info{version=",
+        "process_resident_memory_bytes ",
+        "process_open_fds ",
+        "process_uptime_seconds ",
+        "process_cpu_seconds_total ",
+        "# TYPE pierhead_cache_",
+        "# TYPE pierhead_remote_",
+        "# TYPE pierhead_proxy_",
+    ] {
+        assert!(text.contains(name), "{name} in {text}");
+    }
+    // HEAD is GET without the body.
+    let head = daemon.ask(Request::head("/livez")).await;
+    assert_eq!((head.status, head.body.len()), (200, 0));
+}
+
+#[tokio::test]
+async fn stat_tells_what_is_configured() {
+    let daemon = Daemon::start("cache.size = \"3GiB\"", &[]).await;
+    let stat = daemon.get("/v1/stat").await.json();
+    assert_eq!(stat["capacity"], 3_u64 << 30);
+    assert_eq!(stat["listen"][0], daemon.listen.to_string());
+    assert_eq!(stat["blobs"], 0);
+    assert!(stat["memory"].as_u64().is_some_and(|bytes| bytes > 1 << 20));
+}
+
+#[tokio::test]
+async fn a_page_of_another_origin_gets_nothing() {
+    let daemon = Daemon::start("", &[]).await;
+    let prune = || Request::new("POST", "/v1/prune").body("{\"target\":0}");
+    for (request, status) in [
+        (Request::get("/v1/stat").header("host", "evil.example"), 403),
+        (
+            Request::get("/metrics").header("host", "evil.example:5001"),
+            403,
+        ),
+        (prune(), 403),
+        (prune().header("origin", "http://evil.example"), 403),
+        (
+            Request::new("OPTIONS", "/v1/prune").header("origin", "http://evil.example"),
+            403,
+        ),
+        (Request::new("DELETE", "/v1/pins?image=a"), 403),
+        (prune().header("x-pierhead", "1"), 200),
+        (Request::get("/v1/stat").header("host", "localhost"), 200),
+    ] {
+        let answer = daemon.ask(request.clone()).await;
+        assert_eq!(answer.status, status, "{request:?}");
+        assert_eq!(answer.header("access-control-allow-origin"), None);
+    }
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_why() {
+    let daemon = Daemon::start("", &[]).await;
+    let post = |path: &str, body: String| {
+        Request::new("POST", path)
+            .header("x-pierhead", "1")
+            .body(body)
+    };
+    for (request, status, words) in [
+        (Request::get("/"), 404, "/metrics"),
+        (Request::get("/v1/nothing"), 404, "/v1/nothing"),
+        (Request::get("/v1/prune"), 405, "GET"),
+        (Request::get("/v1/blobs?limit=0"), 400, "limit"),
+        (Request::get("/v1/blobs?after=x"), 400, "digest"),
+        (post("/v1/prune", "{}".into()), 400, "target"),
+        (post("/v1/prune", "x".into()), 400, "expected"),
+        (
+            post("/v1/warm", "{\"images\":[\"A B\"]}".into()),
+            400,
+            "A B",
+        ),
+        (
+            post(
+                "/v1/warm",
+                "{\"images\":[\"a\"],\"platforms\":[\"x\"]}".into(),
+            ),
+            400,
+            "os/architecture",
+        ),
+        (
+            post("/v1/warm", "{\"images\":[],\"colour\":1}".into()),
+            400,
+            "colour",
+        ),
+        (post("/v1/warm", "x".repeat(1 << 20)), 400, "limit"),
+        (
+            Request::new("PUT", "/v1/pins").header("x-pierhead", "1"),
+            400,
+            "?image=",
+        ),
+        (
+            Request::new("PUT", "/v1/pins?image=%20").header("x-pierhead", "1"),
+            400,
+            "\" \"",
+        ),
+        (
+            Request::new("PUT", "/v1/pins?image=redis").header("x-pierhead", "1"),
+            404,
+            "warm --pin docker.io/library/redis:latest",
+        ),
+        (
+            Request::new("DELETE", "/v1/pins?image=redis").header("x-pierhead", "1"),
+            404,
+            "is not pinned",
+        ),
+    ] {
+        let answer = daemon.ask(request.clone()).await;
+        assert_eq!(answer.status, status, "{request:?}: {:?}", answer.body);
+        let message = answer.json()["error"]
+            .as_str()
+            .map(str::to_owned)
+            .expect("a text");
+        assert!(message.contains(words), "{words:?} in {message:?}");
+    }
+}

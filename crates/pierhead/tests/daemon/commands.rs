@@ -1,0 +1,191 @@
+//! `pierhead cache …` against a running daemon.
+
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::{FakeRegistry, Fault};
+use serde_json::Value;
+
+use crate::harness::Daemon;
+
+async fn with_image() -> (FakeRegistry, Image, Daemon) {
+    let registry = FakeRegistry::start().await;
+    let image = Image::random(7, &[300_000, 70_000, 5]);
+    registry.push("team/app", "1", &image);
+    let daemon = Daemon::start("", &["--upstream", &format!("lab:5000={}", registry.url())]).await;
+    (registry, image, daemon)
+}
+
+const IMAGE: &str = "lab:5000/team/app:1";
+
+fn objects(text: &str) -> Vec<Value> {
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect()
+}
+
+#[tokio::test]
+async fn warm_list_and_stat() {
+    let (registry, image, daemon) = with_image().await;
+    let out = daemon.cached(&["warm", IMAGE]).await;
+    assert_eq!(out, format!("warmed {IMAGE}\nwarmed 1, failed 0\n"));
+    for blob in &image.blobs {
+        assert_eq!(registry.gets_of(&blob.digest), 1, "{}", blob.digest);
+    }
+
+    let list = daemon.cached(&["ls"]).await;
+    let listed = objects(&daemon.cached(&["ls", "--json"]).await);
+    assert_eq!(listed.len(), image.digests().count());
+    for digest in image.digests() {
+        assert!(list.contains(&digest.to_string()), "{digest} in {list}");
+        assert!(
+            listed
+                .iter()
+                .any(|blob| blob["digest"] == digest.to_string())
+        );
+    }
+    assert!(
+        list.contains("application/vnd.oci.image.manifest.v1+json"),
+        "{list}"
+    );
+
+    let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
+    assert_eq!(stat["blobs"], image.digests().count());
+    assert!(
+        stat["used"].as_u64().is_some_and(|used| used >= 370_005),
+        "{stat}"
+    );
+    let text = daemon.cached(&["stat"]).await;
+    assert!(
+        text.contains("blobs       5, ") && text.contains(&daemon.listen.to_string()),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn warm_tells_progress_and_failure() {
+    let (registry, image, daemon) = with_image().await;
+    let events = objects(&daemon.cached(&["warm", IMAGE, "--json"]).await);
+    let last = events.last().expect("events");
+    assert_eq!(
+        (&last["event"], &last["good"], &last["bad"]),
+        (&"done".into(), &1.into(), &0.into())
+    );
+    let progress = events
+        .iter()
+        .rfind(|event| event["event"] == "progress")
+        .expect("progress");
+    assert_eq!(progress["done"], progress["blobs"], "{progress}");
+    assert_eq!(progress["bytes_done"], progress["bytes"], "{progress}");
+
+    // One of three cannot be had: the other two are there, and the exit code says that not all is well.
+    registry.push("team/app", "2", &Image::random(8, &[1000]));
+    registry.inject(Fault::Status(404).on("*/team/gone/*"));
+    let (code, out, err) = daemon
+        .cache(&["warm", IMAGE, "lab:5000/team/gone:1", "lab:5000/team/app:2"])
+        .await;
+    assert_eq!(code, Some(1), "{out}{err}");
+    assert!(out.contains(&format!("warmed {IMAGE}\n")), "{out}");
+    assert!(out.contains("failed lab:5000/team/gone:1: "), "{out}");
+    assert!(
+        out.ends_with("warmed lab:5000/team/app:2\nwarmed 2, failed 1\n"),
+        "{out}"
+    );
+    assert!(err.contains("1 failed"), "{err}");
+    drop(image);
+}
+
+#[tokio::test]
+async fn pins_outlive_a_prune() {
+    let (_registry, image, daemon) = with_image().await;
+    daemon.cached(&["warm", "--pin", IMAGE]).await;
+    let pins = daemon.cached(&["ls", "--pins"]).await;
+    assert_eq!(
+        pins,
+        format!("{IMAGE}  {} blobs\n", image.digests().count())
+    );
+
+    let out = daemon.cached(&["prune", "--all"]).await;
+    assert!(out.starts_with("freed 0 B, "), "{out}");
+    let listed = objects(&daemon.cached(&["ls", "--json"]).await);
+    assert!(
+        listed.len() == image.digests().count() && listed.iter().all(|blob| blob["pinned"] == true),
+        "{listed:?}"
+    );
+
+    assert_eq!(
+        daemon.cached(&["unpin", IMAGE]).await,
+        format!("unpinned {IMAGE}\n")
+    );
+    let (code, _, err) = daemon.cache(&["unpin", IMAGE]).await;
+    assert!(code == Some(1) && err.contains("is not pinned"), "{err}");
+    let freed = &objects(&daemon.cached(&["prune", "--to", "0", "--json"]).await)[0];
+    assert!(
+        freed["freed"].as_u64().is_some_and(|freed| freed > 370_000),
+        "{freed}"
+    );
+    assert_eq!(daemon.cached(&["ls"]).await, "");
+
+    let (code, _, err) = daemon.cache(&["pin", IMAGE]).await;
+    assert!(code == Some(1) && err.contains("warm --pin"), "{err}");
+    daemon.cached(&["warm", IMAGE]).await;
+    let out = daemon.cached(&["pin", IMAGE]).await;
+    assert_eq!(
+        out,
+        format!("pinned {IMAGE}, {} blobs\n", image.digests().count())
+    );
+}
+
+#[tokio::test]
+async fn verify_finds_what_is_damaged() {
+    let (registry, image, daemon) = with_image().await;
+    daemon.cached(&["warm", IMAGE]).await;
+    assert!(
+        daemon
+            .cached(&["verify"])
+            .await
+            .ends_with("verified 5, failed 0\n")
+    );
+
+    let layer = image
+        .blobs
+        .iter()
+        .max_by_key(|blob| blob.bytes.len())
+        .expect("a layer");
+    let hex = layer.digest.hex();
+    let path = daemon
+        .data()
+        .join("blobs/sha256")
+        .join(&hex[..2])
+        .join(&hex);
+    let mut content = std::fs::read(&path).expect("it is there");
+    content[1000] ^= 1;
+    std::fs::write(&path, content).expect("it is written");
+
+    let (code, out, _) = daemon.cache(&["verify", "--json"]).await;
+    assert_eq!(code, Some(1), "{out}");
+    let events = objects(&out);
+    let item = events
+        .iter()
+        .find(|event| event["event"] == "item")
+        .expect("an item");
+    assert_eq!(
+        (&item["subject"], &item["ok"]),
+        (&layer.digest.to_string().into(), &false.into())
+    );
+    let done = events.last().expect("events");
+    assert_eq!((&done["good"], &done["bad"]), (&4.into(), &1.into()));
+    // It is out, and comes back.
+    assert!(
+        !daemon
+            .cached(&["ls"])
+            .await
+            .contains(&layer.digest.to_string())
+    );
+    daemon.cached(&["warm", IMAGE]).await;
+    assert_eq!(registry.gets_of(&layer.digest), 2);
+    assert!(
+        daemon
+            .cached(&["verify"])
+            .await
+            .ends_with("verified 5, failed 0\n")
+    );
+}

@@ -1,0 +1,204 @@
+//! The real binary as a process of its own, on ports that it picks.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use pierhead_testkit::http::{Request, Response};
+use rustix::process::{Pid, Signal};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+/// No event that is waited for may take longer: what takes so long hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits for an event, not for ever.
+pub(crate) async fn soon<T>(what: &str, event: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, event).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what} did not happen"),
+    }
+}
+
+/// A running pierhead; killed when dropped.
+pub(crate) struct Daemon {
+    child: Child,
+    folder: TempDir,
+    pub(crate) listen: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    log: watch::Receiver<String>,
+}
+
+fn serving(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+    command
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--config",
+        ])
+        .arg(folder.join("pierhead.toml"))
+        .arg("--data")
+        .arg(folder.join("data"))
+        .arg("--ready-file")
+        .arg(folder.join("ready"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    // What this machine says about proxies must not change what is tested.
+    for name in ["https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Collects lines as they come.
+fn follow(child: &mut Child) -> watch::Receiver<String> {
+    let (sender, receiver) = watch::channel(String::new());
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    tokio::spawn(async move {
+        while let Ok(Some(line)) = lines.next_line().await {
+            sender.send_modify(|log| {
+                log.push_str(&line);
+                log.push('\n');
+            });
+        }
+    });
+    receiver
+}
+
+impl Daemon {
+    /// Starts it with this configuration and waits until it is ready.
+    pub(crate) async fn start(config: &str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("pierhead.toml"), config).expect("it is written");
+        let mut child = serving(folder.path(), arguments)
+            .spawn()
+            .expect("it starts");
+        let mut log = follow(&mut child);
+        let ready = folder.path().join("ready");
+        // The line comes after the file; a process that ends instead closes the log.
+        let started = soon("the start", log.wait_for(|log| log.contains("is ready")))
+            .await
+            .is_ok();
+        assert!(started, "it did not start: {}", *log.borrow());
+        let told: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(ready).expect("it is there")).expect("JSON");
+        let address = |value: &serde_json::Value| value.as_str().and_then(|text| text.parse().ok());
+        let listen = address(&told["listen"][0]).expect("an address");
+        // Where it is off, nobody may ask it.
+        let admin = address(&told["admin"]).unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+        Self {
+            child,
+            folder,
+            listen,
+            admin,
+            log,
+        }
+    }
+
+    /// A second one on the same data folder, which is expected to refuse.
+    pub(crate) async fn second(&self, arguments: &[&str]) -> Output {
+        refuse(self.folder.path(), arguments).await
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub(crate) fn ready_file(&self) -> PathBuf {
+        self.folder.path().join("ready")
+    }
+
+    /// Takes effect at the next SIGHUP.
+    pub(crate) fn configure(&self, config: &str) {
+        std::fs::write(self.folder.path().join("pierhead.toml"), config).expect("it is written");
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = self
+            .child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .and_then(Pid::from_raw);
+        rustix::process::kill_process(pid.expect("it runs"), signal).expect("it is there");
+    }
+
+    /// How it ends.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        soon("the end", self.child.wait())
+            .await
+            .expect("it is our child")
+    }
+
+    /// Everything logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.borrow().clone()
+    }
+
+    /// Waits until the log says so.
+    pub(crate) async fn logs(&self, words: &str) {
+        let mut log = self.log.clone();
+        let said = soon(words, log.wait_for(|log| log.contains(words)))
+            .await
+            .is_ok();
+        assert!(said, "{words:?} was never logged: {}", *log.borrow());
+    }
+
+    /// One request to the admin listener.
+    pub(crate) async fn ask(&self, request: Request) -> Response {
+        request.send(self.admin).await.expect("an answer")
+    }
+
+    /// GET from the admin listener.
+    pub(crate) async fn get(&self, path: &str) -> Response {
+        self.ask(Request::get(path)).await
+    }
+
+    /// `pierhead cache …` against it: exit code, standard output, standard error.
+    pub(crate) async fn cache(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+        command
+            .arg("cache")
+            .args(arguments)
+            .args(["--admin", &format!("http://{}", self.admin)]);
+        let output = soon("the command's end", command.output())
+            .await
+            .expect("it runs");
+        let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+        (
+            output.status.code(),
+            text(output.stdout),
+            text(output.stderr),
+        )
+    }
+
+    /// The same where it is to succeed: standard output.
+    #[track_caller]
+    pub(crate) fn cached(&self, arguments: &[&str]) -> impl Future<Output = String> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let (code, out, err) = self.cache(arguments).await;
+            assert_eq!(code, Some(0), "{caller}: {arguments:?}: {out}{err}");
+            out
+        }
+    }
+}
+
+/// Runs `serve` in a folder where it is expected to refuse.
+pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
+    let config = folder.join("pierhead.toml");
+    if !config.exists() {
+        std::fs::write(config, "").expect("it is written");
+    }
+    soon("the refusal", serving(folder, arguments).output())
+        .await
+        .expect("it runs")
+}

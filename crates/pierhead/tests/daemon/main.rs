@@ -1,0 +1,7 @@
+//! The real binary with a daemon running: start, admin API, cache commands, signals.
+
+mod admin;
+mod commands;
+mod harness;
+mod signals;
+mod start;

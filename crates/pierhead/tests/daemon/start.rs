@@ -1,0 +1,128 @@
+//! What a start says, and when it is refused.
+
+use pierhead_testkit::registry::FakeRegistry;
+use rustix::process::Signal;
+
+use crate::harness::{Daemon, refuse};
+
+#[tokio::test]
+async fn says_where_it_listens_and_how_to_use_it() {
+    let daemon = Daemon::start("cache.size = \"1GiB\"", &[]).await;
+    let log = daemon.log();
+    for words in [
+        format!("listens on http://{}", daemon.listen),
+        format!("admin http://{}", daemon.admin),
+        format!("docker pull {}/docker.io/library/alpine", daemon.listen),
+        "of 1.0 GiB used".to_owned(),
+        daemon.data().display().to_string(),
+    ] {
+        assert!(log.contains(&words), "{words} in {log}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_on_the_same_data_is_refused() {
+    let daemon = Daemon::start("", &[]).await;
+    let output = daemon.second(&[]).await;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("is in use by another pierhead (process "),
+        "{message}"
+    );
+    assert!(message.contains("--data"), "{message}");
+    // The first one is as well as before.
+    assert_eq!(daemon.get("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn data_of_another_version_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(data.join("blobs/sha256/ab")).expect("a folder");
+    std::fs::write(data.join("version"), "7000\n").expect("it is written");
+    let output = refuse(folder.path(), &[]).await;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains("7000") && message.contains("matching pierhead"),
+        "{message}"
+    );
+    assert!(data.join("blobs/sha256/ab").exists());
+    assert_eq!(
+        std::fs::read_to_string(data.join("version")).expect("it is there"),
+        "7000\n"
+    );
+}
+
+#[tokio::test]
+async fn a_taken_port_is_named() {
+    let daemon = Daemon::start("", &[]).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = daemon.listen.to_string();
+    let output = refuse(folder.path(), &["--listen", &address]).await;
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(
+        message.contains(&format!("cannot listen on {address}")),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn the_admin_listener_can_be_off() {
+    let mut daemon = Daemon::start("", &["--admin", "off"]).await;
+    assert!(daemon.log().contains("; admin off"), "{}", daemon.log());
+    let told = std::fs::read_to_string(daemon.ready_file()).expect("it is there");
+    assert!(
+        told.ends_with("\"admin\":null}") || told.starts_with("{\"admin\":null"),
+        "{told}"
+    );
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().await.success());
+}
+
+#[tokio::test]
+async fn log_lines_can_be_json() {
+    let mut daemon = Daemon::start("[log]\nformat = \"json\"\nlevel = \"debug\"", &[]).await;
+    daemon.signal(Signal::TERM);
+    daemon.logs("\"ended\"").await;
+    assert!(daemon.ended().await.success());
+    for line in daemon.log().lines() {
+        let value: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(
+            value["level"].is_string() && value["timestamp"].is_string(),
+            "{line}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn secrets_are_in_no_log_and_no_metric() {
+    let registry = FakeRegistry::builder()
+        .basic_auth("someone", "hunter2")
+        .start()
+        .await;
+    let image = pierhead_testkit::images::Image::unpackable(1, 2);
+    registry.push("team/app", "1", &image);
+    let config = format!(
+        "log.level = \"trace\"\n[upstreams.\"lab:5000\"]\nurl = \"{}\"\nusername = \"someone\"\npassword = \"hunter2\"",
+        registry.url()
+    );
+    let mut daemon = Daemon::start(&config, &[]).await;
+    daemon.cached(&["warm", "lab:5000/team/app:1"]).await;
+    let metrics = daemon.get("/metrics").await;
+    daemon.signal(Signal::HUP);
+    daemon.logs("configuration read again").await;
+    daemon.signal(Signal::TERM);
+    daemon.ended().await;
+    // The password, and the two as basic auth carries them.
+    for secret in ["hunter2", "c29tZW9uZTpodW50ZXIy"] {
+        assert!(!daemon.log().contains(secret), "{secret} is in the log");
+        assert!(
+            !String::from_utf8_lossy(&metrics.body).contains(secret),
+            "{secret} is in the metrics"
+        );
+    }
+}
