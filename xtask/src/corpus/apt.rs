@@ -4,6 +4,8 @@
 //! nothing, and may ask for packages of an architecture that the machine does not have.
 
 use std::{
+    cell::RefCell,
+    collections::HashMap,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -66,6 +68,8 @@ pub(crate) struct Apt {
     folder: PathBuf,
     /// The architecture of this machine, in Debian's words.
     pub(crate) native: String,
+    /// Plans already made: apt takes seconds for each.
+    plans: RefCell<HashMap<String, Vec<Package>>>,
 }
 
 impl Apt {
@@ -116,6 +120,7 @@ Debug::NoLocking "true";
         let apt = Self {
             folder: folder.to_owned(),
             native,
+            plans: RefCell::default(),
         };
         exec::output(apt.get().arg("update"))?;
         Ok(apt)
@@ -130,6 +135,10 @@ Debug::NoLocking "true";
             Suite::Release => "release.pref",
             Suite::Updates => "updates.pref",
         };
+        let key = format!("{preferences} {arch} {names:?}");
+        if let Some(packages) = self.plans.borrow().get(&key) {
+            return Ok(packages.clone());
+        }
         let plan = exec::text(
             self.get()
                 .arg("-o")
@@ -144,6 +153,7 @@ Debug::NoLocking "true";
         if packages.is_empty() {
             bail!("apt would install nothing for {names:?} of {arch}");
         }
+        self.plans.borrow_mut().insert(key, packages.clone());
         Ok(packages)
     }
 
@@ -191,6 +201,9 @@ Debug::NoLocking "true";
         command
             .env("APT_CONFIG", self.folder.join("apt.conf"))
             .env("LC_ALL", "C")
+            // Images for containers turn apt's own cache off in files that are read after ours.
+            .args(["-o", "Dir::Cache::pkgcache=pkgcache.bin"])
+            .args(["-o", "Dir::Cache::srcpkgcache=srcpkgcache.bin"])
             .arg("--quiet");
         command
     }

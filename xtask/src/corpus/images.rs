@@ -279,10 +279,13 @@ impl<'a> Builder<'a> {
 
     /// The root of a file system, with a shell that needs no library.
     fn shell(&mut self, arch: &str) -> Result<Layer> {
-        let tree = self.shell_tree(arch)?;
-        self.once(&format!("shell/{arch}"), |layout| {
-            layout.layer(&tree, Packing::Gzip)
-        })
+        let key = format!("shell/{arch}");
+        if let Some(layer) = self.shared.get(&key) {
+            return Ok(layer.clone());
+        }
+        let layer = self.layout.layer(&self.shell_tree(arch)?, Packing::Gzip)?;
+        self.shared.insert(key, layer.clone());
+        Ok(layer)
     }
 
     fn shell_tree(&self, arch: &str) -> Result<Tree> {
@@ -334,8 +337,11 @@ impl<'a> Builder<'a> {
         if let Some(layer) = self.shared.get(&key) {
             return Ok(layer.clone());
         }
-        let tree = self.unpacked(packages)?;
-        self.once(&key, |layout| layout.layer(&tree, Packing::Gzip))
+        let layer = self
+            .layout
+            .layer(&self.unpacked(packages)?, Packing::Gzip)?;
+        self.shared.insert(key, layer.clone());
+        Ok(layer)
     }
 
     fn unpacked(&self, packages: &[Package]) -> Result<Tree> {
@@ -353,15 +359,6 @@ impl<'a> Builder<'a> {
         let mut tree = Tree::default();
         tree.text("srv/release", &format!("{name} {tag}\n"));
         self.layout.layer(&tree, packing)
-    }
-
-    fn once(&mut self, key: &str, make: impl FnOnce(&Layout) -> Result<Layer>) -> Result<Layer> {
-        if let Some(layer) = self.shared.get(key) {
-            return Ok(layer.clone());
-        }
-        let layer = make(self.layout)?;
-        self.shared.insert(key.to_owned(), layer.clone());
-        Ok(layer)
     }
 }
 
