@@ -102,10 +102,8 @@ impl Reply {
                 Fault::HugeHeaders(bytes) => {
                     // 4 KiB a line: a client may limit a line as well as the head.
                     for (nth, left) in (0..*bytes).step_by(4096).enumerate() {
-                        self.set(
-                            &format!("x-needless-{nth}"),
-                            "n".repeat((bytes - left).min(4096)),
-                        );
+                        let value = "n".repeat((bytes - left).min(4096));
+                        self.headers.push((format!("x-needless-{nth}"), value));
                     }
                 }
                 Fault::Chunked => self.framing = Framing::Chunked,
