@@ -226,8 +226,12 @@ async fn tags_come_complete_over_all_pages() {
 }
 
 #[tokio::test]
-async fn a_link_to_an_internal_host_is_not_followed() {
-    let pair = Pair::start().await;
+async fn a_link_to_another_host_is_not_followed() {
+    // Not even to one that a redirect might lead to.
+    let trusting = |_: &mut Config, upstream: &mut Upstream| {
+        upstream.trusted_hosts.push("http://localhost".to_owned());
+    };
+    let pair = Pair::with(FakeRegistry::builder(), trusting).await;
     let other = FakeRegistry::start().await;
     let away = format!(
         "<http://localhost:{}/v2/{REPOSITORY}/tags/list>; rel=\"next\"",
@@ -235,8 +239,23 @@ async fn a_link_to_an_internal_host_is_not_followed() {
     );
     pair.upstream
         .inject(Fault::Header("link", away).on("*/tags/list"));
-    let _ = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    let listed = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    assert!(matches!(listed, Err(Error::Protocol { .. })), "{listed:?}");
     assert_eq!(other.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn pages_that_go_in_a_circle_end() {
+    let pair = Pair::start().await;
+    for last in ["a", ""] {
+        pair.upstream.clear_faults();
+        let link = format!("</v2/{REPOSITORY}/tags/list?n=1000{last}>; rel=next");
+        pair.upstream
+            .inject(Fault::Header("link", link).on("*/tags/list"));
+        let listed = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+        assert!(matches!(listed, Err(Error::Protocol { .. })), "{listed:?}");
+    }
+    assert_eq!(pair.upstream.requests().len(), 3);
 }
 
 #[tokio::test]

@@ -78,7 +78,9 @@ async fn a_limited_manifest_is_told_at_once_and_a_limited_blob_waits() {
 /// `next` is given up again and again, in the middle of a resume too, and not a byte is lost or doubled.
 #[tokio::test]
 async fn a_caller_who_gives_up_waiting_loses_nothing() {
-    let pair = Pair::start().await;
+    // The cap makes it wait for its turn on the line too.
+    let slowly = |config: &mut Config, _: &mut Upstream| config.bandwidth = Some(3_000_000);
+    let pair = Pair::with(FakeRegistry::builder(), slowly).await;
     let gate = pierhead_testkit::registry::Gate::new();
     pair.upstream
         .inject(Fault::CutBody(70_000).on_blobs().times(1));
