@@ -87,7 +87,6 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         max_connections: config.limits.connections,
         client_stall: config.limits.client_stall,
         drain: config.limits.drain,
-        ..pierhead_proxy::Config::default()
     }
 }
 
