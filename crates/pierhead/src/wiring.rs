@@ -90,6 +90,29 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
     }
 }
 
+/// Files with secrets that everybody on this machine can read: said, not refused.
+pub(crate) fn warn_of_readable_secrets(config: &Config, file: Option<&Path>) {
+    let inline =
+        |upstream: &Upstream| upstream.password.is_some() || upstream.identity_token.is_some();
+    let config_file = file.filter(|_| config.upstreams.values().any(inline));
+    let named = config.upstreams.values().flat_map(|upstream| {
+        let files = [&upstream.password_file, &upstream.identity_token_file];
+        files.into_iter().filter_map(|path| path.as_deref())
+    });
+    for path in config_file
+        .into_iter()
+        .chain(named)
+        .chain(config.docker_config.as_deref())
+    {
+        if files::readable_by_all(path) {
+            tracing::warn!(
+                "{} holds a secret and can be read by everybody: chmod 600 it",
+                path.display()
+            );
+        }
+    }
+}
+
 /// TLS of the client listeners, when there is any.
 pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
     let (Some(certificate), Some(key)) = (config.tls.cert.clone(), config.tls.key.clone()) else {

@@ -40,7 +40,7 @@ pub(crate) enum CacheCommand {
         #[arg(long)]
         pins: bool,
     },
-    /// How full the cache is, and how it is used
+    /// How full the cache is (hits and misses are at /metrics of the admin address)
     Stat,
     /// Keep cached images from eviction, until unpin
     #[command(

@@ -38,7 +38,7 @@ Examples:
   pierhead serve                                   listen on 0.0.0.0:5000 for everything
   docker pull 127.0.0.1:5000/docker.io/library/alpine
   podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
-  pierhead cache stat                              how full is it, does it hit
+  pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
   pierhead config show --default > pierhead.toml   a file with every key, to start from
 

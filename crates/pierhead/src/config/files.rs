@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use pierhead_oci::Registry;
@@ -98,6 +99,11 @@ pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
     pierhead_remote::docker_config(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Whether a file that holds secrets may be read by everybody on this machine.
+pub(crate) fn readable_by_all(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
 fn certificates(path: &Path) -> Result<(), String> {

@@ -85,6 +85,7 @@ async fn serve(
     let mut hangup = signal(SignalKind::hangup())?;
     let started = Instant::now();
 
+    wiring::warn_of_readable_secrets(&config, args.config.as_deref());
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let cache = open_cache(&config).await?;
@@ -92,10 +93,18 @@ async fn serve(
 
     let mut listeners = Vec::new();
     for address in &config.listen {
-        listeners.push(bind(*address)?);
+        // Else [::]:5000 takes IPv4, too, and 0.0.0.0:5000 beside it cannot be had.
+        let only_v6 = config
+            .listen
+            .iter()
+            .any(|other| other.is_ipv4() && other.port() == address.port());
+        listeners.push(bind(*address, only_v6)?);
     }
     let listen = addresses(&listeners)?;
-    let admin_listener = config.admin.map(bind).transpose()?;
+    let admin_listener = config
+        .admin
+        .map(|address| bind(address, false))
+        .transpose()?;
     let admin_address = admin_listener
         .as_ref()
         .map(TcpListener::local_addr)
@@ -145,11 +154,12 @@ async fn serve(
             }
         }
     }
+    // Before it is said, so that whoever reads it can rely on it.
+    let _ = stop.send(true);
     tracing::info!(
         "draining: answers under way may take {}; a second signal ends at once",
         humantime::format_duration(running.config.limits.drain)
     );
-    let _ = stop.send(true);
     let at_once = tokio::select! {
         () = drained(&mut servers) => false,
         _ = interrupt.recv() => true,
@@ -222,7 +232,7 @@ async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
     let bind = || {
         let socket = if address.is_ipv4() {
             TcpSocket::new_v4()?
@@ -230,6 +240,9 @@ fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
             TcpSocket::new_v6()?
         };
         socket.set_reuseaddr(true)?;
+        if address.is_ipv6() && only_v6 {
+            rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
+        }
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };

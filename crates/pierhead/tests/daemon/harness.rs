@@ -1,6 +1,7 @@
 //! The real binary as a process of its own, on ports that it picks.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
@@ -78,7 +79,11 @@ impl Daemon {
     /// Starts it with this configuration and waits until it is ready.
     pub(crate) async fn start(config: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("pierhead.toml"), config).expect("it is written");
+        let file = folder.path().join("pierhead.toml");
+        std::fs::write(&file, config).expect("it is written");
+        // Whatever the umask.
+        let everybody = std::fs::Permissions::from_mode(0o644);
+        std::fs::set_permissions(file, everybody).expect("it is ours");
         let mut child = serving(folder.path(), arguments)
             .spawn()
             .expect("it starts");

@@ -70,6 +70,23 @@ async fn a_taken_port_is_named() {
 }
 
 #[tokio::test]
+async fn both_families_can_have_the_same_port() {
+    // A port that was free a moment ago; on a machine without IPv6 there is nothing to see.
+    let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());
+    let Ok(port) = free.map(|address| address.port()) else {
+        return;
+    };
+    let (four, six) = (format!("0.0.0.0:{port}"), format!("[::]:{port}"));
+    let daemon = Daemon::start("", &["--listen", &four, "--listen", &six]).await;
+    for address in [format!("127.0.0.1:{port}"), format!("[::1]:{port}")] {
+        let address = address.parse().expect("an address");
+        let answer = pierhead_testkit::http::get(address, "/v2/").await;
+        assert_eq!(answer.status, 200, "{address}");
+    }
+    drop(daemon);
+}
+
+#[tokio::test]
 async fn the_admin_listener_can_be_off() {
     let mut daemon = Daemon::start("", &["--admin", "off"]).await;
     assert!(daemon.log().contains("; admin off"), "{}", daemon.log());
@@ -111,6 +128,11 @@ async fn secrets_are_in_no_log_and_no_metric() {
         registry.url()
     );
     let mut daemon = Daemon::start(&config, &[]).await;
+    assert!(
+        daemon
+            .log()
+            .contains("pierhead.toml holds a secret and can be read by everybody")
+    );
     daemon.cached(&["warm", "lab:5000/team/app:1"]).await;
     let metrics = daemon.get("/metrics").await;
     daemon.signal(Signal::HUP);
