@@ -1,4 +1,5 @@
 //! Connections: TLS, HTTP/2, limits, clients that stall, the drain.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 mod stage;
 

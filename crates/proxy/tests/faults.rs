@@ -1,4 +1,5 @@
 //! Upstreams that fail, and disks: stale answers, 503, cuts; never a hang, a 429 or a wrong byte.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 mod stage;
 

@@ -1,4 +1,5 @@
 //! Whole images: warm, closure, and hostile ones.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 mod stage;
 

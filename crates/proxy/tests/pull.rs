@@ -1,4 +1,5 @@
 //! Pulls that go well: first and second, many at once, ranges, conditions, HEAD.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 mod stage;
 

@@ -19,26 +19,26 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Room enough for every test that does not want to run out of it.
-pub const ROOM: u64 = 1 << 30;
+pub(crate) const ROOM: u64 = 1 << 30;
 
-pub struct Stage {
-    pub upstream: FakeRegistry,
-    pub cache: Cache,
-    pub proxy: Proxy,
-    pub addr: SocketAddr,
+pub(crate) struct Stage {
+    pub(crate) upstream: FakeRegistry,
+    pub(crate) cache: Cache,
+    pub(crate) proxy: Proxy,
+    pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
-    pub data: tempfile::TempDir,
+    pub(crate) data: tempfile::TempDir,
 }
 
 /// What differs from one test to another.
-pub struct Plan {
-    pub upstream: Builder,
-    pub config: Config,
-    pub capacity: u64,
-    pub tls: Option<Tls>,
+pub(crate) struct Plan {
+    pub(crate) upstream: Builder,
+    pub(crate) config: Config,
+    pub(crate) capacity: u64,
+    pub(crate) tls: Option<Tls>,
     /// What the client crate waits for a head: more than any test holds one back, unless it says so.
-    pub header_timeout: Duration,
+    pub(crate) header_timeout: Duration,
 }
 
 impl Default for Plan {
@@ -54,27 +54,27 @@ impl Default for Plan {
 }
 
 impl Plan {
-    pub fn capacity(mut self, capacity: u64) -> Self {
+    pub(crate) fn capacity(mut self, capacity: u64) -> Self {
         self.capacity = capacity;
         self
     }
 
-    pub fn config(mut self, change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) fn config(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(&mut self.config);
         self
     }
 
     /// Every tag is stale at once, so that each request for one asks the upstream.
-    pub fn always_stale(self) -> Self {
+    pub(crate) fn always_stale(self) -> Self {
         self.config(|config| config.tag_freshness = Duration::ZERO)
     }
 
-    pub fn tls(mut self, tls: Tls) -> Self {
+    pub(crate) fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    pub async fn open(self) -> Stage {
+    pub(crate) async fn open(self) -> Stage {
         let upstream = self.upstream.start().await;
         let registry = upstream.addr().to_string().parse().unwrap();
         let mut remote = pierhead_remote::Config::default();
@@ -120,31 +120,31 @@ impl Plan {
 }
 
 impl Stage {
-    pub async fn open() -> Self {
+    pub(crate) async fn open() -> Self {
         Plan::default().open().await
     }
 
     /// One image with layers of these sizes, pushed as `app:1`.
-    pub fn push(&self, seed: u64, layers: &[usize]) -> Image {
+    pub(crate) fn push(&self, seed: u64, layers: &[usize]) -> Image {
         let image = Image::random(seed, layers);
         self.upstream.push("app", "1", &image);
         image
     }
 
-    pub async fn get(&self, path: &str) -> Response {
+    pub(crate) async fn get(&self, path: &str) -> Response {
         self.ask(Request::get(path)).await
     }
 
-    pub async fn head(&self, path: &str) -> Response {
+    pub(crate) async fn head(&self, path: &str) -> Response {
         self.ask(Request::head(path)).await
     }
 
-    pub async fn ask(&self, request: Request) -> Response {
+    pub(crate) async fn ask(&self, request: Request) -> Response {
         soon(request.send(self.addr)).await.unwrap()
     }
 
     /// Pulls as podman does: manifest by tag, then each blob; everything must be right.
-    pub async fn pull(&self, image: &Image) {
+    pub(crate) async fn pull(&self, image: &Image) {
         let manifest = self.get("/v2/app/manifests/1").await;
         assert_eq!(manifest.status, 200, "{manifest:?}");
         assert_eq!(manifest.body, image.root_document().bytes);
@@ -155,14 +155,14 @@ impl Stage {
         }
     }
 
-    pub fn reference(&self, target: &str) -> Reference {
+    pub(crate) fn reference(&self, target: &str) -> Reference {
         format!("{}/app{target}", self.upstream.addr())
             .parse()
             .unwrap()
     }
 
     /// Makes the tag `app:1` one that was confirmed long ago.
-    pub async fn age(&self) {
+    pub(crate) async fn age(&self) {
         let name = Name::Manifest(self.reference(":1"));
         let record = self.cache.names().get(&name).await.unwrap();
         let record = Record {
@@ -173,30 +173,30 @@ impl Stage {
     }
 
     /// Returns when the blob is committed.
-    pub async fn committed(&self, digest: &Digest) {
+    pub(crate) async fn committed(&self, digest: &Digest) {
         eventually(async || self.cache.get(digest).await.unwrap().is_some()).await;
     }
 
     /// Asks the listener to stop, and says how it ended.
-    pub fn stop(&mut self) -> JoinHandle<std::io::Result<()>> {
+    pub(crate) fn stop(&mut self) -> JoinHandle<std::io::Result<()>> {
         let _ = self.stop.take().unwrap().send(());
         self.served.take().unwrap()
     }
 }
 
-pub fn blob_path(digest: &Digest) -> String {
+pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
 }
 
 /// No test may hang: a generous limit, not a figure.
-pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(30), future)
         .await
         .expect("this takes too long")
 }
 
 /// For what happens in the background without an event to wait for.
-pub async fn eventually(mut check: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually(mut check: impl AsyncFnMut() -> bool) {
     soon(async {
         while !check().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -206,7 +206,7 @@ pub async fn eventually(mut check: impl AsyncFnMut() -> bool) {
 }
 
 /// The code of the first error in a body of the spec.
-pub fn code(response: &Response) -> String {
+pub(crate) fn code(response: &Response) -> String {
     response.json()["errors"][0]["code"]
         .as_str()
         .unwrap_or_else(|| panic!("no error body in {response:?}"))
