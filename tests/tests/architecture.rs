@@ -352,6 +352,7 @@ fn names(text: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
         let after = &text[at + word.len()..];
-        !text[..at].ends_with(part) && !(word.ends_with(part) && after.starts_with(part))
+        let joined = text[..at].ends_with(part) || word.ends_with(part) && after.starts_with(part);
+        !joined
     })
 }

@@ -1,5 +1,7 @@
 //! A crash between any two changes to the disk leaves each blob whole or absent.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
 mod common;
 
 use std::collections::BTreeSet;

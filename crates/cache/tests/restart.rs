@@ -1,5 +1,7 @@
 //! What a restart finds: the files are the truth, the catalog may be lost, the folder has one owner.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
 mod common;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! The byte bound: hard at every step, whatever happens.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
 mod common;
 
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Damage to stored blobs is found before a byte of it leaves.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
 mod common;
 
 use std::fs;

@@ -29,7 +29,8 @@ pub(super) fn fmt(_: &mut State) -> Result<Outcome> {
 pub(super) fn clippy(_: &mut State) -> Result<Outcome> {
     show(
         cargo()
-            .args(["clippy", "--workspace", "--all-targets", "--quiet", "--"])
+            .args(["clippy", "--workspace", "--all-targets", "--quiet"])
+            .args(["--keep-going", "--"])
             .args(["-D", "warnings"]),
     )
 }

@@ -8,24 +8,24 @@ use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Tail};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest};
 
-pub const ROOMY: u64 = 64 << 20;
+pub(crate) const ROOMY: u64 = 64 << 20;
 
-pub fn open(folder: &Path) -> Cache {
+pub(crate) fn open(folder: &Path) -> Cache {
     open_with(Config::new(folder, ROOMY))
 }
 
-pub fn open_with(config: Config) -> Cache {
+pub(crate) fn open_with(config: Config) -> Cache {
     Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
 }
 
 /// Random bytes that are the same for the same seed.
-pub fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
+pub(crate) fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
     let mut content = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut content);
     (Digest::of(Algorithm::Sha256, &content), content.into())
 }
 
-pub async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
+pub(crate) async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
     match cache.claim(digest).await.expect("a claim") {
         Claim::Leader(fill, Content::Tail(tail)) => (fill, tail),
         Claim::Leader(..) => panic!("a leader tails its fill"),
@@ -34,11 +34,15 @@ pub async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
     }
 }
 
-pub async fn store(cache: &Cache, digest: &Digest, content: &Bytes) {
+pub(crate) async fn store(cache: &Cache, digest: &Digest, content: &Bytes) {
     try_store(cache, digest, content).await.expect("it fits");
 }
 
-pub async fn try_store(cache: &Cache, digest: &Digest, content: &Bytes) -> Result<(), Error> {
+pub(crate) async fn try_store(
+    cache: &Cache,
+    digest: &Digest,
+    content: &Bytes,
+) -> Result<(), Error> {
     let (mut fill, _) = lead(cache, digest).await;
     let content = match usize::try_from(fill.offset()) {
         Ok(0) => content.clone(),
@@ -53,7 +57,7 @@ pub async fn try_store(cache: &Cache, digest: &Digest, content: &Bytes) -> Resul
 }
 
 /// Reads to the end, in pieces, whatever it is.
-pub async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
+pub(crate) async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
     let mut all = Vec::new();
     loop {
         let piece = content.read(all.len() as u64).await?;
@@ -65,7 +69,7 @@ pub async fn read_all(content: &(impl Read + ?Sized)) -> Result<Bytes, Error> {
 }
 
 #[allow(async_fn_in_trait, reason = "of tests only")]
-pub trait Read {
+pub(crate) trait Read {
     async fn read(&self, offset: u64) -> Result<Bytes, Error>;
 }
 
@@ -82,12 +86,12 @@ impl Read for Content {
 }
 
 /// Regular files below `folder/name`, at any depth.
-pub fn files_below(folder: &Path, name: &str) -> usize {
+pub(crate) fn files_below(folder: &Path, name: &str) -> usize {
     walk(&folder.join(name)).len()
 }
 
 /// Every regular file below `folder` with its length in whole blocks.
-pub fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
+pub(crate) fn walk(folder: &Path) -> Vec<(std::path::PathBuf, u64)> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let path = entry.expect("an entry").path();
