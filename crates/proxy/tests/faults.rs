@@ -11,7 +11,7 @@ use pierhead_cache::Name;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate, Settings};
-use stage::{Plan, Stage, blob_path, code, eventually, soon};
+use stage::{Plan, Stage, blob_path, code, each, eventually, soon};
 
 const MANIFEST: &str = "/v2/app/manifests/1";
 
@@ -31,19 +31,6 @@ fn troubles() -> Vec<Fault> {
         Fault::HugeHeaders(4 << 20),
         Fault::RedirectLoop,
     ]
-}
-
-/// All at once: each waits for time limits most of the time.
-async fn each<T, F: Future<Output = ()> + 'static>(cases: Vec<T>, check: impl Fn(T) -> F) {
-    let local = tokio::task::LocalSet::new();
-    let checks: Vec<_> = cases
-        .into_iter()
-        .map(|case| local.spawn_local(check(case)))
-        .collect();
-    local.await;
-    for check in checks {
-        check.await.unwrap();
-    }
 }
 
 fn impatient() -> Plan {
@@ -98,7 +85,7 @@ async fn without_a_stale_answer_it_is_503_in_time() {
     let cases = troubles().into_iter().flat_map(|trouble| {
         ["manifests/1", "blobs/", "tags/list"].map(|endpoint| (trouble.clone(), endpoint))
     });
-    each(cases.collect(), |(trouble, endpoint)| async move {
+    each(cases, |(trouble, endpoint)| async move {
         let stage = impatient().open().await;
         let image = stage.push(3, &[5000]);
         stage.upstream.inject(trouble.clone().on("/v2/*"));

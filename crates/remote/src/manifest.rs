@@ -160,9 +160,19 @@ fn verify(
             )));
         }
     }
-    Ok(asked
-        .or(claimed)
-        .unwrap_or_else(|| Digest::of(Algorithm::Sha256, bytes)))
+    if let Some(digest) = asked.or(claimed) {
+        return Ok(digest);
+    }
+    // Nothing vouches for it, and this may be the login page of somebody else's network.
+    if !is_json_object(bytes) {
+        return Err(origin.protocol("what it gives as a manifest is no JSON object"));
+    }
+    Ok(Digest::of(Algorithm::Sha256, bytes))
+}
+
+fn is_json_object(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_ok()
 }
 
 fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {

@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) tls: Option<Tls>,
     /// What the client crate waits for a head: more than any test holds one back, unless it says so.
     pub(crate) header_timeout: Duration,
+    /// How long the client crate waits for the next bytes of a body.
+    pub(crate) stall_timeout: Duration,
 }
 
 impl Default for Plan {
@@ -49,6 +51,7 @@ impl Default for Plan {
             capacity: ROOM,
             tls: None,
             header_timeout: Duration::from_secs(20),
+            stall_timeout: Duration::from_secs(20),
         }
     }
 }
@@ -87,7 +90,7 @@ impl Plan {
         };
         remote.upstreams.insert(registry, entry);
         remote.header_timeout = self.header_timeout;
-        remote.stall_timeout = Duration::from_secs(20);
+        remote.stall_timeout = self.stall_timeout;
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), self.capacity);
         let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
@@ -211,4 +214,20 @@ pub(crate) fn code(response: &Response) -> String {
         .as_str()
         .unwrap_or_else(|| panic!("no error body in {response:?}"))
         .to_owned()
+}
+
+/// All at once: each waits for time limits most of the time.
+pub(crate) async fn each<T, F: Future<Output = ()> + 'static>(
+    cases: impl IntoIterator<Item = T>,
+    check: impl Fn(T) -> F,
+) {
+    let local = tokio::task::LocalSet::new();
+    let checks: Vec<_> = cases
+        .into_iter()
+        .map(|case| local.spawn_local(check(case)))
+        .collect();
+    local.await;
+    for check in checks {
+        check.await.unwrap();
+    }
 }

@@ -101,6 +101,20 @@ async fn the_digest_is_computed_not_believed() {
     );
 }
 
+/// A network that wants people to log in answers everything with a page of its own.
+#[tokio::test]
+async fn a_page_is_no_manifest() {
+    for page in ["<html>Log in</html>", "", "[]", "{\"schemaVersion\":2"] {
+        let pair = Pair::start().await;
+        let without_digest = Fault::WithoutHeader("docker-content-digest");
+        pair.upstream.inject(without_digest.on_manifests());
+        pair.upstream
+            .inject(Fault::Replace(page.into()).on_manifests());
+        let fetched = pair.manifest().await;
+        assert!(fetched.is_err_and(|error| error.is_retryable()), "{page}");
+    }
+}
+
 #[tokio::test]
 async fn a_manifest_that_is_cut_or_huge_is_an_error() {
     let faults = [

@@ -1,0 +1,260 @@
+//! Upstreams that lie: about contents, lengths, ranges. What is wrong never looks whole.
+
+mod stage;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use pierhead_oci::Digest;
+use pierhead_testkit::http::{Connection, End, Request};
+use pierhead_testkit::images::{hostile, random_bytes};
+use pierhead_testkit::registry::{Fault, Gate};
+use stage::{Plan, Stage, blob_path, each, eventually, soon};
+
+const MANIFEST: &str = "/v2/app/manifests/1";
+const SIZE: usize = 2_000_000;
+
+/// What can be wrong with a manifest, all at once in each entry.
+fn wrong_manifests() -> Vec<Vec<Fault>> {
+    let html = || Fault::Replace("<html>Log in to the network</html>".into());
+    vec![
+        vec![Fault::Corrupt(5)],
+        vec![Fault::CutBody(20)],
+        vec![Fault::ResetBody(20)],
+        vec![Fault::LengthTooLong(7)],
+        vec![Fault::LengthTooShort(7)],
+        vec![Fault::Truncate(50)],
+        vec![Fault::Pad(50)],
+        vec![Fault::Pad(5 << 20), Fault::Chunked],
+        vec![html()],
+        vec![
+            html(),
+            Fault::WithoutHeader("docker-content-digest"),
+            Fault::Header("content-type", "text/html".into()),
+        ],
+        vec![Fault::UntilClose, Fault::CutBody(50)],
+        vec![Fault::Chunked, Fault::CutBody(50)],
+    ]
+}
+
+#[tokio::test]
+async fn a_wrong_manifest_is_not_handed_out() {
+    each(wrong_manifests(), |faults: Vec<Fault>| async move {
+        let told = format!("{faults:?}");
+        let stage = Plan::default().always_stale().open().await;
+        let image = stage.push(1, &[10]);
+        let inject = || {
+            for fault in faults.clone() {
+                stage.upstream.inject(fault.on_manifests());
+            }
+        };
+        inject();
+        for path in [
+            MANIFEST.to_owned(),
+            format!("/v2/app/manifests/{}", image.root),
+        ] {
+            let cold = stage.get(&path).await;
+            assert_eq!((cold.status, cold.end), (503, End::Clean), "{told} {path}");
+        }
+        stage.upstream.clear_faults();
+        eventually(async || stage.get(MANIFEST).await.status == 200).await;
+        stage.pull(&image).await;
+        for blob in &image.blobs {
+            stage.committed(&blob.digest).await;
+        }
+
+        // The tag has moved, so that a HEAD alone does not do.
+        stage.push(2, &[10]);
+        inject();
+        let stale = stage.get(MANIFEST).await;
+        let outcome = (stale.status, stale.header("x-cache"));
+        assert_eq!(outcome, (200, Some("STALE")), "{told}");
+        assert_eq!(stale.body, image.root_document().bytes, "{told}");
+    })
+    .await;
+}
+
+/// A blob of [`SIZE`] bytes at the upstream.
+fn put(stage: &Stage, seed: u64) -> (Digest, Bytes) {
+    let bytes = random_bytes(seed, SIZE);
+    (stage.upstream.put_blob("app", bytes.clone()), bytes)
+}
+
+/// Asks once: either all is right, or it can be told that it is not. And all is right afterwards.
+async fn right_or_broken(stage: &Stage, digest: &Digest, bytes: &Bytes, told: &str) -> bool {
+    let got = stage.get(&blob_path(digest)).await;
+    let right = (got.status, got.end) == (200, End::Clean);
+    assert!(
+        right || got.status == 503 || got.end == End::Cut,
+        "{told}: {}",
+        got.status
+    );
+    assert!(
+        !right || got.body == *bytes,
+        "{told}: a clean end of something else"
+    );
+    stage.upstream.clear_faults();
+    eventually(async || stage.get(&blob_path(digest)).await.body == *bytes).await;
+    right
+}
+
+#[tokio::test]
+async fn a_wrong_frame_of_a_blob_is_never_a_clean_end() {
+    let wrong = [
+        vec![Fault::LengthTooLong(9)],
+        vec![Fault::LengthTooShort(9)],
+        vec![Fault::UntilClose, Fault::CutBody(1000)],
+        vec![Fault::UntilClose, Fault::Truncate(SIZE as u64 - 1)],
+        vec![Fault::Chunked, Fault::Truncate(SIZE as u64 - 1)],
+        vec![Fault::Chunked, Fault::Pad(1)],
+        vec![Fault::Chunked, Fault::Corrupt(SIZE as u64 - 1)],
+    ];
+    each(
+        (10..).zip(wrong),
+        |(seed, faults): (u64, Vec<Fault>)| async move {
+            let stage = Stage::open().await;
+            let (digest, bytes) = put(&stage, seed);
+            let told = format!("{faults:?}");
+            for fault in faults {
+                stage.upstream.inject(fault.on_blobs());
+            }
+            assert!(
+                !right_or_broken(&stage, &digest, &bytes, &told).await,
+                "{told}"
+            );
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_resumed_part_that_lies_is_never_a_clean_end_of_something_else() {
+    let lies = [
+        Fault::IgnoreRange,
+        Fault::WrongContentRange,
+        Fault::WithoutHeader("content-range"),
+        Fault::Pad(10),
+        Fault::Truncate(900_000),
+        Fault::Corrupt(1_500_000),
+        Fault::Status(416),
+        Fault::Chunked,
+    ];
+    each((20..).zip(lies), |(seed, lie): (u64, Fault)| async move {
+        let stage = Stage::open().await;
+        let (digest, bytes) = put(&stage, seed);
+        let told = format!("{lie:?}");
+        stage
+            .upstream
+            .inject(Fault::CutBody(700_000).on_blobs().times(1));
+        stage.upstream.inject(lie.on_blobs().skip(1));
+        right_or_broken(&stage, &digest, &bytes, &told).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_blob_cut_again_and_again_arrives() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = put(&stage, 30);
+    stage.upstream.inject(Fault::CutBody(150_000).on_blobs());
+    let got = stage.get(&blob_path(&digest)).await;
+    assert_eq!((got.status, got.end), (200, End::Clean));
+    assert!(got.body == bytes);
+}
+
+#[tokio::test]
+async fn a_blob_that_hangs_half_way_is_resumed_unseen() {
+    let plan = Plan {
+        stall_timeout: Duration::from_millis(500),
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let (digest, bytes) = put(&stage, 31);
+    stage
+        .upstream
+        .inject(Fault::HangBody(700_000).on_blobs().times(1));
+    let got = stage.get(&blob_path(&digest)).await;
+    assert_eq!((got.status, got.end), (200, End::Clean));
+    assert!(got.body == bytes);
+}
+
+#[tokio::test]
+async fn an_upstream_that_restarts_amid_a_blob_is_resumed_unseen() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = put(&stage, 32);
+    let gate = Gate::new();
+    stage
+        .upstream
+        .inject(Fault::GateBody(700_000, gate.clone()).on_blobs().times(1));
+    let path = blob_path(&digest);
+    let restart = async {
+        gate.reached(1).await;
+        stage.upstream.stop().await;
+        stage.upstream.restart().await;
+    };
+    let (got, ()) = tokio::join!(stage.get(&path), restart);
+    assert_eq!((got.status, got.end), (200, End::Clean));
+    assert!(got.body == bytes);
+    assert_eq!(stage.upstream.gets_of(&digest), 2);
+}
+
+/// Every reader of a fill that turns out wrong learns of it, those who came late and those who are behind too.
+#[tokio::test]
+async fn all_readers_of_a_wrong_fill_are_cut() {
+    let stage = Stage::open().await;
+    let (digest, _) = put(&stage, 33);
+    let gate = Gate::new();
+    stage.upstream.inject(Fault::Corrupt(100).on_blobs());
+    stage
+        .upstream
+        .inject(Fault::GateBody(1_000_000, gate.clone()).on_blobs());
+    let read = async |range: Option<&str>| {
+        let mut request = Request::get(blob_path(&digest));
+        if let Some(range) = range {
+            request = request.header("range", range);
+        }
+        let mut connection = Connection::open(stage.addr).await.unwrap();
+        let mut answer = connection.start(&request).await.unwrap();
+        assert!(answer.status < 300);
+        let first = answer.chunk().await.expect("bytes before the end is known");
+        gate.reached(1).await;
+        gate.release();
+        let rest = answer.whole().await.unwrap();
+        assert_eq!(rest.end, End::Cut, "{range:?}");
+        assert!(first.len() + rest.body.len() < SIZE);
+    };
+    let readers = async {
+        tokio::join!(
+            read(None),
+            read(None),
+            read(Some("bytes=500000-")),
+            read(Some("bytes=0-"))
+        );
+    };
+    soon(readers).await;
+    assert!(stage.cache.get(&digest).await.unwrap().is_none());
+    assert_eq!(stage.upstream.gets_of(&digest), 1);
+}
+
+#[tokio::test]
+async fn hostile_names_never_reach_the_upstream() {
+    let stage = Stage::open().await;
+    let digest = pierhead_testkit::images::digest_of(b"any");
+    for name in hostile::NAMES {
+        for end in [
+            "manifests/1",
+            "tags/list",
+            &format!("blobs/{digest}"),
+            &format!("referrers/{digest}"),
+        ] {
+            let path = format!("/v2/{name}/{end}");
+            let refused = stage.get(&path).await;
+            assert!(
+                (400..=404).contains(&refused.status),
+                "{path}: {}",
+                refused.status
+            );
+        }
+    }
+    assert_eq!(stage.upstream.requests().len(), 0);
+}
