@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
@@ -11,7 +12,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use pierhead_oci::{Digest, Repository};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::Error;
 use crate::authorize::request;
@@ -21,12 +22,16 @@ use crate::origin::Origin;
 use crate::range::ContentRange;
 use crate::retry::{Patience, after, retrying};
 
-/// Resumes in a row that bring not a byte, before the stream gives up. With the header limit of 4 s this
+/// Resumes in a row that bring next to nothing, before the stream gives up. With the header limit of 4 s this
 /// rides out a restart of an upstream.
 const PATIENCE: Patience = Patience {
     attempts: 6,
-    rate_limit: std::time::Duration::from_secs(30),
+    rate_limit: Duration::from_secs(30),
 };
+
+/// Fewer bytes than this in the stall time are a stall too: a drip would hold its place among the
+/// fetches for ever.
+const LEAST_PROGRESS: usize = 16 << 10;
 
 /// So many bytes show that an upstream is worth one more retry.
 const WORTH_A_RETRY: usize = 256 << 10;
@@ -192,7 +197,11 @@ pub(crate) async fn open(
         skip,
         state,
         held: None,
+        waited: Duration::ZERO,
+        trickle: 0,
+        waiting: None,
         failures: 0,
+        advanced: 0,
         uncredited: 0,
         _turn: (permit, in_flight),
     })
@@ -220,7 +229,14 @@ pub struct BlobStream {
     state: State,
     /// Arrived, but not yet to be handed on for the sake of the bandwidth cap.
     held: Option<(Bytes, Instant)>,
+    /// Time spent waiting, and bytes that came, since the last [`LEAST_PROGRESS`].
+    waited: Duration,
+    trickle: usize,
+    /// When the present wait began; it goes on when `next` is called again.
+    waiting: Option<Instant>,
     failures: u32,
+    /// Bytes handed on since the last failure.
+    advanced: usize,
     uncredited: usize,
     _turn: (OwnedSemaphorePermit, InFlight),
 }
@@ -260,11 +276,16 @@ impl BlobStream {
                 },
                 State::Reading(body) => {
                     let limit = self.subject.origin.shared.limits.stall_timeout;
-                    match timeout(limit, body.frame()).await {
+                    let began = *self.waiting.get_or_insert_with(Instant::now);
+                    let deadline = began + limit.saturating_sub(self.waited);
+                    let outcome = timeout_at(deadline, body.frame()).await;
+                    self.waiting = None;
+                    self.waited += began.elapsed();
+                    match outcome {
                         Ok(Some(Ok(frame))) => self.arrived(frame.into_data().unwrap_or_default()),
                         Ok(Some(Err(error))) => self.cut(&format!("the blob broke off: {error}")),
                         Ok(None) => self.ended(),
-                        Err(_) => self.cut(&format!("the blob brought nothing for {limit:?}")),
+                        Err(_) => self.cut(&format!("the blob stands still for {limit:?}")),
                     }
                 }
             };
@@ -278,6 +299,10 @@ impl BlobStream {
     fn arrived(&mut self, mut bytes: Bytes) -> Result<(), Error> {
         let origin = &self.subject.origin;
         origin.metrics.received.inc_by(as_u64(bytes.len()));
+        self.trickle += bytes.len();
+        if self.trickle >= LEAST_PROGRESS {
+            (self.trickle, self.waited) = (0, Duration::ZERO);
+        }
         let skipped = usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
         let reserved = origin
             .shared
@@ -293,7 +318,10 @@ impl BlobStream {
         if self.size.is_some_and(|size| self.position > size) {
             return Err(origin.protocol("its blob is longer than it said"));
         }
-        self.failures = 0;
+        self.advanced = self.advanced.saturating_add(bytes.len());
+        if self.advanced >= LEAST_PROGRESS {
+            self.failures = 0;
+        }
         self.uncredited += bytes.len();
         while self.uncredited >= WORTH_A_RETRY {
             self.uncredited -= WORTH_A_RETRY;
@@ -327,6 +355,8 @@ impl BlobStream {
         // A cut after progress is no sign of trouble: go on at once.
         let wait = (self.failures > 0).then_some(wait);
         self.failures += 1;
+        self.advanced = 0;
+        (self.trickle, self.waited) = (0, Duration::ZERO);
         let (subject, position, size) = (self.subject.clone(), self.position, self.size);
         self.state = State::Resuming(Mutex::new(Box::pin(async move {
             if let Some(wait) = wait {

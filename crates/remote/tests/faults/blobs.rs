@@ -81,6 +81,19 @@ async fn one_that_never_makes_way_is_given_up() {
     .await;
 }
 
+/// A byte now and then is no progress: it would hold a place among the fetches for ever.
+#[tokio::test]
+async fn a_drip_is_a_stall() {
+    let drip = |config: &mut Config, _: &mut Upstream| {
+        config.stall_timeout = Duration::from_millis(100);
+    };
+    let pair = Pair::with(FakeRegistry::builder(), drip).await;
+    pair.upstream.inject(Fault::Slow(1000).on_blobs());
+    let (received, ended) = pair.pull(0).await;
+    assert!(matches!(ended, Err(Error::Transport { .. })), "{ended:?}");
+    assert!(!received.is_empty(), "it did drip");
+}
+
 #[tokio::test]
 async fn without_a_length_it_still_ends_where_it_ends() {
     let pair = Pair::start().await;
