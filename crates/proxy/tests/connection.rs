@@ -1,6 +1,4 @@
 //! Connections: TLS, HTTP/2, limits, clients that stall, the drain.
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;

@@ -1,6 +1,4 @@
 //! Upstreams that fail, and disks: stale answers, 503, cuts; never a hang, a 429 or a wrong byte.
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;

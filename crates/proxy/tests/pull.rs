@@ -1,6 +1,4 @@
 //! Pulls that go well: first and second, many at once, ranges, conditions, HEAD.
-#![allow(clippy::unwrap_used, reason = "all of it is test")]
-
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;
