@@ -160,6 +160,13 @@ impl Pierhead {
         Ok(())
     }
 
+    /// Gives it another configuration file, also for later restarts, and asks it to read it again.
+    pub fn reload(&mut self, toml: &str) -> Result<()> {
+        toml.clone_into(&mut self.options.config);
+        fs::write(self.folder.path().join("pierhead.toml"), toml)?;
+        self.daemon.signal(rustix::process::Signal::HUP)
+    }
+
     /// `pierhead cache …` against it; what it printed.
     pub fn cache(&self, arguments: &[&str]) -> Result<String> {
         process::stdout(

@@ -253,7 +253,7 @@ fn a_disk_that_fills_up_in_the_middle() -> Result<()> {
     Ok(())
 }
 
-fn flip(file: &Path, at: u64) -> Result<()> {
+pub(crate) fn flip(file: &Path, at: u64) -> Result<()> {
     // A blob's file is read-only: rot does not ask.
     let mut permissions = fs::metadata(file)?.permissions();
     #[allow(

@@ -15,6 +15,7 @@ mod direct;
 mod hub;
 mod lies;
 mod names;
+mod operations;
 mod pull;
 mod tls;
 mod together;

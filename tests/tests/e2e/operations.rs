@@ -1,0 +1,389 @@
+//! Running it: drain, reload, the cache commands, the bound of the disk, upstreams that are down.
+
+use std::{path::Path, process::Command, thread};
+
+use anyhow::{Context, Result};
+use pierhead_testkit::{
+    http::{Connection, End, Request},
+    images::{Image, random_bytes},
+    registry::{FakeRegistry, Fault, Gate},
+};
+use pierhead_tests::{
+    pierhead::{Options, Pierhead},
+    place, process, wait,
+};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::ask::{behind, get};
+
+const MIB: usize = 1 << 20;
+
+/// SIGTERM in the middle of a download: who is being served is served to the end, nobody new is let
+/// in, and the end is a good one.
+#[test]
+fn answers_under_way_are_finished() -> Result<()> {
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(1, 4 * MIB);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let gate = Gate::new();
+    hub.inject(Fault::GateBody(MIB as u64, gate.clone()).on_blob(&digest));
+    let (address, path) = (
+        pierhead.address(),
+        format!("/v2/library/app/blobs/{digest}"),
+    );
+    thread::scope(|scope| -> Result<()> {
+        let client = scope.spawn(|| get(address, &path));
+        hub.wait(async |_| gate.reached(1).await);
+        pierhead.daemon().signal(Signal::TERM)?;
+        wait::until("no new connections", || {
+            Ok(get(address, "/v2/").is_err().then_some(()))
+        })?;
+        gate.release();
+        let answer = client.join().expect("no panic")?;
+        assert_eq!((answer.status, answer.end), (200, End::Clean));
+        assert_eq!(answer.body, bytes);
+        Ok(())
+    })?;
+    let status = pierhead.daemon().wait(wait::PATIENCE)?;
+    assert!(status.success(), "{status}");
+    Ok(())
+}
+
+/// SIGHUP: another upstream is known from then on, and a download under way does not notice.
+#[test]
+fn the_configuration_is_read_again() -> Result<()> {
+    let more = FakeRegistry::builder().start_in_background();
+    let image = Image::random(2, &[1000]);
+    more.push("team/app", "1", &image);
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(2, 4 * MIB);
+    let digest = hub.put_blob("library/app", bytes.clone());
+    let gate = Gate::new();
+    hub.inject(Fault::GateBody(MIB as u64, gate.clone()).on_blob(&digest));
+    let (address, path) = (
+        pierhead.address(),
+        format!("/v2/library/app/blobs/{digest}"),
+    );
+    let other = "/v2/registry.example/team/app/manifests/1";
+    assert_ne!(get(address, other)?.status, 200);
+    thread::scope(|scope| -> Result<()> {
+        let client = scope.spawn(|| get(address, &path));
+        hub.wait(async |_| gate.reached(1).await);
+        pierhead.reload(&format!(
+            "[upstreams.\"registry.example\"]\nurl = {:?}",
+            more.url()
+        ))?;
+        wait::until("the new upstream", || {
+            Ok((get(address, other)?.status == 200).then_some(()))
+        })?;
+        // One that is wrong changes nothing.
+        pierhead.reload("no_such_key = 1")?;
+        let log = |log: &str| Ok(log.contains("no_such_key").then_some(()));
+        pierhead.daemon().until("a refusal in the log", log)?;
+        assert_eq!(get(address, other)?.status, 200);
+        gate.release();
+        let answer = client.join().expect("no panic")?;
+        assert_eq!((answer.status, answer.end), (200, End::Clean));
+        assert_eq!(answer.body, bytes);
+        Ok(())
+    })
+}
+
+/// The whole life of images by the command line, against a running daemon.
+#[test]
+fn the_cache_commands() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let kept = Image::random(3, &[100_000, 200_000]);
+    let other = Image::random(4, &[300_000]);
+    hub.push("library/kept", "1", &kept);
+    hub.push("library/other", "1", &other);
+
+    pierhead.cache(&[
+        "warm",
+        "docker.io/library/kept:1",
+        "docker.io/library/other:1",
+    ])?;
+    for blob in kept.blobs.iter().chain(&other.blobs) {
+        assert_eq!(hub.gets_of(&blob.digest), 1);
+    }
+    let listed = |more: &[&str]| pierhead.cache(&[&["ls", "--json"], more].concat());
+    let list = listed(&[])?;
+    for digest in kept.digests().chain(other.digests()) {
+        assert!(
+            list.contains(&digest.to_string()),
+            "{digest} is missing in {list}"
+        );
+    }
+    let stat: Value = serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?;
+    assert!(stat["used"].as_u64().context("used")? >= 600_000, "{stat}");
+
+    pierhead.cache(&["pin", "docker.io/library/kept:1"])?;
+    assert!(listed(&["--pins"])?.contains("library/kept"));
+    pierhead.cache(&["prune", "--all"])?;
+    let list = listed(&[])?;
+    for digest in kept.digests() {
+        assert!(
+            list.contains(&digest.to_string()),
+            "the pinned {digest} was pruned"
+        );
+    }
+    for blob in &other.blobs {
+        assert!(!list.contains(&blob.digest.to_string()), "not pruned");
+    }
+    hub.stop();
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/kept/manifests/1")?.status,
+        200
+    );
+    for blob in &kept.blobs {
+        let answer = get(
+            pierhead.address(),
+            &format!("/v2/library/kept/blobs/{}", blob.digest),
+        )?;
+        assert_eq!((answer.status, &answer.body), (200, &blob.bytes));
+    }
+
+    pierhead.cache(&["verify"])?;
+    crate::damage::flip(&pierhead.blob(&kept.blobs[1].digest.to_string()), 5)?;
+    let found = pierhead
+        .cache(&["verify"])
+        .expect_err("a flipped bit")
+        .to_string();
+    assert!(found.contains("failed"), "{found}");
+    assert!(
+        !listed(&[])?.contains(&kept.blobs[1].digest.to_string()),
+        "the damaged blob stayed"
+    );
+
+    pierhead.cache(&["unpin", "docker.io/library/kept:1"])?;
+    pierhead.cache(&["prune", "--all"])?;
+    let stat: Value = serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?;
+    assert_eq!(stat["used"], 0, "{stat}");
+    Ok(())
+}
+
+/// What the folder holds stays within the bound, whatever is pulled; what is larger than all of it
+/// passes through.
+#[test]
+fn the_size_is_a_bound() -> Result<()> {
+    const BOUND: u64 = 8 << 20;
+    let options = Options::new().argument("--cache-size").argument("8MiB");
+    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let pull = |seed: u64, size: usize| -> Result<()> {
+        let bytes = random_bytes(seed, size);
+        let digest = hub.put_blob("library/app", bytes.clone());
+        let answer = get(
+            pierhead.address(),
+            &format!("/v2/library/app/blobs/{digest}"),
+        )?;
+        assert_eq!((answer.status, answer.end), (200, End::Clean));
+        assert_eq!(answer.body, bytes);
+        let held =
+            bytes_in(&pierhead.data().join("blobs"))? + bytes_in(&pierhead.data().join("staging"))?;
+        assert!(held <= BOUND, "{held} bytes are held after {size} more");
+        Ok(())
+    };
+    for seed in 0..12 {
+        pull(seed, 2 * MIB)?;
+    }
+    pull(20, 20 * MIB)?;
+    pull(21, 2 * MIB)?;
+    assert!(
+        bytes_in(&pierhead.data().join("blobs"))? >= BOUND / 2,
+        "the bound is hardly used"
+    );
+    Ok(())
+}
+
+/// A start without any upstream: what is cached is served, the rest is a 503 that comes soon.
+#[test]
+fn a_start_while_the_upstream_is_down() -> Result<()> {
+    let (hub, mut pierhead) = behind(
+        FakeRegistry::builder(),
+        Options::new().config("[tags]\nfreshness = \"0s\""),
+    )?;
+    let image = Image::random(5, &[1000]);
+    hub.push("library/app", "1", &image);
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
+        200
+    );
+    pierhead.stop()?;
+    hub.stop();
+    pierhead.restart()?;
+    assert_eq!(get(pierhead.address(), "/v2/")?.status, 200);
+    let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+    assert_eq!(
+        (answer.status, answer.header("x-cache")),
+        (200, Some("STALE"))
+    );
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/other/manifests/1")?.status,
+        503
+    );
+    assert_eq!(get(pierhead.admin(), "/readyz")?.status, 200);
+    Ok(())
+}
+
+/// An upstream that accepts and then says nothing: the stale answer or a 503, and no hang.
+#[test]
+fn a_silent_upstream() -> Result<()> {
+    let options =
+        Options::new().config("[tags]\nfreshness = \"0s\"\n[limits]\nanswer_within = \"1s\"");
+    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    hub.push("library/app", "1", &Image::random(6, &[1000]));
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
+        200
+    );
+    hub.inject(Fault::HangHead.on("*").before_auth());
+    let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
+    assert_eq!(
+        (answer.status, answer.header("x-cache")),
+        (200, Some("STALE"))
+    );
+    assert_eq!(
+        get(pierhead.address(), "/v2/library/other/manifests/1")?.status,
+        503
+    );
+    let digest = format!("sha256:{}", "a".repeat(64));
+    assert_eq!(
+        get(
+            pierhead.address(),
+            &format!("/v2/library/app/blobs/{digest}")
+        )?
+        .status,
+        503
+    );
+    Ok(())
+}
+
+/// Several registries behind one address, by path and by `?ns=`.
+#[test]
+fn many_upstreams() -> Result<()> {
+    let (first, second) = (
+        FakeRegistry::builder().start_in_background(),
+        FakeRegistry::builder().start_in_background(),
+    );
+    let options = Options::new()
+        .upstream("docker.io", &first.url())
+        .upstream("registry.example:5000", &second.url());
+    let pierhead = Pierhead::start(options)?;
+    let (ours, theirs) = (Image::random(7, &[1000]), Image::random(8, &[1000]));
+    first.push("library/app", "1", &ours);
+    second.push("library/app", "1", &theirs);
+    for (path, image) in [
+        ("/v2/library/app/manifests/1", &ours),
+        ("/v2/docker.io/library/app/manifests/1", &ours),
+        ("/v2/docker.io/app/manifests/1", &ours),
+        ("/v2/library/app/manifests/1?ns=docker.io", &ours),
+        ("/v2/registry.example:5000/library/app/manifests/1", &theirs),
+        (
+            "/v2/library/app/manifests/1?ns=registry.example:5000",
+            &theirs,
+        ),
+    ] {
+        let answer = get(pierhead.address(), path)?;
+        assert_eq!(
+            (answer.status, &answer.body),
+            (200, &image.root_document().bytes),
+            "{path}"
+        );
+    }
+    Ok(())
+}
+
+/// What operators look at.
+#[test]
+fn metrics_and_health() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let digest = hub.put_blob("library/app", random_bytes(9, 100_000));
+    for _ in 0..2 {
+        assert_eq!(
+            get(
+                pierhead.address(),
+                &format!("/v2/library/app/blobs/{digest}")
+            )?
+            .status,
+            200
+        );
+    }
+    assert_eq!(get(pierhead.admin(), "/livez")?.status, 200);
+    assert_eq!(get(pierhead.admin(), "/readyz")?.status, 200);
+    let metrics = get(pierhead.admin(), "/metrics")?;
+    let text = std::str::from_utf8(&metrics.body)?;
+    for prefix in ["pierhead_cache_", "pierhead_remote_", "pierhead_proxy_"] {
+        assert!(text.contains(prefix), "no {prefix} in {text}");
+    }
+    assert!(!text.contains(&digest.hex()), "a digest is a label");
+    // The API is not for those who reach the other address.
+    assert_ne!(get(pierhead.address(), "/v1/stat")?.status, 200);
+    Ok(())
+}
+
+/// A keep-alive connection serves one request after another, whatever went wrong before.
+#[test]
+fn a_connection_outlives_errors() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let digest = hub.put_blob("library/app", random_bytes(10, 1000));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut connection = Connection::open(pierhead.address()).await?;
+        for (path, status) in [
+            ("/v2/".to_owned(), 200),
+            ("/v2/library/none/manifests/1".to_owned(), 404),
+            (format!("/v2/library/app/blobs/{digest}"), 200),
+            ("/v2/library/../x/manifests/1".to_owned(), 400),
+            ("/nothing".to_owned(), 404),
+            (format!("/v2/library/app/blobs/{digest}"), 200),
+        ] {
+            let answer = connection.exchange(&Request::get(path.clone())).await?;
+            // What is no endpoint may be told so in either way.
+            let told = if answer.status == 404 && status == 400 {
+                400
+            } else {
+                answer.status
+            };
+            assert_eq!(told, status, "{path}");
+        }
+        Ok(())
+    })
+}
+
+/// Idle, it is small: nobody gives a NIC's memory away.
+#[test]
+fn idle_memory() -> Result<()> {
+    let pierhead = Pierhead::start(Options::new())?;
+    assert_eq!(get(pierhead.address(), "/v2/")?.status, 200);
+    let (now, _) = pierhead.memory()?;
+    // What is promised is 12 MB, for the release profile: a debug build's own code is far larger.
+    let bound = if place::profile()?.ends_with("release") {
+        12
+    } else {
+        48
+    };
+    assert!(now <= bound * 1_000_000, "{now} bytes");
+    Ok(())
+}
+
+/// Bytes on the disk below a folder, as `du` counts them.
+fn bytes_in(folder: &Path) -> Result<u64> {
+    let counted = process::stdout(
+        Command::new("du")
+            .args(["--summarize", "--apparent-size", "--block-size=1", "--"])
+            .arg(folder),
+    )?;
+    let sum: u64 = counted
+        .split_whitespace()
+        .next()
+        .context("du says nothing")?
+        .parse()?;
+    // Folders themselves are counted, too: 4 KiB each, a few hundred at most.
+    let folders = process::stdout(Command::new("find").arg(folder).args(["-type", "d"]))?
+        .lines()
+        .count();
+    Ok(sum.saturating_sub(4096 * folders as u64))
+}
