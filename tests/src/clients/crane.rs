@@ -1,13 +1,19 @@
 //! crane (go-containerregistry): pulls an index with all platforms into an OCI layout.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, Pulled, skopeo::verify};
+use super::{Client, Pulled};
 use crate::{
-    layout::architecture,
+    layout::{self, architecture},
     place, process,
     tool::{self, Missing},
 };
@@ -45,6 +51,34 @@ impl Crane {
                 .args(arguments),
         )
     }
+}
+
+/// The root of an OCI layout with one image, and its config where the root is a manifest. Every blob
+/// is read against its digest.
+fn verify(folder: &Path) -> Result<(String, Option<String>)> {
+    for blob in fs::read_dir(folder.join("blobs/sha256"))? {
+        let path = blob?.path();
+        let name = path
+            .file_name()
+            .and_then(|it| it.to_str())
+            .context("a name")?
+            .to_owned();
+        let digest = layout::digest_of(&path)?;
+        ensure!(
+            digest == format!("sha256:{name}"),
+            "the blob {name} is {digest}"
+        );
+    }
+    let index: Value = serde_json::from_slice(&fs::read(folder.join("index.json"))?)?;
+    let root = index["manifests"][0]["digest"]
+        .as_str()
+        .context("an empty index")?
+        .to_owned();
+    let document: Value = serde_json::from_slice(&fs::read(
+        folder.join("blobs").join(root.replacen(':', "/", 1)),
+    )?)?;
+    let config = document["config"]["digest"].as_str().map(str::to_owned);
+    Ok((root, config))
 }
 
 impl Client for Crane {

@@ -1,6 +1,11 @@
-//! skopeo: copies from a registry into an OCI layout, with the library of podman and CRI-O.
+//! skopeo: copies from a registry into a folder, with the library of podman and CRI-O.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -42,7 +47,8 @@ impl Skopeo {
     }
 
     /// A copy into a folder of its own; `--all` copies every platform, else this machine's. Returns
-    /// the digest in the copy's index after verifying every blob of the copy.
+    /// the digest of the index or manifest after verifying every blob of the copy, and the config
+    /// of a manifest.
     pub fn copy(&self, name: &str, all: bool, more: &[&str]) -> Result<(String, Option<String>)> {
         let folder = tempfile::tempdir_in(self.data.path())?.keep();
         let mut command = Command::new(&self.program);
@@ -57,39 +63,37 @@ impl Skopeo {
         }
         command.args([
             format!("docker://{}{name}", self.prefix),
-            format!("oci:{}:copy", folder.display()),
+            // Unlike an OCI layout, a plain folder takes Docker's manifests as they are.
+            format!("dir:{}", folder.display()),
         ]);
         process::run(&mut command)?;
         verify(&folder)
     }
 }
 
-/// The root of an OCI layout with one image, and its config where the root is a manifest. Every blob
-/// is read against its digest.
-pub(super) fn verify(folder: &std::path::Path) -> Result<(String, Option<String>)> {
-    for blob in fs::read_dir(folder.join("blobs/sha256"))? {
-        let path = blob?.path();
+/// The digest of the copied manifest or index, and the config where it is a manifest. Every blob is
+/// read against its digest.
+fn verify(folder: &Path) -> Result<(String, Option<String>)> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
         let name = path
             .file_name()
             .and_then(|it| it.to_str())
-            .context("a name")?
-            .to_owned();
+            .context("a name")?;
+        let stated = name.trim_end_matches(".manifest.json");
+        if matches!(name, "version" | "manifest.json") {
+            continue;
+        }
         let digest = layout::digest_of(&path)?;
         ensure!(
-            digest == format!("sha256:{name}"),
+            digest == format!("sha256:{stated}"),
             "the blob {name} is {digest}"
         );
     }
-    let index: Value = serde_json::from_slice(&fs::read(folder.join("index.json"))?)?;
-    let root = index["manifests"][0]["digest"]
-        .as_str()
-        .context("an empty index")?
-        .to_owned();
-    let document: Value = serde_json::from_slice(&fs::read(
-        folder.join("blobs").join(root.replacen(':', "/", 1)),
-    )?)?;
+    let root = folder.join("manifest.json");
+    let document: Value = serde_json::from_slice(&fs::read(&root)?)?;
     let config = document["config"]["digest"].as_str().map(str::to_owned);
-    Ok((root, config))
+    Ok((layout::digest_of(&root)?, config))
 }
 
 impl Client for Skopeo {
@@ -100,11 +104,7 @@ impl Client for Skopeo {
     fn pull(&self, name: &str) -> Result<Pulled> {
         // Only with all platforms is the index copied as it is.
         let (root, _) = self.copy(name, true, &["--src-tls-verify=false"])?;
-        let (_, config) = self.copy(
-            name,
-            false,
-            &["--src-tls-verify=false", "--preserve-digests"],
-        )?;
+        let (_, config) = self.copy(name, false, &["--src-tls-verify=false"])?;
         Ok(Pulled {
             root,
             config: config.context("a copy without a config")?,

@@ -1,15 +1,17 @@
 //! Raw requests from tests that are not asynchronous, and what a body really was.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{
     http::{Connection, End, Request, Response},
+    images::Image,
     registry::{Background, Builder},
 };
 use pierhead_tests::{
     layout::Hash,
     pierhead::{Options, Pierhead},
+    wait,
 };
 use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 
@@ -87,6 +89,47 @@ pub(crate) fn get_at_once(
             }
         }
     })
+}
+
+/// GETs until the answer is 200: pierhead believes a failure of an upstream for a moment.
+pub(crate) fn get_soon(addr: SocketAddr, path: &str) -> Result<Response> {
+    wait::until(path, || {
+        let answer = get(addr, path)?;
+        Ok((answer.status == 200).then_some(answer))
+    })
+}
+
+/// Waits until a blob that was pulled is committed: the client has its last byte before that.
+pub(crate) fn kept(pierhead: &Pierhead, digest: &str) -> Result<PathBuf> {
+    let file = pierhead.blob(digest);
+    wait::until("a committed blob", || {
+        Ok(file.exists().then(|| file.clone()))
+    })
+}
+
+/// Pulls `repository:1` as a client would, compares it, and waits until all of it is committed.
+pub(crate) fn pull(pierhead: &Pierhead, repository: &str, image: &Image) -> Result<()> {
+    let path = format!("/v2/{repository}/manifests/1");
+    let manifest = get(pierhead.address(), &path)?;
+    ensure!(manifest.status == 200, "{path}: {}", manifest.status);
+    ensure!(
+        manifest.body == image.root_document().bytes,
+        "{path}: other bytes"
+    );
+    for blob in &image.blobs {
+        let path = format!("/v2/{repository}/blobs/{}", blob.digest);
+        let answer = get(pierhead.address(), &path)?;
+        ensure!(
+            answer.status == 200 && answer.end == End::Clean,
+            "{path}: {}",
+            answer.status
+        );
+        ensure!(answer.body == blob.bytes, "{path}: other bytes");
+    }
+    for digest in image.digests() {
+        kept(pierhead, &digest.to_string())?;
+    }
+    Ok(())
 }
 
 /// A fake Docker Hub and a pierhead in front of it.

@@ -1,6 +1,6 @@
 //! Real images, built from Debian's and Python's packages, in two versions each.
 
-use std::{collections::BTreeSet, net::SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
 use pierhead_tests::{
@@ -38,11 +38,9 @@ fn story<C: Client>(
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
     let client = client(pierhead.address())?;
     check(&client, &images)?;
-    let mut blobs = BTreeSet::new();
-    for image in &images {
-        blobs.extend(image.here()?.blobs());
-    }
-    for (blob, count) in registry.blob_gets_of(&Vec::from_iter(blobs))? {
+    // A layer may be skipped that unpacks to what the client has already; a config never is.
+    let configs = images.iter().map(|image| Ok(image.here()?.config.clone()));
+    for (blob, count) in registry.blob_gets_of(&configs.collect::<Result<Vec<_>>>()?)? {
         assert_eq!(count, 1, "{}: {blob}", client.name());
     }
     client.empty()?;

@@ -10,7 +10,7 @@ use pierhead_testkit::{
 };
 use pierhead_tests::{pierhead::Options, wait};
 
-use crate::ask::{behind, get};
+use crate::ask::{behind, get, kept, pull};
 
 const SIZE: usize = 8 << 20;
 /// Where the upstream stops until it is told to go on.
@@ -103,27 +103,13 @@ fn killed_again_and_again() -> Result<()> {
         let blob = &image.blobs[round];
         let path = format!("/v2/library/app/blobs/{}", blob.digest);
         assert_eq!(get(pierhead.address(), &path)?.body, blob.bytes);
+        kept(&pierhead, &blob.digest.to_string())?;
     }
-    assert_eq!(
-        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
-        200
-    );
+    pull(&pierhead, "library/app", &image)?;
     pierhead.kill()?;
     hub.stop();
     pierhead.restart()?;
-    let manifest = get(pierhead.address(), "/v2/library/app/manifests/1")?;
-    assert_eq!(
-        (manifest.status, &manifest.body),
-        (200, &image.root_document().bytes)
-    );
-    for blob in &image.blobs {
-        let answer = get(
-            pierhead.address(),
-            &format!("/v2/library/app/blobs/{}", blob.digest),
-        )?;
-        assert_eq!((answer.status, answer.body), (200, blob.bytes.clone()));
-    }
-    Ok(())
+    pull(&pierhead, "library/app", &image)
 }
 
 /// Bytes of all files in a folder, those below it included.

@@ -30,8 +30,10 @@ fn hub(builder: Builder, keys: &str) -> Result<(Background, Pierhead, TempDir)> 
     let ca = folder.path().join("ca.pem");
     fs::write(&ca, hub.ca_pem())?;
     let config = format!(
-        "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {ca:?}\n{keys}",
-        hub.url()
+        "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {ca:?}\ntrusted_hosts = [\"{}\", \"{}\"]\n{keys}",
+        hub.url(),
+        hub.token_addr(),
+        hub.cdn_addr()
     );
     let pierhead = Pierhead::start(Options::new().config(&config))?;
     Ok((hub, pierhead, folder))

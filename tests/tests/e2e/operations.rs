@@ -15,7 +15,7 @@ use pierhead_tests::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::ask::{behind, get};
+use crate::ask::{behind, get, pull};
 
 const MIB: usize = 1 << 20;
 
@@ -205,10 +205,7 @@ fn a_start_while_the_upstream_is_down() -> Result<()> {
     )?;
     let image = Image::random(5, &[1000]);
     hub.push("library/app", "1", &image);
-    assert_eq!(
-        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
-        200
-    );
+    pull(&pierhead, "library/app", &image)?;
     pierhead.stop()?;
     hub.stop();
     pierhead.restart()?;
@@ -232,11 +229,9 @@ fn a_silent_upstream() -> Result<()> {
     let options =
         Options::new().config("[tags]\nfreshness = \"0s\"\n[limits]\nanswer_within = \"1s\"");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
-    hub.push("library/app", "1", &Image::random(6, &[1000]));
-    assert_eq!(
-        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
-        200
-    );
+    let image = Image::random(6, &[1000]);
+    hub.push("library/app", "1", &image);
+    pull(&pierhead, "library/app", &image)?;
     hub.inject(Fault::HangHead.on("*").before_auth());
     let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
     assert_eq!(
