@@ -9,7 +9,7 @@ use pierhead_testkit::{
 };
 use pierhead_tests::pierhead::Options;
 
-use crate::ask::{behind, get, get_soon, kept};
+use crate::ask::{behind, get, get_soon, kept, pull};
 
 const SIZE: usize = 3 << 20;
 
@@ -121,48 +121,44 @@ fn a_manifest_that_is_another() -> Result<()> {
     Ok(())
 }
 
-/// Huge, deep, absurd: each is refused or replayed as it is, and pierhead is there for the next.
+/// Huge, deep, absurd: each is refused with an error of the spec or replayed to the byte, nothing that
+/// it says is believed, and pierhead is there for the next.
 #[test]
 fn hostile_manifests() -> Result<()> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
-    for hostile::Hostile {
-        tries,
-        document,
-        malformed,
-    } in hostile::documents()
-    {
-        hub.put_manifest_as(
-            "library/evil",
-            document.digest,
-            &document.media_type,
-            document.bytes.clone(),
-        );
-        hub.tag("library/evil", "latest", document.digest);
-        for reference in [document.digest.to_string(), "latest".to_owned()] {
-            let answer = get(
-                pierhead.address(),
-                &format!("/v2/library/evil/manifests/{reference}"),
-            )?;
-            if malformed {
+    for (nth, hostile) in hostile::documents().into_iter().enumerate() {
+        let hostile::Hostile {
+            tries,
+            document,
+            malformed,
+        } = hostile;
+        let (media_type, bytes) = (&document.media_type, &document.bytes);
+        hub.put_manifest_as("library/evil", document.digest, media_type, bytes.clone());
+        let tag = format!("t{nth}");
+        hub.tag("library/evil", &tag, document.digest);
+        for reference in [document.digest.to_string(), tag.clone()] {
+            let path = format!("/v2/library/evil/manifests/{reference}");
+            let answer = get(pierhead.address(), &path)?;
+            assert_eq!(answer.end, End::Clean, "{tries}, by {reference}");
+            if answer.status == 200 {
+                assert_eq!(answer.body, bytes, "{tries}, by {reference}");
+                assert_eq!(
+                    answer.header("content-type"),
+                    Some(media_type.as_str()),
+                    "{tries}"
+                );
+            } else {
                 assert!(
                     answer.status >= 400,
                     "{tries}, by {reference}: {}",
                     answer.status
                 );
-                assert!(
-                    answer.json()["errors"][0]["code"].is_string(),
-                    "{tries}: no error of the spec"
-                );
-            } else {
-                let whole = answer.status == 200 && answer.body == document.bytes;
-                assert!(
-                    whole || answer.status >= 400,
-                    "{tries}, by {reference}: {}",
-                    answer.status
-                );
+                assert!(answer.json()["errors"][0]["code"].is_string(), "{tries}");
             }
         }
-        hub.untag("library/evil", "latest");
+        // Here it must be understood: what cannot be is told, and fetches nothing.
+        let warmed = pierhead.cache(&["warm", &format!("docker.io/library/evil:{tag}")]);
+        assert!(!malformed || warmed.is_err(), "{tries}: warmed");
     }
     let (first, (claimed, second)) = hostile::cycle();
     hub.put_manifest("library/evil", &first.media_type, first.bytes);
@@ -175,14 +171,62 @@ fn hostile_manifests() -> Result<()> {
         answer.status, 200,
         "a document under a digest that is not its own"
     );
+    let cycle = format!("docker.io/library/evil@{}", first.digest);
+    assert!(
+        pierhead.cache(&["warm", &cycle]).is_err(),
+        "a cycle was warmed"
+    );
+
+    // A tower of indexes is an end to nothing, however high.
+    let tower = hostile::tower(100);
+    for document in &tower {
+        hub.put_manifest(
+            "library/tower",
+            &document.media_type,
+            document.bytes.clone(),
+        );
+    }
+    let top = tower
+        .last()
+        .map(|it| it.digest.to_string())
+        .unwrap_or_default();
+    assert!(
+        pierhead
+            .cache(&["warm", &format!("docker.io/library/tower@{top}")])
+            .is_err()
+    );
+    assert_eq!(
+        get(
+            pierhead.address(),
+            &format!("/v2/library/tower/manifests/{top}")
+        )?
+        .status,
+        200
+    );
 
     let fine = Image::random(4, &[1000]);
     hub.push("library/fine", "1", &fine);
-    assert_eq!(
-        get(pierhead.address(), "/v2/library/fine/manifests/1")?.status,
-        200
-    );
+    pull(&pierhead, "library/fine", &fine)?;
     let (_, peak) = pierhead.memory()?;
     assert!(peak < 128 << 20, "{peak} bytes at the peak");
+    Ok(())
+}
+
+/// A login page or an error page with status 200 is no manifest, and is not remembered as one.
+#[test]
+fn a_web_page_in_place_of_a_manifest() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let image = Image::random(5, &[1000]);
+    hub.push("library/app", "1", &image);
+    hub.inject(Fault::Replace("<html>please log in</html>".into()).on_manifests());
+    hub.inject(Fault::Header("content-type", "text/html".to_owned()).on_manifests());
+    hub.inject(Fault::WithoutHeader("docker-content-digest").on_manifests());
+    assert_ne!(
+        get(pierhead.address(), "/v2/library/app/manifests/1")?.status,
+        200
+    );
+    hub.clear_faults();
+    let answer = get_soon(pierhead.address(), "/v2/library/app/manifests/1")?;
+    assert_eq!(answer.body, image.root_document().bytes);
     Ok(())
 }
