@@ -1,6 +1,7 @@
 //! Fills and their readers, through the public interface.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets of small blobs")]
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod common;
 
