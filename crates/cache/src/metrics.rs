@@ -56,13 +56,19 @@ impl Metrics {
             "Fills that ended badly",
             self.failed_fills.clone(),
         );
-        registry.register(
+        registry.register_with_unit(
             "written",
             "Content written to staging",
+            Unit::Bytes,
             self.written_bytes.clone(),
         );
         registry.register("evictions", "Blobs evicted", self.evictions.clone());
-        registry.register("evicted", "Evicted, on disk", self.evicted_bytes.clone());
+        registry.register_with_unit(
+            "evicted",
+            "Evicted, on disk",
+            Unit::Bytes,
+            self.evicted_bytes.clone(),
+        );
         registry.register(
             "rot",
             "Stored blobs found damaged and removed",

@@ -48,7 +48,10 @@ async fn populate(folder: &Path) {
         .pin("image", vec![blob(0, 1000).0, blob(77, 5).0])
         .await
         .unwrap();
+    cache.close().await;
+    drop(cache);
     // Confirmed later: no file is written for it.
+    let cache = open(folder);
     cache.names().put(&tag(3), record(3000)).await.unwrap();
     cache.close().await;
 }
@@ -174,6 +177,11 @@ async fn a_catalog_of_another_version_is_rebuilt() {
     }
     let cache = open(folder.path());
     nothing_is_lost(&cache).await;
+    cache.close().await;
+    drop(cache);
+    let database = sled::open(folder.path().join("catalog")).unwrap();
+    assert_eq!(database.get("version").unwrap().unwrap(), b"1");
+    assert_eq!(database.open_tree("blobs").unwrap().len(), SEEDS.count());
 }
 
 #[tokio::test]
@@ -185,6 +193,10 @@ async fn the_order_of_access_survives() {
     for (digest, content) in &blobs[..3] {
         store(&cache, digest, content).await;
     }
+    cache.close().await;
+    drop(cache);
+    // All is in the catalog; now only the order changes.
+    let cache = open_with(config.clone());
     cache.get(&blobs[0].0).await.unwrap();
     let accessed = cache.list(None, 10);
     cache.close().await;

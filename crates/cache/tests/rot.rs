@@ -186,13 +186,14 @@ async fn rot_under_an_open_handle_cuts_its_readers() {
     assert!(!cache.contains(&digest));
     // A second reader of the old handle finds it too, and does not take out the good one that came since.
     store(&cache, &digest, &content).await;
+    let newer = cache.get(&digest).await.unwrap().unwrap();
     faults.rot(digest, 300_000);
     assert!(matches!(
         other.read_at(300_000, 1).await,
         Err(Error::Rot { .. })
     ));
     assert!(cache.contains(&digest));
-    drop((object, other));
+    drop((object, other, newer));
     assert_eq!(cache.stat().reserved, 0);
 }
 

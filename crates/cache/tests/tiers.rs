@@ -1,7 +1,15 @@
 //! Every tier keeps the same promises.
 
-use pierhead_cache::tier::DiskTier;
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::io;
+
+use pierhead_cache::tier::{DiskTier, Trailer};
+use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
 
 #[test]
 fn the_disk_conforms() {
@@ -21,4 +29,57 @@ fn memory_conforms() {
 #[test]
 fn a_faulty_tier_without_faults_conforms() {
     conforms(|| Faulty::new(std::sync::Arc::new(MemoryTier::default())));
+}
+
+fn decode(digest: &Digest, file: &[u8]) -> io::Result<Trailer> {
+    Trailer::decode(digest, file.len() as u64, |offset, buf| {
+        let start = usize::try_from(offset).map_err(io::Error::other)?;
+        let found = file.get(start..).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    })
+}
+
+proptest! {
+    #[test]
+    fn trailers_come_back(content in vec(any::<u8>(), 0..200_000), media in "[ -~]{0,255}") {
+        let digest = Digest::of(Algorithm::Sha512, &content);
+        let trailer = Trailer::of(&content, MediaType::new(&media));
+        let mut file = content.clone();
+        file.extend_from_slice(&trailer.encode(&digest));
+        prop_assert_eq!(&decode(&digest, &file).unwrap(), &trailer);
+        let other = Digest::of(Algorithm::Sha512, b"another");
+        prop_assert!(decode(&other, &file).is_err());
+    }
+
+    #[test]
+    fn no_damage_to_a_trailer_is_taken_for_sound(
+        len in 0..150_000usize,
+        at in any::<Index>(),
+        change in 1..=255u8,
+        cut in 0..100usize,
+    ) {
+        let content = vec![7; len];
+        let digest = Digest::of(Algorithm::Sha256, &content);
+        let mut file = content;
+        file.extend_from_slice(&Trailer::of(&file, MediaType::new("text/plain")).encode(&digest));
+        let mut changed = file.clone();
+        changed[len + at.index(file.len() - len)] ^= change;
+        prop_assert!(decode(&digest, &changed).is_err());
+        file.truncate(file.len() - 1 - cut.min(file.len() - 1));
+        prop_assert!(decode(&digest, &file).is_err());
+    }
+
+    #[test]
+    fn arbitrary_bytes_are_refused(mut file in vec(any::<u8>(), 0..200), size in any::<u64>(), count in any::<u32>()) {
+        let digest = Digest::of(Algorithm::Sha256, b"");
+        prop_assert!(decode(&digest, &file).is_err());
+        // Nearly right, with lengths that must not be believed.
+        file.extend_from_slice(&size.to_le_bytes());
+        file.extend_from_slice(&65_536u32.to_le_bytes());
+        file.extend_from_slice(&count.to_le_bytes());
+        file.extend_from_slice(&[0, 0, 1, 0, 1, 2, 3, 4]);
+        file.extend_from_slice(b"PIERBLOB");
+        prop_assert!(decode(&digest, &file).is_err());
+    }
 }

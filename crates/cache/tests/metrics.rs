@@ -1,0 +1,55 @@
+//! What operators see of the cache.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+mod common;
+
+use common::{blob, lead, open, store};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+
+#[tokio::test]
+async fn events_and_fullness_are_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let mut registry = Registry::default();
+    cache.register(registry.sub_registry_with_prefix("cache"));
+    let (digest, content) = blob(1, 10_000);
+    store(&cache, &digest, &content).await;
+    for _ in 0..3 {
+        cache.get(&digest).await.unwrap();
+    }
+    let (mut fill, _tail) = lead(&cache, &blob(2, 5).0).await;
+    cache.claim(&fill.digest()).await.unwrap();
+    fill.begin(Some(5)).await.unwrap();
+    fill.write(vec![0; 5].into()).await.unwrap();
+    fill.finish().await.map(|_| ()).unwrap_err();
+    let (fill, _tail) = lead(&cache, &blob(3, 5).0).await;
+    cache.prune(0).await.unwrap();
+    store(&cache, &digest, &content).await;
+
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    for line in [
+        "cache_hits_total 3",
+        "cache_misses_total 4",
+        "cache_joins_total 1",
+        "cache_failed_fills_total 1",
+        "cache_written_bytes_total 20005",
+        "cache_evictions_total 1",
+        "cache_evicted_bytes_total 12288",
+        "cache_rot_total 0",
+        "cache_commit_seconds_count 2",
+        "cache_blobs 1",
+        "cache_used_bytes 12288",
+        "cache_reserved_bytes 0",
+        "cache_capacity_bytes 67108864",
+        "cache_pinned_bytes 0",
+        "cache_fills 1",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in\n{text}"
+        );
+    }
+    drop(fill);
+}
