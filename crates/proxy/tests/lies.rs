@@ -210,6 +210,7 @@ async fn all_readers_of_a_wrong_fill_are_cut() {
     stage
         .upstream
         .inject(Fault::GateBody(1_000_000, gate.clone()).on_blobs());
+    let everybody = tokio::sync::Barrier::new(4);
     let read = async |range: Option<&str>| {
         let mut request = Request::get(blob_path(&digest));
         if let Some(range) = range {
@@ -219,7 +220,8 @@ async fn all_readers_of_a_wrong_fill_are_cut() {
         let mut answer = connection.start(&request).await.unwrap();
         assert!(answer.status < 300);
         let first = answer.chunk().await.expect("bytes before the end is known");
-        gate.reached(1).await;
+        // All are in the middle of it before it goes on.
+        everybody.wait().await;
         gate.release();
         let rest = answer.whole().await.unwrap();
         assert_eq!(rest.end, End::Cut, "{range:?}");
