@@ -1,5 +1,6 @@
 //! What a start says, and when it is refused.
 
+use pierhead_testkit::http::{Connection, Request};
 use pierhead_testkit::registry::FakeRegistry;
 use rustix::process::Signal;
 
@@ -147,4 +148,40 @@ async fn secrets_are_in_no_log_and_no_metric() {
             "{secret} is in the metrics"
         );
     }
+}
+
+#[tokio::test]
+async fn https_with_and_without_certificates_of_clients() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("crt"), own.cert.pem()).expect("it is written");
+    std::fs::write(path("key"), own.signing_key.serialize_pem()).expect("it is written");
+    let tls = format!("[tls]\ncert = {:?}\nkey = {:?}\n", path("crt"), path("key"));
+
+    let daemon = Daemon::start(&tls, &[]).await;
+    assert!(
+        daemon
+            .log()
+            .contains(&format!("listens on https://{}", daemon.listen))
+    );
+    let ping = || async {
+        let pem = own.cert.pem();
+        let mut connection = Connection::open_tls(daemon.listen, "localhost", &pem).await?;
+        connection.exchange(&Request::get("/v2/")).await
+    };
+    assert_eq!(ping().await.expect("an answer").status, 200);
+
+    // With an authority for clients, whoever shows no certificate gets no answer; and credentials may be
+    // configured on an address that is open to all, since not all are let in.
+    let client_ca = format!("client_ca = {:?}\n", path("crt"));
+    let credentials = "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"hunter2\"\n";
+    let config = format!("{tls}{client_ca}{credentials}");
+    let daemon = Daemon::start(&config, &["--listen", "0.0.0.0:0"]).await;
+    let ping = || async {
+        let pem = own.cert.pem();
+        let mut connection = Connection::open_tls(daemon.listen, "localhost", &pem).await?;
+        connection.exchange(&Request::get("/v2/")).await
+    };
+    assert!(ping().await.is_err());
 }
