@@ -252,3 +252,16 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     };
     Some((Digest::from_bytes(algorithm, hash)?, slot))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::guard;
+
+    #[test]
+    fn a_panic_is_a_failure_like_others() {
+        let failed = guard::<()>(|| panic!("at page {}", 7));
+        assert_eq!(failed.unwrap_err().to_string(), "sled panicked: at page 7");
+        let failed = guard::<()>(|| panic!("at once"));
+        assert_eq!(failed.unwrap_err().to_string(), "sled panicked: at once");
+    }
+}

@@ -282,6 +282,21 @@ async fn an_abandoned_fill_is_told_and_resumed() {
 }
 
 #[tokio::test]
+async fn whoever_claims_after_an_abandon_leads() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(14, 200_000);
+    for _ in 0..30 {
+        let (mut fill, _tail) = lead(&cache, &digest).await;
+        fill.begin(Some(200_000)).await.unwrap();
+        fill.write(content.slice(fill.offset() as usize..190_000))
+            .await
+            .unwrap();
+        // Nobody has looked after it yet: the next claim does not join what is lost.
+    }
+}
+
+#[tokio::test]
 async fn what_was_left_wrong_is_found_out_and_the_next_try_starts_at_zero() {
     let folder = tempfile::tempdir().unwrap();
     let (digest, content) = blob(10, 500_000);

@@ -150,16 +150,27 @@ async fn nothing_is_lost_with_the_catalog() {
 async fn nothing_is_lost_with_flipped_bytes_in_the_catalog() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;
-    let database = folder.path().join("catalog/db");
-    let sound = fs::read(&database).unwrap();
-    let written = sound.iter().rposition(|byte| *byte != 0).unwrap();
+    let catalog = folder.path().join("catalog");
+    let files: Vec<_> = common::walk(&catalog)
+        .into_iter()
+        .map(|(path, _)| path)
+        .collect();
+    let sound: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
+    assert!(files.len() >= 2, "the database and its configuration");
     let mut random = fastrand::Rng::with_seed(4);
-    for _ in 0..25 {
-        let mut bytes = sound.clone();
-        for _ in 0..random.usize(1..20) {
-            bytes[random.usize(..written)] ^= random.u8(1..);
+    for round in 0..40 {
+        fs::remove_dir_all(&catalog).unwrap();
+        fs::create_dir(&catalog).unwrap();
+        for (number, (path, sound)) in files.iter().zip(&sound).enumerate() {
+            let mut bytes = sound.clone();
+            let written = sound.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+            if number == round % files.len() && written > 0 {
+                for _ in 0..random.usize(1..20) {
+                    bytes[random.usize(..written)] ^= random.u8(1..);
+                }
+            }
+            fs::write(path, bytes).unwrap();
         }
-        fs::write(&database, bytes).unwrap();
         let cache = open(folder.path());
         nothing_is_lost(&cache).await;
         cache.close().await;

@@ -198,6 +198,24 @@ async fn rot_under_an_open_handle_cuts_its_readers() {
 }
 
 #[tokio::test]
+async fn a_file_cut_under_an_open_handle_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(11, 300_000);
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let file = fs::File::options()
+        .write(true)
+        .open(file_of(folder.path(), &digest))
+        .unwrap();
+    file.set_len(200_000).unwrap();
+    assert_eq!(object.read_at(0, 10).await.unwrap(), content.slice(..10));
+    let cut = object.read_at(250_000, 10).await;
+    assert!(matches!(cut, Err(Error::Rot { .. })), "{cut:?}");
+    assert!(!cache.contains(&digest));
+}
+
+#[tokio::test]
 async fn reads_of_any_shape_give_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
