@@ -3,7 +3,7 @@
 //! There is no password: what protects the cache API is that only this machine reaches it. A web page
 //! that an operator visits runs on this machine, too; it can send requests here, by a name of its own
 //! that it points to this address. So a request must name this address as its host, and one that
-//! changes something must carry [`HEADER`](crate::api::HEADER), which a page cannot send to us.
+//! changes something must carry [`HEADER`], which a page cannot send to us.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,6 +1,6 @@
 //! What pierhead is told: defaults, then one TOML file, then the command line.
 //!
-//! Parsing is pure (text to [`Config`]); [`load`] reads the file, [`files`] what it names. All of it
+//! Parsing is pure (text to [`Config`]); [`load()`] reads the file, [`files`] what it names. All of it
 //! happens before anything is opened.
 
 pub(crate) mod files;
