@@ -2,26 +2,27 @@
 
 use std::io::IsTerminal as _;
 
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
+use tracing_subscriber::{Registry, fmt, reload};
 
 use crate::config::{Log, LogFormat};
 
 /// Changes the level of a running process.
-pub(crate) struct Level(reload::Handle<EnvFilter, Registry>);
+pub(crate) struct Level(reload::Handle<Targets, Registry>);
 
 impl Level {
     /// Takes effect at once.
     pub(crate) fn set(&self, log: &Log) {
         // It can fail only when the subscriber is gone, and then there is nobody to tell.
-        let _ = self.0.reload(EnvFilter::new(&log.level));
+        let _ = self.0.reload(targets(&log.level));
     }
 }
 
 /// Called once, before anything logs.
 pub(crate) fn start(log: &Log) -> Level {
-    let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
+    let (filter, handle) = reload::Layer::new(targets(&log.level));
     let registry = tracing_subscriber::registry().with(filter);
     let lines = fmt::layer().with_writer(std::io::stderr);
     // A second start in one process would be a mistake of the tests, not of the user's.
@@ -44,4 +45,10 @@ pub(crate) fn start(log: &Log) -> Level {
             .try_init(),
     };
     Level(handle)
+}
+
+/// The configuration has checked the text. `Targets` rather than `EnvFilter`: it takes the words that people use
+/// without a regular-expression engine, which would be a sixth of the program.
+fn targets(level: &str) -> Targets {
+    level.parse().unwrap_or_default()
 }

@@ -6,7 +6,7 @@ mod upstream;
 use std::path::Path;
 use std::time::Duration;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 
 use super::units::exact_bytes;
 use super::value::{Value, parse_admin};
@@ -352,7 +352,7 @@ pub(crate) static KEYS: &[Key<Config>] = &[
 
 /// Directives for the log that can be understood.
 pub(crate) fn check_level(text: &str) -> Result<String, String> {
-    match EnvFilter::try_new(text) {
+    match text.parse::<Targets>() {
         // A lone word that is no level is taken for a module's name by the filter: a typo goes silent.
         Ok(_)
             if text.contains(['=', ','])
