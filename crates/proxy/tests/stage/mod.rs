@@ -138,6 +138,12 @@ impl Stage {
         self.ask(Request::get(path)).await
     }
 
+    /// For what may turn out wrong at its first bytes: when that is known before the head has left,
+    /// the connection is closed without one, and this is `None`.
+    pub(crate) async fn get_if_answered(&self, path: &str) -> Option<Response> {
+        soon(Request::get(path).send(self.addr)).await.ok()
+    }
+
     pub(crate) async fn head(&self, path: &str) -> Response {
         self.ask(Request::head(path)).await
     }
