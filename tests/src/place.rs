@@ -42,6 +42,14 @@ pub fn short(name: &str) -> Result<TempDir> {
     named(name, &env::temp_dir())
 }
 
+/// Whether the daemon under test was built for release: what is promised of its memory is promised
+/// of that.
+pub fn is_release() -> Result<bool> {
+    Ok(pierhead()?
+        .parent()
+        .is_some_and(|it| it.ends_with("release")))
+}
+
 fn named(name: &str, at: &Path) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("{name}-"))

@@ -27,9 +27,9 @@ pub struct Crane {
 }
 
 impl Crane {
-    /// Where it is.
+    /// Where it is; only Go brings it.
     pub fn find() -> Result<PathBuf, Missing> {
-        tool::find(&["crane"])
+        tool::find(&["crane"]).map_err(Missing::unless_go)
     }
 
     /// Through the proxy by path: `127.0.0.1:PORT/docker.io/library/app:1`.

@@ -94,11 +94,7 @@ fn sixteen_on_a_cold_blob() -> Result<()> {
     assert_eq!(hub.gets_of(&digest), 1);
     let (_, peak) = pierhead.memory()?;
     // What is promised is 32 MB, for the release profile: a debug build's own code is far larger.
-    let bound = if place::profile()?.ends_with("release") {
-        32
-    } else {
-        64
-    };
+    let bound = if place::is_release()? { 32 } else { 64 };
     assert!(peak <= bound * 1_000_000, "{peak} bytes at the peak");
     Ok(())
 }
