@@ -4,7 +4,7 @@
 
 use std::io;
 
-use pierhead_cache::tier::{DiskTier, Trailer};
+use pierhead_cache::tier::{CHUNK, DiskTier, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
 use proptest::collection::vec;
@@ -82,4 +82,25 @@ proptest! {
         file.extend_from_slice(b"PIERBLOB");
         prop_assert!(decode(&digest, &file).is_err());
     }
+}
+
+#[test]
+fn a_commit_that_was_cut_before_its_rename_resumes_within_the_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = DiskTier::new(folder.path()).unwrap();
+    let content = vec![3; 2 * CHUNK];
+    let digest = Digest::of(Algorithm::Sha256, &content);
+    let mut file = content.clone();
+    file.extend_from_slice(&Trailer::of(&content, None).encode(&digest));
+    let path = folder
+        .path()
+        .join("staging")
+        .join(format!("sha256-{}", digest.hex()));
+    std::fs::write(path, file).unwrap();
+    let staged = tier.stage(&digest).unwrap();
+    assert_eq!(
+        staged.len(),
+        CHUNK as u64,
+        "less than the content, not less than the file"
+    );
 }
