@@ -84,13 +84,10 @@ impl Fill {
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
         let reserved = blocking(move || {
             let held = flight.reserved.load(Ordering::Relaxed);
-            if need > held {
-                flight.store.reserve(blocks(need - held))?;
-                flight
-                    .reserved
-                    .fetch_add(blocks(need - held), Ordering::Relaxed);
+            match blocks(need.saturating_sub(held)) {
+                0 => Ok(()),
+                more => flight.reserve(more),
             }
-            Ok(())
         })
         .await;
         if let Err(error) = reserved {

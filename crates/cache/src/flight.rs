@@ -90,7 +90,7 @@ impl Drop for Unwound {
             && let Some(flight) = self.0.upgrade()
         {
             flight.close();
-            crate::ingest::end(&flight, flight.reserved.load(Ordering::Relaxed), None);
+            crate::ingest::end(&flight, None);
             flight
                 .progress
                 .send_modify(|progress| progress.outcome = Some(Err(over())));
@@ -143,6 +143,20 @@ impl Flight {
     pub(crate) fn pending(&self) -> u64 {
         let staged = self.staged.load(Ordering::Relaxed);
         self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
+    }
+
+    /// Sets more bytes aside for this fill. Blocks; see [`Store::reserve`].
+    pub(crate) fn reserve(self: &Arc<Self>, more: u64) -> Result<(), Error> {
+        self.store.reserve(more)?;
+        let mut state = lock(&self.store.state);
+        let flying = state.fills.get(&self.digest);
+        if flying.is_some_and(|flight| Arc::ptr_eq(flight, self)) {
+            self.reserved.fetch_add(more, Ordering::Relaxed);
+            return Ok(());
+        }
+        // The leader was dropped meanwhile, and what it held has been given back.
+        state.reserved -= more;
+        Err(over())
     }
 
     /// Whether it has ended, or is about to end badly: no new reader should join.

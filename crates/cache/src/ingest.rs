@@ -91,7 +91,7 @@ impl Ingest {
         Ok(())
     }
 
-    fn take(&mut self, flight: &Flight, pieces: VecDeque<Bytes>) -> Result<(), Error> {
+    fn take(&mut self, flight: &Arc<Flight>, pieces: VecDeque<Bytes>) -> Result<(), Error> {
         for piece in pieces {
             self.make_room(
                 flight,
@@ -117,21 +117,14 @@ impl Ingest {
     }
 
     /// Of a fill whose length was not known at its start.
-    fn make_room(&self, flight: &Flight, need: u64) -> Result<(), Error> {
+    fn make_room(&self, flight: &Arc<Flight>, need: u64) -> Result<(), Error> {
         let reserved = flight.reserved.load(Ordering::Relaxed);
         if need <= reserved {
             return Ok(());
         }
-        let more = blocks((need - reserved).max(STEP));
-        let more = match flight.store.reserve(more) {
-            Ok(()) => more,
-            Err(_) => flight
-                .store
-                .reserve(need - reserved)
-                .map(|()| need - reserved)?,
-        };
-        flight.reserved.fetch_add(more, Ordering::Relaxed);
-        Ok(())
+        flight
+            .reserve(blocks((need - reserved).max(STEP)))
+            .or_else(|_| flight.reserve(blocks(need - reserved)))
     }
 
     fn show(&self, flight: &Flight) {
@@ -188,7 +181,7 @@ impl Ingest {
         });
         if let Err(error) = &outcome {
             tracing::warn!(digest = %flight.digest, %error, "a fill that was right could not be committed");
-            end(&flight, reserved, None);
+            end(&flight, None);
         }
         // Whoever is told finds the blob in no other hands than the readers'.
         let progress = flight.progress.clone();
@@ -212,7 +205,7 @@ impl Ingest {
             bytes: blocks(len),
             modified: now(),
         });
-        end(flight, flight.reserved.load(Ordering::Relaxed), partial);
+        end(flight, partial);
         flight.store.metrics.failed_fills.inc();
         flight
             .progress
@@ -221,9 +214,9 @@ impl Ingest {
 }
 
 /// Takes the flight out, and turns what was reserved for it into what is left of it.
-pub(crate) fn end(flight: &Arc<Flight>, reserved: u64, partial: Option<Partial>) {
+pub(crate) fn end(flight: &Flight, partial: Option<Partial>) {
     let mut state = crate::lock(&flight.store.state);
-    state.reserved -= reserved;
+    state.reserved -= flight.reserved.load(Ordering::Relaxed);
     if let Some(partial) = partial {
         state.reserved += partial.bytes;
         state.partials.insert(flight.digest, partial);

@@ -101,6 +101,30 @@ async fn fills_count_before_their_bytes_come() {
 }
 
 #[tokio::test]
+async fn a_leader_that_is_cancelled_gives_everything_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = on(MemoryTier::default(), &folder, 2 * ONE);
+    for seed in 0..50 {
+        let (mut fill, tail) = lead(&cache, &blob(seed, 10).0).await;
+        {
+            let begin = std::pin::pin!(fill.begin(Some(1_000_000)));
+            tokio::select! { biased; _ = begin => {}, () = std::future::ready(()) => {} }
+        }
+        drop(fill);
+        assert!(tail.committed().await.is_err());
+    }
+    // What still runs on other threads ends by itself.
+    let given_back = async {
+        while cache.stat().reserved > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(20), given_back).await;
+    assert!(waited.is_ok(), "{:?}", cache.stat());
+    assert_eq!(cache.stat().fills, 0);
+}
+
+#[tokio::test]
 async fn an_unknown_length_reserves_as_it_grows() {
     let folder = tempfile::tempdir().unwrap();
     let tier = MemoryTier::default();
