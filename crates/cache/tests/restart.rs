@@ -227,6 +227,29 @@ async fn the_order_of_access_survives() {
 }
 
 #[tokio::test]
+async fn files_that_are_not_ours_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    let strange = [
+        "blobs/notes",
+        "blobs/sha256/notes",
+        "blobs/sha256/00/notes",
+        "staging/notes",
+        "notes",
+    ];
+    fs::create_dir_all(folder.path().join("blobs/sha256/00")).unwrap();
+    for file in strange {
+        fs::write(folder.path().join(file), "mine").unwrap();
+    }
+    let cache = open(folder.path());
+    nothing_is_lost(&cache).await;
+    cache.prune(0).await.unwrap();
+    for file in strange {
+        assert!(folder.path().join(file).exists(), "{file}");
+    }
+}
+
+#[tokio::test]
 async fn a_smaller_bound_holds_from_the_start() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;

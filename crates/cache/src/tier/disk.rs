@@ -168,7 +168,12 @@ impl Tier for DiskTier {
         for algorithm in [Algorithm::Sha256, Algorithm::Sha512] {
             let folder = self.root.join("blobs").join(algorithm.as_str());
             for shard in entries(&folder)? {
-                for (name, path) in files(&shard?.path())? {
+                let shard = shard?;
+                // What is not ours is left alone.
+                if !shard.file_type()?.is_dir() {
+                    continue;
+                }
+                for (name, path) in files(&shard.path())? {
                     if let Ok(digest) = format!("{}:{name}", algorithm.as_str()).parse() {
                         visit(found(digest, &path)?);
                     }
