@@ -16,7 +16,7 @@ mod validate;
 mod value;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -120,6 +120,10 @@ impl Upstream {
 }
 
 impl Config {
+    /// Where the admin listener is unless told otherwise.
+    pub(crate) const DEFAULT_ADMIN: SocketAddr =
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 5001);
+
     /// What a bare `pierhead serve` uses, with this data folder.
     pub(crate) fn with_data(data: PathBuf) -> Self {
         let remote = pierhead_remote::Config::default();
@@ -127,7 +131,7 @@ impl Config {
         Self {
             listen: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 5000))],
             data,
-            admin: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 5001))),
+            admin: Some(Self::DEFAULT_ADMIN),
             default_upstream: proxy.default_upstream,
             docker_config: None,
             allow_open_proxy_with_credentials: false,

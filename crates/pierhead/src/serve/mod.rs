@@ -101,10 +101,7 @@ async fn serve(
         listeners.push(bind(*address, only_v6)?);
     }
     let listen = addresses(&listeners)?;
-    let admin_listener = config
-        .admin
-        .map(|address| bind(address, false))
-        .transpose()?;
+    let admin_listener = bind_admin(&config)?;
     let admin_address = admin_listener
         .as_ref()
         .map(TcpListener::local_addr)
@@ -251,6 +248,31 @@ fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
             "cannot listen on {address} (another pierhead or registry? see --listen and --admin)"
         )
     })
+}
+
+/// An address that was asked for must be had. The default one may belong to another pierhead on this machine: pulls
+/// are worth more than metrics, so this one then serves without.
+fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>> {
+    let Some(address) = config.admin else {
+        return Ok(None);
+    };
+    match bind(address, false) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if address == Config::DEFAULT_ADMIN && is_in_use(&error) => {
+            tracing::warn!(
+                "no admin listener, so no metrics and no `pierhead cache` for this instance: \
+                 {address} is in use; give it an address of its own with --admin"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn is_in_use(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
 }
 
 fn addresses(listeners: &[TcpListener]) -> std::io::Result<Vec<SocketAddr>> {

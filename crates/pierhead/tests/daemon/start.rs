@@ -71,6 +71,20 @@ async fn a_taken_port_is_named() {
 }
 
 #[tokio::test]
+async fn pulls_are_served_though_the_default_admin_port_is_taken() {
+    // Whether by this or by somebody else on the machine.
+    let _taken = std::net::TcpListener::bind("127.0.0.1:5001");
+    let daemon = Daemon::start("", &["--admin", "127.0.0.1:5001"]).await;
+    assert!(
+        daemon.log().contains("127.0.0.1:5001 is in use"),
+        "{}",
+        daemon.log()
+    );
+    let answer = pierhead_testkit::http::get(daemon.listen, "/v2/").await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
 async fn both_families_can_have_the_same_port() {
     // A port that was free a moment ago; on a machine without IPv6 there is nothing to see.
     let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());
