@@ -271,8 +271,10 @@ impl Flight {
     /// A piece has been dealt with.
     pub(crate) fn done(&self, bytes: usize) {
         let mut queue = lock(&self.queue);
-        queue.bytes = queue.bytes.saturating_sub(bytes);
-        if queue.bytes < QUEUE {
+        let before = queue.bytes;
+        queue.bytes = before.saturating_sub(bytes);
+        // Half of it at once: a leader that is faster than the disk is not woken for every piece.
+        if before > QUEUE / 2 && queue.bytes <= QUEUE / 2 {
             self.drained.notify_one();
         }
     }
