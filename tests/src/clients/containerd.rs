@@ -166,7 +166,10 @@ impl Client for Containerd {
 
     fn run(&self, name: &str, command: &[&str]) -> Result<Option<String>> {
         let name = format!("{}/{name}", self.registry);
-        let words = [&["run", "--rm", &name, "pierhead-test"], command].concat();
+        // runc's state is one for all containerds of a machine, so the ID must be nobody else's.
+        let folder = self.sockets.path().file_name().and_then(|it| it.to_str());
+        let id = folder.context("a folder without a name")?;
+        let words = [&["run", "--rm", &name, id], command].concat();
         self.ctr(&words).map(Some)
     }
 }
