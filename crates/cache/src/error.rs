@@ -12,7 +12,7 @@ use pierhead_oci::Digest;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused. Ours (disk); the source says what.
-    #[error("{action} {}", path.display())]
+    #[error("cannot {action} {}", path.display())]
     Io {
         /// What was tried, as a verb.
         action: &'static str,

@@ -191,7 +191,8 @@ impl Request<'_> {
     async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
         let started = Instant::now();
         let result = self.document(&reference).await;
-        let duration_ms = started.elapsed().as_millis();
+        // A u128 would be a string in JSON.
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let client = self.peer.address;
         // The one line of a pull.
         match &result {
@@ -199,7 +200,16 @@ impl Request<'_> {
                 let cache = self.outcome.header();
                 tracing::info!(%reference, %digest, %client, cache, status = response.status().as_u16(), duration_ms, "pull");
             }
-            Err(error) => tracing::info!(%reference, %client, %error, duration_ms, "pull refused"),
+            Err(error) => {
+                let status = respond::status(Kind::Manifest, error).0;
+                let (code, error) = (status.as_u16(), tracing::field::display(error));
+                // Clients ask for what does not exist as a matter of course; a 5xx is trouble.
+                if status.is_server_error() {
+                    tracing::warn!(%reference, %client, status = code, error, duration_ms, "pull refused");
+                } else {
+                    tracing::info!(%reference, %client, status = code, error, duration_ms, "pull refused");
+                }
+            }
         }
         result.map(|(response, _)| response)
     }

@@ -249,7 +249,7 @@ impl Drop for Account {
             // Clients close connections in the middle of bodies as a matter of course: no error.
             self.metrics.gone.inc();
         }
-        let duration_ms = self.started.elapsed().as_millis();
+        let duration_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::debug!(endpoint = ?self.kind, bytes = self.sent, complete, duration_ms, "answer ended");
     }
 }

@@ -31,7 +31,7 @@ pub(crate) enum Error {
     Document(String),
     #[error("the content ended at byte {at}, before its length")]
     Truncated { at: u64 },
-    #[error("the limit of connections is reached: raise max_connections, or try again")]
+    #[error("the limit of connections is reached: raise limits.connections, or try again")]
     Overloaded,
     #[error("a task of pierhead died; its log says why")]
     Internal,

@@ -78,7 +78,7 @@ pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body
     whole(builder, method, JSON, body.into())
 }
 
-fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
+pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
     match error {
         Error::Parse(ParseError::Digest | ParseError::DigestAlgorithm) => {
             (StatusCode::BAD_REQUEST, ErrorCode::DigestInvalid)

@@ -104,9 +104,22 @@ impl Shared {
         let name = ServerName::try_from(host.clone())
             .map_err(|_| ConnectError::failed(format!("{host} can be in no certificate")))?;
         let tls = self.tls.connect(name, tcp).await;
-        let tls = tls
-            .map_err(|e| ConnectError::because(format!("TLS with {host}:{port} failed: {e}"), e))?;
+        let tls = tls.map_err(|e| {
+            let hint = plain_http_hint(&e);
+            ConnectError::because(format!("TLS with {host}:{port} failed: {e}{hint}"), e)
+        })?;
         Ok(Stream::new(tls))
+    }
+}
+
+/// What answers a TLS greeting with something else is most often a registry on plain HTTP.
+fn plain_http_hint(error: &std::io::Error) -> &'static str {
+    let cause = error.get_ref().and_then(|e| e.downcast_ref());
+    match cause {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            " (if it speaks plain HTTP, its url must begin with http://)"
+        }
+        _ => "",
     }
 }
 

@@ -173,7 +173,7 @@ fn is_internal_name(host: &str) -> bool {
 /// The reason given for an internal address.
 pub(crate) fn internal(host: &str) -> String {
     format!(
-        "{host} is an internal address; only a configured upstream or one of its trusted hosts may be"
+        "{host} is an internal address: to allow it, name it in the url of an [upstreams] table or in its trusted_hosts"
     )
 }
 

@@ -12,7 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   pierhead serve
   pierhead serve --listen 127.0.0.1:5000 --data /srv/pierhead --cache-size 50GiB
-  pierhead serve --upstream docker.io=https://mirror.example --upstream lab:5000=http://lab:5000
+  pierhead serve --upstream docker.io=https://mirror.example --upstream registry.lab=http://10.0.0.5:5000
   pierhead serve --config /etc/pierhead/pierhead.toml
 
 What the command line says wins over the file. SIGHUP reads the file again, without dropping a

@@ -60,6 +60,11 @@ impl View {
                 message,
             } => {
                 let (verb, message) = (&self.verb, message.as_deref().unwrap_or("no reason given"));
+                // A reason often begins with the image that the line names already.
+                let message = message
+                    .strip_prefix(subject.as_str())
+                    .and_then(|rest| rest.strip_prefix(": "))
+                    .unwrap_or(message);
                 // The bar moves away for a line and comes back below it.
                 self.bar.suspend(|| match ok {
                     true => self.output.line(format!("{verb} {subject}")),

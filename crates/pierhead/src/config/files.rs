@@ -61,7 +61,13 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
         if let Some(path) = &upstream.ca {
-            report(&key, at(&format!("[{key:?}] ca"), certificates(path)));
+            report(
+                &key,
+                at(
+                    &format!("[upstreams.\"{registry}\"] ca"),
+                    certificates(path),
+                ),
+            );
         }
         for (name, path) in [
             ("password_file", &upstream.password_file),
@@ -70,7 +76,10 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
             if let Some(path) = path {
                 report(
                     &key,
-                    at(&format!("[{key:?}] {name}"), first_line(path).map(drop)),
+                    at(
+                        &format!("[upstreams.\"{registry}\"] {name}"),
+                        first_line(path).map(drop),
+                    ),
                 );
             }
         }

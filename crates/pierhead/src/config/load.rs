@@ -81,6 +81,10 @@ pub(crate) fn load(
         }
     };
     apply(overrides, &mut config);
+    // Log and `cache stat` name the folder to people who do not know where the daemon was started.
+    if let Ok(data) = std::path::absolute(&config.data) {
+        config.data = data;
+    }
     let mut problems = validate(&config, &lines);
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|problem| problem.line);

@@ -2,6 +2,7 @@
 
 mod reload;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -243,10 +244,14 @@ fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
         socket.bind(address)?;
         socket.listen(BACKLOG)
     };
-    bind().with_context(|| {
-        format!(
-            "cannot listen on {address} (another pierhead or registry? see --listen and --admin)"
-        )
+    bind().map_err(|error| {
+        let hint = match error.kind() {
+            ErrorKind::AddrInUse => " (another pierhead or registry? see --listen and --admin)",
+            ErrorKind::AddrNotAvailable => " (no interface of this machine has it)",
+            ErrorKind::PermissionDenied => " (ports below 1024 need root or CAP_NET_BIND_SERVICE)",
+            _ => "",
+        };
+        anyhow::Error::new(error).context(format!("cannot listen on {address}{hint}"))
     })
 }
 
