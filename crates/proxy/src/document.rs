@@ -163,7 +163,7 @@ pub(crate) async fn resolve(
 fn stale_or(stale: Option<Document>, error: Error) -> Result<(Document, Outcome), Error> {
     match stale {
         Some(document) if error.allows_stale() => {
-            tracing::warn!(%error, "the last known answer is served");
+            tracing::warn!(%error, "falls back on the last known answer");
             Ok((document, Outcome::Stale))
         }
         _ => Err(error),
