@@ -179,7 +179,8 @@ impl Store {
             let free = self.tier.free().unwrap_or(u64::MAX);
             let victim = {
                 let mut state = lock(&self.state);
-                let total = state.used + state.reserved + bytes;
+                // What an upstream says of a length may be anything.
+                let total = (state.used + state.reserved).saturating_add(bytes);
                 let wanted = self
                     .config
                     .min_free
@@ -190,7 +191,7 @@ impl Store {
                     .max(wanted.saturating_sub(free));
                 // Once at it, a little more: so that not every fill has to wait for a deletion.
                 let slack = (state.capacity / 64).min(64 << 20);
-                if short == 0 && (!evicting || total + slack <= state.capacity) {
+                if short == 0 && (!evicting || total.saturating_add(slack) <= state.capacity) {
                     state.reserved += bytes;
                     break Ok(());
                 }

@@ -58,7 +58,7 @@ async fn what_can_never_fit_is_said_at_once_and_evicts_nothing() {
     store(&cache, &kept, &kept_content).await;
     store(&cache, &pinned, &pinned_content).await;
     cache.pin("it", vec![pinned]).await.unwrap();
-    for size in [2_100_000, 3 * MIB, u64::MAX / 2] {
+    for size in [2_100_000, 3 * MIB, u64::MAX / 2, u64::MAX - 2] {
         let (mut fill, tail) = lead(&cache, &blob(3, 10).0).await;
         let error = fill.begin(Some(size)).await.unwrap_err();
         assert!(
