@@ -152,6 +152,9 @@ pub(crate) async fn resolve(
         let (inner, name) = (inner.clone(), name.clone());
         async move { refresh(&inner, &name).await }
     });
+    let Some(flight) = flight else {
+        return stale_or(stale, Error::Busy);
+    };
     match tokio::time::timeout_at(until, flight.answer()).await {
         Ok(Some(Ok(answer))) => Ok(answer),
         Ok(Some(Err(error))) => stale_or(stale, error),

@@ -33,6 +33,8 @@ pub(crate) enum Error {
     Truncated { at: u64 },
     #[error("the limit of connections is reached: raise limits.connections, or try again")]
     Overloaded,
+    #[error("too many requests wait for upstreams; try again")]
+    Busy,
     #[error("a task of pierhead died; its log says why")]
     Internal,
 }
@@ -60,7 +62,7 @@ impl Error {
     pub(crate) fn allows_stale(&self) -> bool {
         match self {
             Self::Upstream(error) => error.is_retryable(),
-            Self::Slow { .. } | Self::Document(_) | Self::Internal => true,
+            Self::Slow { .. } | Self::Document(_) | Self::Busy | Self::Internal => true,
             _ => false,
         }
     }

@@ -7,6 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
+/// Flights at once: each holds a connection to an upstream, which may be one that answers nothing, and
+/// goes on when its client has left.
+pub(crate) const LIMIT: usize = 512;
+
 /// Flights under way by their key. Each is a task of its own, so a caller that leaves cancels nothing.
 pub(crate) struct Flights<K, V> {
     under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
@@ -26,8 +30,8 @@ where
         }
     }
 
-    /// Joins the flight under way, or starts `make`'s.
-    pub(crate) fn join<F>(&self, key: &K, make: impl FnOnce() -> F) -> Waiter<V>
+    /// Joins the flight under way, or starts `make`'s; `None` when [`LIMIT`] others are under way.
+    pub(crate) fn join<F>(&self, key: &K, make: impl FnOnce() -> F) -> Option<Waiter<V>>
     where
         F: Future<Output = V> + Send + 'static,
     {
@@ -36,7 +40,10 @@ where
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = under_way.get(key) {
-            return Waiter(answer.clone());
+            return Some(Waiter(answer.clone()));
+        }
+        if under_way.len() >= LIMIT {
+            return None;
         }
         let (sender, receiver) = watch::channel(None);
         under_way.insert(key.clone(), receiver.clone());
@@ -51,7 +58,7 @@ where
             drop(landing);
             sender.send_replace(Some(answer));
         });
-        Waiter(receiver)
+        Some(Waiter(receiver))
     }
 }
 
@@ -94,10 +101,12 @@ mod tests {
         );
         let join = || {
             let (count, gate) = (count.clone(), gate.clone());
-            flights.join(&"key", move || async move {
-                let _permit = gate.acquire().await;
-                count.fetch_add(1, Ordering::SeqCst)
-            })
+            flights
+                .join(&"key", move || async move {
+                    let _permit = gate.acquire().await;
+                    count.fetch_add(1, Ordering::SeqCst)
+                })
+                .unwrap()
         };
         let waiters: Vec<_> = (0..100).map(|_| join()).collect();
         gate.add_permits(1);
@@ -114,14 +123,28 @@ mod tests {
         drop(flights.join(&1, || fly(gate.clone())));
         let second = flights.join(&1, || async { unreachable!("the first is under way") });
         gate.add_permits(1);
-        assert_eq!(second.answer().await, Some(true));
+        assert_eq!(second.unwrap().answer().await, Some(true));
     }
 
     #[tokio::test]
     async fn a_flight_that_dies_is_off_the_list() {
         let flights: Flights<u8, u8> = Flights::new();
         let died = flights.join(&1, || async { panic!("on purpose") });
-        assert_eq!(died.answer().await, None);
-        assert_eq!(flights.join(&1, || async { 7 }).answer().await, Some(7));
+        assert_eq!(died.unwrap().answer().await, None);
+        let next = flights.join(&1, || async { 7 }).unwrap();
+        assert_eq!(next.answer().await, Some(7));
+    }
+
+    #[tokio::test]
+    async fn their_number_is_bounded_and_those_under_way_can_be_joined() {
+        let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
+        let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
+        for key in 0..LIMIT {
+            assert!(flights.join(&key, || fly(gate.clone())).is_some());
+        }
+        assert!(flights.join(&LIMIT, || fly(gate.clone())).is_none());
+        let joined = flights.join(&0, || fly(gate.clone())).unwrap();
+        gate.add_permits(1);
+        assert_eq!(joined.answer().await, Some(true));
     }
 }

@@ -111,6 +111,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         | Error::Unbacked { .. }
         | Error::Document(_)
         | Error::Truncated { .. }
+        | Error::Busy
         | Error::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
     }
 }
@@ -130,7 +131,7 @@ fn retry_after(error: &Error) -> Duration {
             retry_after: Some(after),
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
-        Error::Overloaded => Duration::from_secs(1),
+        Error::Overloaded | Error::Busy => Duration::from_secs(1),
         _ => RETRY,
     }
 }

@@ -19,6 +19,10 @@ use crate::{Error, fetch};
 /// How often one reader may change its source: more is a disk or an upstream beyond help.
 const CHANGES: u32 = 4;
 
+/// Fills at once: each holds a staged file open while it waits for its turn at the upstream, and goes on
+/// when its client has left.
+const FILLS: u64 = 512;
+
 /// Which blob of which repository: who is asked for it when the cache lacks it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
@@ -209,6 +213,9 @@ pub(crate) async fn claim(
     inner: &Arc<Inner>,
     wanted: &Wanted,
 ) -> Result<(Content, Outcome), Error> {
+    if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
+        return Err(Error::Busy);
+    }
     Ok(match inner.cache.claim(&wanted.digest).await? {
         Claim::Hit(object) => (Content::Object(object), Outcome::Hit),
         Claim::Follower(content) => (content, Outcome::Miss),
