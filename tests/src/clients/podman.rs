@@ -57,6 +57,12 @@ impl Podman {
             r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
         )?;
         fs::write(data.path().join("no-auth.json"), "{}")?;
+        // Locks in shared memory are one set for all podmans of a machine, and each that finds its
+        // own folders new frees them all.
+        fs::write(
+            data.path().join("containers.conf"),
+            "[engine]\nlock_type = \"file\"\n",
+        )?;
         Ok(Self {
             program,
             registry: registry.to_owned(),
@@ -76,6 +82,7 @@ impl Podman {
                 "CONTAINERS_STORAGE_CONF",
                 self.data.path().join("storage.conf"),
             )
+            .env("CONTAINERS_CONF", self.data.path().join("containers.conf"))
             .env("REGISTRY_AUTH_FILE", self.data.path().join("no-auth.json"))
             // Without systemd there is no other way to make a control group.
             .args(["--cgroup-manager", "cgroupfs", "--events-backend", "none"])
