@@ -20,9 +20,16 @@ pub(crate) fn run(filter: &str, seconds: u64) -> Result<()> {
     }
     for target in targets {
         println!("=== {target}: {seconds} s");
+        // What it finds new goes to the first folder: the seeds in the repository stay as they are.
+        let found = place::target().join("fuzz-corpus").join(target);
+        std::fs::create_dir_all(&found)?;
+        let seeds = root.join("fuzz/corpus").join(target);
         let status = cargo_fuzz()
             .current_dir(&root)
-            .args(["run", target, "--"])
+            .args(["run", target])
+            .arg(&found)
+            .args(seeds.exists().then_some(seeds))
+            .arg("--")
             .arg(format!("-max_total_time={seconds}"))
             .status()?;
         if !status.success() {

@@ -129,7 +129,10 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
             Ok(line) => {
                 count.line(&line);
                 // What passed is worth a line only in the sum.
-                if !line.is_empty() && !line.ends_with(" ... ok") {
+                let good = line.ends_with(" ... ok")
+                    || line.starts_with("test result: ok")
+                    || line.starts_with("running ");
+                if !line.is_empty() && !good {
                     println!("  {line}");
                 }
                 continue;

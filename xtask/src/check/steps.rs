@@ -163,11 +163,19 @@ fn run(
     let mut sum = Count::default();
     for program in programs.iter().filter(|program| wanted(program)) {
         let begun = Instant::now();
-        println!("  --- {}", program.name);
         match program.run(environment) {
-            Ok(count) => sum += &count,
+            Ok(count) => {
+                println!(
+                    "  {:4} passed, {} failed: {} ({:.1} s)",
+                    count.passed,
+                    count.failed,
+                    program.name,
+                    begun.elapsed().as_secs_f64()
+                );
+                sum += &count;
+            }
             Err(error) => {
-                println!("  {error:#}");
+                println!("  {}: {error:#}", program.name);
                 sum.failed += 1;
                 sum.failures.push(format!("{}: {error:#}", program.name));
             }
