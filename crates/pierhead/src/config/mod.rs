@@ -27,6 +27,7 @@ pub(crate) use load::{Overrides, Refused, load, parse_upstream};
 pub(crate) use secret::Secret;
 pub(crate) use show::show;
 pub(crate) use units::{Size, human_bytes, parse_bytes};
+pub(crate) use validate::open_proxy;
 pub(crate) use value::{parse_address, parse_admin};
 
 /// Everything that can be configured; [`keys`] says what each means.

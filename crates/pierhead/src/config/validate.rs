@@ -96,7 +96,7 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
 }
 
 /// An open listener would lend its upstream credentials to everybody who reaches it.
-fn open_proxy(config: &Config) -> Option<String> {
+pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     if config.allow_open_proxy_with_credentials || config.tls.client_ca.is_some() {
         return None;
     }

@@ -36,39 +36,72 @@ impl Running {
             &args.overrides(),
             &self.environment.default_data,
         )?;
+        settle(&self.config, &mut new)?;
         let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
         self.client.reload(remote)?;
-        self.keep_what_cannot_change(&mut new);
         self.proxy.reload(wiring::proxy(&new));
         self.level.set(&new.log);
         set_capacity(&self.cache, &new).await?;
         self.config = new;
         Ok(())
     }
+}
 
-    fn keep_what_cannot_change(&self, new: &mut Config) {
-        let old = &self.config;
-        let keep = |key: &str, changed: bool| {
-            if changed {
-                tracing::warn!(
-                    "{key} changed in the configuration: it takes a restart to have an effect"
-                );
-            }
+/// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far
+/// may listen elsewhere, or ask for certificates that the open listeners do not ask for.
+fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
+    let keep = |key: &str, changed: bool| {
+        if changed {
+            tracing::warn!(
+                "{key} changed in the configuration: it takes a restart to have an effect"
+            );
+        }
+    };
+    keep("listen", old.listen != new.listen);
+    keep("data", old.data != new.data);
+    keep("admin", old.admin != new.admin);
+    keep("cache.min_free", old.cache.min_free != new.cache.min_free);
+    keep("limits.threads", old.limits.threads != new.limits.threads);
+    keep("log.format", old.log.format != new.log.format);
+    // The contents of the same files are reread when they change; other paths are not.
+    keep("tls", old.tls != new.tls);
+    new.listen.clone_from(&old.listen);
+    new.data.clone_from(&old.data);
+    new.admin = old.admin;
+    new.cache.min_free = old.cache.min_free;
+    new.limits.threads = old.limits.threads;
+    new.log.format = old.log.format;
+    new.tls.clone_from(&old.tls);
+    match config::open_proxy(new) {
+        Some(message) => Err(anyhow::anyhow!(message)),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listening(address: &str) -> Config {
+        let mut config = Config::with_data("data".into());
+        config.listen = vec![address.parse().unwrap()];
+        config
+    }
+
+    #[test]
+    fn credentials_do_not_come_to_listeners_that_stay_open() {
+        let old = listening("0.0.0.0:5000");
+        let with_login = |mut config: Config| {
+            config.docker_config = Some("config.json".into());
+            config
         };
-        keep("listen", old.listen != new.listen);
-        keep("data", old.data != new.data);
-        keep("admin", old.admin != new.admin);
-        keep("cache.min_free", old.cache.min_free != new.cache.min_free);
-        keep("limits.threads", old.limits.threads != new.limits.threads);
-        keep("log.format", old.log.format != new.log.format);
-        // The contents of the same files are reread when they change; other paths are not.
-        keep("tls", old.tls != new.tls);
-        new.listen.clone_from(&old.listen);
-        new.data.clone_from(&old.data);
-        new.admin = old.admin;
-        new.cache.min_free = old.cache.min_free;
-        new.limits.threads = old.limits.threads;
-        new.log.format = old.log.format;
-        new.tls.clone_from(&old.tls);
+        let mut elsewhere = with_login(listening("127.0.0.1:5000"));
+        assert!(settle(&old, &mut elsewhere).is_err());
+        let mut certified = with_login(listening("0.0.0.0:5000"));
+        certified.tls.client_ca = Some("ca.pem".into());
+        assert!(settle(&old, &mut certified).is_err());
+        assert!(settle(&old, &mut listening("127.0.0.1:5000")).is_ok());
+        let closed = listening("127.0.0.1:5000");
+        assert!(settle(&closed, &mut with_login(closed.clone())).is_ok());
     }
 }
