@@ -13,6 +13,7 @@ use pierhead_cache::Cache;
 use pierhead_eviction::Lru;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -48,6 +49,7 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Fail
         &environment.default_data,
     )?;
     let level = logging::start(&config.log);
+    raise_open_files();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = threads(config.limits.threads) {
         runtime.worker_threads(threads);
@@ -63,6 +65,21 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Fail
     // What still runs now was given its time to drain.
     runtime.shutdown_background();
     Ok(())
+}
+
+/// Up to what we are allowed: the usual soft limit of 1024 open files is for programs that use select(2), and is less
+/// than `limits.connections`.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: limit.maximum,
+            ..limit
+        },
+    ) {
+        tracing::warn!(%error, soft = limit.current, "cannot raise the limit of open files");
+    }
 }
 
 fn threads(configured: usize) -> Option<usize> {

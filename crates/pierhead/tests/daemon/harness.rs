@@ -114,6 +114,10 @@ impl Daemon {
         refuse(self.folder.path(), arguments).await
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().expect("it runs")
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }

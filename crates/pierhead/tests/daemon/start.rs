@@ -85,6 +85,27 @@ async fn pulls_are_served_though_the_default_admin_port_is_taken() {
 }
 
 #[tokio::test]
+async fn as_many_files_as_are_allowed_can_be_open() {
+    // The test lowers its own soft limit, which the daemon inherits.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let low = rustix::process::Rlimit {
+        current: Some(512),
+        ..limit
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, low).expect("lower is allowed");
+    let daemon = Daemon::start("", &[]).await;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("as it was");
+    let limits =
+        std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).expect("it runs");
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))
+        .expect("the kernel says it");
+    let mut words = line.split_whitespace();
+    assert_eq!(words.next(), words.next(), "{line}");
+}
+
+#[tokio::test]
 async fn both_families_can_have_the_same_port() {
     // A port that was free a moment ago; on a machine without IPv6 there is nothing to see.
     let free = std::net::TcpListener::bind("[::1]:0").and_then(|it| it.local_addr());

@@ -158,7 +158,7 @@ pub const NAMES: [&str; 10] = [
     "library%2f..%2fthing",
     "library/thing\\..\\x",
     "Library/Upper",
-    ".library/thing",
+    ".hidden/thing",
 ];
 
 fn with(descriptor: &Value, key: &str, value: Value) -> Value {
