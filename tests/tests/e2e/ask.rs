@@ -99,11 +99,13 @@ pub(crate) fn get_soon(addr: SocketAddr, path: &str) -> Result<Response> {
     })
 }
 
-/// Waits until a blob that was pulled is committed: the client has its last byte before that.
+/// Waits until a blob that was pulled is committed: the client has its last byte before that, and for
+/// a moment there is the file but readers still have what is being committed.
 pub(crate) fn kept(pierhead: &Pierhead, digest: &str) -> Result<PathBuf> {
-    let file = pierhead.blob(digest);
     wait::until("a committed blob", || {
-        Ok(file.exists().then(|| file.clone()))
+        let list = get(pierhead.admin(), "/v1/blobs")?;
+        let listed = std::str::from_utf8(&list.body)?.contains(digest);
+        Ok(listed.then(|| pierhead.blob(digest)))
     })
 }
 
