@@ -1,6 +1,11 @@
 //! Raw requests from tests that are not asynchronous, and what a body really was.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result, ensure};
 use pierhead_testkit::{
@@ -132,6 +137,24 @@ pub(crate) fn pull(pierhead: &Pierhead, repository: &str, image: &Image) -> Resu
         kept(pierhead, &digest.to_string())?;
     }
     Ok(())
+}
+
+/// Bytes of all files in a folder, those below it included.
+pub(crate) fn bytes_below(folder: &Path) -> Result<u64> {
+    let mut sum = 0;
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let entry = entry?;
+        // A file may be gone by the time we look at it.
+        let Ok(about) = entry.metadata() else {
+            continue;
+        };
+        sum += if about.is_dir() {
+            bytes_below(&entry.path())?
+        } else {
+            about.len()
+        };
+    }
+    Ok(sum)
 }
 
 /// A fake Docker Hub and a pierhead in front of it.

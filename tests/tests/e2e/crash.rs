@@ -1,6 +1,6 @@
 //! SIGKILL in the middle of fills, and what is left of them afterwards.
 
-use std::{fs, thread};
+use std::thread;
 
 use anyhow::Result;
 use pierhead_testkit::{
@@ -10,7 +10,7 @@ use pierhead_testkit::{
 };
 use pierhead_tests::{pierhead::Options, wait};
 
-use crate::ask::{behind, get, kept, pull};
+use crate::ask::{behind, bytes_below, get, kept, pull};
 
 const SIZE: usize = 8 << 20;
 /// Where the upstream stops until it is told to go on.
@@ -31,7 +31,10 @@ fn a_killed_fill_is_resumed() -> Result<()> {
         hub.wait(async |_| gate.reached(1).await);
         // What the upstream has sent is on the disk soon after.
         wait::until("staged bytes", || {
-            Ok((staged(&pierhead.data().join("staging"))? >= HALF - (256 << 10)).then_some(()))
+            Ok(
+                (bytes_below(&pierhead.data().join("staging"))? >= HALF - (256 << 10))
+                    .then_some(()),
+            )
         })?;
         pierhead.kill()?;
         let answer = client.join().expect("no panic");
@@ -110,22 +113,4 @@ fn killed_again_and_again() -> Result<()> {
     hub.stop();
     pierhead.restart()?;
     pull(&pierhead, "library/app", &image)
-}
-
-/// Bytes of all files in a folder, those below it included.
-fn staged(folder: &std::path::Path) -> Result<u64> {
-    let mut sum = 0;
-    for entry in fs::read_dir(folder).into_iter().flatten() {
-        let entry = entry?;
-        // A file may be gone by the time we look at it.
-        let Ok(about) = entry.metadata() else {
-            continue;
-        };
-        sum += if about.is_dir() {
-            staged(&entry.path())?
-        } else {
-            about.len()
-        };
-    }
-    Ok(sum)
 }

@@ -1,6 +1,6 @@
 //! Running it: drain, reload, the cache commands, the bound of the disk, upstreams that are down.
 
-use std::{path::Path, process::Command, thread};
+use std::thread;
 
 use anyhow::{Context, Result};
 use pierhead_testkit::{
@@ -10,12 +10,12 @@ use pierhead_testkit::{
 };
 use pierhead_tests::{
     pierhead::{Options, Pierhead},
-    place, process, wait,
+    place, wait,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::ask::{behind, get, pull};
+use crate::ask::{behind, bytes_below, get, kept, pull};
 
 const MIB: usize = 1 << 20;
 
@@ -170,7 +170,7 @@ fn the_size_is_a_bound() -> Result<()> {
     const BOUND: u64 = 8 << 20;
     let options = Options::new().argument("--cache-size").argument("8MiB");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
-    let pull = |seed: u64, size: usize| -> Result<()> {
+    let pull = |seed: u64, size: usize| -> Result<String> {
         let bytes = random_bytes(seed, size);
         let digest = hub.put_blob("library/app", bytes.clone());
         let answer = get(
@@ -179,20 +179,20 @@ fn the_size_is_a_bound() -> Result<()> {
         )?;
         assert_eq!((answer.status, answer.end), (200, End::Clean));
         assert_eq!(answer.body, bytes);
-        let held =
-            bytes_in(&pierhead.data().join("blobs"))? + bytes_in(&pierhead.data().join("staging"))?;
+        // In this order: what is renamed in between is counted once at most.
+        let held = bytes_below(&pierhead.data().join("blobs"))?
+            + bytes_below(&pierhead.data().join("staging"))?;
         assert!(held <= BOUND, "{held} bytes are held after {size} more");
-        Ok(())
+        Ok(digest.to_string())
     };
     for seed in 0..12 {
         pull(seed, 2 * MIB)?;
     }
-    pull(20, 20 * MIB)?;
-    pull(21, 2 * MIB)?;
-    assert!(
-        bytes_in(&pierhead.data().join("blobs"))? >= BOUND / 2,
-        "the bound is hardly used"
-    );
+    kept(&pierhead, &pull(20, 2 * MIB)?)?;
+    let used = bytes_below(&pierhead.data().join("blobs"))?;
+    assert!(used >= BOUND / 2, "{used} bytes: the bound is hardly used");
+    pull(21, 20 * MIB)?;
+    kept(&pierhead, &pull(22, 2 * MIB)?)?;
     Ok(())
 }
 
@@ -358,23 +358,4 @@ fn idle_memory() -> Result<()> {
     let bound = if place::is_release()? { 12 } else { 48 };
     assert!(now <= bound << 20, "{now} bytes");
     Ok(())
-}
-
-/// Bytes on the disk below a folder, as `du` counts them.
-fn bytes_in(folder: &Path) -> Result<u64> {
-    let counted = process::stdout(
-        Command::new("du")
-            .args(["--summarize", "--apparent-size", "--block-size=1", "--"])
-            .arg(folder),
-    )?;
-    let sum: u64 = counted
-        .split_whitespace()
-        .next()
-        .context("du says nothing")?
-        .parse()?;
-    // Folders themselves are counted, too: 4 KiB each, a few hundred at most.
-    let folders = process::stdout(Command::new("find").arg(folder).args(["-type", "d"]))?
-        .lines()
-        .count();
-    Ok(sum.saturating_sub(4096 * folders as u64))
 }
