@@ -106,8 +106,7 @@ where
     let builder = builder();
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(Watched::new(stream, stall)), service));
-    // A tick for whoever stalls; four times the limit, since a frame is handed over whole and a slow
-    // client is slow with all of it.
+    // A tick for whoever stalls; how long is too long, `is_stalled` says.
     let mut tick = tokio::time::interval(stall.max(Duration::from_millis(100)));
     let mut until = pin!(tokio::time::sleep(SHORT));
     // A connection that was accepted just before the stop must see it too.
