@@ -8,10 +8,10 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use http_body::Body as _;
-use pierhead_oci::{Endpoint, MediaType, ParseError, Reference};
+use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
 
 use crate::body::{Account, Body};
-use crate::document::Deadline;
+use crate::document::{Deadline, EAGER};
 use crate::entity::Entity;
 use crate::metrics::{Answered, Kind, Outcome};
 use crate::pace::Pace;
@@ -108,7 +108,7 @@ impl Request<'_> {
             }
             Endpoint::Manifest { name, target } => {
                 self.kind = Kind::Manifest;
-                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let (registry, repository) = self.place(&name)?;
                 self.manifest(Reference {
                     registry,
                     repository,
@@ -118,7 +118,7 @@ impl Request<'_> {
             }
             Endpoint::Blob { name, digest } => {
                 self.kind = Kind::Blob;
-                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let (registry, repository) = self.place(&name)?;
                 self.blob(Wanted {
                     registry,
                     repository,
@@ -128,7 +128,7 @@ impl Request<'_> {
             }
             Endpoint::Tags { name, n, last } => {
                 self.kind = Kind::Tags;
-                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let (registry, repository) = self.place(&name)?;
                 let page = lists::Page {
                     name: &name,
                     query,
@@ -150,7 +150,7 @@ impl Request<'_> {
                 artifact_type,
             } => {
                 self.kind = Kind::Referrers;
-                let (registry, repository) = route(&name, query, &self.inner.config.load())?;
+                let (registry, repository) = self.place(&name)?;
                 let filter = artifact_type.as_ref().map(MediaType::as_str);
                 let (list, outcome) = lists::referrers(
                     self.inner,
@@ -176,6 +176,11 @@ impl Request<'_> {
             Endpoint::Upload { .. } => Err(Error::ReadOnly),
             _ => Err(ParseError::Endpoint.into()),
         }
+    }
+
+    /// Whom the request means, and what of it.
+    fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
+        route(name, self.parts.uri.query(), &self.inner.config.load())
     }
 
     fn constant(&self, body: &'static str) -> Response<Body> {
@@ -236,7 +241,7 @@ impl Request<'_> {
             let entity = match document.object() {
                 _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
                 // Small ones are read before the head leaves, so that rot is mended unseen.
-                Some(object) if document.size() > lists::EAGER => Entity::of(
+                Some(object) if document.size() > EAGER => Entity::of(
                     Source::of(self.inner.clone(), wanted(), object.clone()),
                     Some(document.size()),
                 ),

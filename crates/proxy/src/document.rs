@@ -14,6 +14,9 @@ use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
 
+/// Documents up to so many bytes are read whole before their head leaves.
+pub(crate) const EAGER: u64 = 128 << 10;
+
 /// While the upstream is known to be failing, a client with a stale answer waiting for it waits no
 /// longer than this for the upstream to show that it is back.
 const GRACE: Duration = Duration::from_millis(500);

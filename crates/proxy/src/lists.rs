@@ -13,8 +13,6 @@ use crate::document::{Deadline, Document, resolve};
 use crate::metrics::Outcome;
 use crate::service::Inner;
 
-/// Documents up to so many bytes are read whole before their head leaves.
-pub(crate) const EAGER: u64 = 128 << 10;
 /// What the client crate lets through at most.
 const MAX_LIST: usize = 16 << 20;
 
