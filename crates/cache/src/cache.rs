@@ -72,6 +72,14 @@ pub struct Stat {
     pub pinned: u64,
 }
 
+/// What is known of a blob without I/O.
+enum Look {
+    Absent,
+    Here(Object),
+    /// It is on disk, and has to be opened.
+    Closed,
+}
+
 /// Whether a blob that is there already will do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wanted<'a> {
@@ -106,7 +114,7 @@ impl Cache {
         let pins = Pins::open(&config.data).map_err(failed)?;
         let names = Names::open(&config.data, config.max_names).map_err(failed)?;
         let tier = tier(&config).map_err(failed)?;
-        let mut state = State::new(policy, config.capacity);
+        let mut state = State::new(policy, config.capacity, config.memory);
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
             state.pin(digest);
         }
@@ -125,29 +133,53 @@ impl Cache {
         })
     }
 
-    /// A committed blob, if it is there. Counts as an access.
+    /// A committed blob, if it is there. Counts as an access. One that is held in memory, or is being read,
+    /// costs no I/O and no change of thread.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub async fn get(&self, digest: &Digest) -> Result<Option<Object>, Error> {
-        let open = {
-            let mut state = lock(&self.store.state);
-            if !state.touch(digest, now()) {
-                return Ok(None);
-            }
-            state.open.get(digest).and_then(|(_, open)| open.upgrade())
-        };
-        let open = match open {
-            Some(open) => Some(open),
-            None => {
+        let object = match self.look(digest) {
+            Look::Absent => None,
+            Look::Here(object) => return Ok(Some(object)),
+            Look::Closed => {
                 let (store, digest) = (self.store.clone(), *digest);
-                blocking(move || store.open(&digest)).await?
+                blocking(move || store.load(&digest)).await?
             }
         };
-        if open.is_some() {
+        if object.is_some() {
             self.store.metrics.hits.inc();
         }
-        Ok(open.map(Object::new))
+        Ok(object)
+    }
+
+    /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
+    /// waiting. Counts as an access when it is there. Below a microsecond.
+    pub fn get_now(&self, digest: &Digest) -> Option<Object> {
+        match self.look(digest) {
+            Look::Here(object) => Some(object),
+            Look::Absent | Look::Closed => None,
+        }
+    }
+
+    fn look(&self, digest: &Digest) -> Look {
+        let mut state = lock(&self.store.state);
+        if !state.touch(digest, now()) {
+            return Look::Absent;
+        }
+        let object = match state.in_memory(digest) {
+            Some(small) => {
+                self.store.metrics.memory_hits.inc();
+                Object::small(small)
+            }
+            None => match state.open.get(digest).and_then(|(_, open)| open.upgrade()) {
+                Some(open) => Object::new(open),
+                None => return Look::Closed,
+            },
+        };
+        drop(state);
+        self.store.metrics.hits.inc();
+        Look::Here(object)
     }
 
     /// Whether it is committed, or a fill of it is under way. No access, no I/O.

@@ -13,6 +13,8 @@ pub struct Config {
     pub capacity: u64,
     /// Bytes that the file system must keep free.
     pub min_free: u64,
+    /// Bytes of memory for small blobs (up to 64 KiB each) that are held whole; 0: none.
+    pub memory: u64,
     /// At most so many names; beyond it those that were confirmed the longest ago are dropped.
     /// A name costs about 250 bytes of memory and one small file.
     pub max_names: usize,
@@ -29,6 +31,8 @@ impl Config {
             data: data.into(),
             capacity,
             min_free: 0,
+            // Some hundred images' manifests and configs, and an idle process stays below 12 MB.
+            memory: 4 << 20,
             max_names: 100_000,
             leftover_age: Duration::from_secs(24 * 3600),
             flush_interval: Duration::from_secs(30),

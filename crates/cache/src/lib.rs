@@ -22,6 +22,7 @@ mod flight;
 mod folder;
 mod ingest;
 mod load;
+mod memory;
 mod metrics;
 mod names;
 mod object;

@@ -15,6 +15,7 @@ use crate::store::Store;
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) hits: Counter,
+    pub(crate) memory_hits: Counter,
     pub(crate) misses: Counter,
     pub(crate) joins: Counter,
     pub(crate) failed_fills: Counter,
@@ -29,6 +30,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             hits: Counter::default(),
+            memory_hits: Counter::default(),
             misses: Counter::default(),
             joins: Counter::default(),
             failed_fills: Counter::default(),
@@ -45,6 +47,11 @@ impl Default for Metrics {
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("hits", "Claims that found the blob", self.hits.clone());
+        registry.register(
+            "memory_hits",
+            "Claims that found the blob in memory, whole",
+            self.memory_hits.clone(),
+        );
         registry.register("misses", "Claims that started a fill", self.misses.clone());
         registry.register(
             "joins",
@@ -130,6 +137,18 @@ impl Collector for Fullness {
                     state.pinned_bytes,
                 ),
                 ("fills", "Fills under way", None, count(state.fills.len())),
+                (
+                    "memory",
+                    "Small blobs held in memory",
+                    Some(Unit::Bytes),
+                    state.memory.bytes(),
+                ),
+                (
+                    "memory_blobs",
+                    "Small blobs held in memory",
+                    None,
+                    count(state.memory.len()),
+                ),
             ]
         };
         for (name, help, unit, value) in figures {

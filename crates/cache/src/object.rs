@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::{BUFFER, Buffer};
+use crate::memory::Small;
 use crate::store::{Store, blocking};
 use crate::tier::{Blob, CHUNK, is_damage};
 use crate::{Error, lock};
@@ -26,45 +27,80 @@ impl Drop for OpenBlob {
     }
 }
 
-/// A committed blob, opened: the handle outlives its eviction. Cheap to clone.
+/// A committed blob, opened or in memory: what is held outlives its eviction. Cheap to clone.
 pub struct Object {
-    open: Arc<OpenBlob>,
+    held: Held,
     /// 1 + the chunk that was checked last, so that small sequential reads check each chunk once.
     checked: AtomicU64,
 }
 
+#[derive(Clone)]
+enum Held {
+    Memory(Arc<Small>),
+    Tier(Arc<OpenBlob>),
+}
+
 impl Clone for Object {
     fn clone(&self) -> Self {
-        Self::new(self.open.clone())
+        Self::of(self.held.clone())
     }
 }
 
 impl Object {
     pub(crate) fn new(open: Arc<OpenBlob>) -> Self {
+        Self::of(Held::Tier(open))
+    }
+
+    pub(crate) fn small(small: Arc<Small>) -> Self {
+        Self::of(Held::Memory(small))
+    }
+
+    fn of(held: Held) -> Self {
         Self {
-            open,
+            held,
             checked: AtomicU64::new(0),
         }
     }
 
     /// Which blob.
     pub fn digest(&self) -> Digest {
-        self.open.digest
+        match &self.held {
+            Held::Memory(small) => small.digest,
+            Held::Tier(open) => open.digest,
+        }
     }
 
     /// Total bytes.
     pub fn size(&self) -> u64 {
-        self.open.blob.trailer().size()
+        match &self.held {
+            Held::Memory(small) => small.bytes.len() as u64,
+            Held::Tier(open) => open.blob.trailer().size(),
+        }
     }
 
     /// The media type it was stored under; documents have one, layers do not.
     pub fn media_type(&self) -> Option<&MediaType> {
-        self.open.blob.trailer().media_type()
+        match &self.held {
+            Held::Memory(small) => small.media_type.as_ref(),
+            Held::Tier(open) => open.blob.trailer().media_type(),
+        }
     }
 
-    /// The file with the content at offset 0, to send it from. Reading it so skips the checksums.
+    /// The whole content, verified, when it is in memory (small blobs are, as long as there is room).
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.held {
+            Held::Memory(small) => Some(&small.bytes),
+            Held::Tier(_) => None,
+        }
+    }
+
+    /// The file with the content at offset 0, to send it from. Reading it so skips the checksums. `None` of
+    /// what is in memory.
     pub fn file(&self) -> Option<&File> {
-        self.open.blob.file()
+        match &self.held {
+            Held::Memory(_) => None,
+            Held::Tier(open) => open.blob.file(),
+        }
     }
 
     /// See [`Content::read_at`](crate::Content::read_at). Chunks are checked against their checksums
@@ -78,25 +114,33 @@ impl Object {
         if offset >= size || max == 0 {
             return Ok(Bytes::new());
         }
+        let open = match &self.held {
+            Held::Memory(small) => {
+                let start = to_usize(offset);
+                let end = start.saturating_add(max).min(small.bytes.len());
+                return Ok(small.bytes.slice(start..end));
+            }
+            Held::Tier(open) => open,
+        };
         let chunk = CHUNK as u64;
         let first = offset / chunk;
         let inside = offset - first * chunk;
         let max = max.min(BUFFER);
         if self.checked.load(Ordering::Relaxed) == first + 1 && inside + (max as u64) <= chunk {
             let len = to_usize((size - offset).min(max as u64));
-            let buffer = self.fill(offset, len).await?;
+            let buffer = open.fill(offset, len).await?;
             return Ok(buffer.freeze(0, len));
         }
         // Whole chunks, as many as the request touches and the buffer holds.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
-        let buffer = self
+        let buffer = open
             .fill(first * chunk, to_usize(end - first * chunk))
             .await?;
         let mut index = first;
         for bytes in buffer.as_ref().chunks(CHUNK) {
-            if !self.open.blob.trailer().sums().check(index, bytes) {
-                return Err(self.rot(index * chunk).await);
+            if !open.blob.trailer().sums().check(index, bytes) {
+                return Err(open.rot(index * chunk).await);
             }
             index += 1;
         }
@@ -128,28 +172,30 @@ impl Object {
         }
         Ok(all.freeze())
     }
+}
 
+impl OpenBlob {
     /// `len` bytes from `offset`, at most [`BUFFER`]: from the page cache at once, else on a blocking thread.
-    async fn fill(&self, offset: u64, len: usize) -> Result<Buffer, Error> {
-        let mut buffer = self.open.store.pool.take(len);
-        match self.open.blob.try_read_at(offset, buffer.as_mut()) {
+    async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
+        let mut buffer = self.store.pool.take(len);
+        match self.blob.try_read_at(offset, buffer.as_mut()) {
             Ok(read) if read == len => return Ok(buffer),
             _ => {}
         }
-        let blob = self.open.blob.clone();
+        let blob = self.blob.clone();
         let read = blocking(move || blob.read_at(offset, buffer.as_mut()).map(|()| buffer)).await;
         match read {
             Ok(buffer) => Ok(buffer),
             Err(error) if is_damage(&error) => {
-                tracing::warn!(digest = %self.digest(), offset, %error, "a stored blob cannot be read");
+                tracing::warn!(digest = %self.digest, offset, %error, "a stored blob cannot be read");
                 Err(self.rot(offset).await)
             }
-            Err(error) => Err(self.open.store.io("read", &self.open.digest, error)),
+            Err(error) => Err(self.store.io("read", &self.digest, error)),
         }
     }
 
-    async fn rot(&self, offset: u64) -> Error {
-        let open = self.open.clone();
+    async fn rot(self: &Arc<Self>, offset: u64) -> Error {
+        let open = self.clone();
         blocking(move || {
             open.store
                 .clone()
@@ -157,7 +203,7 @@ impl Object {
         })
         .await;
         Error::Rot {
-            digest: self.digest(),
+            digest: self.digest,
             offset,
         }
     }

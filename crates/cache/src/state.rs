@@ -7,6 +7,7 @@ use pierhead_eviction::{Access, Policy};
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::Flight;
+use crate::memory::{Memory, Small};
 use crate::object::OpenBlob;
 use crate::tier::Trailer;
 
@@ -43,6 +44,8 @@ pub(crate) enum Victim {
 pub(crate) struct State {
     pub(crate) index: BTreeMap<Digest, Slot>,
     pub(crate) policy: Box<dyn Policy<Digest>>,
+    /// A part of what is in `index`.
+    pub(crate) memory: Memory,
     pub(crate) fills: HashMap<Digest, Arc<Flight>>,
     pub(crate) partials: HashMap<Digest, Partial>,
     /// Handles that somebody reads, by digest; the number tells one handle from a later one.
@@ -83,10 +86,11 @@ pub(crate) fn blocks(bytes: u64) -> u64 {
 }
 
 impl State {
-    pub(crate) fn new(policy: Box<dyn Policy<Digest>>, capacity: u64) -> Self {
+    pub(crate) fn new(policy: Box<dyn Policy<Digest>>, capacity: u64, memory: u64) -> Self {
         Self {
             index: BTreeMap::new(),
             policy,
+            memory: Memory::new(memory),
             fills: HashMap::new(),
             partials: HashMap::new(),
             open: HashMap::new(),
@@ -132,6 +136,21 @@ impl State {
             tick,
         });
         true
+    }
+
+    /// The content of a blob in the index, if it is held in memory.
+    pub(crate) fn in_memory(&mut self, digest: &Digest) -> Option<Arc<Small>> {
+        self.memory.get(digest, self.tick).cloned()
+    }
+
+    /// Holds the content of a blob in memory, if its handle is still the current one.
+    pub(crate) fn hold(&mut self, small: Arc<Small>, handle: u64) {
+        let current = self.open.get(&small.digest);
+        if current.is_some_and(|(open, _)| *open == handle)
+            && self.index.contains_key(&small.digest)
+        {
+            self.memory.insert(small, self.tick);
+        }
     }
 
     /// Enters a blob that is on disk now, in place of an older one of that digest.
@@ -187,6 +206,7 @@ impl State {
     /// Says how many they are.
     pub(crate) fn take(&mut self, digest: &Digest) -> Option<u64> {
         let slot = self.index.remove(digest)?;
+        self.memory.remove(digest);
         let bytes = slot.footprint();
         self.used -= bytes;
         self.reserved += bytes;

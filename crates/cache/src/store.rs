@@ -8,8 +8,9 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::Pool;
 use crate::folder::Folder;
+use crate::memory::Small;
 use crate::metrics::Metrics;
-use crate::object::OpenBlob;
+use crate::object::{Object, OpenBlob};
 use crate::state::{State, Victim, footprint};
 use crate::tier::{Blob, Staged, Tier, Trailer, is_damage};
 use crate::{Config, Error, lock, now};
@@ -105,6 +106,47 @@ impl Store {
         }
     }
 
+    /// Opens a committed blob, as [`Store::open`]; a small one is read and checked at once, and held in memory.
+    pub(crate) fn load(self: &Arc<Self>, digest: &Digest) -> Result<Option<Object>, Error> {
+        let Some(open) = self.open(digest)? else {
+            return Ok(None);
+        };
+        match self.hold(&open) {
+            Ok(Some(small)) => Ok(Some(Object::small(small))),
+            Ok(None) => Ok(Some(Object::new(open))),
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(%digest, %error, "a stored blob cannot be read");
+                self.remove_damaged(digest, Some(open.handle));
+                Ok(None)
+            }
+            Err(error) => Err(self.io("read", digest, error)),
+        }
+    }
+
+    /// Reads, checks and holds a blob that is small enough; `None` when it is not.
+    fn hold(&self, open: &OpenBlob) -> io::Result<Option<Arc<Small>>> {
+        let trailer = open.blob.trailer();
+        let size = match usize::try_from(trailer.size()) {
+            Ok(size) if lock(&self.state).memory.takes(trailer.size()) => size,
+            _ => return Ok(None),
+        };
+        let mut bytes = vec![0; size];
+        open.blob.read_at(0, &mut bytes)?;
+        if size > 0 && !trailer.sums().check(0, &bytes) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "checksum does not match",
+            ));
+        }
+        let small = Arc::new(Small {
+            digest: open.digest,
+            media_type: trailer.media_type().cloned(),
+            bytes: bytes.into(),
+        });
+        lock(&self.state).hold(small.clone(), open.handle);
+        Ok(Some(small))
+    }
+
     /// Makes a handle known; `before` runs under the same lock.
     fn register(
         self: &Arc<Self>,
@@ -141,11 +183,14 @@ impl Store {
                 self.metrics
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
-                Ok(self.register(digest, blob, |state| {
+                let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
                     state.insert(*digest, size, media_type, now());
                     state.fills.remove(digest);
-                }))
+                });
+                // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.
+                let _ = self.hold(&open);
+                Ok(open)
             }
             Err(error) => {
                 // Half a commit may have given it its name already.

@@ -66,11 +66,10 @@ async fn nothing_is_lost(cache: &Cache) {
         let validated = cache
             .names()
             .get(&tag(seed))
-            .await
             .expect("still known")
             .validated;
         assert!(validated == seed || (seed == 3 && validated == 3000));
-        let known = cache.names().get(&tag(seed)).await.unwrap();
+        let known = cache.names().get(&tag(seed)).unwrap();
         assert_eq!(known, record(validated));
     }
     assert_eq!(
@@ -131,7 +130,7 @@ async fn nothing_is_lost_with_the_catalog() {
             nothing_is_lost(&cache).await;
             if what == "none" {
                 assert_eq!(
-                    cache.names().get(&tag(3)).await.unwrap().validated,
+                    cache.names().get(&tag(3)).unwrap().validated,
                     3000,
                     "kept by the catalog"
                 );
@@ -326,7 +325,7 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
         ),
     ];
     for (validated, name) in others.iter().enumerate() {
-        assert_eq!(cache.names().get(name).await, None);
+        assert_eq!(cache.names().get(name), None);
         cache
             .names()
             .put(name, record(9000 + validated as u64))
@@ -342,12 +341,12 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
         assert!(cache.names().len() <= 50);
     }
     assert_eq!(
-        cache.names().get(&tag(0)).await,
+        cache.names().get(&tag(0)),
         None,
         "confirmed the longest ago"
     );
-    assert_eq!(cache.names().get(&tag(59)).await, Some(record(59)));
-    assert_eq!(cache.names().get(&others[1]).await, Some(record(9001)));
+    assert_eq!(cache.names().get(&tag(59)), Some(record(59)));
+    assert_eq!(cache.names().get(&others[1]), Some(record(9001)));
     assert!(common::files_below(folder.path(), "names") <= 50);
 
     cache.names().remove(&tag(59)).await.unwrap();
@@ -355,10 +354,7 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
     // Only confirmed: no file is touched.
     fs::remove_dir_all(folder.path().join("names")).unwrap();
     cache.names().put(&tag(58), record(100_000)).await.unwrap();
-    assert_eq!(
-        cache.names().get(&tag(58)).await.unwrap().validated,
-        100_000
-    );
+    assert_eq!(cache.names().get(&tag(58)).unwrap().validated, 100_000);
     // Changed: a file is written, and that it cannot be is said.
     let changed = Record {
         digest: blob(5, 5).0,
@@ -368,7 +364,7 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
         cache.names().put(&tag(58), changed).await,
         Err(Error::Io { .. })
     ));
-    assert_eq!(cache.names().get(&tag(58)).await, Some(record(100_000)));
+    assert_eq!(cache.names().get(&tag(58)), Some(record(100_000)));
 }
 
 #[tokio::test]

@@ -143,7 +143,7 @@ async fn a_file_under_another_name_is_found() {
 
 #[tokio::test]
 async fn a_file_that_vanished_is_a_miss() {
-    let (digest, content) = blob(6, 5000);
+    let (digest, content) = blob(6, 70_000);
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     store(&cache, &digest, &content).await;

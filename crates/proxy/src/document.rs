@@ -210,7 +210,7 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
         media_type,
         etag,
         validated,
-    } = inner.cache.names().get(name).await?;
+    } = inner.cache.names().get(name)?;
     let object = open(inner, &digest).await?;
     let document = Document {
         digest,

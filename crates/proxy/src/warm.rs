@@ -140,7 +140,6 @@ pub(crate) async fn closure(
             .cache
             .names()
             .get(&Name::Manifest(reference.clone()))
-            .await
             .map(|record| record.digest),
     };
     let absent = || format!("{reference} is not in the cache: warm it, or pull it once");

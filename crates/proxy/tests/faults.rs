@@ -197,7 +197,7 @@ async fn a_tag_that_is_gone_is_forgotten() {
         (404, "MANIFEST_UNKNOWN")
     );
     let name = Name::Manifest(stage.reference(":1"));
-    assert!(stage.cache.names().get(&name).await.is_none());
+    assert!(stage.cache.names().get(&name).is_none());
 }
 
 #[tokio::test]

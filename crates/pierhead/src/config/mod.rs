@@ -51,6 +51,8 @@ pub(crate) struct Config {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
+    /// Bytes.
+    pub(crate) memory: u64,
 }
 
 #[derive(Clone)]
@@ -139,6 +141,7 @@ impl Config {
             cache: Cache {
                 size: Size::Auto,
                 min_free: Size::Bytes(512 << 20),
+                memory: pierhead_cache::Config::new("", 0).memory,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

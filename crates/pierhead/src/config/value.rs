@@ -75,6 +75,17 @@ impl Value<'_> {
         }
     }
 
+    /// Bytes, and no share of anything.
+    pub(crate) fn bytes(&self) -> Result<u64, String> {
+        match self.integer() {
+            Some(bytes) => bytes,
+            None => {
+                let text = self.toml.as_str();
+                units::parse_bytes(text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?)
+            }
+        }
+    }
+
     /// Bytes a second; `None` for `"off"`.
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {

@@ -61,6 +61,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     keep("data", old.data != new.data);
     keep("admin", old.admin != new.admin);
     keep("cache.min_free", old.cache.min_free != new.cache.min_free);
+    keep("cache.memory", old.cache.memory != new.cache.memory);
     keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
     // The contents of the same files are reread when they change; other paths are not.
@@ -69,6 +70,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.data.clone_from(&old.data);
     new.admin = old.admin;
     new.cache.min_free = old.cache.min_free;
+    new.cache.memory = old.cache.memory;
     new.limits.threads = old.limits.threads;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);

@@ -173,7 +173,7 @@ impl Stage {
     /// Makes the tag `app:1` one that was confirmed long ago.
     pub(crate) async fn age(&self) {
         let name = Name::Manifest(self.reference(":1"));
-        let record = self.cache.names().get(&name).await.unwrap();
+        let record = self.cache.names().get(&name).unwrap();
         let record = Record {
             validated: 1,
             ..record

@@ -165,6 +165,14 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         show: |config| Some(quote(&config.cache.min_free.to_string())),
     },
     Key {
+        section: "cache",
+        name: "memory",
+        doc: "Memory for small blobs (manifests, configs; up to 64KiB each), so that hot ones need no disk; 0 is none.\nNeeds a restart to change.",
+        example: "\"4MiB\"",
+        set: |config, value| value.bytes().map(|it| config.cache.memory = it),
+        show: |config| Some(quote(&exact_bytes(config.cache.memory))),
+    },
+    Key {
         section: "tags",
         name: "freshness",
         doc: "How long a tag is served without asking the upstream whether it moved.",
