@@ -132,7 +132,7 @@ fn choose(
         challenges
             .iter()
             .any(|challenge| challenge.scheme == "basic")
-            && origin.credentials.is_some()
+            && origin.credentials().is_some()
     };
     bearer.or_else(|| basic().then_some(Way::Basic))
 }
@@ -211,10 +211,11 @@ async fn prove(
             let scope = scope.text(repository);
             let key = Key {
                 registry: origin.name.clone(),
+                guest: origin.guest.as_ref().map(|guest| guest.who),
                 scope,
             };
             let fetch = || fetch(origin, realm, service.as_deref(), &key.scope);
-            let token = origin.shared.tokens.get(&key, rejected, fetch).await?;
+            let token = origin.tokens().get(&key, rejected, fetch).await?;
             Ok(Some(Proof::Bearer(token)))
         }
     }
@@ -222,8 +223,8 @@ async fn prove(
 
 /// The configured login; a helper's is asked for and kept for some minutes.
 async fn login(origin: &Origin) -> Option<Credentials> {
-    let Some(Credentials::Helper(name)) = &origin.credentials else {
-        return origin.credentials.clone();
+    let Some(Credentials::Helper(name)) = origin.credentials() else {
+        return origin.credentials().cloned();
     };
     if let Some((helped, until)) = &origin
         .memory
@@ -258,6 +259,9 @@ async fn login(origin: &Origin) -> Option<Credentials> {
 
 /// Whether a helper's answer was forgotten, so that asking it anew may help.
 fn forget_helped(origin: &Origin) -> bool {
+    if origin.guest.is_some() {
+        return false;
+    }
     let mut memory = origin.memory.lock().unwrap_or_else(PoisonError::into_inner);
     memory
         .helped

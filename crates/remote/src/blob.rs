@@ -39,7 +39,7 @@ const WORTH_A_RETRY: usize = 256 << 10;
 /// Which blob.
 #[derive(Clone)]
 struct Subject {
-    origin: Arc<Origin>,
+    origin: Origin,
     repository: Repository,
     path: String,
 }
@@ -53,7 +53,7 @@ struct Opened {
 }
 
 impl Subject {
-    fn new(origin: Arc<Origin>, repository: &Repository, digest: &Digest) -> Self {
+    fn new(origin: Origin, repository: &Repository, digest: &Digest) -> Self {
         Self {
             origin,
             repository: repository.clone(),
@@ -152,7 +152,7 @@ fn length(headers: &HeaderMap) -> Option<u64> {
 
 /// The size, by HEAD.
 pub(crate) async fn size(
-    origin: Arc<Origin>,
+    origin: Origin,
     repository: &Repository,
     digest: &Digest,
 ) -> Result<Option<u64>, Error> {
@@ -175,7 +175,7 @@ pub(crate) async fn size(
 
 /// Opens a blob. Waits for its turn first.
 pub(crate) async fn open(
-    origin: Arc<Origin>,
+    origin: Origin,
     repository: &Repository,
     digest: &Digest,
     offset: u64,

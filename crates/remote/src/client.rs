@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry as Metrics;
 
 use crate::blob::{self, BlobStream};
 use crate::exchange::{follow, refusal, settle};
+use crate::guest::{self, ClientCredentials, Fingerprint, Guest, Sealer, Verdict, Wanted};
 use crate::metrics::{self, Kind};
 use crate::origin::Origin;
 use crate::upstreams::Upstreams;
@@ -20,6 +21,8 @@ use crate::{Config, Error, listing, manifest};
 pub struct Client {
     upstreams: Arc<ArcSwap<Upstreams>>,
     metrics: metrics::Metrics,
+    sealer: Arc<Sealer>,
+    guest: Option<Arc<Guest>>,
 }
 
 /// What the caller already has of a document, for a conditional request.
@@ -60,7 +63,40 @@ impl Client {
         Ok(Self {
             upstreams: Arc::new(ArcSwap::from_pointee(upstreams)),
             metrics,
+            sealer: Arc::new(Sealer::new()?),
+            guest: None,
         })
+    }
+
+    /// This client, asking in the name of a client of ours: all that it asks for, it asks for with that
+    /// login (or with none), and never with a configured one. Tokens are kept apart for each login.
+    pub fn on_behalf(&self, credentials: &ClientCredentials) -> Self {
+        let who = self.fingerprint(credentials);
+        Self {
+            guest: Some(Arc::new(Guest::new(credentials, who))),
+            ..self.clone()
+        }
+    }
+
+    /// What stands for a login in tables of verdicts.
+    pub fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
+        self.sealer.fingerprint(credentials)
+    }
+
+    /// Whether a client of ours may read something, as the upstream says: one HEAD with its login, and
+    /// one for a token when needed. Nothing is remembered but the token.
+    ///
+    /// # Errors
+    /// The upstream could not be asked, or limits our rate: no verdict.
+    pub async fn authorize(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+        wanted: Wanted<'_>,
+        credentials: &ClientCredentials,
+    ) -> Result<Verdict, Error> {
+        let origin = self.on_behalf(credentials).origin(registry)?;
+        guest::authorize(&origin, repository, wanted).await
     }
 
     /// Takes a new configuration; requests under way end with the old one. Blocks as [`Client::new`].
@@ -73,8 +109,11 @@ impl Client {
         Ok(())
     }
 
-    fn origin(&self, registry: &Registry) -> Result<Arc<Origin>, Error> {
-        self.upstreams.load().origin(registry)
+    fn origin(&self, registry: &Registry) -> Result<Origin, Error> {
+        Ok(Origin {
+            place: self.upstreams.load().place(registry)?,
+            guest: self.guest.clone(),
+        })
     }
 
     /// A manifest or index. With something [`Known`]: one conditional request (HEAD, compare digests;

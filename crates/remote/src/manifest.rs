@@ -19,6 +19,11 @@ const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.oci.artifact.manifest.v1+json";
 
+/// The headers of every request for a manifest.
+pub(crate) fn accept() -> HeaderMap {
+    HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(ACCEPTED))])
+}
+
 /// Fetches a manifest, unless it is the known one.
 pub(crate) async fn manifest(
     origin: &Origin,
@@ -69,8 +74,7 @@ async fn ask(
     reference: &Reference,
     etag: Option<&str>,
 ) -> Result<Answer, Error> {
-    let mut headers = HeaderMap::new();
-    headers.insert(ACCEPT, HeaderValue::from_static(ACCEPTED));
+    let mut headers = accept();
     if let Some(etag) = etag.and_then(|etag| HeaderValue::from_str(etag).ok()) {
         headers.insert(IF_NONE_MATCH, etag);
     }
@@ -176,7 +180,7 @@ fn is_json_object(bytes: &[u8]) -> bool {
         && serde_json::from_slice::<IgnoredAny>(bytes).is_ok()
 }
 
-fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {
+pub(crate) fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {
     headers
         .get("docker-content-digest")?
         .to_str()

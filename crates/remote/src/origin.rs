@@ -1,5 +1,6 @@
 //! One upstream: where it is, what may be reached on its behalf, and what is remembered of it.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::sync::Semaphore;
 use crate::authorize::Memory;
 use crate::bandwidth::Bandwidth;
 use crate::exchange::Http;
+use crate::guest::Guest;
 use crate::metrics::UpstreamMetrics;
 use crate::retry::Budget;
 use crate::token::Tokens;
@@ -27,13 +29,49 @@ pub(crate) struct Limits {
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) tokens: Tokens,
+    pub(crate) guest_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) fetches: Arc<Semaphore>,
     pub(crate) bandwidth: Option<Bandwidth>,
 }
 
-/// One upstream.
+/// One upstream, asked in whose name.
+#[derive(Clone)]
 pub(crate) struct Origin {
+    pub(crate) place: Arc<Place>,
+    /// `None`: the configured login.
+    pub(crate) guest: Option<Arc<Guest>>,
+}
+
+impl Deref for Origin {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl Origin {
+    /// Whom to log in as.
+    pub(crate) fn credentials(&self) -> Option<&Credentials> {
+        match &self.guest {
+            Some(guest) => guest.credentials.as_ref(),
+            None => self.place.credentials.as_ref(),
+        }
+    }
+
+    /// Where the tokens of this login are kept: guests, who may come in any number, drive out each
+    /// other's and never ours.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        match self.guest {
+            Some(_) => &self.shared.guest_tokens,
+            None => &self.shared.tokens,
+        }
+    }
+}
+
+/// One upstream.
+pub(crate) struct Place {
     pub(crate) name: Registry,
     /// Scheme, host, port and path prefix, without a slash at the end.
     pub(crate) base: String,
@@ -45,7 +83,7 @@ pub(crate) struct Origin {
     pub(crate) shared: Arc<Shared>,
 }
 
-impl Origin {
+impl Place {
     /// The URL of a path that begins with `/v2/`.
     pub(crate) fn url(&self, path: &str) -> Result<Uri, Error> {
         let text = format!("{}{path}", self.base);

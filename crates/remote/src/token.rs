@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use zeroize::Zeroizing;
 
-use crate::Error;
+use crate::{Error, Fingerprint};
 
 /// Tokens kept, over all upstreams; each has some 1 to 4 KiB.
 const CAPACITY: usize = 512;
@@ -31,10 +31,11 @@ pub(crate) struct Token {
     expires: Instant,
 }
 
-/// For which upstream, and what of it.
+/// For which upstream, in whose name, and what of it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) registry: Registry,
+    pub(crate) guest: Option<Fingerprint>,
     pub(crate) scope: String,
 }
 
@@ -147,6 +148,7 @@ mod tests {
     fn key(scope: &str) -> Key {
         Key {
             registry: "quay.io".parse().unwrap(),
+            guest: None,
             scope: scope.into(),
         }
     }

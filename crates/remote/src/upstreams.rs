@@ -18,7 +18,7 @@ use crate::connect::Connector;
 use crate::exchange::{Http, http};
 use crate::guard::{Reach, host_of, port_of};
 use crate::metrics::Metrics;
-use crate::origin::{Limits, Origin, Shared};
+use crate::origin::{Limits, Place, Shared};
 use crate::retry::Budget;
 use crate::token::Tokens;
 use crate::{Config, Credentials, Error, Upstream};
@@ -28,7 +28,7 @@ const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
 
 /// All upstreams of one configuration.
 pub(crate) struct Upstreams {
-    configured: HashMap<Registry, Arc<Origin>>,
+    configured: HashMap<Registry, Arc<Place>>,
     strangers: Strangers,
     /// The connections of all strangers: they may reach the same places.
     public: Http,
@@ -56,6 +56,7 @@ impl Upstreams {
                 stall_timeout: config.stall_timeout,
             },
             tokens: Tokens::default(),
+            guest_tokens: Tokens::default(),
             helper_folders: config.helper_folders.clone(),
             fetches: Arc::new(Semaphore::new(
                 config.max_fetches.clamp(1, Semaphore::MAX_PERMITS),
@@ -64,13 +65,13 @@ impl Upstreams {
         });
         let mut configured = HashMap::new();
         for (name, upstream) in &config.upstreams {
-            let (base, reach) = place(name, upstream)?;
+            let (base, reach) = base_of(name, upstream)?;
             let credentials = upstream
                 .credentials
                 .as_ref()
                 .or(config.credentials.get(name))
                 .cloned();
-            let origin = Origin {
+            let place = Place {
                 name: name.clone(),
                 base,
                 http: network.http(reach, Some((name, upstream)))?,
@@ -80,7 +81,7 @@ impl Upstreams {
                 memory: Mutex::new(Memory::default()),
                 shared: Arc::clone(&shared),
             };
-            configured.insert(name.clone(), Arc::new(origin));
+            configured.insert(name.clone(), Arc::new(place));
         }
         let (metrics, credentials) = (metrics.clone(), config.credentials);
         Ok(Self {
@@ -94,9 +95,9 @@ impl Upstreams {
     }
 
     /// The upstream of that name.
-    pub(crate) fn origin(&self, name: &Registry) -> Result<Arc<Origin>, Error> {
-        if let Some(origin) = self.configured.get(name) {
-            return Ok(Arc::clone(origin));
+    pub(crate) fn place(&self, name: &Registry) -> Result<Arc<Place>, Error> {
+        if let Some(place) = self.configured.get(name) {
+            return Ok(Arc::clone(place));
         }
         let (base, label) = if name.is_docker_hub() {
             (DOCKER_HUB_URL.to_owned(), name.as_str())
@@ -114,7 +115,7 @@ impl Upstreams {
                 what,
             });
         }
-        Ok(self.strangers.get(name, || Origin {
+        Ok(self.strangers.get(name, || Place {
             name: name.clone(),
             base,
             http: self.public.clone(),
@@ -128,7 +129,7 @@ impl Upstreams {
 }
 
 /// The base URL of a configured upstream, and where it may lead.
-fn place(name: &Registry, upstream: &Upstream) -> Result<(String, Reach), Error> {
+fn base_of(name: &Registry, upstream: &Upstream) -> Result<(String, Reach), Error> {
     let wrong = |why: &str| Error::Config {
         what: format!("upstream {name}: {:?} {why}", upstream.url),
     };
@@ -223,7 +224,7 @@ struct Strangers(Mutex<Recent>);
 /// With the tick of their last use.
 #[derive(Default)]
 struct Recent {
-    by_name: HashMap<Registry, (Arc<Origin>, u64)>,
+    by_name: HashMap<Registry, (Arc<Place>, u64)>,
     tick: u64,
 }
 
@@ -232,23 +233,23 @@ const MAX_STRANGERS: usize = 256;
 
 impl Strangers {
     /// The one of that name, made when it is not there; the one not used for longest leaves.
-    fn get(&self, registry: &Registry, make: impl FnOnce() -> Origin) -> Arc<Origin> {
+    fn get(&self, registry: &Registry, make: impl FnOnce() -> Place) -> Arc<Place> {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.tick += 1;
         let tick = recent.tick;
-        if let Some((origin, used)) = recent.by_name.get_mut(registry) {
+        if let Some((place, used)) = recent.by_name.get_mut(registry) {
             *used = tick;
-            return Arc::clone(origin);
+            return Arc::clone(place);
         }
         if recent.by_name.len() >= MAX_STRANGERS {
             let oldest = recent.by_name.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(name, _)| name.clone());
             oldest.map(|name| recent.by_name.remove(&name));
         }
-        let origin = Arc::new(make());
-        let known = (Arc::clone(&origin), tick);
+        let place = Arc::new(make());
+        let known = (Arc::clone(&place), tick);
         recent.by_name.insert(registry.clone(), known);
-        origin
+        place
     }
 }
 
@@ -285,10 +286,10 @@ mod tests {
             ("[2606:4700::1]:5000", "https://[2606:4700::1]:5000/v2/"),
             ("up.example", "http://10.0.0.1:5000/prefix/v2/"),
         ] {
-            let origin = all.origin(&name.parse().unwrap()).unwrap();
-            assert_eq!(origin.url("/v2/").unwrap().to_string(), expected);
+            let place = all.place(&name.parse().unwrap()).unwrap();
+            assert_eq!(place.url("/v2/").unwrap().to_string(), expected);
         }
-        let internal = all.origin(&"10.0.0.1:5000".parse().unwrap());
+        let internal = all.place(&"10.0.0.1:5000".parse().unwrap());
         assert!(matches!(internal.err(), Some(Error::Forbidden { .. })));
     }
 
@@ -331,10 +332,10 @@ mod tests {
     fn strangers_are_bounded_and_the_latest_stay() {
         let all = upstreams(|_| ()).unwrap();
         let name = |n: usize| format!("r{n}.example").parse().unwrap();
-        let first = all.origin(&name(0)).unwrap();
+        let first = all.place(&name(0)).unwrap();
         for n in 1..2 * MAX_STRANGERS {
-            all.origin(&name(n)).unwrap();
-            assert!(Arc::ptr_eq(&first, &all.origin(&name(0)).unwrap()));
+            all.place(&name(n)).unwrap();
+            assert!(Arc::ptr_eq(&first, &all.place(&name(0)).unwrap()));
         }
         assert_eq!(all.strangers.0.lock().unwrap().by_name.len(), MAX_STRANGERS);
     }

@@ -3,6 +3,7 @@
 mod access;
 mod blobs;
 mod documents;
+mod guests;
 mod network;
 mod reach;
 mod upkeep;

@@ -1,0 +1,215 @@
+//! Requests in the name of a client: with its own login, never with a configured one.
+
+use std::fmt;
+
+use pierhead_oci::{Digest, Repository, Target};
+use ring::hmac;
+use ring::rand::SystemRandom;
+use zeroize::Zeroizing;
+
+use crate::authorize::request;
+use crate::exchange::{Answer, refusal};
+use crate::metrics::Kind;
+use crate::origin::Origin;
+use crate::retry::{Patience, retrying};
+use crate::{Credentials, Error, manifest};
+
+/// What a client of ours logs in with, or that it does not. `Debug` prints nothing of it, memory is
+/// zeroised on drop. Bounding its length is the caller's.
+#[derive(Clone)]
+pub struct ClientCredentials(Option<Login>);
+
+#[derive(Clone)]
+struct Login {
+    user: Zeroizing<String>,
+    password: Zeroizing<String>,
+}
+
+impl ClientCredentials {
+    /// A client that does not say who it is.
+    pub fn anonymous() -> Self {
+        Self(None)
+    }
+
+    /// User and password, as in the `Authorization: Basic` of a client.
+    pub fn basic(user: &str, password: &str) -> Self {
+        Self(Some(Login {
+            user: Zeroizing::new(user.to_owned()),
+            password: Zeroizing::new(password.to_owned()),
+        }))
+    }
+
+    /// Whether it says who it is.
+    pub fn is_anonymous(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl fmt::Debug for ClientCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientCredentials(…)")
+    }
+}
+
+/// Stands for a login in tables, and tells nothing of it: a hash under a key that never leaves this
+/// process and is another after each start.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fingerprint(…)")
+    }
+}
+
+/// The key of all fingerprints of one client.
+pub(crate) struct Sealer(hmac::Key);
+
+impl Sealer {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        key.map(Self).map_err(|_| Error::Config {
+            what: "the system gives no random numbers".to_owned(),
+        })
+    }
+
+    /// Some microseconds.
+    pub(crate) fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
+        let mut context = hmac::Context::with_key(&self.0);
+        if let Some(Login { user, password }) = &credentials.0 {
+            // With its length, so that no user and password run into another pair.
+            context.update(&user.len().to_be_bytes());
+            context.update(user.as_bytes());
+            context.update(password.as_bytes());
+        }
+        let mut hash = [0; 32];
+        hash.copy_from_slice(context.sign().as_ref());
+        Fingerprint(hash)
+    }
+}
+
+/// In whose name an [`Origin`] is asked, when it is a client's.
+pub(crate) struct Guest {
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) who: Fingerprint,
+}
+
+impl Guest {
+    pub(crate) fn new(credentials: &ClientCredentials, who: Fingerprint) -> Self {
+        let credentials =
+            credentials
+                .0
+                .as_ref()
+                .map(|Login { user, password }| Credentials::Basic {
+                    user: String::clone(user),
+                    password: password.clone(),
+                });
+        Self { credentials, who }
+    }
+}
+
+/// What a client wants to read.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted<'a> {
+    /// A manifest or index.
+    Manifest(&'a Target),
+    /// A blob.
+    Blob(&'a Digest),
+}
+
+/// What an upstream says to a client's wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may read that, and it is there.
+    Granted,
+    /// The login is wrong, or not good for that.
+    Denied,
+    /// Not there, for this client: many registries say so instead of `Denied`. No right to anything.
+    Absent,
+}
+
+/// Asks by HEAD, as `origin`'s guest.
+pub(crate) async fn authorize(
+    origin: &Origin,
+    repository: &Repository,
+    wanted: Wanted<'_>,
+) -> Result<Verdict, Error> {
+    let (kind, path, headers) = match wanted {
+        Wanted::Manifest(target) => (
+            Kind::Manifest,
+            format!("/v2/{repository}/manifests/{target}"),
+            manifest::accept(),
+        ),
+        Wanted::Blob(digest) => (
+            Kind::Blob,
+            format!("/v2/{repository}/blobs/{digest}"),
+            http::HeaderMap::new(),
+        ),
+    };
+    let verdict = retrying(origin, Patience::DOCUMENT, || async {
+        let uri = origin.url(&path)?;
+        let head = http::Method::HEAD;
+        let answer = request(origin, kind, &head, uri, headers.clone(), repository).await?;
+        match answer.response.status().as_u16() {
+            200 if answers(wanted, &answer) => {}
+            // Signed URLs of object stores are often good for GET alone.
+            400..500 if answer.elsewhere && matches!(wanted, Wanted::Blob(_)) => {}
+            200 => return Err(origin.protocol("it answers with something else than was asked for")),
+            _ => return Err(refusal(origin, &answer)),
+        }
+        origin.budget.succeeded();
+        Ok(Verdict::Granted)
+    });
+    match verdict.await {
+        Err(Error::Denied { .. }) => Ok(Verdict::Denied),
+        Err(Error::NotFound { .. }) => Ok(Verdict::Absent),
+        other => other,
+    }
+}
+
+/// Whether a 200 is about what was asked for: the page of a login form says nothing of rights.
+fn answers(wanted: Wanted<'_>, answer: &Answer) -> bool {
+    let headers = answer.response.headers();
+    let is = |word: &str| {
+        let value = headers.get(http::header::CONTENT_TYPE);
+        value.is_some_and(|value| value.to_str().is_ok_and(|text| text.contains(word)))
+    };
+    match wanted {
+        Wanted::Manifest(_) => {
+            manifest::claimed_digest(headers).is_some() || is("manifest") || is("index")
+        }
+        Wanted::Blob(_) => !is("text/html"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_logins_apart_and_keys_too() {
+        let (sealer, other) = (Sealer::new().unwrap(), Sealer::new().unwrap());
+        let all = [
+            ClientCredentials::anonymous(),
+            ClientCredentials::basic("", ""),
+            ClientCredentials::basic("ab", "c"),
+            ClientCredentials::basic("a", "bc"),
+            ClientCredentials::basic("ab", "d"),
+        ];
+        let prints: std::collections::HashSet<_> =
+            all.iter().map(|one| sealer.fingerprint(one)).collect();
+        assert_eq!(prints.len(), all.len());
+        for one in &all {
+            assert_eq!(sealer.fingerprint(one), sealer.fingerprint(&one.clone()));
+            assert_ne!(sealer.fingerprint(one), other.fingerprint(one));
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_login_is_printed() {
+        let credentials = ClientCredentials::basic("name", "hush");
+        let print = Sealer::new().unwrap().fingerprint(&credentials);
+        let text = format!("{credentials:?} {print:?}");
+        assert_eq!(text, "ClientCredentials(…) Fingerprint(…)");
+    }
+}
