@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 mod buffer;
 mod cache;
 mod catalog;
+mod checked;
 mod config;
 mod content;
 mod error;

@@ -3,15 +3,21 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::{BUFFER, Buffer};
+use crate::checked::{Identity, resident};
 use crate::memory::Small;
 use crate::store::{Store, blocking};
 use crate::tier::{Blob, CHUNK, is_damage};
 use crate::{Error, lock};
+
+/// The most that [`Object::sound`] grants at once: what a socket takes in one call, and what of a client's
+/// turn the others wait for.
+const SOUND: u64 = 1 << 20;
 
 /// One open handle, shared by all who read the blob. Its bytes count until it is dropped.
 pub(crate) struct OpenBlob {
@@ -94,13 +100,36 @@ impl Object {
         }
     }
 
-    /// The file with the content at offset 0, to send it from. Reading it so skips the checksums. `None` of
-    /// what is in memory.
+    /// The file with the content at offset 0, to send it from. Reading it so skips the checksums: see
+    /// [`Object::sound`]. `None` of what is in memory.
     pub fn file(&self) -> Option<&File> {
         match &self.held {
             Held::Memory(_) => None,
             Held::Tier(open) => open.blob.file(),
         }
+    }
+
+    /// How many bytes from `offset` (at most `max`, and 1 MiB) can be sent from [`Object::file`] as they
+    /// are: this process has checked them within the last minutes, the file is the same since, and they
+    /// are in the page cache, so that sending them waits for no disk. For the rest there is
+    /// [`Object::read_at`], which checks and so makes sound what it reads. A few system calls; does not block.
+    pub fn sound(&self, offset: u64, max: u64) -> u64 {
+        let Held::Tier(open) = &self.held else {
+            return 0;
+        };
+        let max = max.min(self.size().saturating_sub(offset)).min(SOUND);
+        let Some(file) = open.blob.file().filter(|_| max > 0) else {
+            return 0;
+        };
+        let Some(identity) = Identity::of(file) else {
+            return 0;
+        };
+        let (range, now) = (offset..offset + max, Instant::now());
+        let checked = open
+            .store
+            .checked
+            .sound(&open.digest, &identity, range, now);
+        resident(file, offset..offset + checked)
     }
 
     /// See [`Content::read_at`](crate::Content::read_at). Chunks are checked against their checksums
@@ -131,6 +160,7 @@ impl Object {
             let buffer = open.fill(offset, len).await?;
             return Ok(buffer.freeze(0, len));
         }
+        let identity = open.blob.file().and_then(Identity::of);
         // Whole chunks, as many as the request touches and the buffer holds.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
@@ -145,6 +175,13 @@ impl Object {
             index += 1;
         }
         self.checked.store(index, Ordering::Relaxed);
+        // As it was before it was read: a change since then is found out later.
+        if let Some(identity) = identity {
+            let (store, now) = (&open.store, Instant::now());
+            store
+                .checked
+                .add(&open.digest, identity, size, first..index, now);
+        }
         Ok(buffer.freeze(to_usize(inside), max))
     }
 

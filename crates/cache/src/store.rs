@@ -3,16 +3,18 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::Pool;
+use crate::checked::{Checked, Identity};
 use crate::folder::Folder;
 use crate::memory::Small;
 use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
 use crate::state::{State, Victim, footprint};
-use crate::tier::{Blob, Staged, Tier, Trailer, is_damage};
+use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 use crate::{Config, Error, lock, now};
 
 /// Locks are always taken in this order: `reclaim`, a stripe, `state`. Only `state` is taken on async
@@ -23,6 +25,7 @@ pub(crate) struct Store {
     pub(crate) state: Mutex<State>,
     pub(crate) pool: Pool,
     pub(crate) metrics: Metrics,
+    pub(crate) checked: Checked,
     /// One eviction run at a time: two would both free what one needs.
     reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
@@ -49,6 +52,7 @@ impl Store {
             state: Mutex::new(state),
             pool: Pool::default(),
             metrics: Metrics::default(),
+            checked: Checked::default(),
             reclaim: Mutex::new(()),
             stripes: Default::default(),
             folder: Mutex::new(Some(folder)),
@@ -177,12 +181,17 @@ impl Store {
     ) -> Result<Arc<OpenBlob>, Error> {
         let _stripe = lock(self.stripe(digest));
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         match staged.commit(trailer) {
             Ok(blob) => {
                 self.metrics
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
+                // Its digest was checked, over the bytes that were written.
+                if let Some(identity) = blob.file().and_then(Identity::of) {
+                    let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
+                    self.checked.add(digest, identity, size, chunks, now);
+                }
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
                     state.insert(*digest, size, media_type, now());

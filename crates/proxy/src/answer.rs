@@ -1,12 +1,13 @@
 //! From a request's head to its answer: limits, endpoint, route, and what each endpoint gives.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use http::header::HOST;
 use http::request::Parts;
-use http::{Method, Response, StatusCode};
+use http::{Method, Response, StatusCode, Version};
 use http_body::Body as _;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
 
@@ -30,6 +31,16 @@ pub(crate) struct Peer {
     pub(crate) pace: Arc<Pace>,
     /// This connection is over the limit: everything is answered 503.
     pub(crate) overloaded: bool,
+}
+
+impl Peer {
+    pub(crate) fn new(address: SocketAddr, overloaded: bool) -> Self {
+        Self {
+            address: address.ip(),
+            pace: Arc::default(),
+            overloaded,
+        }
+    }
 }
 
 /// Answers one request, within the configured time: a body's bytes may come later, its head does not.
@@ -63,7 +74,7 @@ pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> 
         .inc();
     let expected = response.body().size_hint().exact();
     let account = Account::new(inner.metrics.clone(), kind, started, expected);
-    response.map(|body| body.accounted(account, peer.pace.turn()))
+    response.map(|body| body.accounted(account, &peer.pace))
 }
 
 struct Request<'a> {
@@ -88,6 +99,11 @@ impl Request<'_> {
             return Err(Error::Overloaded);
         }
         let Parts { method, uri, .. } = self.parts;
+        // Two would let a filter before us and us disagree on who is meant.
+        let hosts = self.parts.headers.get_all(HOST).iter().count();
+        if self.parts.version == Version::HTTP_11 && hosts != 1 {
+            return Err(Error::Host);
+        }
         let (path, query) = (uri.path(), uri.query());
         if path.len() + query.map_or(0, str::len) > MAX_PATH {
             return Err(Error::PathTooLong(MAX_PATH));

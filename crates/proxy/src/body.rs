@@ -1,6 +1,6 @@
 //! The body of an answer: nothing, a few bytes, or a stream of frames read as the client takes them.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -8,14 +8,26 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use pierhead_cache::Object;
 
 use crate::Error;
 use crate::metrics::{Kind, Metrics, Of};
-use crate::pace::Turn;
+use crate::pace::{Pace, Turn};
 use crate::source::Source;
 
 /// Bytes a frame at most: what one stream holds at a time, beside what hyper and the kernel buffer.
 pub(crate) const FRAME: usize = 128 << 10;
+
+/// What leaves next, for a socket that can send files.
+pub(crate) enum Piece {
+    Bytes(Bytes),
+    /// A range of a committed blob's file that was checked already.
+    File {
+        object: Object,
+        offset: u64,
+        len: u64,
+    },
+}
 
 /// See the head of this module.
 pub(crate) struct Body {
@@ -36,6 +48,8 @@ struct Stream {
     /// `None` when the size is known at the end only.
     remaining: Option<u64>,
     turn: Option<Turn>,
+    /// Only bytes that were looked at may leave: the file could not be sent as it is.
+    copy: bool,
 }
 
 type Read = Pin<Box<dyn Future<Output = (Box<Source>, Result<Bytes, Error>)> + Send>>;
@@ -66,18 +80,73 @@ impl Body {
                 state: State::Idle(source),
                 remaining: length,
                 turn: None,
+                copy: false,
             }),
             account: None,
         }
     }
 
     /// Counts what becomes of the answer, and watches whether its client takes it.
-    pub(crate) fn accounted(mut self, account: Account, turn: Turn) -> Self {
+    pub(crate) fn accounted(mut self, account: Account, pace: &Arc<Pace>) -> Self {
         self.account = Some(account);
         if let Content::Stream(stream) = &mut self.content {
-            stream.turn = Some(turn);
+            stream.turn = Some(pace.turn());
         }
         self
+    }
+
+    /// The next piece; `None` at the end. What is said to be a file's is still to be sent: see
+    /// [`Body::sent`] and [`Body::copy`]. Cancel safe.
+    pub(crate) async fn piece(&mut self) -> Option<Result<Piece, Error>> {
+        if let Content::Stream(stream) = &self.content
+            && let Some(file) = stream.file()
+        {
+            return Some(Ok(file));
+        }
+        let frame = poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await?;
+        Some(frame.map(Piece::Bytes))
+    }
+
+    /// Takes note of bytes that were sent from the file.
+    pub(crate) fn sent(&mut self, bytes: u64) {
+        if let Content::Stream(stream) = &mut self.content
+            && let State::Idle(source) = &mut stream.state
+        {
+            source.advance(bytes);
+            if let Some(remaining) = &mut stream.remaining {
+                *remaining = remaining.saturating_sub(bytes);
+            }
+        }
+        if let Some(account) = &mut self.account {
+            account.sent(bytes);
+        }
+    }
+
+    /// From now on bytes only, which are checked one by one.
+    pub(crate) fn copy(&mut self) {
+        if let Content::Stream(stream) = &mut self.content {
+            stream.copy = true;
+        }
+    }
+
+    fn poll_next(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Error>>> {
+        let this = &mut *self;
+        let next = match &mut this.content {
+            Content::Bytes(bytes) if bytes.is_empty() => None,
+            Content::Bytes(bytes) => Some(Ok(std::mem::take(bytes))),
+            Content::Stream(stream) => ready!(stream.poll_next(context)),
+        };
+        if let Some(account) = &mut this.account {
+            match &next {
+                Some(Ok(bytes)) => account.sent(u64::try_from(bytes.len()).unwrap_or(u64::MAX)),
+                Some(Err(error)) => account.failed(error),
+                None => account.complete = true,
+            }
+        }
+        Poll::Ready(next)
     }
 }
 
@@ -89,19 +158,7 @@ impl http_body::Body for Body {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let this = self.get_mut();
-        let next = match &mut this.content {
-            Content::Bytes(bytes) if bytes.is_empty() => None,
-            Content::Bytes(bytes) => Some(Ok(std::mem::take(bytes))),
-            Content::Stream(stream) => ready!(stream.poll_next(context)),
-        };
-        if let Some(account) = &mut this.account {
-            match &next {
-                Some(Ok(bytes)) => account.sent(bytes.len()),
-                Some(Err(error)) => account.failed(error),
-                None => account.complete = true,
-            }
-        }
+        let next = ready!(self.poll_next(context));
         Poll::Ready(next.map(|bytes| bytes.map(Frame::data)))
     }
 
@@ -127,6 +184,22 @@ impl http_body::Body for Body {
 }
 
 impl Stream {
+    /// The next range that can leave from a file.
+    fn file(&self) -> Option<Piece> {
+        let State::Idle(source) = &self.state else {
+            return None;
+        };
+        if self.copy {
+            return None;
+        }
+        let (object, offset, len) = source.sound(self.remaining?)?;
+        Some(Piece::File {
+            object,
+            offset,
+            len,
+        })
+    }
+
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         if let Some(turn) = &self.turn {
             turn.ours();
@@ -216,14 +289,13 @@ impl Account {
         }
     }
 
-    fn sent(&mut self, bytes: usize) {
+    fn sent(&mut self, bytes: u64) {
         if self.sent == 0 {
             self.metrics
                 .first_byte
                 .get_or_create(&self.of())
                 .observe(self.started.elapsed().as_secs_f64());
         }
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.sent += bytes;
         self.metrics
             .bytes_out

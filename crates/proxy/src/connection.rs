@@ -1,8 +1,9 @@
 //! One connection from its first byte to its last.
 //!
-//! Everything goes through hyper, which must also be what answers bytes that are no HTTP: dockerd 29
-//! tries TLS on a plain port first and falls back only if the answer begins with `HTTP/`. A faster way
-//! for warm blobs over plain HTTP/1.1 would look at the head here, before hyper does.
+//! Over plain TCP a loop of our own ([`plain`]) answers the ordinary requests, since only the owner of
+//! the socket can send a file without reading it. All others go through hyper, which must also be what
+//! answers bytes that are no HTTP: dockerd 29 tries TLS on a plain port first and falls back only if the
+//! answer begins with `HTTP/`.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,18 +25,18 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{Peer, answer};
 use crate::listener::Phase;
-use crate::pace::Pace;
+use crate::plain;
 use crate::service::Inner;
 use crate::stall::Watched;
 
 /// Handshake, and what a connection over the limit may take to get its 503.
-const SHORT: Duration = Duration::from_secs(10);
+pub(crate) const SHORT: Duration = Duration::from_secs(10);
 /// A request's head, from its first byte or from the end of the answer before: so also how long a
 /// connection may idle.
-const HEAD: Duration = Duration::from_secs(60);
+pub(crate) const HEAD: Duration = Duration::from_secs(60);
 /// Clients send a dozen headers; credentials and tokens take 8 KiB at most.
-const MAX_HEADERS: usize = 100;
-const MAX_HEAD: usize = 32 << 10;
+pub(crate) const MAX_HEADERS: usize = 100;
+pub(crate) const MAX_HEAD: usize = 32 << 10;
 /// hyper buffers no more of a body than this before it asks for another frame, so that a slow client
 /// holds one frame and not three.
 const WRITE_BUFFER: usize = MAX_HEAD;
@@ -66,27 +67,25 @@ pub(crate) async fn serve(
         tracing::debug!(%address, %error, "no TCP_NODELAY");
     }
     let Some(tls) = tls else {
-        return http(shared, stream, address, overloaded).await;
+        return plain::serve(shared, stream, address, overloaded).await;
     };
+    let peer = Peer::new(address, overloaded);
     match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
-        Ok(Ok(stream)) => http(shared, stream, address, overloaded).await,
+        Ok(Ok(stream)) => http(shared, stream, peer).await,
         Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }
 
-async fn http<S>(shared: Shared, stream: S, address: SocketAddr, overloaded: bool)
+/// Serves one client through hyper.
+pub(crate) async fn http<S>(shared: Shared, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Shared { inner, mut phase } = shared;
     let stall = inner.config.load().client_stall;
-    let pace = Arc::new(Pace::default());
-    let peer = Arc::new(Peer {
-        address: address.ip(),
-        pace: pace.clone(),
-        overloaded,
-    });
+    let (address, pace, overloaded) = (peer.address, peer.pace.clone(), peer.overloaded);
+    let peer = Arc::new(peer);
     let service = service_fn({
         let inner = inner.clone();
         move |request: Request<Incoming>| {

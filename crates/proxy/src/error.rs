@@ -15,6 +15,8 @@ pub(crate) enum Error {
     Namespace(ParseError),
     #[error("pierhead is a pull-through cache and read-only: push to the registry itself")]
     ReadOnly,
+    #[error("a request over HTTP/1.1 has exactly one Host")]
+    Host,
     #[error("the path is longer than {0} bytes")]
     PathTooLong(usize),
     #[error(transparent)]

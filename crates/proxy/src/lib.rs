@@ -19,6 +19,7 @@ mod lists;
 mod manifest;
 mod metrics;
 mod pace;
+mod plain;
 mod range;
 mod recent;
 mod respond;

@@ -86,7 +86,9 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         // A tag that cannot exist does not exist; the conformance suite asks so.
         Error::Parse(ParseError::Tag) => (StatusCode::NOT_FOUND, ErrorCode::ManifestUnknown),
         Error::Parse(ParseError::Endpoint) => (StatusCode::NOT_FOUND, ErrorCode::NameUnknown),
-        Error::Parse(ParseError::Query(_)) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
+        Error::Host | Error::Parse(ParseError::Query(_)) => {
+            (StatusCode::BAD_REQUEST, ErrorCode::Unsupported)
+        }
         Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
         Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
         Error::PathTooLong(_) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),

@@ -119,6 +119,24 @@ impl Source {
         Ok(())
     }
 
+    /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
+    /// blob, are known good and in memory. Whoever sends them says so by [`Source::advance`].
+    pub(crate) fn sound(&self, max: u64) -> Option<(Object, u64, u64)> {
+        let From::Cache(Content::Object(object)) = &self.from else {
+            return None;
+        };
+        let left = self
+            .end
+            .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
+        let len = object.sound(self.offset, max.min(left));
+        (len > 0).then(|| (object.clone(), self.offset, len))
+    }
+
+    /// Those bytes have left.
+    pub(crate) fn advance(&mut self, bytes: u64) {
+        self.offset += bytes;
+    }
+
     /// How far the reader is.
     pub(crate) fn offset(&self) -> u64 {
         self.offset

@@ -1,0 +1,118 @@
+//! From bytes to the head of a request: the ordinary ones are understood, all others are left to hyper.
+//!
+//! What is ordinary has one meaning only: a GET or HEAD over HTTP/1.1 without a body. Whatever could be
+//! understood in two ways (lengths, codings, expectations, upgrades, what is no HTTP) goes to hyper
+//! untouched, so that there is one place that decides about it.
+
+use std::mem::MaybeUninit;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
+
+use crate::connection::{MAX_HEAD, MAX_HEADERS};
+
+/// What the bytes are that a client has sent so far.
+#[derive(Debug)]
+pub(crate) enum Head {
+    /// More are needed to tell.
+    Partial,
+    /// An ordinary request.
+    Ordinary(Box<Ordinary>),
+    /// Anything else.
+    Other,
+}
+
+/// A GET or HEAD without a body.
+#[derive(Debug)]
+pub(crate) struct Ordinary {
+    pub(crate) parts: Parts,
+    /// The client wants the connection closed behind the answer.
+    pub(crate) close: bool,
+    /// Bytes of the head; what follows belongs to the next one.
+    pub(crate) len: usize,
+}
+
+/// Looks at the start of a conversation, or of what follows a request. One pass, one copy.
+pub(crate) fn parse(bytes: &[u8]) -> Head {
+    let mut headers = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut []);
+    match request.parse_with_uninit_headers(bytes, &mut headers) {
+        Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => {
+            match understand(bytes, len, &request) {
+                Some(ordinary) => Head::Ordinary(Box::new(ordinary)),
+                None => Head::Other,
+            }
+        }
+        Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD => Head::Partial,
+        _ => Head::Other,
+    }
+}
+
+/// The request, unless something about it is not ordinary.
+fn understand(bytes: &[u8], len: usize, request: &httparse::Request<'_, '_>) -> Option<Ordinary> {
+    let method = match request.method? {
+        "GET" => Method::GET,
+        "HEAD" => Method::HEAD,
+        _ => return None,
+    };
+    let target = request.path.filter(|target| target.starts_with('/'))?;
+    if request.version != Some(1) {
+        return None;
+    }
+    // One allocation, which all that follows shares.
+    let (start, head) = (
+        bytes.as_ptr().addr(),
+        Bytes::copy_from_slice(bytes.get(..len)?),
+    );
+    let part = |part: &[u8]| {
+        let first = part.as_ptr().addr().checked_sub(start)?;
+        let end = first.checked_add(part.len())?;
+        (end <= len).then(|| head.slice(first..end))
+    };
+    let uri = Uri::from_maybe_shared(part(target.as_bytes())?).ok()?;
+    let mut headers = HeaderMap::with_capacity(request.headers.len());
+    for header in request.headers.iter() {
+        let name = HeaderName::from_bytes(header.name.as_bytes()).ok()?;
+        let value = match header.value {
+            // Points nowhere.
+            [] => HeaderValue::from_static(""),
+            value => HeaderValue::from_maybe_shared(part(value)?).ok()?,
+        };
+        headers.append(name, value);
+    }
+    let close = wants_close(&headers)?;
+    let has_body = headers.contains_key(TRANSFER_ENCODING)
+        || headers
+            .get_all(CONTENT_LENGTH)
+            .iter()
+            .any(|length| length != "0");
+    if has_body || headers.contains_key(EXPECT) || headers.contains_key(UPGRADE) {
+        return None;
+    }
+    let (mut parts, ()) = http::Request::new(()).into_parts();
+    parts.method = method;
+    parts.uri = uri;
+    parts.version = Version::HTTP_11;
+    parts.headers = headers;
+    Some(Ordinary { parts, close, len })
+}
+
+/// Whether `Connection` asks for the end; `None` when it asks for something else than to be kept.
+fn wants_close(headers: &HeaderMap) -> Option<bool> {
+    let mut close = false;
+    for value in headers.get_all(CONNECTION) {
+        for token in value.to_str().ok()?.split(',').map(str::trim) {
+            if token.eq_ignore_ascii_case("close") {
+                close = true;
+            } else if token.eq_ignore_ascii_case("upgrade") {
+                return None;
+            }
+        }
+    }
+    Some(close)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+fn ordinary(bytes: &[u8]) -> Option<Ordinary> {
+    match parse(bytes) {
+        Head::Ordinary(ordinary) => Some(*ordinary),
+        _ => None,
+    }
+}
+
+fn told(head: &Head) -> String {
+    match head {
+        Head::Partial => "partial".to_owned(),
+        Head::Other => "other".to_owned(),
+        Head::Ordinary(ordinary) => format!("{ordinary:?}"),
+    }
+}
+
+#[test]
+fn what_clients_send_is_ordinary() {
+    let docker =
+        b"GET /v2/library/redis/manifests/7?ns=docker.io HTTP/1.1\r\nHost: 127.0.0.1:5000\r\n\
+        User-Agent: docker/28.0 go/go1.23\r\nAccept: application/json\r\nAccept: */*\r\nEmpty:\r\n\
+        Accept-Encoding: gzip\r\nConnection: keep-alive\r\n\r\nGET /";
+    let got = ordinary(docker).unwrap();
+    assert_eq!((got.len, got.close), (docker.len() - 5, false));
+    assert_eq!(
+        (
+            got.parts.method.as_str(),
+            got.parts.uri.to_string(),
+            got.parts.version
+        ),
+        (
+            "GET",
+            "/v2/library/redis/manifests/7?ns=docker.io".to_owned(),
+            Version::HTTP_11
+        )
+    );
+    let headers = got.parts.headers;
+    assert_eq!(
+        (headers.len(), headers.get_all("accept").iter().count()),
+        (7, 2)
+    );
+    assert_eq!(
+        (&headers["host"], &headers["empty"]),
+        (&"127.0.0.1:5000".parse().unwrap(), &"".parse().unwrap())
+    );
+    let head = ordinary(
+        b"HEAD /v2/ HTTP/1.1\r\nhost: a\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n",
+    )
+    .unwrap();
+    assert_eq!((head.parts.method, head.close), (Method::HEAD, true));
+    // Who is meant is for `answer` to judge, by one rule for all ways in.
+    assert!(ordinary(b"GET / HTTP/1.1\r\n\r\n").is_some());
+}
+
+#[test]
+fn whatever_has_two_meanings_is_left_to_hyper() {
+    let lines = |lines: &str| format!("GET / HTTP/1.1\r\nhost: a\r\n{lines}\r\n");
+    for head in [
+        lines("content-length: 5\r\n"),
+        lines("content-length: 0\r\ncontent-length: 5\r\n"),
+        lines("content-length: +0\r\n"),
+        lines("content-length: 0, 0\r\n"),
+        lines("transfer-encoding: chunked\r\n"),
+        lines("content-length: 0\r\ntransfer-encoding: chunked\r\n"),
+        lines("Transfer-Encoding: identity\r\n"),
+        lines("expect: 100-continue\r\n"),
+        lines("upgrade: h2c\r\nconnection: upgrade\r\n"),
+        lines("connection: Upgrade\r\n"),
+        lines("x: 1\r\n folded\r\n"),
+        lines(" x: 1\r\n"),
+        lines("x : 1\r\n"),
+        lines("x: a\0b\r\n"),
+        lines("x: a\rb\r\n"),
+        lines("no colon\r\n"),
+        lines(": no name\r\n"),
+        lines("bad name: 1\r\n"),
+        lines("connection: \u{e9}\r\n"),
+        lines(&"x: 1\r\n".repeat(MAX_HEADERS)),
+        lines(&format!("x: {}\r\n", "x".repeat(MAX_HEAD))),
+        "GET / HTTP/1.0\r\nhost: a\r\n\r\n".to_owned(),
+        "GET / HTTP/2.0\r\nhost: a\r\n\r\n".to_owned(),
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
+        "GET http://a/ HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET * HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET a HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET  / HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET / a HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET /\0 HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "GET /\r\nhost: a\r\n\r\n".to_owned(),
+        "get / HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "POST / HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n".to_owned(),
+        "\x16\x03\x01\x00\x05hello".to_owned(),
+        "x".repeat(MAX_HEAD),
+    ] {
+        assert_eq!(told(&parse(head.as_bytes())), "other", "{head:?}");
+    }
+}
+
+/// Pieces of heads, right and wrong, in any order: closer to the edge than random bytes.
+fn pieces() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop::sample::select(vec![
+        "GET ",
+        "HEAD ",
+        "POST ",
+        "/v2/",
+        "/a?b=c",
+        " HTTP/1.1",
+        " HTTP/1.0",
+        "\r\n",
+        "\n",
+        "\r",
+        "\r\n\r\n",
+        "host: a\r\n",
+        "Host: b\r\n",
+        "content-length: 0\r\n",
+        "content-length: 7\r\n",
+        "transfer-encoding: chunked\r\n",
+        "connection: close\r\n",
+        "connection: upgrade\r\n",
+        "expect: 100-continue\r\n",
+        " ",
+        "\t",
+        ":",
+        "\0",
+        "\u{16}",
+        "x: y\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "\u{e9}",
+    ]);
+    vec(piece, 0..12).prop_map(|pieces| pieces.concat().into_bytes())
+}
+
+fn heads() -> impl Strategy<Value = Vec<u8>> {
+    let right = "(GET|HEAD) /[a-z/?=.:%]{0,20} HTTP/1.1\r\n(([a-z-]{1,12}: [ -~]{0,20}|connection: close)\r\n){0,6}\r\n(GET /x HT)?";
+    let right = proptest::string::string_regex(right).expect("a constant that parses");
+    prop_oneof![
+        right.prop_map(String::into_bytes),
+        pieces(),
+        vec(any::<u8>(), 0..100)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    /// However the bytes come in, the same becomes of them, and no byte is taken twice or left out.
+    #[test]
+    fn a_split_anywhere_changes_nothing(bytes in heads()) {
+        let whole = parse(&bytes);
+        if let Head::Ordinary(ordinary) = &whole {
+            prop_assert!(ordinary.len > 0 && ordinary.len <= bytes.len());
+        }
+        let mut decided = false;
+        for end in 0..=bytes.len() {
+            match parse(&bytes[..end]) {
+                Head::Partial => prop_assert!(!decided, "undecided again at {end}"),
+                Head::Other => {
+                    decided = true;
+                    prop_assert_eq!(told(&whole), "other", "at {}", end);
+                }
+                Head::Ordinary(ordinary) => {
+                    decided = true;
+                    prop_assert!(end >= ordinary.len);
+                    prop_assert_eq!(told(&Head::Ordinary(ordinary)), told(&whole), "at {}", end);
+                }
+            }
+        }
+    }
+
+    /// What is taken as ordinary is what it says, with nothing that could tell of a body.
+    #[test]
+    fn an_ordinary_request_has_no_body(bytes in heads()) {
+        if let Some(Ordinary { parts, len, .. }) = ordinary(&bytes) {
+            prop_assert!(bytes[..len].ends_with(b"\n"));
+            prop_assert!(!parts.headers.contains_key("transfer-encoding"));
+            prop_assert!(parts.headers.get_all("content-length").iter().all(|length| length == "0"));
+            prop_assert!(parts.uri.to_string().starts_with('/'));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Plain HTTP/1.1 without hyper: ordinary requests are answered by a loop that can send files as they are.
+//!
+//! Answers come from [`answer`], as they do for hyper. The first thing a client says that is not
+//! ordinary (see [`head`]) hands its connection over to hyper for good, with the bytes that were read.
+
+mod clock;
+mod front;
+pub(crate) mod head;
+mod reply;
+mod socket;
+
+use std::future::{Future as _, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::{Method, Response, StatusCode};
+use http_body::Body as _;
+use tokio::net::TcpStream;
+
+use crate::answer::{Peer, answer};
+use crate::body::{Body, Piece};
+use crate::connection::{self, HEAD, SHORT, Shared};
+use crate::listener::Phase;
+use clock::Clock;
+use front::Front;
+use head::{Head, Ordinary};
+use reply::{Date, Framing};
+use socket::{Sent, Socket};
+
+/// How a conversation of ours ends.
+enum End {
+    Over,
+    /// The client wants something that is hyper's matter.
+    Other(TcpStream, Bytes),
+}
+
+/// Serves one client until it leaves, breaks the rules, or we stop.
+pub(crate) async fn serve(
+    mut shared: Shared,
+    stream: TcpStream,
+    address: SocketAddr,
+    overloaded: bool,
+) {
+    let peer = Peer::new(address, overloaded);
+    let stall = shared.inner.config.load().client_stall;
+    let clock = Clock::new();
+    let ended = {
+        let socket = Socket {
+            stream,
+            buffer: BytesMut::new(),
+            clock: &clock,
+            stall,
+        };
+        let mut talk = pin!(talk(&shared, &peer, socket));
+        let limit = if overloaded { SHORT } else { Duration::MAX };
+        let mut phase = shared.phase.clone();
+        // A connection that was accepted just before the stop must see it too.
+        phase.mark_changed();
+        let period = stall.min(HEAD).max(Duration::from_millis(100));
+        let mut sleep = pin!(tokio::time::sleep(period.min(limit)));
+        loop {
+            tokio::select! {
+                biased;
+                ended = talk.as_mut() => break ended,
+                changed = phase.changed() => match (changed, *phase.borrow()) {
+                    (Ok(()), Phase::Serving) => {}
+                    // Whoever waits for a head looks at it when polled next, which is now.
+                    (Ok(()), Phase::Draining) => clock.drain(),
+                    // A listener that is gone leaves nobody who could wait for the drain.
+                    (Ok(()), Phase::Cut) | (Err(_), _) => return,
+                },
+                () = clock.late(sleep.as_mut(), period) => {
+                    if clock.is_taking() {
+                        shared.inner.metrics.stalled.inc();
+                    }
+                    tracing::debug!(%address, "client does nothing: connection cut");
+                    return;
+                }
+            }
+        }
+    };
+    match ended {
+        Ok(End::Over) => {}
+        Ok(End::Other(stream, front)) => {
+            shared.phase.mark_changed();
+            let stream = Front::new(front, stream);
+            Box::pin(connection::http(shared, stream, peer)).await;
+        }
+        Err(error) => tracing::debug!(%address, %error, "connection ended"),
+    }
+}
+
+async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Result<End> {
+    let mut date = Date::default();
+    // Until hyper's own limits would hold, silence is not suffered for long.
+    socket.clock.must_speak(socket.stall.min(HEAD));
+    loop {
+        let Ordinary {
+            parts, mut close, ..
+        } = match next(&mut socket).await? {
+            None => return Ok(End::Over),
+            Some(Head::Ordinary(ordinary)) => *ordinary,
+            Some(_) => return Ok(End::Other(socket.stream, socket.buffer.freeze())),
+        };
+        socket.clock.free();
+        let response = socket
+            .unless_gone(answer(&shared.inner, peer, &parts))
+            .await?;
+        close |= peer.overloaded || socket.clock.is_draining();
+        if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
+            socket.shut().await;
+            return Ok(End::Over);
+        }
+        socket.clock.must_speak(HEAD);
+    }
+}
+
+/// The next head; `None` when the client has left, or we are about to stop.
+async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
+    // A head is looked at when it begins and when it may have ended, not at every byte of it.
+    let mut looked = 0;
+    loop {
+        let is_worth_a_look = looked == 0 || ends_behind(&socket.buffer, looked);
+        if !socket.buffer.is_empty() && is_worth_a_look {
+            match head::parse(&socket.buffer) {
+                Head::Partial => {
+                    if looked == 0 {
+                        socket.clock.must_speak(HEAD);
+                    }
+                    looked = socket.buffer.len();
+                }
+                Head::Ordinary(ordinary) => {
+                    socket.buffer.advance(ordinary.len);
+                    if socket.buffer.is_empty() {
+                        socket.buffer = BytesMut::new();
+                    }
+                    return Ok(Some(Head::Ordinary(ordinary)));
+                }
+                Head::Other => return Ok(Some(Head::Other)),
+            }
+        }
+        if socket.read().await? == 0 {
+            return Ok(None);
+        }
+    }
+}
+
+/// Whether a head that was looked at up to `looked` may tell more now.
+fn ends_behind(buffer: &[u8], looked: usize) -> bool {
+    /// While it is short, looking at all of it costs nothing.
+    const SHORT: usize = 2048;
+    let new = &buffer[looked.saturating_sub(3)..];
+    buffer.len() <= SHORT
+        || buffer.len() >= connection::MAX_HEAD
+        || new.windows(2).any(|pair| pair == b"\n\n")
+        || new.windows(3).any(|three| three == b"\n\r\n")
+}
+
+/// Sends one answer. Says whether it was sent whole, so that another may follow.
+async fn send(
+    socket: &mut Socket<'_>,
+    method: &Method,
+    response: Response<Body>,
+    close: bool,
+    date: &mut Date,
+) -> io::Result<bool> {
+    let (parts, mut body) = response.into_parts();
+    let bodiless = method == Method::HEAD
+        || parts.status == StatusCode::NOT_MODIFIED
+        || parts.status == StatusCode::NO_CONTENT;
+    let framing = match body.size_hint().exact() {
+        _ if bodiless => Framing::None,
+        Some(length) => Framing::Length(length),
+        None => Framing::Chunked,
+    };
+    let mut head = Vec::with_capacity(512);
+    reply::encode(
+        &mut head,
+        parts.status,
+        &parts.headers,
+        framing,
+        close,
+        date,
+    );
+    if bodiless {
+        socket.send([&head, &[]], false).await?;
+        return Ok(true);
+    }
+    // Not held back for a body that takes its time.
+    let mut first = first(&mut body).await;
+    if first.is_none() {
+        socket.send([&head, &[]], false).await?;
+        head.clear();
+    }
+    loop {
+        let piece = match first.take() {
+            Some(piece) => piece,
+            None => socket.unless_gone(body.piece()).await?,
+        };
+        match piece {
+            Some(Ok(Piece::Bytes(bytes))) => {
+                if framing == Framing::Chunked {
+                    head.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+                }
+                socket.send([&head, &bytes], false).await?;
+                head.clear();
+                if framing == Framing::Chunked {
+                    head.extend_from_slice(b"\r\n");
+                }
+            }
+            Some(Ok(Piece::File {
+                object,
+                offset,
+                len,
+            })) => {
+                if !head.is_empty() {
+                    socket.send([&head, &[]], true).await?;
+                    head.clear();
+                }
+                match socket.send_file(&object, offset, len).await? {
+                    Sent::Some(sent) => {
+                        body.sent(sent);
+                        // Others have their turn, however fast this client is.
+                        if sent == len {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                    Sent::Nothing => body.copy(),
+                }
+            }
+            // Cut: a body that is wrong is never ended cleanly.
+            Some(Err(_)) => return Ok(false),
+            None => {
+                if framing == Framing::Chunked {
+                    head.extend_from_slice(b"0\r\n\r\n");
+                }
+                socket.send([&head, &[]], false).await?;
+                return Ok(true);
+            }
+        }
+    }
+}
+
+type Next = Option<Result<Piece, crate::Error>>;
+
+/// What of the body is at hand now.
+async fn first(body: &mut Body) -> Option<Next> {
+    let mut piece = pin!(body.piece());
+    poll_fn(|context| {
+        Poll::Ready(match piece.as_mut().poll(context) {
+            Poll::Ready(piece) => Some(piece),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}

@@ -1,0 +1,78 @@
+//! The head of an answer as bytes.
+
+use std::io::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
+use http::{HeaderMap, StatusCode};
+
+/// How the end of a body is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// There is no body, whatever the headers say of one.
+    None,
+    /// So many bytes.
+    Length(u64),
+    /// In chunks: the length is known at the end only.
+    Chunked,
+}
+
+/// The `Date` of answers, made anew once a second.
+#[derive(Default)]
+pub(crate) struct Date {
+    second: u64,
+    text: String,
+}
+
+impl Date {
+    fn text(&mut self) -> &str {
+        let now = SystemTime::now();
+        let second = now
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        if self.text.is_empty() || self.second != second {
+            self.second = second;
+            self.text = httpdate::fmt_http_date(now);
+        }
+        &self.text
+    }
+}
+
+/// Appends the head to `out`.
+pub(crate) fn encode(
+    out: &mut Vec<u8>,
+    status: StatusCode,
+    headers: &HeaderMap,
+    framing: Framing,
+    close: bool,
+    date: &mut Date,
+) {
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(status.as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for (name, value) in headers {
+        line(out, name.as_str(), value.as_bytes());
+    }
+    match framing {
+        Framing::Length(length) if !headers.contains_key(CONTENT_LENGTH) => {
+            // Writing to a vector does not fail.
+            let _ = write!(out, "{CONTENT_LENGTH}: {length}\r\n");
+        }
+        Framing::Chunked => line(out, TRANSFER_ENCODING.as_str(), b"chunked"),
+        _ => {}
+    }
+    if close && !headers.contains_key(CONNECTION) {
+        line(out, CONNECTION.as_str(), b"close");
+    }
+    line(out, DATE.as_str(), date.text().as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+fn line(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
