@@ -15,6 +15,9 @@ pub(crate) struct Stat {
     pub(crate) version: String,
     pub(crate) uptime_seconds: u64,
     pub(crate) listen: Vec<String>,
+    /// Clients speak HTTPS to these.
+    #[serde(default)]
+    pub(crate) tls: bool,
     pub(crate) data: String,
     /// Committed blobs.
     pub(crate) blobs: u64,

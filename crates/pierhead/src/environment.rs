@@ -12,6 +12,10 @@ pub(crate) struct Environment {
     pub(crate) no_proxy: Vec<String>,
     /// Where the cache lives when nobody says otherwise.
     pub(crate) default_data: PathBuf,
+    /// Where a user's own configurations are.
+    pub(crate) user_config: Option<PathBuf>,
+    /// Where a user's programs keep what must last.
+    pub(crate) user_state: Option<PathBuf>,
 }
 
 impl Environment {
@@ -36,8 +40,18 @@ impl Environment {
                 env::var_os("XDG_DATA_HOME").map(PathBuf::from),
                 env::var_os("HOME").map(PathBuf::from),
             ),
+            user_config: of_user("XDG_CONFIG_HOME", ".config"),
+            user_state: of_user("XDG_STATE_HOME", ".local/state"),
         }
     }
+}
+
+/// A folder of the user: what the variable says, else below the home.
+fn of_user(variable: &str, usual: &str) -> Option<PathBuf> {
+    let named = env::var_os(variable).map(PathBuf::from);
+    named
+        .filter(|path| path.is_absolute())
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(usual)))
 }
 
 /// The XDG base directory rules: a relative `XDG_DATA_HOME` does not count.

@@ -11,6 +11,7 @@ mod environment;
 mod failure;
 mod logging;
 mod serve;
+mod setup;
 mod wiring;
 
 use std::process::ExitCode;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args, Environment::read()),
         Command::Config(command) => cli::config::run(&command, &Environment::read()),
         Command::Cache(command) => client::run(&command),
+        Command::Setup(args) => setup::run(&args, &Environment::read()),
         Command::Completions { shell } => cli::document::completions(shell),
         Command::Man { command } => cli::document::man(&command),
     };

@@ -34,10 +34,17 @@ pub(crate) struct Admin {
     metrics: Metrics,
     started: Instant,
     listen: Vec<String>,
+    tls: bool,
     data: String,
     stopping: watch::Receiver<bool>,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
+}
+
+/// Where clients are served.
+pub(crate) struct Listeners<'a> {
+    pub(crate) addresses: &'a [SocketAddr],
+    pub(crate) tls: bool,
 }
 
 impl Admin {
@@ -47,7 +54,7 @@ impl Admin {
         client: Client,
         proxy: Proxy,
         started: Instant,
-        listen: &[SocketAddr],
+        listeners: Listeners<'_>,
         data: &Path,
         stopping: watch::Receiver<bool>,
     ) -> Self {
@@ -61,7 +68,12 @@ impl Admin {
             proxy,
             metrics,
             started,
-            listen: listen.iter().map(SocketAddr::to_string).collect(),
+            listen: listeners
+                .addresses
+                .iter()
+                .map(SocketAddr::to_string)
+                .collect(),
+            tls: listeners.tls,
             data: data.display().to_string(),
             stopping,
             verifying: Arc::new(Semaphore::new(1)),

@@ -109,6 +109,7 @@ impl Admin {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
             listen: self.listen.clone(),
+            tls: self.tls,
             data: self.data.clone(),
             blobs: stat.blobs,
             used: stat.used,

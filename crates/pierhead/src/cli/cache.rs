@@ -20,7 +20,7 @@ These commands talk to the running pierhead.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CacheArgs {
     /// The admin address of the running pierhead
-    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = parse_admin)]
+    #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:5001", value_parser = super::parse_admin_url)]
     pub(crate) admin: http::uri::Authority,
 
     /// Print JSON: one document, or one object a line for lists and progress
@@ -89,18 +89,4 @@ fn parse_reference(text: &str) -> Result<Reference, String> {
 
 fn parse_platform(text: &str) -> Result<String, String> {
     crate::api::parse_platform(text).map(|_| text.to_owned())
-}
-
-/// `http://HOST:PORT`; the scheme and a final slash may be missing.
-fn parse_admin(text: &str) -> Result<http::uri::Authority, String> {
-    let bare = text
-        .strip_prefix("http://")
-        .unwrap_or(text)
-        .trim_end_matches('/');
-    match bare.parse::<http::uri::Authority>() {
-        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => {
-            Ok(authority)
-        }
-        _ => Err("write http://HOST:PORT, such as http://127.0.0.1:5001".to_owned()),
-    }
 }

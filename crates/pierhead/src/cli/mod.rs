@@ -4,6 +4,7 @@ pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod document;
 pub(crate) mod serve;
+pub(crate) mod setup;
 
 use clap::{Parser, Subcommand};
 
@@ -38,6 +39,7 @@ Examples:
   pierhead serve                                   listen on 0.0.0.0:5000 for everything
   docker pull 127.0.0.1:5000/docker.io/library/alpine
   podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
+  pierhead setup docker                            make plain `docker pull` go through it
   pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
   pierhead config show --default > pierhead.toml   a file with every key, to start from
@@ -54,6 +56,8 @@ pub(crate) enum Command {
     Config(config::ConfigCommand),
     /// Look into the cache of the running pierhead, and manage it
     Cache(cache::CacheArgs),
+    /// Make docker, containerd, podman or CRI-O of this machine pull through pierhead, or no longer
+    Setup(setup::SetupArgs),
     /// Print completions for a shell
     #[command(
         after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"
@@ -70,6 +74,20 @@ pub(crate) enum Command {
         /// A command, for its own page
         command: Vec<String>,
     },
+}
+
+/// `http://HOST:PORT` of an admin listener; the scheme and a final slash may be missing.
+fn parse_admin_url(text: &str) -> Result<http::uri::Authority, String> {
+    let bare = text
+        .strip_prefix("http://")
+        .unwrap_or(text)
+        .trim_end_matches('/');
+    match bare.parse::<http::uri::Authority>() {
+        Ok(authority) if authority.port_u16().is_some() && !bare.contains(['@', '/']) => {
+            Ok(authority)
+        }
+        _ => Err("write http://HOST:PORT, such as http://127.0.0.1:5001".to_owned()),
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use pierhead_oci::{Digest, Reference};
 use crate::api::{Blobs, Event, Pin, Pins, Prune, Pruned, Stat, Warm};
 use crate::cli::cache::{CacheArgs, CacheCommand};
 use crate::failure::Failure;
-use connection::Daemon;
+pub(crate) use connection::Daemon;
 use output::Output;
 
 /// Runs one of them.

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::Admin;
+use crate::admin::{Admin, Listeners};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
@@ -138,7 +138,10 @@ async fn serve(
             client.clone(),
             proxy.clone(),
             started,
-            &listen,
+            Listeners {
+                addresses: &listen,
+                tls: config.tls.cert.is_some(),
+            },
             &config.data,
             stopped,
         );

@@ -1,0 +1,166 @@
+//! Where clients reach pierhead, in the forms that their configurations want.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use http::uri::{Authority, Scheme, Uri};
+
+/// `http://host:port` or `https://host:port`: no path, no user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    authority: Authority,
+    tls: bool,
+}
+
+impl Address {
+    /// Of a listener on this machine: an unspecified address is reached by loopback.
+    pub(crate) fn of_listener(listener: SocketAddr, tls: bool) -> Self {
+        let ip = match listener.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+            IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+            ip => ip,
+        };
+        let text = SocketAddr::new(ip, listener.port()).to_string();
+        let authority = text
+            .parse()
+            .unwrap_or_else(|_| Authority::from_static("127.0.0.1:5000"));
+        Self { authority, tls }
+    }
+
+    /// What `pierhead serve` listens on when nobody says otherwise.
+    pub(crate) fn usual() -> Self {
+        Self {
+            authority: Authority::from_static("127.0.0.1:5000"),
+            tls: false,
+        }
+    }
+
+    /// `host` or `host:port`, as it stands before a repository.
+    pub(crate) fn authority(&self) -> &str {
+        self.authority.as_str()
+    }
+
+    /// Without the brackets of IPv6.
+    pub(crate) fn host(&self) -> &str {
+        let host = self.authority.host();
+        host.strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host)
+    }
+
+    /// To connect to.
+    pub(crate) fn port(&self) -> u16 {
+        let usual = if self.tls { 443 } else { 80 };
+        self.authority.port_u16().unwrap_or(usual)
+    }
+
+    /// Whether it is HTTPS.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls
+    }
+
+    /// Whether it names this machine, which clients trust without TLS.
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.host() == "localhost"
+            || self
+                .host()
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// Whether two texts name the same place: clients take a final slash or leave it out.
+    pub(crate) fn is(&self, url: &str) -> bool {
+        url.trim_end_matches('/')
+            .eq_ignore_ascii_case(&self.to_string())
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "write http://HOST:PORT or https://HOST:PORT".to_owned();
+        let url = if text.contains("://") {
+            text.to_owned()
+        } else {
+            format!("http://{text}")
+        };
+        let uri: Uri = url.parse().map_err(|_| wrong())?;
+        let tls = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            _ => return Err(wrong()),
+        };
+        let authority = uri.authority().ok_or_else(wrong)?.clone();
+        let plain = !authority.as_str().contains(['@', '"', '\'', '\\'])
+            && !authority.host().is_empty()
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none();
+        // A port out of range is told as none at all.
+        let has_port = authority.as_str().len() > authority.host().len();
+        if !plain || has_port && authority.port_u16().is_none() {
+            return Err(wrong());
+        }
+        Ok(Self { authority, tls })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        for (text, url, loopback, port) in [
+            ("10.0.0.1:5000", "http://10.0.0.1:5000", false, 5000),
+            (
+                "http://127.0.0.1:5000/",
+                "http://127.0.0.1:5000",
+                true,
+                5000,
+            ),
+            (
+                "https://pierhead.example",
+                "https://pierhead.example",
+                false,
+                443,
+            ),
+            ("http://[::1]:5000", "http://[::1]:5000", true, 5000),
+            ("localhost:80", "http://localhost:80", true, 80),
+        ] {
+            let address: Address = text.parse().expect(text);
+            assert_eq!(address.to_string(), url);
+            assert_eq!((address.is_loopback(), address.port()), (loopback, port));
+            assert!(address.is(&format!("{url}/")));
+        }
+        for text in [
+            "",
+            "ftp://a:1",
+            "http://",
+            "http://a:1/b",
+            "http://u@a:1",
+            "a b",
+            "a:99999",
+            "a\"b:1",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn listeners_are_reached_by_an_address() {
+        let of =
+            |text: &str| Address::of_listener(text.parse().expect("an address"), false).to_string();
+        assert_eq!(of("0.0.0.0:5000"), "http://127.0.0.1:5000");
+        assert_eq!(of("[::]:5000"), "http://127.0.0.1:5000");
+        assert_eq!(of("[fe80::1]:5000"), "http://[fe80::1]:5000");
+    }
+}

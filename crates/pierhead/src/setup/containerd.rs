@@ -1,0 +1,125 @@
+//! containerd's `config.toml`, old text to new text: where its CRI looks for `hosts.toml` files.
+//!
+//! Version 1 and 2 are of containerd 1.x (2.x reads them, too), 3 and later of 2.x; each calls the part
+//! with the registries differently. containerd 1.x replaces the whole section of a plugin by that of an
+//! imported file, so a section is only ever added to the file that has it already, or to none.
+
+use toml::{Table, Value};
+
+use super::toml_text;
+use crate::config::Problem;
+
+/// Where `hosts.toml` files are unless a configuration says otherwise.
+pub(crate) const CERTS: &str = "/etc/containerd/certs.d";
+
+const V1: &[&str] = &["plugins", "cri", "registry", "config_path"];
+const V2: &[&str] = &[
+    "plugins",
+    "io.containerd.grpc.v1.cri",
+    "registry",
+    "config_path",
+];
+const V3: &[&str] = &[
+    "plugins",
+    "io.containerd.cri.v1.images",
+    "registry",
+    "config_path",
+];
+
+/// What one file says of registries.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Says {
+    /// The first folder of `config_path`, when it is set.
+    pub(crate) certs: Option<String>,
+    /// It has the section of the plugin that reads registries.
+    pub(crate) has_section: bool,
+    /// Patterns of files that are read beside it; `None` without the key.
+    pub(crate) imports: Option<Vec<String>>,
+    /// The CRI, and with it Kubernetes, is switched off.
+    pub(crate) cri_disabled: bool,
+}
+
+/// Reads a `config.toml` or a drop-in.
+///
+/// # Errors
+/// Where it is no TOML, or has mirrors of the old kind, beside which containerd refuses `config_path`.
+pub(crate) fn read(text: &str) -> Result<Says, Problem> {
+    let table = toml_text::parse(text)?;
+    let path = path_of(&table);
+    let certs = toml_text::at(&table, path)
+        .and_then(Value::as_str)
+        .and_then(|value| value.split(':').next())
+        .filter(|value| !value.is_empty())
+        .map(str::to_owned);
+    let registry = &path[..path.len() - 1];
+    let has_section = toml_text::at(&table, &path[..2]).is_some();
+    let old = |key: &str| {
+        let entries = toml_text::at(&table, registry)?.as_table()?.get(key)?;
+        entries.as_table().filter(|entries| !entries.is_empty())
+    };
+    let with_tls = old("configs").is_some_and(|configs| {
+        let tls = |config: &Value| config.get("tls").is_some();
+        configs.values().any(tls)
+    });
+    if certs.is_none() && (old("mirrors").is_some() || with_tls) {
+        let word = if with_tls { ".tls]" } else { ".mirrors" };
+        let line = text.lines().position(|line| {
+            let line = line.trim_start();
+            line.starts_with('[') && line.contains(word)
+        });
+        return Err(Problem {
+            line: line.map(|index| index + 1),
+            message: format!(
+                "this file has registry {} of the old kind, beside which containerd refuses config_path: move each \
+                 to {CERTS}/REGISTRY/hosts.toml first",
+                if with_tls {
+                    "configs with tls"
+                } else {
+                    "mirrors"
+                }
+            ),
+        });
+    }
+    let strings = |key: &str| {
+        let list = table.get(key)?.as_array()?;
+        Some(
+            list.iter()
+                .filter_map(|it| it.as_str().map(str::to_owned))
+                .collect::<Vec<_>>(),
+        )
+    };
+    let disabled = strings("disabled_plugins").unwrap_or_default();
+    Ok(Says {
+        certs,
+        has_section,
+        imports: strings("imports"),
+        cri_disabled: disabled.iter().any(|plugin| {
+            matches!(
+                plugin.as_str(),
+                "cri" | "io.containerd.grpc.v1.cri" | "io.containerd.cri.v1.images"
+            )
+        }),
+    })
+}
+
+/// The file with `config_path`; every other byte of it stays. A new one is of version 2, which all
+/// containerds since 1.3 read.
+///
+/// # Errors
+/// Where it is no TOML, or the key cannot be put in.
+pub(crate) fn with_config_path(text: Option<&str>) -> Result<String, Problem> {
+    let text = match text {
+        Some(text) if !text.trim().is_empty() => text,
+        _ => "version = 2\n",
+    };
+    let path = path_of(&toml_text::parse(text)?);
+    toml_text::set(text, path, CERTS)
+}
+
+fn path_of(table: &Table) -> &'static [&'static str] {
+    match table.get("version").and_then(Value::as_integer) {
+        None | Some(..=1) => V1,
+        Some(2) => V2,
+        Some(_) => V3,
+    }
+}

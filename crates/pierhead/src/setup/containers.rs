@@ -1,0 +1,115 @@
+//! The `registries.conf.d` of podman, CRI-O, buildah and skopeo: a file of ours with a mirror for each
+//! registry.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::{Address, toml_text};
+use crate::config::Problem;
+
+/// Registries that people pull from. Others need `--registry`: this format has no word for "all".
+pub(crate) const USUAL: &[&str] = &[
+    "docker.io",
+    "gcr.io",
+    "ghcr.io",
+    "mcr.microsoft.com",
+    "nvcr.io",
+    "public.ecr.aws",
+    "quay.io",
+    "registry.k8s.io",
+];
+
+/// What other files say, by prefix: our file takes the place of their entry, so it has to carry it on.
+pub(crate) type Entries = BTreeMap<String, Table>;
+
+/// Adds the entries of one file to those of the files read before it.
+///
+/// # Errors
+/// Where it is no TOML, or of the old form that no drop-in can be mixed with.
+pub(crate) fn read(text: &str, entries: &mut Entries) -> Result<(), Problem> {
+    let table = toml_text::parse(text)?;
+    if table.get("registries").is_some() {
+        return Err(Problem {
+            line: text
+                .lines()
+                .position(|line| line.trim_start().starts_with("[registries"))
+                .map(|index| index + 1),
+            message:
+                "this is the first version of the format, which drop-ins cannot be mixed with: \
+                      see containers-registries.conf(5) for the second"
+                    .to_owned(),
+        });
+    }
+    let registries = table.get("registry").and_then(Value::as_array);
+    for entry in registries.into_iter().flatten().filter_map(Value::as_table) {
+        let text = |key: &str| entry.get(key).and_then(Value::as_str);
+        if let Some(prefix) = text("prefix")
+            .filter(|it| !it.is_empty())
+            .or(text("location"))
+        {
+            entries.insert(prefix.to_owned(), entry.clone());
+        }
+    }
+    Ok(())
+}
+
+/// Our file: for each registry pierhead, then the mirrors that it had before, then itself.
+pub(crate) fn drop_in(address: &Address, registries: &[String], others: &Entries) -> String {
+    let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` takes it away. When pierhead\n\
+                    # is down or refuses, the registry itself is asked.\n"
+        .to_owned();
+    for registry in registries {
+        let mut entry = others.get(registry).cloned().unwrap_or_default();
+        let mirrors = match entry.remove("mirror") {
+            Some(Value::Array(mirrors)) => mirrors,
+            _ => Vec::new(),
+        };
+        entry.remove("prefix");
+        let location = entry
+            .remove("location")
+            .and_then(|it| it.as_str().map(str::to_owned));
+        text.push_str(&format!(
+            "\n[[registry]]\nprefix = {}\n",
+            toml_text::quoted(registry)
+        ));
+        // An empty one, with a wildcard prefix, stays as it is.
+        let location = location.unwrap_or_else(|| registry.clone());
+        text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
+        keys(&mut text, &entry);
+        let ours = format!("{}/{registry}", address.authority());
+        text.push_str(&format!(
+            "[[registry.mirror]]\nlocation = {}\n",
+            toml_text::quoted(&ours)
+        ));
+        if !address.is_tls() {
+            text.push_str("insecure = true\n");
+        }
+        for mirror in mirrors.iter().filter_map(Value::as_table) {
+            if mirror.get("location").and_then(Value::as_str) != Some(ours.as_str()) {
+                text.push_str("[[registry.mirror]]\n");
+                keys(&mut text, mirror);
+            }
+        }
+    }
+    text
+}
+
+/// The mirrors in effect, by prefix.
+pub(crate) fn mirrors(entries: &Entries) -> BTreeMap<String, Vec<String>> {
+    let of = |entry: &Table| {
+        let mirrors = entry.get("mirror").and_then(Value::as_array);
+        let location = |mirror: &Value| mirror.get("location")?.as_str().map(str::to_owned);
+        mirrors.into_iter().flatten().filter_map(location).collect()
+    };
+    entries
+        .iter()
+        .map(|(prefix, entry)| (prefix.clone(), of(entry)))
+        .collect()
+}
+
+fn keys(text: &mut String, table: &Table) {
+    for (key, value) in table {
+        text.push_str(&format!("{key} = {value}\n"));
+    }
+}

@@ -1,0 +1,230 @@
+//! What is known of a client's daemon: its flags, its version, and how it takes a new configuration.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::place::Place;
+use crate::cli::setup::Client;
+
+/// What dockerd is started with.
+#[derive(Debug, Default)]
+pub(crate) struct Flags {
+    /// `--config-file`.
+    pub(crate) config_file: Option<PathBuf>,
+    /// Words, and where they come from.
+    words: Vec<(String, String)>,
+}
+
+impl Flags {
+    /// Where a flag comes from, if it is given.
+    pub(crate) fn place_of(&self, flag: &str) -> Option<&str> {
+        let given = |word: &str| {
+            word.strip_prefix(flag)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        let found = self.words.iter().find(|(word, _)| given(word));
+        found.map(|(_, source)| source.as_str())
+    }
+
+    fn value_of(&self, flag: &str) -> Option<String> {
+        let mut words = self.words.iter().map(|(word, _)| word.as_str());
+        while let Some(word) = words.next() {
+            if word == flag {
+                return words.next().map(str::to_owned);
+            }
+            if let Some(value) = word
+                .strip_prefix(flag)
+                .and_then(|rest| rest.strip_prefix('='))
+            {
+                return Some(value.to_owned());
+            }
+        }
+        None
+    }
+}
+
+/// The flags of the machine's dockerd: of the running one, of its unit, and of Debian's defaults.
+pub(crate) fn dockerd_flags(place: &Place) -> Flags {
+    let mut flags = Flags::default();
+    if place.is_user() {
+        return flags;
+    }
+    let mut add = |words: Vec<String>, source: &str| {
+        flags
+            .words
+            .extend(words.into_iter().map(|word| (word, source.to_owned())));
+    };
+    if let Some(pid) = dockerd_pid(place) {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let words: Vec<_> = words.map(|word| word.into_owned()).collect();
+        let is_dockerd = words.first().is_some_and(|it| it.ends_with("dockerd"));
+        if is_dockerd {
+            add(words, &format!("its command line (process {pid})"));
+        }
+    }
+    for (path, words) in unit_words(place, "docker.service") {
+        add(words, &path.display().to_string());
+    }
+    let defaults = Path::new("/etc/default/docker");
+    if let Ok(Some(text)) = place.read(defaults) {
+        let line = text
+            .lines()
+            .rev()
+            .find_map(|line| line.trim().strip_prefix("DOCKER_OPTS="));
+        add(
+            split(line.unwrap_or_default()),
+            &defaults.display().to_string(),
+        );
+    }
+    flags.config_file = flags.value_of("--config-file").map(PathBuf::from);
+    flags
+}
+
+/// The process of the machine's own dockerd: others, of tests or in containers, have other pid files.
+pub(crate) fn dockerd_pid(place: &Place) -> Option<u32> {
+    if !place.is_live() || place.is_user() {
+        return None;
+    }
+    let pid = place.read(Path::new("/run/docker.pid")).ok()??;
+    pid.trim().parse().ok()
+}
+
+/// What the last `ExecStart` of a unit and its drop-ins says.
+fn unit_words(place: &Place, unit: &str) -> Vec<(PathBuf, Vec<String>)> {
+    const FOLDERS: [&str; 4] = [
+        "/etc/systemd/system",
+        "/run/systemd/system",
+        "/usr/lib/systemd/system",
+        "/lib/systemd/system",
+    ];
+    let main = FOLDERS.iter().map(|folder| Path::new(folder).join(unit));
+    let mut files: Vec<_> = main
+        .filter(|path| place.real(path).is_file())
+        .take(1)
+        .collect();
+    for folder in FOLDERS {
+        let folder = Path::new(folder).join(format!("{unit}.d"));
+        files.extend(place.list(&folder, ".conf").unwrap_or_default());
+    }
+    let mut words = Vec::new();
+    for path in files {
+        let Ok(Some(text)) = place.read(&path) else {
+            continue;
+        };
+        for line in text.replace("\\\n", " ").lines() {
+            match line.trim().strip_prefix("ExecStart=") {
+                // An empty one takes back all before it.
+                Some(rest) if rest.trim().is_empty() => words.clear(),
+                Some(rest) => words.push((path.clone(), split(rest))),
+                None => {}
+            }
+        }
+    }
+    words
+}
+
+fn split(line: &str) -> Vec<String> {
+    line.split_whitespace()
+        .map(|word| word.trim_matches(['"', '\'']).to_owned())
+        .collect()
+}
+
+/// Whether containerd reads `conf.d` without being told: since 2.2. In an image nobody can be asked; the
+/// folder then says so.
+pub(crate) fn containerd_imports_by_default(place: &Place) -> bool {
+    if !place.is_live() {
+        return place.real(&place.etc("containerd/conf.d")).is_dir();
+    }
+    let Ok(output) = Command::new("containerd").arg("--version").output() else {
+        return false;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    // "containerd github.com/containerd/containerd/v2 2.4.2 <revision>"
+    let version = text.split_whitespace().nth(2).unwrap_or_default();
+    imports_by_default(version)
+}
+
+fn imports_by_default(version: &str) -> bool {
+    let mut numbers = version
+        .trim_start_matches('v')
+        .split('.')
+        .map(|part| part.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(2), Some(minor)) => minor >= 2,
+        (Some(major), _) => major > 2,
+        _ => false,
+    }
+}
+
+/// How a client takes its new configuration; `None` when it does by itself.
+pub(crate) fn reload(client: Client, place: &Place, main_changed: bool) -> Option<Vec<String>> {
+    let words: &[&str] = match client {
+        // SIGHUP, which takes mirrors without touching a container.
+        Client::Docker if main_changed => &["reload", "docker"],
+        // hosts.toml is read for each pull; config.toml at the start. Containers go on meanwhile.
+        Client::Containerd if main_changed => &["restart", "containerd"],
+        Client::Crio => &["reload", "crio"],
+        _ => return None,
+    };
+    let mut command = vec!["systemctl".to_owned()];
+    if place.is_user() {
+        command.push("--user".to_owned());
+    }
+    command.extend(words.iter().map(|word| (*word).to_owned()));
+    Some(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_import_by_default() {
+        for (version, expected) in [
+            ("1.6.20~ds1", false),
+            ("v1.7.24", false),
+            ("2.0.1", false),
+            ("2.1.0", false),
+            ("2.2.0-rc.1", true),
+            ("v2.4.2+unknown", true),
+            ("3.0.0", true),
+            ("", false),
+        ] {
+            assert_eq!(imports_by_default(version), expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn flags_of_the_unit_are_seen() {
+        let root = tempfile::tempdir().expect("a folder");
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, text).expect("written");
+        };
+        write(
+            "lib/systemd/system/docker.service",
+            "[Service]\nExecStart=/usr/sbin/dockerd -H fd:// --registry-mirror https://old\n",
+        );
+        let place = Place::machine(root.path());
+        let flags = dockerd_flags(&place);
+        assert_eq!(
+            flags.place_of("--registry-mirror"),
+            Some("/lib/systemd/system/docker.service")
+        );
+        // A drop-in that starts anew takes the flag away and may give others.
+        write(
+            "etc/systemd/system/docker.service.d/a.conf",
+            "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd \\\n --config-file=/srv/d.json --insecure-registry x\n",
+        );
+        let flags = dockerd_flags(&place);
+        assert_eq!(flags.place_of("--registry-mirror"), None);
+        assert_eq!(
+            flags.place_of("--insecure-registry"),
+            Some("/etc/systemd/system/docker.service.d/a.conf")
+        );
+        assert_eq!(flags.config_file.as_deref(), Some(Path::new("/srv/d.json")));
+    }
+}

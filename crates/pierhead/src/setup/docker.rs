@@ -1,0 +1,139 @@
+//! dockerd's `daemon.json`, old text to new text: a mirror for Docker Hub, the only registry that it has
+//! mirrors for.
+
+use jsonc_parser::ParseOptions;
+use jsonc_parser::cst::{CstInputValue, CstNode, CstObject, CstRootNode};
+use serde_json::Value;
+
+use super::Address;
+use crate::config::Problem;
+
+/// `registry-mirrors`, which both the file and this function name.
+pub(crate) const MIRRORS: &str = "registry-mirrors";
+/// `insecure-registries`: who may be asked over plain HTTP. Loopback always may.
+pub(crate) const INSECURE: &str = "insecure-registries";
+
+/// The file with pierhead as the first mirror; every other byte of it stays.
+///
+/// # Errors
+/// Where it is not what dockerd would read.
+pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<String, Problem> {
+    let text = match text {
+        Some(text) if !text.trim().is_empty() => text,
+        _ => "{\n}\n",
+    };
+    let mut expected = parse(text)?;
+    let root = tree(text)?;
+    let object = root.object_value().ok_or_else(not_an_object)?;
+    let url = address.to_string();
+    put(&object, &mut expected, MIRRORS, &url, |entry| {
+        address.is(entry)
+    })?;
+    if !address.is_tls() && !address.is_loopback() {
+        let name = address.authority();
+        put(&object, &mut expected, INSECURE, name, |entry| {
+            entry == name
+        })?;
+    }
+    let after = root.to_string();
+    // Of a key that stands there twice, dockerd reads the last.
+    if parse(&after).ok().as_ref() == Some(&expected) {
+        Ok(after)
+    } else {
+        Err(Problem {
+            line: None,
+            message: format!("a key stands here twice: leave one {MIRRORS} and one {INSECURE}"),
+        })
+    }
+}
+
+/// The mirrors that a `daemon.json` names.
+///
+/// # Errors
+/// As [`with_mirror`].
+pub(crate) fn mirrors(text: &str) -> Result<Vec<String>, Problem> {
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let document = parse(text)?;
+    let entries = document.get(MIRRORS).and_then(Value::as_array);
+    Ok(entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.as_str().map(str::to_owned))
+        .collect())
+}
+
+/// Puts an entry in front of a list, unless one is there that means the same.
+fn put(
+    object: &CstObject,
+    expected: &mut Value,
+    key: &str,
+    entry: &str,
+    same: impl Fn(&str) -> bool,
+) -> Result<(), Problem> {
+    let value = CstInputValue::String(entry.to_owned());
+    let Some(property) = object.get(key) else {
+        object.append(key, CstInputValue::Array(vec![value]));
+        expected[key] = Value::from(vec![entry]);
+        return Ok(());
+    };
+    let wrong = || Problem {
+        line: None,
+        message: format!("{key} is not a list of strings, which dockerd would refuse"),
+    };
+    let list = property.array_value().ok_or_else(wrong)?;
+    for element in list.elements() {
+        let text = match &element {
+            CstNode::Leaf(_) => element.as_string_lit().ok_or_else(wrong)?,
+            CstNode::Container(_) => return Err(wrong()),
+        };
+        if same(&text.decoded_value().map_err(|_| wrong())?) {
+            return Ok(());
+        }
+    }
+    list.insert(0, value);
+    if let Some(entries) = expected.get_mut(key).and_then(Value::as_array_mut) {
+        entries.insert(0, entry.into());
+    }
+    Ok(())
+}
+
+/// JSON as dockerd reads it: without the extensions of other parsers.
+fn tree(text: &str) -> Result<CstRootNode, Problem> {
+    let strict = ParseOptions {
+        allow_comments: false,
+        allow_loose_object_property_names: false,
+        allow_trailing_commas: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        allow_bare_decimal_point_numbers: false,
+        allow_non_finite_numbers: false,
+        allow_extended_string_escapes: false,
+    };
+    CstRootNode::parse(text, &strict).map_err(|error| Problem {
+        line: Some(error.line_display()),
+        message: error.kind().to_string(),
+    })
+}
+
+fn parse(text: &str) -> Result<Value, Problem> {
+    let value: Value = serde_json::from_str(text).map_err(|error| Problem {
+        line: Some(error.line()),
+        message: format!("no JSON, so dockerd would not start with it: {error}"),
+    })?;
+    if value.is_object() {
+        Ok(value)
+    } else {
+        Err(not_an_object())
+    }
+}
+
+fn not_an_object() -> Problem {
+    Problem {
+        line: Some(1),
+        message: "a daemon.json is one object in braces".to_owned(),
+    }
+}

@@ -1,0 +1,361 @@
+//! `pierhead setup`: writes a client's configuration so that it pulls through pierhead, and takes it back.
+//!
+//! What a file should say is computed from its text alone (one module for each format); this module
+//! compares, shows, asks, records and writes. A second run starts from what was there before the first, so
+//! that running it again changes nothing and `--undo` gives back every byte.
+
+mod address;
+mod apply;
+mod containerd;
+mod containers;
+mod daemons;
+mod docker;
+mod hosts;
+mod place;
+mod plan;
+mod record;
+#[cfg(test)]
+mod tests;
+mod toml_text;
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
+
+pub(crate) use address::Address;
+pub(crate) use place::Place;
+
+use crate::api::Stat;
+use crate::cli::setup::{Client, SetupArgs};
+use crate::client::Daemon;
+use crate::environment::Environment;
+use crate::failure::Failure;
+use apply::Change;
+use plan::{Ask, Before, Plan};
+use record::{Entry, Lock, Record};
+
+/// It is near; when it does not answer by then, people are told so.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Runs it.
+pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Failure> {
+    let place = match (&args.root, args.user) {
+        (Some(root), _) => {
+            let root = std::path::absolute(root)?;
+            if !root.is_dir() {
+                return Err(Failure::Refused(format!("{} is no folder", root.display())));
+            }
+            Place::machine(&root)
+        }
+        (None, false) => Place::machine(Path::new("/")),
+        (None, true) => {
+            let (config, state) = (&environment.user_config, &environment.user_state);
+            let (Some(config), Some(state)) = (config, state) else {
+                return Err(Failure::Refused("--user needs HOME to be set".to_owned()));
+            };
+            Place::user(config, state)
+        }
+    };
+    if args.undo {
+        undo(args, &place)?;
+    } else {
+        set_up(args, &place)?;
+    }
+    Ok(())
+}
+
+fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
+    let lock = (!args.dry_run).then(|| Lock::take(place)).transpose()?;
+    let address = match &args.address {
+        Some(address) => address.clone(),
+        None => running(args).unwrap_or_else(Address::usual),
+    };
+    let ca = args.ca.as_deref().map(authority).transpose()?;
+    if ca.is_some() && !address.is_tls() {
+        bail!("--ca is for an address with https://");
+    }
+    let registries: Vec<_> = args.registries.iter().map(ToString::to_string).collect();
+    let config = args
+        .config
+        .as_deref()
+        .map(std::path::absolute)
+        .transpose()?;
+    let ask = Ask {
+        client: args.client,
+        address: &address,
+        ca: ca.as_deref(),
+        registries: &registries,
+        config: config.as_deref(),
+    };
+    let old = Record::load(place, args.client)?;
+    let before = before(place, args.client, old.as_ref())?;
+    let Plan { mut files, notes } = plan::plan(&before, &ask)?;
+    // What an earlier run wrote and this one does not want is as it was.
+    let mut wanted: BTreeMap<PathBuf, Option<String>> = before.files.clone();
+    let mut entries = BTreeMap::new();
+    for (path, text) in std::mem::take(&mut files) {
+        let was = match before.files.get(&path) {
+            Some(text) => text.clone(),
+            None => place.read(&path)?,
+        };
+        if was.as_deref() != Some(text.as_str()) {
+            let (before, after) = (was, Some(text.clone()));
+            entries.insert(path.clone(), Entry { before, after });
+        }
+        wanted.insert(path, Some(text));
+    }
+    let changes = changes(place, wanted)?;
+    for note in &notes {
+        eprintln!("note: {note}");
+    }
+    if changes.is_empty() {
+        eprintln!(
+            "nothing to do: {} pulls through {address} already",
+            args.client.name()
+        );
+        return Ok(());
+    }
+    if !agreed(args, &changes)? {
+        return Ok(());
+    }
+    let mut folders = old
+        .as_ref()
+        .map(|old| old.folders.clone())
+        .unwrap_or_default();
+    let made = lock.iter().flat_map(|lock| lock.made().to_vec());
+    let missing = entries
+        .keys()
+        .flat_map(|path| apply::missing_folders(place, path));
+    for folder in made.chain(missing) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders.sort_by_key(|folder| std::cmp::Reverse(folder.components().count()));
+    let record = Record::new(entries, folders);
+    record.save(place, args.client)?;
+    if let Err(error) = apply::all(place, &changes) {
+        match &old {
+            Some(old) => old.save(place, args.client)?,
+            None => {
+                Record::remove(place, args.client)?;
+                apply::remove_empty(place, &record.folders);
+            }
+        }
+        return Err(error.context("nothing was changed"));
+    }
+    eprintln!("{} pulls through {address} from now on", args.client.name());
+    reload(args, place, &changes)?;
+    if !place.is_live() {
+        return Ok(());
+    }
+    if let Err(error) = reachable(&address) {
+        eprintln!(
+            "note: nothing answers at {address} ({error}): until `pierhead serve` runs there, images come from the \
+             registries themselves"
+        );
+    }
+    Ok(())
+}
+
+fn undo(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
+    let _lock = (!args.dry_run).then(|| Lock::take(place)).transpose()?;
+    let Some(record) = Record::load(place, args.client)? else {
+        eprintln!(
+            "nothing to undo: pierhead setup has changed nothing for {} here",
+            args.client.name()
+        );
+        return Ok(());
+    };
+    let before = before(place, args.client, Some(&record))?;
+    let changes = changes(place, before.files)?;
+    if !changes.is_empty() && !agreed(args, &changes)? || args.dry_run {
+        return Ok(());
+    }
+    apply::all(place, &changes).context("nothing was changed")?;
+    Record::remove(place, args.client)?;
+    apply::remove_empty(place, &record.folders);
+    eprintln!("{} is as it was before pierhead", args.client.name());
+    reload(args, place, &changes)
+}
+
+/// The files of the record as they would be without us.
+fn before<'a>(
+    place: &'a Place,
+    client: Client,
+    record: Option<&Record>,
+) -> anyhow::Result<Before<'a>> {
+    let mut files = BTreeMap::new();
+    for (path, entry) in record.iter().flat_map(|record| &record.files) {
+        let now = place.read(path)?;
+        let text = entry.without_us(now.as_deref()).map_err(|record::Changed| {
+            let from = entry.after.as_deref().unwrap_or_default();
+            anyhow!(
+                "{} was changed since pierhead wrote it, in the same lines:\n{}\
+                 Nothing was touched. Edit it by hand; what it held before is in {}, and without that file pierhead \
+                 knows nothing of it any more",
+                place.real(path).display(),
+                diff(path, from, now.as_deref().unwrap_or_default()),
+                Record::shown(place, client)
+            )
+        })?;
+        files.insert(path.clone(), text);
+    }
+    Ok(Before { place, files })
+}
+
+/// What differs from what is wanted.
+fn changes(
+    place: &Place,
+    wanted: BTreeMap<PathBuf, Option<String>>,
+) -> anyhow::Result<Vec<Change>> {
+    let mut changes = Vec::new();
+    for (path, to) in wanted {
+        let from = place.read(&path)?;
+        if from != to {
+            changes.push(Change { path, from, to });
+        }
+    }
+    Ok(changes)
+}
+
+/// Shows the differences; whether to go on.
+fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
+    let mut out = io::stdout().lock();
+    for change in changes {
+        let from = change.from.as_deref();
+        let to = change.to.as_deref();
+        out.write_all(
+            diff(
+                &change.path,
+                from.unwrap_or_default(),
+                to.unwrap_or_default(),
+            )
+            .as_bytes(),
+        )?;
+        match (from, to) {
+            (None, _) => eprintln!("({} is new)", change.path.display()),
+            (_, None) => eprintln!("({} is removed)", change.path.display()),
+            _ => {}
+        }
+    }
+    out.flush()?;
+    if args.dry_run {
+        return Ok(false);
+    }
+    if args.yes || !io::stdin().is_terminal() {
+        return Ok(true);
+    }
+    eprint!("Write this? [y/N] ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    let yes = matches!(answer.trim(), "y" | "Y" | "yes");
+    if !yes {
+        eprintln!("nothing was changed");
+    }
+    Ok(yes)
+}
+
+/// A unified diff.
+fn diff(path: &Path, from: &str, to: &str) -> String {
+    let name = path.display().to_string();
+    let mut options = diffy::DiffOptions::new();
+    options
+        .set_original_filename(name.clone())
+        .set_modified_filename(name);
+    options.create_patch(from, to).to_string()
+}
+
+/// Says how the client takes its new files, or makes it so.
+fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result<()> {
+    let is_main = |change: &Change| {
+        let name = change.path.file_name().and_then(|it| it.to_str());
+        !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))
+    };
+    let main_changed = changes.iter().any(is_main);
+    let Some(command) = daemons::reload(args.client, place, main_changed) else {
+        return Ok(());
+    };
+    let shown = command.join(" ");
+    if !args.restart {
+        eprintln!("to take effect: {shown}   (--restart does it)");
+        return Ok(());
+    }
+    if !Path::new("/run/systemd/system").exists() {
+        // dockerd is the one that can be told without systemd.
+        let pid = daemons::dockerd_pid(place).and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.and_then(rustix::process::Pid::from_raw);
+        if let (Client::Docker, Some(pid)) = (args.client, pid) {
+            rustix::process::kill_process(pid, rustix::process::Signal::HUP)
+                .context("cannot send SIGHUP to dockerd")?;
+            eprintln!("dockerd was told to read its file again");
+            return Ok(());
+        }
+        bail!(
+            "the files are written, but there is no systemd here: reload {} yourself",
+            args.client.name()
+        );
+    }
+    let (program, words) = command.split_first().context("no command")?;
+    let status = Command::new(program).args(words).status();
+    let status =
+        status.with_context(|| format!("the files are written, but {shown} cannot run"))?;
+    if !status.success() {
+        bail!("the files are written, but `{shown}` failed: see `journalctl -e`");
+    }
+    eprintln!("done: {shown}");
+    Ok(())
+}
+
+/// Where a pierhead on this machine listens.
+fn running(args: &SetupArgs) -> Option<Address> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .ok()?;
+    let daemon = Daemon::new(args.admin.clone());
+    let stat = runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, daemon.get::<Stat>("/v1/stat")).await });
+    let stat = stat.ok()?.ok()?;
+    of_stat(&stat)
+}
+
+/// The address of the first listener.
+pub(crate) fn of_stat(stat: &Stat) -> Option<Address> {
+    let listener: SocketAddr = stat.listen.first()?.parse().ok()?;
+    Some(Address::of_listener(listener, stat.tls))
+}
+
+fn reachable(address: &Address) -> io::Result<()> {
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for target in (address.host(), address.port()).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&target, PATIENCE) {
+            Ok(_) => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// The text of a PEM file with certificates.
+fn authority(path: &Path) -> anyhow::Result<String> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if !matches!(
+        CertificateDer::pem_slice_iter(text.as_bytes()).next(),
+        Some(Ok(_))
+    ) {
+        bail!(
+            "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
+            path.display()
+        );
+    }
+    Ok(text)
+}

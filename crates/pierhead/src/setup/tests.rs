@@ -1,0 +1,299 @@
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use super::containers::Entries;
+use super::record::Entry;
+use super::{Address, containerd, containers, docker, hosts, toml_text};
+
+fn address(text: &str) -> Address {
+    text.parse().expect("an address")
+}
+
+/// The ends of lines that files are written with, and files without a last one.
+fn dressed(text: String, crlf: bool, open_end: bool) -> String {
+    let text = if open_end {
+        text.trim_end().to_owned()
+    } else {
+        text
+    };
+    if crlf {
+        text.replace('\n', "\r\n")
+    } else {
+        text
+    }
+}
+
+fn json_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        "\\PC{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 16, 4, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            proptest::collection::btree_map("[a-z\"\\\\/ -]{0,8}", inner, 0..4)
+                .prop_map(|map| Value::from(Map::from_iter(map))),
+        ]
+    })
+}
+
+proptest! {
+    /// Whatever dockerd's file says: pierhead comes first, all else stays, a second time changes nothing.
+    #[test]
+    fn docker_gains_a_mirror_and_nothing_else(
+        others in proptest::collection::btree_map("[a-z\"\\\\ -]{1,12}", json_value(), 0..5),
+        mirrors in proptest::option::of(proptest::collection::vec("https://[a-z]{1,9}", 0..3)),
+        pretty: bool,
+        crlf: bool,
+        open_end: bool,
+        remote: bool,
+    ) {
+        let mut object = Map::from_iter(others);
+        if let Some(mirrors) = &mirrors {
+            object.insert(docker::MIRRORS.to_owned(), json!(mirrors));
+        }
+        let before = Value::from(object);
+        let text = if pretty { serde_json::to_string_pretty(&before) } else { serde_json::to_string(&before) };
+        let text = dressed(text.expect("JSON") + "\n", crlf, open_end);
+        let address = address(if remote { "http://10.1.2.3:5000" } else { "http://127.0.0.1:5000" });
+
+        let after = docker::with_mirror(Some(&text), &address).expect("it is taken");
+        prop_assert_eq!(docker::with_mirror(Some(&after), &address).expect("again"), after.clone());
+        let mut found: Value = serde_json::from_str(&after).expect("JSON");
+        let mut expected = vec![address.to_string()];
+        expected.extend(mirrors.clone().unwrap_or_default());
+        prop_assert_eq!(docker::mirrors(&after).expect("mirrors"), expected);
+        let object = found.as_object_mut().expect("an object");
+        prop_assert_eq!(object.remove(docker::INSECURE), remote.then(|| json!(["10.1.2.3:5000"])));
+        object.remove(docker::MIRRORS);
+        let mut before = before;
+        before.as_object_mut().expect("an object").remove(docker::MIRRORS);
+        prop_assert_eq!(found, before);
+        if crlf && text.contains('\n') {
+            prop_assert!(!after.replace("\r\n", "").contains('\n'), "{:?}", after);
+        }
+    }
+
+    /// containerd's file, of any version and with anything around.
+    #[test]
+    fn containerd_gains_a_folder_and_nothing_else(
+        version in 0..5_u8,
+        parts in proptest::collection::vec(0..7_usize, 0..6),
+        old in proptest::option::of("[a-z/:]{0,12}"),
+        crlf: bool,
+        open_end: bool,
+    ) {
+        let plugin = match version {
+            0 | 1 => "cri",
+            2 => "\"io.containerd.grpc.v1.cri\"",
+            _ => "'io.containerd.cri.v1.images'",
+        };
+        let mut text = String::from("# ours, \"quoted\" [not.a.header]\n");
+        if version > 0 {
+            text.push_str(&format!("version = {version} # of the format\n"));
+        }
+        text.push_str("root = '''\n[plugins.cri.registry]\n'''\n");
+        let mut parts = parts;
+        parts.sort_unstable();
+        parts.dedup();
+        for part in parts {
+            text.push_str(&match part {
+                0 => "[grpc]\n  address = \"/run/c.sock\" # \"x\"\n\n".to_owned(),
+                1 => "[plugins.\"io.containerd.gc.v1.scheduler\"]\n\tpause_threshold = 0.02\n".to_owned(),
+                2 => format!("[plugins.{plugin}]\n  max_concurrent_downloads = 7\n"),
+                3 => format!("  [plugins.{plugin}.registry.headers]\n    X = [\"b\"]\n"),
+                4 => format!("  [plugins.{plugin}.registry] # here\n    # nothing yet\n"),
+                5 => format!("  [plugins.{plugin}.registry.configs.\"a.b\".auth]\n    username = \"u\"\n"),
+                _ => "[debug]\n  level = \"info\"\n".to_owned(),
+            });
+            if let (4, Some(old)) = (part, &old) {
+                text.push_str(&format!("    config_path = \"{old}\"  # was\n"));
+            }
+        }
+        let text = dressed(text, crlf, open_end);
+        let before = toml_text::parse(&text).expect("the generator writes TOML");
+        let says = containerd::read(&text).expect("it is read");
+        let after = containerd::with_config_path(Some(&text)).expect("it is taken");
+        let certs = containerd::read(&after).expect("it is read").certs;
+        prop_assert_eq!(certs.as_deref(), Some(containerd::CERTS));
+        prop_assert_eq!(containerd::with_config_path(Some(&after)).expect("again"), after.clone());
+        if says.certs.is_none() {
+            // Every line stays, comments too, but the one with an empty path.
+            let missing: Vec<_> = text.lines().filter(|line| !after.lines().any(|it| it == *line)).collect();
+            prop_assert!(missing.iter().all(|line| line.contains("config_path")), "{:?}", missing);
+        }
+        let mut found = toml_text::parse(&after).expect("TOML");
+        let mut expected = before;
+        for table in [&mut found, &mut expected] {
+            let name = plugin.trim_matches(['"', '\'']);
+            let plugins = table.entry("plugins").or_insert_with(|| toml::Table::new().into());
+            let registry = plugins
+                .as_table_mut().expect("a table")
+                .entry(name).or_insert_with(|| toml::Table::new().into())
+                .as_table_mut().expect("a table")
+                .entry("registry").or_insert_with(|| toml::Table::new().into());
+            registry.as_table_mut().expect("a table").remove("config_path");
+        }
+        prop_assert_eq!(found, expected);
+        if crlf {
+            prop_assert!(!after.replace("\r\n", "").contains('\n'), "{:?}", after);
+        }
+    }
+
+    /// A file of hosts that somebody wrote by hand: pierhead is asked first, the others as before.
+    #[test]
+    fn hosts_come_after_pierhead(
+        names in proptest::collection::btree_set("[a-z]{1,8}", 0..4),
+        server: bool,
+        crlf: bool,
+        open_end: bool,
+    ) {
+        let mut text = String::from("# by hand\n");
+        if server {
+            text.push_str("server = \"https://origin.example\"\n\n");
+        }
+        for name in &names {
+            text.push_str(&format!("[host.\"https://{name}\"]\n  capabilities = [\"pull\"] # pull\n"));
+            text.push_str(&format!("  [host.\"https://{name}\".header]\n    X-A = [\"b\"]\n"));
+        }
+        let text = dressed(text, crlf, open_end);
+        let address = address("http://10.0.0.1:5000");
+        let after = hosts::with_host(Some(&text), &address, Some("https://ignored"), None).expect("it is taken");
+        prop_assert_eq!(&hosts::with_host(Some(&after), &address, None, None).expect("again"), &after);
+        let headers: Vec<_> = after.lines().filter(|line| line.starts_with("[host.")).collect();
+        prop_assert_eq!(headers.len(), names.len() + 1);
+        prop_assert_eq!(headers[0], "[host.\"http://10.0.0.1:5000\"]");
+        for line in text.lines() {
+            prop_assert!(after.lines().any(|it| it == line), "{} in {}", line, after);
+        }
+    }
+
+    /// Undoing gives back what was there, exactly, and does not mind a run that was cut short.
+    #[test]
+    fn what_was_there_comes_back(before in proptest::option::of("\\PC{0,40}"), after in "\\PC{0,40}") {
+        let entry = Entry { before: before.clone(), after: Some(after.clone()) };
+        prop_assert!(matches!(entry.without_us(Some(&after)), Ok(found) if found == before));
+        prop_assert!(matches!(entry.without_us(before.as_deref()), Ok(found) if found == before));
+    }
+}
+
+#[test]
+fn new_files() {
+    let (near, far) = (address("127.0.0.1:5000"), address("https://p.example:5000"));
+    assert_eq!(
+        docker::with_mirror(None, &near).expect("new"),
+        "{\n  \"registry-mirrors\": [\"http://127.0.0.1:5000\"]\n}\n"
+    );
+    assert_eq!(
+        containerd::with_config_path(None).expect("new"),
+        "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/containerd/certs.d\"\n"
+    );
+    let text = hosts::with_host(
+        None,
+        &far,
+        Some("https://registry-1.docker.io"),
+        Some("ca.crt"),
+    );
+    assert_eq!(
+        text.expect("new"),
+        "server = \"https://registry-1.docker.io\"\n\n# pierhead; when it is down or refuses, the next one is asked.\n\
+         [host.\"https://p.example:5000\"]\n  capabilities = [\"pull\", \"resolve\"]\n  ca = \"ca.crt\"\n"
+    );
+    let text = containers::drop_in(&far, &["quay.io".to_owned()], &Entries::new());
+    assert!(
+        text.ends_with(
+            "\n[[registry]]\nprefix = \"quay.io\"\nlocation = \"quay.io\"\n[[registry.mirror]]\nlocation = \"p.example:5000/quay.io\"\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_somebody_else_configured_is_carried_on() {
+    let mut others = Entries::new();
+    let theirs = "[[registry]]\nlocation = \"quay.io\"\nblocked = false\n[[registry.mirror]]\nlocation = \"mirror.lab/q\"\ninsecure = true\n";
+    containers::read(theirs, &mut others).expect("it is read");
+    let ours = containers::drop_in(&address("127.0.0.1:5000"), &["quay.io".to_owned()], &others);
+    let mut found = Entries::new();
+    containers::read(&ours, &mut found).expect("it is read");
+    assert_eq!(
+        containers::mirrors(&found)["quay.io"],
+        ["127.0.0.1:5000/quay.io", "mirror.lab/q"]
+    );
+    assert_eq!(found["quay.io"]["blocked"], false.into());
+    assert_eq!(ours.matches("insecure = true").count(), 2, "{ours}");
+}
+
+#[test]
+fn mistakes_of_others_have_a_line() {
+    let near = address("127.0.0.1:5000");
+    let line = |problem: crate::config::Problem| problem.line;
+    for (text, expected) in [
+        ("{\n  \"a\": 1,\n}\n", Some(3)),
+        ("{\n  // mine\n}\n", Some(2)),
+        ("[]\n", Some(1)),
+        ("{\"registry-mirrors\": \"x\"}", None),
+        ("{\"registry-mirrors\": [1]}", None),
+        ("{\"registry-mirrors\": [], \"registry-mirrors\": []}", None),
+    ] {
+        assert_eq!(
+            docker::with_mirror(Some(text), &near).map_err(line),
+            Err(expected),
+            "{text}"
+        );
+    }
+    for (text, expected) in [
+        ("version = 2\nx = \n", Some(2)),
+        (
+            "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry.mirrors.\"a.b\"]\nendpoint = []\n",
+            Some(2),
+        ),
+        (
+            "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"a.b\".tls]\nca_file = \"\"\n",
+            Some(3),
+        ),
+    ] {
+        assert_eq!(
+            containerd::read(text).map_err(line),
+            Err(expected),
+            "{text}"
+        );
+    }
+    // Nothing can be written below an inline table without rewriting it.
+    let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
+    let refused = containerd::with_config_path(Some(inline)).expect_err("refused");
+    assert!(refused.message.contains("by hand"), "{}", refused.message);
+    let old = "[registries.search]\nregistries = [\"docker.io\"]\n";
+    assert_eq!(
+        containers::read(old, &mut Entries::new()).map_err(line),
+        Err(Some(1))
+    );
+}
+
+/// What others changed since stays; what they changed in our own lines is theirs to settle.
+#[test]
+fn changes_since_are_kept() {
+    let before = "a = 1\nb = 2\nc = 3\n";
+    let after = "a = 1\nb = 2\nc = 3\nours = 1\n";
+    let entry = Entry {
+        before: Some(before.to_owned()),
+        after: Some(after.to_owned()),
+    };
+    let without = |now| entry.without_us(now).map_err(|_| "changed");
+    assert_eq!(
+        without(Some("a = 9\nb = 2\nc = 3\nours = 1\n")),
+        Ok(Some("a = 9\nb = 2\nc = 3\n".to_owned()))
+    );
+    assert_eq!(
+        without(Some("a = 1\nb = 2\nc = 3\nours = 2\n")),
+        Err("changed")
+    );
+    assert_eq!(without(None), Err("changed"));
+    let new = Entry {
+        before: None,
+        after: Some("ours\n".to_owned()),
+    };
+    assert!(matches!(new.without_us(None), Ok(None)));
+}

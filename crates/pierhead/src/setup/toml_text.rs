@@ -1,0 +1,211 @@
+//! Changes to somebody else's TOML file that leave every other byte of it alone.
+//!
+//! A key is put into the text where it belongs, and the result is parsed again: it must mean what the
+//! file meant before, plus that key. What cannot be done so is refused.
+
+use toml::Table;
+use toml::de::{DeTable, DeValue};
+
+use crate::config::Problem;
+
+/// What the text means.
+///
+/// # Errors
+/// The line where it is no TOML.
+pub(crate) fn parse(text: &str) -> Result<Table, Problem> {
+    toml::from_str(text).map_err(|error| Problem {
+        line: error.span().map(|span| line_of(text, span.start)),
+        message: error.message().to_owned(),
+    })
+}
+
+/// The line of a byte, from 1.
+pub(crate) fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().iter().take(offset);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+/// The line end that the file uses.
+pub(crate) fn newline(text: &str) -> &'static str {
+    if text.contains("\r\n") { "\r\n" } else { "\n" }
+}
+
+/// The value at a path of keys.
+pub(crate) fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a toml::Value> {
+    let (last, parents) = path.split_last()?;
+    let mut table = table;
+    for key in parents {
+        table = table.get(*key)?.as_table()?;
+    }
+    table.get(*last)
+}
+
+/// The text with the string `value` at `path`: in the place of the value that is there, below the
+/// header of its table, or in a table of its own at the end.
+///
+/// # Errors
+/// When none of these means that and nothing else.
+pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Problem> {
+    let before = parse(text)?;
+    let mut expected = before.clone();
+    let refuse = |line| Problem {
+        line,
+        message: format!(
+            "{} cannot be put in here without changing more: write {} = {} there by hand",
+            path.join("."),
+            path.last().unwrap_or(&""),
+            quoted(value)
+        ),
+    };
+    insert(&mut expected, path, value).ok_or_else(|| refuse(None))?;
+    if before == expected {
+        return Ok(text.to_owned());
+    }
+    let end = newline(text);
+    let (key, parents) = path.split_last().ok_or_else(|| refuse(None))?;
+    let line = format!("{} = {}{end}", bare_or_quoted(key), quoted(value));
+    let mut candidates = Vec::new();
+    let places = Places::of(text, path);
+    if let Some(span) = places.value {
+        candidates.push(splice(text, span.start, span.end, &quoted(value)));
+    }
+    if let Some(header) = places.table {
+        let after = text[header..].find('\n').map(|at| header + at + 1);
+        let (at, first) = after.map_or((text.len(), end), |at| (at, ""));
+        let indent = indent_of(text, header);
+        candidates.push(splice(text, at, at, &format!("{first}{indent}  {line}")));
+    }
+    let header: Vec<_> = parents.iter().map(|key| bare_or_quoted(key)).collect();
+    let gap = match text {
+        "" => "",
+        text if text.ends_with('\n') => end,
+        _ => &[end, end].concat(),
+    };
+    candidates.push(format!("{text}{gap}[{}]{end}  {line}", header.join(".")));
+    candidates
+        .into_iter()
+        .find(|candidate| parse(candidate).is_ok_and(|found| found == expected))
+        .ok_or_else(|| refuse(places.table.map(|header| line_of(text, header))))
+}
+
+/// The text with a block of lines before its first `[header]` of a table named `table`, else at its end.
+///
+/// # Errors
+/// When the result is not the old meaning and that of the block together.
+pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, Problem> {
+    let mut expected = parse(text)?;
+    let end = newline(text);
+    let block = block.replace('\n', end);
+    merge(&mut expected, parse(&block)?);
+    let is_header = |line: &str| {
+        let line = line.trim_start();
+        line.starts_with(&format!("[{table}.")) || line.starts_with(&format!("[{table}]"))
+    };
+    let mut offset = 0;
+    let mut first = None;
+    for line in text.split_inclusive('\n') {
+        if is_header(line) {
+            first = Some(offset);
+            break;
+        }
+        offset += line.len();
+    }
+    let gap = match text {
+        "" => "",
+        text if text.ends_with('\n') => end,
+        _ => &[end, end].concat(),
+    };
+    first
+        .map(|at| splice(text, at, at, &format!("{block}{end}")))
+        .into_iter()
+        .chain([format!("{text}{gap}{block}")])
+        .find(|candidate| parse(candidate).is_ok_and(|found| found == expected))
+        .ok_or_else(|| Problem {
+            line: None,
+            message: format!(
+                "this cannot be added without changing more, add it by hand:\n{block}"
+            ),
+        })
+}
+
+/// Where the value of a path stands, and where the header of its table does.
+#[derive(Default)]
+struct Places {
+    value: Option<std::ops::Range<usize>>,
+    table: Option<usize>,
+}
+
+impl Places {
+    fn of(text: &str, path: &[&str]) -> Self {
+        let mut places = Self::default();
+        let Ok(document) = DeTable::parse(text) else {
+            return places;
+        };
+        let mut table = document.get_ref();
+        for (index, key) in path.iter().enumerate() {
+            let Some((name, value)) = table.get_key_value(*key) else {
+                return places;
+            };
+            match value.get_ref() {
+                DeValue::Table(inner) => {
+                    table = inner;
+                    // Only the header of the innermost table is a place to write below.
+                    if index + 2 == path.len() {
+                        places.table = Some(name.span().end);
+                    }
+                }
+                _ if index + 1 == path.len() => places.value = Some(value.span()),
+                _ => return places,
+            }
+        }
+        places
+    }
+}
+
+fn insert(table: &mut Table, path: &[&str], value: &str) -> Option<()> {
+    let (last, parents) = path.split_last()?;
+    let mut table = table;
+    for key in parents {
+        table = table
+            .entry((*key).to_owned())
+            .or_insert_with(|| Table::new().into())
+            .as_table_mut()?;
+    }
+    table.insert((*last).to_owned(), value.into());
+    Some(())
+}
+
+fn merge(into: &mut Table, from: Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => merge(old, new),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+fn splice(text: &str, start: usize, end: usize, with: &str) -> String {
+    format!("{}{with}{}", &text[..start], &text[end..])
+}
+
+/// The white space at the start of the line of a byte.
+fn indent_of(text: &str, offset: usize) -> &str {
+    let start = text[..offset].rfind('\n').map_or(0, |at| at + 1);
+    let line = &text[start..];
+    &line[..line.len() - line.trim_start_matches([' ', '\t']).len()]
+}
+
+/// A TOML string.
+pub(crate) fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+fn bare_or_quoted(key: &str) -> String {
+    let bare = !key.is_empty()
+        && key
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
+    if bare { key.to_owned() } else { quoted(key) }
+}

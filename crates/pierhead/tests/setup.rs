@@ -1,0 +1,402 @@
+//! `pierhead setup` with the real binary, on folders that stand for `/`: every byte comes back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A machine's root folder.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new(files: &[(&str, &str)]) -> Self {
+        let machine = Self(tempfile::tempdir().expect("a folder"));
+        for (path, text) in files {
+            let path = machine.path(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+            fs::write(path, text).expect("written");
+        }
+        machine
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn read(&self, path: &str) -> String {
+        fs::read_to_string(self.path(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    fn run(&self, client: &str, more: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+        // Nobody listens there.
+        command.args(["setup", client, "--admin", "127.0.0.1:1", "--root"]);
+        command.arg(self.0.path()).args(more);
+        command.output().expect("it runs")
+    }
+
+    /// Runs it; what it showed.
+    #[track_caller]
+    fn ok(&self, client: &str, more: &[&str]) -> String {
+        let output = self.run(client, more);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{client} {more:?}: {said}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    #[track_caller]
+    fn refuses(&self, client: &str, more: &[&str]) -> String {
+        let before = self.everything();
+        let output = self.run(client, more);
+        assert_eq!(output.status.code(), Some(1), "{client} {more:?}");
+        assert_eq!(self.everything(), before, "a refusal changes nothing");
+        String::from_utf8(output.stderr).expect("UTF-8")
+    }
+
+    /// Every file and folder, with mode and content.
+    fn everything(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
+        fn visit(folder: &Path, found: &mut BTreeMap<PathBuf, (u32, Vec<u8>)>) {
+            for entry in fs::read_dir(folder).expect("a folder") {
+                let path = entry.expect("an entry").path();
+                let about = fs::symlink_metadata(&path).expect("metadata");
+                if about.is_dir() {
+                    found.insert(path.clone(), (about.permissions().mode(), Vec::new()));
+                    visit(&path, found);
+                } else if about.is_symlink() {
+                    let to = fs::read_link(&path).expect("a link");
+                    found.insert(path, (0, to.into_os_string().into_encoded_bytes()));
+                } else {
+                    let bytes = fs::read(&path).expect("a file");
+                    found.insert(path, (about.permissions().mode(), bytes));
+                }
+            }
+        }
+        let mut found = BTreeMap::new();
+        visit(self.0.path(), &mut found);
+        found
+    }
+}
+
+const DOCKER: &str = "etc/docker/daemon.json";
+const CONTAINERD: &str = "etc/containerd/config.toml";
+const DEFAULT: &str = "etc/containerd/certs.d/_default/hosts.toml";
+const PODMAN: &str = "etc/containers/registries.conf.d/50-pierhead.conf";
+const LOOPBACK: &str = "http://127.0.0.1:5000";
+
+/// Set up, again, with another address, and undone, on whatever was there before.
+#[test]
+fn every_byte_comes_back() {
+    let cases: [(&str, &[(&str, &str)]); 12] = [
+        ("docker", &[]),
+        ("docker", &[(DOCKER, "")]),
+        ("docker", &[(DOCKER, "{}")]),
+        (
+            "docker",
+            &[(
+                DOCKER,
+                "{\r\n\t\"debug\" : true,\r\n\t\"registry-mirrors\": [ \"https://m.example\" ]\r\n}",
+            )],
+        ),
+        (
+            "docker",
+            &[(DOCKER, "  {\"log-opts\":{\"max-size\":\"10m\"}}\n\n\n")],
+        ),
+        ("containerd", &[]),
+        (
+            "containerd",
+            &[(
+                CONTAINERD,
+                "# mine\r\nversion = 2\r\n[plugins.'io.containerd.grpc.v1.cri']\r\n  x = 1",
+            )],
+        ),
+        (
+            "containerd",
+            &[(
+                CONTAINERD,
+                "version = 3\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n",
+            )],
+        ),
+        (
+            "containerd",
+            &[
+                (CONTAINERD, "version = 3\n"),
+                (DEFAULT, "server = \"https://x\"\n[host.\"https://y\"]\n"),
+            ],
+        ),
+        ("podman", &[]),
+        ("crio", &[("etc/containers/registries.conf", "# none\n")]),
+        (
+            "podman",
+            &[(
+                "etc/containers/registries.conf.d/10-a.conf",
+                "[[registry]]\nlocation=\"quay.io\"\n[[registry.mirror]]\nlocation=\"m.lab\"\n",
+            )],
+        ),
+    ];
+    for (client, files) in cases {
+        let machine = Machine::new(files);
+        let before = machine.everything();
+        let shown = machine.ok(client, &["--dry-run"]);
+        assert!(shown.contains("+++"), "{client} {files:?}: {shown}");
+        assert_eq!(machine.everything(), before, "a dry run writes nothing");
+
+        assert_eq!(
+            machine.ok(client, &[]),
+            shown,
+            "what is shown is what is done"
+        );
+        let once = machine.everything();
+        assert_ne!(once, before);
+        assert_eq!(
+            machine.ok(client, &[]),
+            "",
+            "a second time there is nothing to do"
+        );
+        assert_eq!(machine.everything(), once);
+
+        let elsewhere = ["--address", "http://10.9.8.7:5000"];
+        let shown = machine.ok(client, &elsewhere);
+        assert!(shown.contains("10.9.8.7"), "{shown}");
+        let fresh = Machine::new(files);
+        fresh.ok(client, &elsewhere);
+        let relative = |machine: &Machine| -> Vec<_> {
+            let all = machine.everything().into_iter();
+            all.map(|(path, what)| {
+                (
+                    path.strip_prefix(machine.0.path())
+                        .expect("inside")
+                        .to_owned(),
+                    what,
+                )
+            })
+            .collect()
+        };
+        assert_eq!(
+            relative(&machine),
+            relative(&fresh),
+            "the first address leaves nothing behind"
+        );
+
+        machine.ok(client, &["--undo", "--dry-run"]);
+        machine.ok(client, &["--undo"]);
+        let left = machine.everything();
+        assert_eq!(left, before, "{client} {files:?}");
+        assert_eq!(
+            machine.ok(client, &["--undo"]),
+            "",
+            "there is nothing more to undo"
+        );
+    }
+}
+
+#[test]
+fn docker_on_another_machine_may_ask_without_tls() {
+    let machine = Machine::new(&[]);
+    machine.ok("docker", &["--address", "http://10.0.0.1:5000"]);
+    let text = machine.read(DOCKER);
+    assert!(
+        text.contains("\"insecure-registries\": [\"10.0.0.1:5000\"]"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\"registry-mirrors\": [\"http://10.0.0.1:5000\"]"),
+        "{text}"
+    );
+}
+
+/// containerd 1.x takes the section of an imported file for the whole plugin: what the main file says of it
+/// would be lost.
+#[test]
+fn a_drop_in_takes_nothing_from_the_main_file() {
+    let imports = "imports = [\"/etc/containerd/conf.d/*.toml\"]\n";
+    let plain = Machine::new(&[(CONTAINERD, &format!("version = 2\n{imports}"))]);
+    plain.ok("containerd", &[]);
+    assert_eq!(plain.read(CONTAINERD), format!("version = 2\n{imports}"));
+    assert!(
+        plain
+            .read("etc/containerd/conf.d/50-pierhead.toml")
+            .contains("config_path")
+    );
+
+    let section = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"p\"\n";
+    let text = format!("version = 2\n{imports}{section}");
+    let machine = Machine::new(&[(CONTAINERD, &text)]);
+    machine.ok("containerd", &[]);
+    assert!(machine.read(CONTAINERD).contains("config_path"));
+    assert!(!machine.path("etc/containerd/conf.d").exists());
+
+    let machine = Machine::new(&[
+        (CONTAINERD, &format!("version = 2\n{imports}")),
+        (
+            "etc/containerd/conf.d/cri.toml",
+            &format!("version = 2\n{section}"),
+        ),
+    ]);
+    machine.ok("containerd", &[]);
+    assert!(
+        machine
+            .read("etc/containerd/conf.d/cri.toml")
+            .contains("config_path")
+    );
+
+    // A folder of hosts that is named already is used, and nothing else is touched.
+    let text = format!(
+        "version = 2\n{section}[plugins.\"io.containerd.grpc.v1.cri\".registry]\nconfig_path = \"/srv/hosts:/b\"\n"
+    );
+    let machine = Machine::new(&[(CONTAINERD, &text)]);
+    machine.ok("containerd", &[]);
+    assert_eq!(machine.read(CONTAINERD), text);
+    assert!(
+        machine
+            .read("srv/hosts/_default/hosts.toml")
+            .contains(LOOPBACK)
+    );
+}
+
+#[test]
+fn a_registry_with_hosts_of_its_own_is_named_or_merged() {
+    let own = "etc/containerd/certs.d/docker.io/hosts.toml";
+    let text = "server = \"https://registry-1.docker.io\"\n\n[host.\"https://m.lab\"]\n";
+    let machine = Machine::new(&[(own, text)]);
+    let output = machine.run("containerd", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--registry docker.io"), "{said}");
+    assert_eq!(machine.read(own), text);
+    machine.ok("containerd", &["--registry", "docker.io"]);
+    let merged = machine.read(own);
+    let at = |word: &str| {
+        merged
+            .find(word)
+            .unwrap_or_else(|| panic!("{word} in {merged}"))
+    };
+    assert!(at("server") < at(LOOPBACK) && at(LOOPBACK) < at("m.lab"));
+    // Asked for one registry, it leaves the others alone.
+    assert!(!machine.path(DEFAULT).exists());
+}
+
+#[test]
+fn an_authority_goes_where_each_client_looks() {
+    let key = rcgen::generate_simple_self_signed(["p.example".to_owned()]).expect("a certificate");
+    let machine = Machine::new(&[]);
+    let ca = machine.path("ca.pem");
+    fs::write(&ca, key.cert.pem()).expect("written");
+    let ca = ca.to_str().expect("UTF-8");
+    for (client, path) in [
+        ("docker", "etc/docker/certs.d/p.example:5000/ca.crt"),
+        (
+            "containerd",
+            "etc/containerd/certs.d/_default/pierhead-ca.crt",
+        ),
+        ("podman", "etc/containers/certs.d/p.example:5000/ca.crt"),
+    ] {
+        machine.ok(client, &["--address", "https://p.example:5000", "--ca", ca]);
+        assert_eq!(machine.read(path), key.cert.pem());
+    }
+    assert!(machine.read(DEFAULT).contains("ca = \"pierhead-ca.crt\""));
+    assert!(!machine.read(PODMAN).contains("insecure"));
+    let said = machine.refuses("docker", &["--address", LOOPBACK, "--ca", ca]);
+    assert!(said.contains("https://"), "{said}");
+}
+
+#[test]
+fn mode_and_links_stay() {
+    let machine = Machine::new(&[("srv/real.json", "{}\n")]);
+    fs::set_permissions(
+        machine.path("srv/real.json"),
+        fs::Permissions::from_mode(0o640),
+    )
+    .expect("chmod");
+    fs::create_dir_all(machine.path("etc/docker")).expect("made");
+    symlink("../../srv/real.json", machine.path(DOCKER)).expect("a link");
+    let before = machine.everything();
+    machine.ok("docker", &[]);
+    assert!(machine.path(DOCKER).is_symlink());
+    assert!(machine.read("srv/real.json").contains(LOOPBACK));
+    let mode = fs::metadata(machine.path("srv/real.json"))
+        .expect("there")
+        .mode();
+    assert_eq!(mode & 0o7777, 0o640);
+    // The record may hold secrets of the configuration.
+    let record = machine.path("var/lib/pierhead-setup/docker.json");
+    assert_eq!(fs::metadata(record).expect("there").mode() & 0o077, 0);
+    machine.ok("docker", &["--undo"]);
+    let left = machine.everything();
+    assert_eq!(left, before);
+
+    // A link that leads out of an image would change this machine.
+    let outside = tempfile::tempdir().expect("a folder");
+    let target = outside.path().join("daemon.json");
+    fs::write(&target, "{}").expect("written");
+    fs::remove_file(machine.path(DOCKER)).expect("removed");
+    symlink(&target, machine.path(DOCKER)).expect("a link");
+    let output = machine.run("docker", &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(fs::read_to_string(target).expect("there"), "{}");
+    assert!(!machine.path("var/lib/pierhead-setup/docker.json").exists());
+}
+
+#[test]
+fn what_others_changed_since_is_kept_or_named() {
+    let machine = Machine::new(&[(CONTAINERD, "version = 2\n# one\n# two\n# three\n# four\n")]);
+    machine.ok("containerd", &[]);
+    let theirs = machine.read(CONTAINERD).replace("# one", "root = \"/srv\"");
+    fs::write(machine.path(CONTAINERD), theirs).expect("written");
+    machine.ok("containerd", &["--undo"]);
+    assert_eq!(
+        machine.read(CONTAINERD),
+        "version = 2\nroot = \"/srv\"\n# two\n# three\n# four\n"
+    );
+
+    let machine = Machine::new(&[(DOCKER, "{}\n")]);
+    machine.ok("docker", &[]);
+    fs::write(
+        machine.path(DOCKER),
+        "{\"registry-mirrors\": [\"https://mine\"]}\n",
+    )
+    .expect("written");
+    for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
+        let said = machine.refuses("docker", words);
+        assert!(
+            said.contains("was changed since")
+                && said.contains("-  \"registry-mirrors\": [\"http://127"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_line() {
+    let machine = Machine::new(&[
+        (DOCKER, "{\n  \"a\": 1,\n}\n"),
+        (CONTAINERD, "version = 2\nx = \n"),
+    ]);
+    assert!(machine.refuses("docker", &[]).contains("daemon.json:3: "));
+    assert!(
+        machine
+            .refuses("containerd", &[])
+            .contains("config.toml:2: ")
+    );
+    assert!(
+        machine
+            .refuses("docker", &["--registry", "quay.io"])
+            .contains("docker.io alone")
+    );
+
+    let machine = Machine::new(&[(
+        "etc/default/docker",
+        "DOCKER_OPTS=\"--registry-mirror=https://m\"\n",
+    )]);
+    let said = machine.refuses("docker", &[]);
+    assert!(
+        said.contains("/etc/default/docker") && said.contains("take the flag away"),
+        "{said}"
+    );
+
+    let machine = Machine::new(&[(PODMAN, "# mine\n")]);
+    assert!(
+        machine
+            .refuses("podman", &[])
+            .contains("move it away first")
+    );
+}
