@@ -39,6 +39,8 @@ pub struct Settings {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The `auth` table of its configuration, if it wants to know who comes.
     pub auth: Option<Value>,
+    /// The URL of the registry that it is a pull-through cache of.
+    pub proxy: Option<String>,
 }
 
 impl Registry {
@@ -226,9 +228,14 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
             "maintenance": { "uploadpurging": { "enabled": false } },
         },
         "http": http,
+        // Layers from elsewhere are a part of the spec that it takes only when told.
+        "validation": { "manifests": { "urls": { "allow": ["^https://"] } } },
     });
     if let Some(auth) = &settings.auth {
         config["auth"] = auth.clone();
+    }
+    if let Some(url) = &settings.proxy {
+        config["proxy"] = json!({ "remoteurl": url });
     }
     let file = folder.join("config.yml");
     // JSON is YAML.

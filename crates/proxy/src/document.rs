@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, Name, Object, Record};
 use pierhead_oci::{Digest, MediaType, Reference, Registry, Target};
-use pierhead_remote::{Fetched, Known};
+use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
 use crate::Error;
@@ -141,7 +141,11 @@ pub(crate) async fn resolve(
         other => other.map(|cached| cached.document),
     };
     if let Some(error) = inner.recent.error(&Subject::Name(name.clone())) {
-        return stale_or(stale, error.into());
+        // Who wants every answer fresh wants a "there is none" fresh too.
+        let is_believed = error.fault() == Fault::Upstream || !freshness.is_zero();
+        if is_believed {
+            return stale_or(stale, error.into());
+        }
     }
     let registry = registry_of(name);
     let until = match &stale {

@@ -288,12 +288,12 @@ async fn ranges_that_make_no_sense() {
     let stage = Stage::open().await;
     let bytes = random_bytes(25, 1000);
     let digest = stage.upstream.put_blob("app", bytes.clone());
-    for range in ["bytes=1000-", "bytes=2000-3000", "bytes=-0"] {
+    for range in ["bytes=1000-", "bytes=2000-3000", "bytes=-0", "bytes=5-3"] {
         let refused = stage.ask(ranged(&digest, range)).await;
         assert_eq!(refused.status, 416, "{range}");
         assert_eq!(refused.header("content-range"), Some("bytes */1000"));
     }
-    for range in ["bytes=5-3", "bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "x"] {
+    for range in ["bytes=a-b", "lines=1-2", "bytes=0-1,5-6", "x"] {
         let whole = stage.ask(ranged(&digest, range)).await;
         assert_eq!((whole.status, &whole.body), (200, &bytes), "{range}");
     }

@@ -222,6 +222,7 @@ fn a_real_registry_with_tls_and_a_login() -> Result<()> {
         Settings {
             tls: Some((path("cert.pem"), path("key.pem"))),
             auth: Some(json!({ "htpasswd": { "realm": "pier", "path": path("htpasswd") } })),
+            ..Settings::default()
         },
     )?;
     let config = format!(

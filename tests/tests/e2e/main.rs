@@ -8,6 +8,7 @@
 
 mod ask;
 mod configuration;
+mod conformance;
 mod corpus;
 mod crash;
 mod damage;

@@ -73,7 +73,6 @@ fn ranges() -> Result<()> {
             ("bytes=10-99999999999999999999999", 206, &bytes[10..]),
             ("bytes=-1", 206, &bytes[99_999..]),
             // No sense, or not for us: the whole, as RFC 9110 has it.
-            ("bytes=20-10", 200, &bytes[..]),
             ("bytes=abc", 200, &bytes[..]),
             ("lines=1-2", 200, &bytes[..]),
             ("", 200, &bytes[..]),
@@ -88,6 +87,7 @@ fn ranges() -> Result<()> {
         }
         for range in [
             "bytes=100000-",
+            "bytes=20-10",
             "bytes=99999999999999999999999-",
             "bytes=-0",
         ] {

@@ -188,6 +188,11 @@ impl FakeRegistry {
         digest
     }
 
+    /// Puts one blob under a digest that need not be its own.
+    pub fn put_blob_as(&self, repository: &str, digest: Digest, bytes: impl Into<Bytes>) {
+        lock(&self.shared.store).put_blob(repository, digest, Content::memory(bytes.into()));
+    }
+
     /// Puts a blob whose bytes stay in a file and are read as they are served.
     pub fn put_blob_file(&self, repository: &str, digest: Digest, path: &Path) {
         let content =

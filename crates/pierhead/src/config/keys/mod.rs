@@ -175,7 +175,8 @@ pub(crate) static KEYS: &[Key<Config>] = &[
     Key {
         section: "tags",
         name: "freshness",
-        doc: "How long a tag is served without asking the upstream whether it moved.",
+        doc: "How long a tag or a list is served without asking the upstream whether it changed.\n0s: never, \
+              and what was not there is asked for anew, too.",
         example: "\"1m\"",
         set: |config, value| {
             value
