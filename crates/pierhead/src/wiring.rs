@@ -85,6 +85,16 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         tag_freshness: config.tags.freshness,
         answer_within: config.limits.answer_within,
         max_connections: config.limits.connections,
+        limits: pierhead_proxy::Limits {
+            connections_per_client: config.limits.connections_per_client,
+            fetches_per_client: config.limits.fetches_per_client,
+            fetches_per_registry: config.limits.fetches_per_registry,
+            answer_memory: config.limits.answer_memory,
+            answer_memory_per_client: config.limits.answer_memory_per_client,
+            headers: config.limits.headers,
+            header_size: config.limits.header_size,
+            uri: config.limits.uri,
+        },
         client_stall: config.limits.client_stall,
         drain: config.limits.drain,
     }

@@ -14,6 +14,7 @@ use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, R
 use crate::body::{Account, Body};
 use crate::document::{Deadline, EAGER};
 use crate::entity::Entity;
+use crate::limits::{self, Client, Limit};
 use crate::metrics::{Answered, Kind, Outcome};
 use crate::pace::Pace;
 use crate::respond::{self, JSON};
@@ -22,23 +23,26 @@ use crate::service::Inner;
 use crate::source::{Source, Wanted};
 use crate::{Error, lists, manifest};
 
-/// Longest path with query: the longest name, tag, namespace and parameters fit twice.
-const MAX_PATH: usize = 4096;
-
 /// Who asks.
 pub(crate) struct Peer {
     pub(crate) address: IpAddr,
+    /// What it takes in all its connections.
+    pub(crate) client: Arc<Client>,
     pub(crate) pace: Arc<Pace>,
-    /// This connection is over the limit: everything is answered 503.
-    pub(crate) overloaded: bool,
+    /// This connection is over that limit: everything is answered 503.
+    pub(crate) over: Option<Limit>,
+    /// Committed blobs leave from their file, past our memory.
+    pub(crate) sends_files: bool,
 }
 
 impl Peer {
-    pub(crate) fn new(address: SocketAddr, overloaded: bool) -> Self {
+    pub(crate) fn new(address: SocketAddr, client: Arc<Client>, over: Option<Limit>) -> Self {
         Self {
             address: address.ip(),
+            client,
             pace: Arc::default(),
-            overloaded,
+            over,
+            sends_files: false,
         }
     }
 }
@@ -56,7 +60,12 @@ pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> 
         outcome: Outcome::None,
     };
     let response = match tokio::time::timeout_at(deadline.end(), request.answer()).await {
-        Ok(Ok(response)) => response,
+        Ok(Ok(response)) => {
+            match limits::admit(&inner.limits, peer, request.parts.version, response) {
+                Ok(response) => response,
+                Err(limit) => request.failed(&limit.into()),
+            }
+        }
         Ok(Err(error)) => request.failed(&error),
         // The disk, or something that should have kept the deadline by itself.
         Err(_) => request.failed(&Error::Late),
@@ -90,14 +99,18 @@ struct Request<'a> {
 impl Request<'_> {
     fn failed(&mut self, error: &Error) -> Response<Body> {
         self.outcome = Outcome::None;
+        if let Error::Limited(limit) = error {
+            self.inner.metrics.limited(*limit);
+        }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
         respond::error(self.kind, &self.parts.method, error)
     }
 
     async fn answer(&mut self) -> Result<Response<Body>, Error> {
-        if self.peer.overloaded {
-            return Err(Error::Overloaded);
+        if let Some(limit) = self.peer.over {
+            return Err(limit.into());
         }
+        limits::check(&self.inner.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
         // Two would let a filter before us and us disagree on who is meant.
         let hosts = self.parts.headers.get_all(HOST).iter().count();
@@ -105,9 +118,6 @@ impl Request<'_> {
             return Err(Error::Host);
         }
         let (path, query) = (uri.path(), uri.query());
-        if path.len() + query.map_or(0, str::len) > MAX_PATH {
-            return Err(Error::PathTooLong(MAX_PATH));
-        }
         if method != Method::GET && method != Method::HEAD {
             return Err(Error::ReadOnly);
         }
@@ -139,6 +149,7 @@ impl Request<'_> {
                     registry,
                     repository,
                     digest,
+                    client: self.peer.client.clone(),
                 })
                 .await
             }
@@ -253,6 +264,7 @@ impl Request<'_> {
                 registry: registry.clone(),
                 repository: repository.clone(),
                 digest: document.digest,
+                client: self.peer.client.clone(),
             };
             let entity = match document.object() {
                 _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
@@ -289,7 +301,7 @@ impl Request<'_> {
         let digest = wanted.digest;
         let registry = wanted.registry.clone();
         let found = async {
-            if self.parts.method == Method::HEAD && !self.inner.cache.contains(&digest) {
+            if self.parts.method == Method::HEAD && !self.inner.is_at_hand(&wanted) {
                 let size = self.inner.size_upstream(&wanted).await?;
                 return Ok::<_, Error>((Entity::head(size), Outcome::Miss));
             }

@@ -11,6 +11,7 @@ use http_body::{Frame, SizeHint};
 use pierhead_cache::Object;
 
 use crate::Error;
+use crate::limits::Held;
 use crate::metrics::{Kind, Metrics, Of};
 use crate::pace::{Pace, Turn};
 use crate::source::Source;
@@ -27,6 +28,16 @@ pub(crate) enum Piece {
         offset: u64,
         len: u64,
     },
+}
+
+/// What of an answer is or will be in memory.
+pub(crate) enum Weight {
+    /// All of it.
+    Bytes(usize),
+    /// Frames, one after the other.
+    Stream,
+    /// As of a stream, where files cannot be sent as they are.
+    File,
 }
 
 /// See the head of this module.
@@ -50,6 +61,7 @@ struct Stream {
     turn: Option<Turn>,
     /// Only bytes that were looked at may leave: the file could not be sent as it is.
     copy: bool,
+    held: Option<Arc<Held>>,
 }
 
 type Read = Pin<Box<dyn Future<Output = (Box<Source>, Result<Bytes, Error>)> + Send>>;
@@ -81,9 +93,31 @@ impl Body {
                 remaining: length,
                 turn: None,
                 copy: false,
+                held: None,
             }),
             account: None,
         }
+    }
+
+    /// What of it is or will be in memory.
+    pub(crate) fn weight(&self) -> Weight {
+        match &self.content {
+            Content::Bytes(bytes) => Weight::Bytes(bytes.len()),
+            Content::Stream(Stream {
+                state: State::Idle(source),
+                ..
+            }) if source.is_file() => Weight::File,
+            Content::Stream(_) => Weight::Stream,
+        }
+    }
+
+    /// Lets `held` count for as long as anything of it is in memory.
+    pub(crate) fn held(mut self, held: Arc<Held>) -> Self {
+        match &mut self.content {
+            Content::Bytes(bytes) => *bytes = held.around(std::mem::take(bytes)),
+            Content::Stream(stream) => stream.held = Some(held),
+        }
+        self
     }
 
     /// Counts what becomes of the answer, and watches whether its client takes it.
@@ -249,7 +283,10 @@ impl Stream {
             turn.theirs();
         }
         self.state = State::Idle(source);
-        Some(Ok(bytes))
+        Some(Ok(match &self.held {
+            Some(held) => held.around(bytes),
+            None => bytes,
+        }))
     }
 }
 

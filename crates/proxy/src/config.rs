@@ -18,10 +18,55 @@ pub struct Config {
     pub answer_within: Duration,
     /// Connections at once; more are answered 503 and closed.
     pub max_connections: usize,
+    /// What one client, one registry, one request may take.
+    pub limits: Limits,
     /// A client that takes no byte of its answer for so long is cut.
     pub client_stall: Duration,
     /// After SIGTERM, requests under way may take so long.
     pub drain: Duration,
+}
+
+/// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections of one client at once; more are answered 503 and closed.
+    pub connections_per_client: usize,
+    /// Downloads at once for one client. Four times as many may be under way or wait; more are answered 503.
+    pub fetches_per_client: usize,
+    /// Downloads at once from one registry; more wait.
+    pub fetches_per_registry: usize,
+    /// Bytes of answers in memory, until clients have taken them; more are answered 503.
+    pub answer_memory: usize,
+    /// Of these for one client.
+    pub answer_memory_per_client: usize,
+    /// Headers of a request; more are answered 431.
+    pub headers: usize,
+    /// Bytes of a request's headers; more are answered 431.
+    pub header_size: usize,
+    /// Bytes of path and query; more are answered 414.
+    pub uri: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // Half of all: the machines behind one NAT are one client here.
+            connections_per_client: 2048,
+            // Half of the downloads that the client crate makes at once; containerd and docker want 3 for
+            // an image, podman 6.
+            fetches_per_client: 16,
+            // A registry that answers nothing leaves a quarter of them to the others.
+            fetches_per_registry: 24,
+            // 1024 answers that clients read slowly.
+            answer_memory: 128 << 20,
+            answer_memory_per_client: 64 << 20,
+            // Clients send a dozen headers; credentials and tokens take 8 KiB at most.
+            headers: 100,
+            header_size: 16 << 10,
+            // The longest name, tag, namespace and parameters fit twice.
+            uri: 4096,
+        }
+    }
 }
 
 /// A certificate and key, reread when the files change.
@@ -45,6 +90,7 @@ impl Default for Config {
             tag_freshness: Duration::from_secs(60),
             answer_within: Duration::from_secs(5),
             max_connections: 4096,
+            limits: Limits::default(),
             client_stall: Duration::from_secs(30),
             drain: Duration::from_secs(30),
         }

@@ -24,6 +24,8 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{Peer, answer};
+use crate::config::Limits;
+use crate::limits::{self, Client, Limit};
 use crate::listener::Phase;
 use crate::plain;
 use crate::service::Inner;
@@ -34,12 +36,9 @@ pub(crate) const SHORT: Duration = Duration::from_secs(10);
 /// A request's head, from its first byte or from the end of the answer before: so also how long a
 /// connection may idle.
 pub(crate) const HEAD: Duration = Duration::from_secs(60);
-/// Clients send a dozen headers; credentials and tokens take 8 KiB at most.
+/// Heads beyond these are hyper's matter; what is allowed at all, `limits` says.
 pub(crate) const MAX_HEADERS: usize = 100;
 pub(crate) const MAX_HEAD: usize = 32 << 10;
-/// hyper buffers no more of a body than this before it asks for another frame, so that a slow client
-/// holds one frame and not three.
-const WRITE_BUFFER: usize = MAX_HEAD;
 /// HTTP/2: windows for what clients send (we read no bodies), streams at once, and what is buffered of
 /// each stream on its way out.
 const WINDOW: u32 = 64 << 10;
@@ -60,16 +59,17 @@ pub(crate) async fn serve(
     stream: TcpStream,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
-    overloaded: bool,
+    client: Arc<Client>,
+    over: Option<Limit>,
 ) {
     // Heads and bodies are written as a whole; waiting for more would only delay their last piece.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%address, %error, "no TCP_NODELAY");
     }
     let Some(tls) = tls else {
-        return plain::serve(shared, stream, address, overloaded).await;
+        return plain::serve(shared, stream, address, client, over).await;
     };
-    let peer = Peer::new(address, overloaded);
+    let peer = Peer::new(address, client, over);
     match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
         Ok(Ok(stream)) => http(shared, stream, peer).await,
         Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
@@ -84,8 +84,11 @@ where
 {
     let Shared { inner, mut phase } = shared;
     let stall = inner.config.load().client_stall;
-    let (address, pace, overloaded) = (peer.address, peer.pace.clone(), peer.overloaded);
-    let peer = Arc::new(peer);
+    let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
+    let peer = Arc::new(Peer {
+        sends_files: false,
+        ..peer
+    });
     let service = service_fn({
         let inner = inner.clone();
         move |request: Request<Incoming>| {
@@ -93,7 +96,7 @@ where
             async move {
                 let (parts, _) = request.into_parts();
                 let mut response = answer(&inner, &peer, &parts).await;
-                if peer.overloaded && parts.version < Version::HTTP_2 {
+                if peer.over.is_some() && parts.version < Version::HTTP_2 {
                     response
                         .headers_mut()
                         .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -102,7 +105,7 @@ where
             }
         }
     });
-    let builder = builder();
+    let builder = builder(&inner.config.load().limits);
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(Watched::new(stream, stall)), service));
     // A tick for whoever stalls; how long is too long, `is_stalled` says.
@@ -114,6 +117,9 @@ where
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
+                    if is_head_too_large(&*error) {
+                        inner.metrics.limited(Limit::Headers);
+                    }
                     tracing::debug!(%address, %error, "connection ended");
                 }
                 return;
@@ -127,23 +133,34 @@ where
             _ = tick.tick() => {
                 if pace.is_stalled(4 * stall) {
                     inner.metrics.stalled.inc();
+                    inner.metrics.limited(Limit::Stalled);
                     tracing::debug!(%address, "client takes nothing: connection cut");
                     return;
                 }
             }
-            () = until.as_mut(), if overloaded => return,
+            () = until.as_mut(), if over.is_some() => return,
         }
     }
 }
 
-fn builder() -> Builder<TokioExecutor> {
+/// What hyper has answered 431 or 414 by itself.
+fn is_head_too_large(error: &(dyn std::error::Error + 'static)) -> bool {
+    error
+        .downcast_ref::<hyper::Error>()
+        .is_some_and(hyper::Error::is_parse_too_large)
+}
+
+fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+    let head = limits::parser_bytes(limits);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
-        .max_headers(MAX_HEADERS)
-        .max_buf_size(WRITE_BUFFER);
+        // It buffers no more of a body than this before it asks for another frame, so that a slow
+        // client holds one frame and not three.
+        .max_headers(limits::parser_count(limits))
+        .max_buf_size(head);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -153,6 +170,6 @@ fn builder() -> Builder<TokioExecutor> {
         .initial_connection_window_size(WINDOW)
         .max_concurrent_streams(STREAMS)
         .max_send_buf_size(SEND_BUFFER)
-        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
+        .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX));
     builder
 }

@@ -10,6 +10,7 @@ use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
 use crate::Error;
+use crate::limits::Limit;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -160,7 +161,7 @@ pub(crate) async fn resolve(
         async move { refresh(&inner, &name).await }
     });
     let Some(flight) = flight else {
-        return stale_or(stale, Error::Busy);
+        return stale_or(stale, Limit::Fetches.into());
     };
     match tokio::time::timeout_at(until, flight.answer()).await {
         Ok(Some(Ok(answer))) => Ok(answer),

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use pierhead_oci::{Digest, ParseError};
 
-/// Whose fault it is follows from the variant: the client's up to `PathTooLong`, then the
+use crate::limits::Limit;
+
+/// Whose fault it is follows from the variant: the client's up to `ReadOnly`, then the
 /// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -17,8 +19,6 @@ pub(crate) enum Error {
     ReadOnly,
     #[error("a request over HTTP/1.1 has exactly one Host")]
     Host,
-    #[error("the path is longer than {0} bytes")]
-    PathTooLong(usize),
     #[error(transparent)]
     Upstream(#[from] pierhead_remote::Error),
     #[error(transparent)]
@@ -33,10 +33,8 @@ pub(crate) enum Error {
     Document(String),
     #[error("the content ended at byte {at}, before its length")]
     Truncated { at: u64 },
-    #[error("the limit of connections is reached: raise limits.connections, or try again")]
-    Overloaded,
-    #[error("too many requests wait for upstreams; try again")]
-    Busy,
+    #[error("{0}")]
+    Limited(Limit),
     #[error("a task of pierhead died; its log says why")]
     Internal,
 }
@@ -45,6 +43,12 @@ pub(crate) enum Error {
 impl From<pierhead_cache::Error> for Error {
     fn from(error: pierhead_cache::Error) -> Self {
         Self::Cache(Box::new(error))
+    }
+}
+
+impl From<Limit> for Error {
+    fn from(limit: Limit) -> Self {
+        Self::Limited(limit)
     }
 }
 
@@ -64,7 +68,7 @@ impl Error {
     pub(crate) fn allows_stale(&self) -> bool {
         match self {
             Self::Upstream(error) => error.is_retryable(),
-            Self::Slow { .. } | Self::Document(_) | Self::Busy | Self::Internal => true,
+            Self::Slow { .. } | Self::Document(_) | Self::Limited(_) | Self::Internal => true,
             _ => false,
         }
     }

@@ -5,14 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
 
+use crate::lead::Lead;
+use crate::limits::Ticket;
 use crate::service::Inner;
 use crate::source::Wanted;
 
 /// Fills `fill` in the background: clients come and go without a say in it.
-pub(crate) fn start(inner: Arc<Inner>, wanted: Wanted, fill: Fill) {
+pub(crate) fn start(inner: Arc<Inner>, wanted: Wanted, fill: Fill, lead: Lead, ticket: Ticket) {
     tokio::spawn(async move {
+        let _turn = inner.limits.turn(ticket, &wanted.registry).await;
         // How it ended is known to the fill's readers; nobody else waits.
         let _ = run(&inner, &wanted, fill, &AtomicU64::new(0)).await;
+        drop(lead);
     });
 }
 
@@ -90,6 +94,7 @@ async fn transfer(
         registry,
         repository,
         digest,
+        ..
     } = wanted;
     let mut stream = inner
         .client
@@ -112,6 +117,7 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {
         registry,
         repository,
         digest,
+        ..
     } = wanted;
     tracing::warn!(%registry, %repository, %digest, %error, "fill failed");
     if error.is_storage() {

@@ -14,6 +14,8 @@ mod entity;
 mod error;
 mod fetch;
 mod flight;
+mod lead;
+mod limits;
 mod listener;
 mod lists;
 mod manifest;
@@ -30,6 +32,6 @@ mod stall;
 mod tls;
 mod warm;
 
-pub use config::{Config, Tls};
+pub use config::{Config, Limits, Tls};
 use error::Error;
 pub use service::{Progress, Proxy};

@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::Tls;
 use crate::connection::{self, Shared};
+use crate::limits::Limit;
 use crate::service::Inner;
 use crate::tls::Reloading;
 
@@ -96,25 +97,30 @@ impl Loop {
         inner.metrics.accepted.inc();
         let mut open = Some(Open::new(inner.clone()));
         let limit = inner.config.load().max_connections;
-        let overloaded = open.as_ref().is_some_and(|open| open.count > limit);
+        let client = inner.limits.client(address.ip());
+        let connected = match open.as_ref().is_some_and(|open| open.count > limit) {
+            true => Err(Limit::Connections),
+            false => inner.limits.connect(&client),
+        };
         let mut refusal: Option<OwnedSemaphorePermit> = None;
-        if overloaded {
+        let over = connected.as_ref().err().copied();
+        if let Some(limit) = over {
             // Not counted, or those that are being refused would keep others out.
             open = None;
             inner.metrics.refused.inc();
             match self.refusals.clone().try_acquire_owned() {
                 Ok(permit) => refusal = Some(permit),
-                Err(_) => return,
+                Err(_) => return inner.metrics.limited(limit),
             }
         }
         let (shared, tls) = (self.shared.clone(), self.tls.clone());
         tokio::spawn(async move {
-            let _kept = (open, refusal);
+            let _kept = (open, connected, refusal);
             let tls = match tls {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,
             };
-            connection::serve(shared, stream, address, tls, overloaded).await;
+            connection::serve(shared, stream, address, tls, client, over).await;
         });
     }
 }

@@ -7,6 +7,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::limits::Limit;
+
 /// Which part of the API was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(crate) enum Kind {
@@ -57,6 +59,11 @@ pub(crate) struct Of {
     pub(crate) endpoint: Kind,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reached {
+    limit: Limit,
+}
+
 /// A value, registered by whoever shows metrics.
 #[derive(Clone)]
 pub(crate) struct Metrics {
@@ -67,6 +74,7 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
+    limited: Family<Reached, Counter>,
     pub(crate) gone: Counter,
     pub(crate) stalled: Counter,
     pub(crate) cut: Counter,
@@ -88,6 +96,7 @@ impl Default for Metrics {
             connections: Gauge::default(),
             accepted: Counter::default(),
             refused: Counter::default(),
+            limited: Family::default(),
             gone: Counter::default(),
             stalled: Counter::default(),
             cut: Counter::default(),
@@ -96,6 +105,11 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Somebody was refused or cut for the sake of that limit.
+    pub(crate) fn limited(&self, limit: Limit) {
+        self.limited.get_or_create(&Reached { limit }).inc();
+    }
+
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "requests",
@@ -134,6 +148,11 @@ impl Metrics {
             "connections_refused",
             "Connections over the limit, answered 503 or closed",
             self.refused.clone(),
+        );
+        registry.register(
+            "limited",
+            "Requests refused and connections cut, by the limit that was reached",
+            self.limited.clone(),
         );
         registry.register(
             "clients_gone",

@@ -12,6 +12,7 @@ use pierhead_remote::Error as RemoteError;
 
 use crate::Error;
 use crate::body::Body;
+use crate::limits::Limit;
 use crate::metrics::{Kind, Outcome};
 
 pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
@@ -91,7 +92,11 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         }
         Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
         Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
-        Error::PathTooLong(_) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),
+        Error::Limited(Limit::Uri) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),
+        Error::Limited(Limit::Headers) => (
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            ErrorCode::Unsupported,
+        ),
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
         // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
         // fall back to the origin after a 403.
@@ -113,8 +118,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         | Error::Unbacked { .. }
         | Error::Document(_)
         | Error::Truncated { .. }
-        | Error::Busy
-        | Error::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
+        | Error::Limited(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
     }
 }
 
@@ -133,7 +137,7 @@ fn retry_after(error: &Error) -> Duration {
             retry_after: Some(after),
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
-        Error::Overloaded | Error::Busy => Duration::from_secs(1),
+        Error::Limited(_) => Duration::from_secs(1),
         _ => RETRY,
     }
 }

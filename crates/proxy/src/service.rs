@@ -13,6 +13,8 @@ use tokio::sync::Semaphore;
 
 use crate::document::Document;
 use crate::flight::Flights;
+use crate::lead::Leads;
+use crate::limits::Limits;
 use crate::metrics::Outcome;
 use crate::recent::Recent;
 use crate::source::Wanted;
@@ -36,6 +38,8 @@ pub(crate) struct Inner {
     pub(crate) recent: Recent,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
     pub(crate) lists: Semaphore,
+    pub(crate) limits: Limits,
+    pub(crate) leads: Leads,
 }
 
 /// What [`Proxy::warm`] reports as it goes.
@@ -54,6 +58,7 @@ pub struct Progress {
 impl Proxy {
     /// Wires a cache and a client together.
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
+        let limits = Limits::new(config.limits.clone());
         let inner = Inner {
             cache,
             client,
@@ -62,6 +67,8 @@ impl Proxy {
             recent: Recent::default(),
             flights: Flights::new(),
             lists: Semaphore::new(LISTS),
+            limits,
+            leads: Leads::default(),
         };
         Self {
             inner: Arc::new(inner),
@@ -70,6 +77,7 @@ impl Proxy {
 
     /// Takes a new configuration without dropping a connection.
     pub fn reload(&self, config: Config) {
+        self.inner.limits.reload(config.limits.clone());
         self.inner.config.store(Arc::new(config));
     }
 
@@ -119,6 +127,14 @@ impl Proxy {
 }
 
 impl Inner {
+    /// Whether the cache has that blob, or is getting it from the registry that is meant.
+    pub(crate) fn is_at_hand(&self, wanted: &Wanted) -> bool {
+        self.cache.contains(&wanted.digest)
+            && !self
+                .leads
+                .is_led_by_another(&wanted.digest, &wanted.registry)
+    }
+
     /// The size of a blob that the cache lacks, from its upstream.
     pub(crate) async fn size_upstream(&self, wanted: &Wanted) -> Result<Option<u64>, Error> {
         if let Some(error) = self.recent.error(&wanted.subject()) {

@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{Claim, Content, Error as CacheError, Object};
+use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
 use pierhead_oci::{Digest, Hasher, Registry, Repository};
 use pierhead_remote::BlobStream;
 
 use crate::body::FRAME;
+use crate::lead::Lead;
+use crate::limits::{Client, Limit, Turn};
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -29,6 +31,8 @@ pub(crate) struct Wanted {
     pub(crate) registry: Registry,
     pub(crate) repository: Repository,
     pub(crate) digest: Digest,
+    /// For whom: upstream fetches are counted.
+    pub(crate) client: Arc<Client>,
 }
 
 impl Wanted {
@@ -64,6 +68,7 @@ struct Direct {
     /// `None` when the stream does not start at 0: then only the client can verify.
     hasher: Option<Hasher>,
     ended: bool,
+    _turn: Turn,
 }
 
 impl Source {
@@ -82,7 +87,7 @@ impl Source {
             false => None,
         };
         let (from, outcome) = match claimed {
-            Some(Ok((content, outcome))) => (From::Cache(content), outcome),
+            Some(Ok(Some((content, outcome)))) => (From::Cache(content), outcome),
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
                 let direct = Direct::open(inner, &wanted, 0).await?;
@@ -117,6 +122,11 @@ impl Source {
             self.from = self.direct().await?;
         }
         Ok(())
+    }
+
+    /// Whether all of it lies in the file of a committed blob.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(&self.from, From::Cache(Content::Object(object)) if object.file().is_some())
     }
 
     /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
@@ -213,7 +223,8 @@ impl Source {
 
     async fn again(&mut self) -> Result<From, Error> {
         match claim(&self.inner, &self.wanted).await {
-            Ok((content, _)) => Ok(From::Cache(content)),
+            Ok(Some((content, _))) => Ok(From::Cache(content)),
+            Ok(None) => self.direct().await,
             Err(error) if error.is_storage() => self.direct().await,
             Err(error) => Err(error),
         }
@@ -226,20 +237,54 @@ impl Source {
     }
 }
 
-/// One claim; the fetch of a leader is a task of its own.
-pub(crate) async fn claim(
-    inner: &Arc<Inner>,
-    wanted: &Wanted,
-) -> Result<(Content, Outcome), Error> {
+/// What a claim found, or `None` when another registry is filling this digest: nobody who does not mean
+/// that registry waits for it, or believes it.
+pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Claimed>, Error> {
+    let Wanted {
+        registry, digest, ..
+    } = wanted;
+    let Some(lead) = inner.leads.enter(digest, registry) else {
+        // Committed by the one before, maybe.
+        let found = inner.cache.get(digest).await?;
+        return Ok(found.map(Claimed::Object));
+    };
+    Ok(Some(match inner.cache.claim(digest).await? {
+        Claim::Hit(object) => Claimed::Object(object),
+        Claim::Follower(content) => Claimed::Follower(content),
+        Claim::Leader(fill, content) => Claimed::Leader(fill, content, lead),
+    }))
+}
+
+/// As [`Claim`].
+pub(crate) enum Claimed {
+    Object(Object),
+    Follower(Content),
+    /// With what keeps other registries away until the fill has ended.
+    Leader(Fill, Content, Lead),
+}
+
+/// One claim; the fetch of a leader is a task of its own. `None` as of [`claim_of`].
+async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, Outcome)>, Error> {
     if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
-        return Err(Error::Busy);
+        return Err(Limit::Fetches.into());
     }
-    Ok(match inner.cache.claim(&wanted.digest).await? {
-        Claim::Hit(object) => (Content::Object(object), Outcome::Hit),
-        Claim::Follower(content) => (content, Outcome::Miss),
-        Claim::Leader(fill, content) => {
-            fetch::start(inner.clone(), wanted.clone(), fill);
-            (content, Outcome::Miss)
+    // Taken before it is known who leads: whoever follows gives it back at once.
+    let ticket = match inner.cache.contains(&wanted.digest) {
+        true => None,
+        false => Some(inner.limits.queue(&wanted.client)?),
+    };
+    Ok(match claim_of(inner, wanted).await? {
+        None => None,
+        Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit)),
+        Some(Claimed::Follower(content)) => Some((content, Outcome::Miss)),
+        Some(Claimed::Leader(fill, content, lead)) => {
+            let ticket = match ticket {
+                Some(ticket) => ticket,
+                // Evicted, or failed, since we looked. The fill is given up when there is no place.
+                None => inner.limits.queue(&wanted.client)?,
+            };
+            fetch::start(inner.clone(), wanted.clone(), fill, lead, ticket);
+            Some((content, Outcome::Miss))
         }
     })
 }
@@ -250,7 +295,10 @@ impl Direct {
             registry,
             repository,
             digest,
+            client,
         } = wanted;
+        let ticket = inner.limits.queue(client)?;
+        let turn = inner.limits.turn(ticket, registry).await;
         let stream = match inner
             .client
             .blob(registry, repository, digest, offset)
@@ -273,6 +321,7 @@ impl Direct {
             held: Bytes::new(),
             hasher,
             ended: false,
+            _turn: turn,
         }))
     }
 

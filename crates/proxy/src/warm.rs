@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pierhead_cache::{Claim, Name};
+use pierhead_cache::Name;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
 use tokio::task::JoinSet;
 
 use crate::document::Deadline;
 use crate::manifest::{is_distributable, manifest};
 use crate::service::Inner;
-use crate::source::Wanted;
+use crate::source::{Claimed, Wanted, claim_of};
 use crate::{Error, Progress, fetch};
 
 /// Blobs fetched at once: what docker and containerd do.
@@ -54,6 +54,7 @@ pub(crate) async fn warm(
                 registry: reference.registry.clone(),
                 repository: reference.repository.clone(),
                 digest: blob.digest,
+                client: inner.limits.own(),
             };
             let (inner, arrived) = (inner.clone(), arrived.clone());
             running.spawn(async move { one(&inner, wanted, &arrived).await });
@@ -84,10 +85,19 @@ async fn one(
 ) -> Result<(u64, u64), (Digest, Error)> {
     let digest = wanted.digest;
     let got = async {
-        match inner.cache.claim(&digest).await? {
-            Claim::Hit(object) => Ok((object.size(), 0)),
-            Claim::Follower(content) => Ok((fetch::committed(content).await?.size(), 0)),
-            Claim::Leader(fill, _) => {
+        let claimed = loop {
+            match claim_of(inner, &wanted).await? {
+                Some(claimed) => break claimed,
+                // Another registry fills it; what comes of that is the same, if anything.
+                None => tokio::time::sleep(REPORT).await,
+            }
+        };
+        match claimed {
+            Claimed::Object(object) => Ok((object.size(), 0)),
+            Claimed::Follower(content) => Ok((fetch::committed(content).await?.size(), 0)),
+            Claimed::Leader(fill, _, _lead) => {
+                let ticket = inner.limits.queue(&wanted.client)?;
+                let _turn = inner.limits.turn(ticket, &wanted.registry).await;
                 let staged = fill.offset();
                 let size = fetch::run(inner, &wanted, fill, arrived).await?.size();
                 Ok((size, size.saturating_sub(staged)))

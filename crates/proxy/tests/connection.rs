@@ -14,10 +14,9 @@ use pierhead_proxy::Tls;
 use pierhead_testkit::http::{Connection, End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Authority, Fault, Gate};
-use prometheus_client::registry::Registry;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use stage::{Plan, Stage, blob_path, code, eventually, soon};
+use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -342,14 +341,6 @@ async fn several_accept_lines_and_encodings_change_nothing() {
         (manifest.header("content-encoding"), manifest.body.clone()),
         (None, image.root_document().bytes.clone())
     );
-}
-
-fn metric(stage: &Stage, line: &str) -> bool {
-    let mut registry = Registry::default();
-    stage.proxy.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text.lines().any(|found| found == line)
 }
 
 #[tokio::test]

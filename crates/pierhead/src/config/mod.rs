@@ -63,9 +63,19 @@ pub(crate) struct Tags {
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) connections: usize,
+    pub(crate) connections_per_client: usize,
     /// Bytes a second.
     pub(crate) upstream_bandwidth: Option<u64>,
     pub(crate) upstream_fetches: usize,
+    pub(crate) fetches_per_client: usize,
+    pub(crate) fetches_per_registry: usize,
+    /// Bytes.
+    pub(crate) answer_memory: usize,
+    pub(crate) answer_memory_per_client: usize,
+    pub(crate) headers: usize,
+    /// Bytes.
+    pub(crate) header_size: usize,
+    pub(crate) uri: usize,
     pub(crate) answer_within: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) header_timeout: Duration,
@@ -148,8 +158,16 @@ impl Config {
             },
             limits: Limits {
                 connections: proxy.max_connections,
+                connections_per_client: proxy.limits.connections_per_client,
                 upstream_bandwidth: remote.bandwidth,
                 upstream_fetches: remote.max_fetches,
+                fetches_per_client: proxy.limits.fetches_per_client,
+                fetches_per_registry: proxy.limits.fetches_per_registry,
+                answer_memory: proxy.limits.answer_memory,
+                answer_memory_per_client: proxy.limits.answer_memory_per_client,
+                headers: proxy.limits.headers,
+                header_size: proxy.limits.header_size,
+                uri: proxy.limits.uri,
                 answer_within: proxy.answer_within,
                 connect_timeout: remote.connect_timeout,
                 header_timeout: remote.header_timeout,

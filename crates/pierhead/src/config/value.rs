@@ -86,6 +86,19 @@ impl Value<'_> {
         }
     }
 
+    /// Bytes of memory, from `least` to `most`.
+    pub(crate) fn memory(&self, least: u64, most: u64) -> Result<usize, String> {
+        let bytes = self.bytes()?;
+        match usize::try_from(bytes) {
+            Ok(found) if (least..=most).contains(&bytes) => Ok(found),
+            _ => Err(format!(
+                "{bytes} bytes is out of range: write {} to {}",
+                units::exact_bytes(least),
+                units::exact_bytes(most)
+            )),
+        }
+    }
+
     /// Bytes a second; `None` for `"off"`.
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {

@@ -13,6 +13,7 @@ use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use tokio::net::TcpStream;
 use crate::answer::{Peer, answer};
 use crate::body::{Body, Piece};
 use crate::connection::{self, HEAD, SHORT, Shared};
+use crate::limits::{Client, Limit};
 use crate::listener::Phase;
 use clock::Clock;
 use front::Front;
@@ -43,9 +45,13 @@ pub(crate) async fn serve(
     mut shared: Shared,
     stream: TcpStream,
     address: SocketAddr,
-    overloaded: bool,
+    client: Arc<Client>,
+    over: Option<Limit>,
 ) {
-    let peer = Peer::new(address, overloaded);
+    let peer = Peer {
+        sends_files: true,
+        ..Peer::new(address, client, over)
+    };
     let stall = shared.inner.config.load().client_stall;
     let clock = Clock::new();
     let ended = {
@@ -56,7 +62,7 @@ pub(crate) async fn serve(
             stall,
         };
         let mut talk = pin!(talk(&shared, &peer, socket));
-        let limit = if overloaded { SHORT } else { Duration::MAX };
+        let limit = if over.is_some() { SHORT } else { Duration::MAX };
         let mut phase = shared.phase.clone();
         // A connection that was accepted just before the stop must see it too.
         phase.mark_changed();
@@ -76,6 +82,7 @@ pub(crate) async fn serve(
                 () = clock.late(sleep.as_mut(), period) => {
                     if clock.is_taking() {
                         shared.inner.metrics.stalled.inc();
+                        shared.inner.metrics.limited(Limit::Stalled);
                     }
                     tracing::debug!(%address, "client does nothing: connection cut");
                     return;
@@ -110,7 +117,7 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
         let response = socket
             .unless_gone(answer(&shared.inner, peer, &parts))
             .await?;
-        close |= peer.overloaded || socket.clock.is_draining();
+        close |= peer.over.is_some() || socket.clock.is_draining();
         if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
             socket.shut().await;
             return Ok(End::Over);

@@ -237,3 +237,12 @@ pub(crate) async fn each<T, F: Future<Output = ()> + 'static>(
         check.await.unwrap();
     }
 }
+
+/// Whether the metrics have that line.
+pub(crate) fn metric(stage: &Stage, line: &str) -> bool {
+    let mut registry = prometheus_client::registry::Registry::default();
+    stage.proxy.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text.lines().any(|found| found == line)
+}

@@ -66,6 +66,11 @@ fn quote_path(path: &Path) -> String {
     quote(&path.to_string_lossy())
 }
 
+/// A number of bytes that fits into memory.
+fn quote_bytes(bytes: usize) -> String {
+    quote(&exact_bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
+}
+
 fn quote_duration(duration: Duration) -> Option<String> {
     Some(quote(&humantime::format_duration(duration).to_string()))
 }
@@ -199,6 +204,18 @@ pub(crate) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "limits",
+        name: "connections_per_client",
+        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64); more are answered 503.",
+        example: "2048",
+        set: |config, value| {
+            value
+                .count(1, 1_000_000)
+                .map(|it| config.limits.connections_per_client = it)
+        },
+        show: |config| Some(config.limits.connections_per_client.to_string()),
+    },
+    Key {
+        section: "limits",
         name: "upstream_bandwidth",
         doc: "Bytes a second over all downloads, or \"off\".",
         example: "\"100MB/s\"",
@@ -221,6 +238,82 @@ pub(crate) static KEYS: &[Key<Config>] = &[
                 .map(|it| config.limits.upstream_fetches = it)
         },
         show: |config| Some(config.limits.upstream_fetches.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "upstream_fetches_per_client",
+        doc: "Of these for one client. Four times as many may be under way or wait; more are answered 503.",
+        example: "16",
+        set: |config, value| {
+            value
+                .count(1, 4096)
+                .map(|it| config.limits.fetches_per_client = it)
+        },
+        show: |config| Some(config.limits.fetches_per_client.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "upstream_fetches_per_registry",
+        doc: "Of these from one registry; more wait.",
+        example: "24",
+        set: |config, value| {
+            value
+                .count(1, 4096)
+                .map(|it| config.limits.fetches_per_registry = it)
+        },
+        show: |config| Some(config.limits.fetches_per_registry.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "answer_memory",
+        doc: "Memory for answers on their way, until clients have taken them; more are answered 503.",
+        example: "\"128MiB\"",
+        set: |config, value| {
+            value
+                .memory(1 << 20, 1 << 40)
+                .map(|it| config.limits.answer_memory = it)
+        },
+        show: |config| Some(quote_bytes(config.limits.answer_memory)),
+    },
+    Key {
+        section: "limits",
+        name: "answer_memory_per_client",
+        doc: "Of this for one client.",
+        example: "\"64MiB\"",
+        set: |config, value| {
+            value
+                .memory(1 << 20, 1 << 40)
+                .map(|it| config.limits.answer_memory_per_client = it)
+        },
+        show: |config| Some(quote_bytes(config.limits.answer_memory_per_client)),
+    },
+    Key {
+        section: "limits",
+        name: "headers",
+        doc: "Headers of a request; more are answered 431.",
+        example: "100",
+        set: |config, value| value.count(1, 1000).map(|it| config.limits.headers = it),
+        show: |config| Some(config.limits.headers.to_string()),
+    },
+    Key {
+        section: "limits",
+        name: "header_size",
+        doc: "Bytes of a request's headers together; more are answered 431.",
+        example: "\"16KiB\"",
+        set: |config, value| {
+            value
+                .memory(1 << 10, 1 << 20)
+                .map(|it| config.limits.header_size = it)
+        },
+        show: |config| Some(quote_bytes(config.limits.header_size)),
+    },
+    Key {
+        section: "limits",
+        name: "uri",
+        doc: "Bytes of a request's path and query; more are answered 414.",
+        example: "\"4KiB\"",
+        set: |config, value| value.memory(256, 32 << 10).map(|it| config.limits.uri = it),
+        show: |config| Some(quote_bytes(config.limits.uri)),
     },
     Key {
         section: "limits",

@@ -1,0 +1,72 @@
+//! A request's head: length of its URI, number and length of its headers.
+//!
+//! What parses heads needs a bound of its own, and says 431 or 414 without a body when that is passed.
+//! It is twice the configured one, so that what is a little too long is told which key to raise.
+
+use http::request::Parts;
+
+use super::Limit;
+use crate::config::Limits;
+
+/// hyper's buffer for a head is its buffer for writing too, and must not be smaller than this.
+const LEAST_BUFFER: usize = 32 << 10;
+
+/// Whether the head is within the limits. No allocation.
+pub(crate) fn check(limits: &Limits, head: &Parts) -> Result<(), Limit> {
+    let uri = head.uri.path().len() + head.uri.query().map_or(0, |query| query.len() + 1);
+    if uri > limits.uri {
+        return Err(Limit::Uri);
+    }
+    // Its colon, space and line end count too: that is what came.
+    let bytes = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+        name.as_str().len() + value.len() + 4
+    };
+    if head.headers.len() > limits.headers
+        || head.headers.iter().map(bytes).sum::<usize>() > limits.header_size
+    {
+        return Err(Limit::Headers);
+    }
+    Ok(())
+}
+
+/// Headers that a parser lets through.
+pub(crate) fn parser_count(limits: &Limits) -> usize {
+    2 * limits.headers
+}
+
+/// Bytes of a head that a parser lets through.
+pub(crate) fn parser_bytes(limits: &Limits) -> usize {
+    (2 * (limits.header_size + limits.uri)).max(LEAST_BUFFER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(uri: &str, headers: &[(&str, usize)]) -> Parts {
+        let mut request = http::Request::get(uri);
+        for (name, length) in headers {
+            request = request.header(*name, "x".repeat(*length));
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn each_bound_holds_to_the_byte() {
+        let limits = Limits {
+            headers: 2,
+            header_size: 20,
+            uri: 10,
+            ..Limits::default()
+        };
+        let ok = [parts("/2345?7890", &[]), parts("/", &[("a", 5), ("b", 5)])];
+        for head in &ok {
+            assert_eq!(check(&limits, head), Ok(()));
+        }
+        assert_eq!(check(&limits, &parts("/2345?78901", &[])), Err(Limit::Uri));
+        let many = parts("/", &[("a", 1), ("b", 1), ("c", 1)]);
+        assert_eq!(check(&limits, &many), Err(Limit::Headers));
+        let long = parts("/", &[("a", 5), ("b", 6)]);
+        assert_eq!(check(&limits, &long), Err(Limit::Headers));
+    }
+}

@@ -1,0 +1,139 @@
+//! What one client, one registry or all together may take, and what is said when it is too much.
+//!
+//! Every limit is counted where it is enforced, under one name that the answer, the metric and the
+//! documentation share.
+
+mod client;
+mod fetches;
+mod head;
+mod memory;
+mod table;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use pierhead_oci::Registry;
+use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+use tokio::sync::Semaphore;
+
+use crate::config;
+
+pub(crate) use client::{Client, Connected};
+pub(crate) use fetches::{Ticket, Turn};
+pub(crate) use head::{check, parser_bytes, parser_count};
+pub(crate) use memory::{Held, admit};
+
+use client::Prefix;
+use table::Table;
+
+/// Which limit was reached: the label of the metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Limit {
+    Connections,
+    ConnectionsPerClient,
+    BytesInFlight,
+    BytesPerClient,
+    FetchesPerClient,
+    Fetches,
+    Headers,
+    Uri,
+    Stalled,
+}
+
+impl Limit {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::ConnectionsPerClient => "connections_per_client",
+            Self::BytesInFlight => "bytes_in_flight",
+            Self::BytesPerClient => "bytes_per_client",
+            Self::FetchesPerClient => "fetches_per_client",
+            Self::Fetches => "fetches",
+            Self::Headers => "headers",
+            Self::Uri => "uri",
+            Self::Stalled => "stalled",
+        }
+    }
+}
+
+/// What the client is told: which limit, and what an operator can do about it.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Connections => {
+                "the limit of connections is reached: raise limits.connections, or try again"
+            }
+            Self::ConnectionsPerClient => {
+                "this address has too many connections: raise limits.connections_per_client, or use fewer"
+            }
+            Self::BytesInFlight => {
+                "too many bytes wait for clients to take them: raise limits.answer_memory, or try again"
+            }
+            Self::BytesPerClient => {
+                "too many bytes wait for this address to take them: raise limits.answer_memory_per_client, or try again"
+            }
+            Self::FetchesPerClient => {
+                "this address waits for too many downloads: raise limits.upstream_fetches_per_client, or try again"
+            }
+            Self::Fetches => "too many requests wait for upstreams; try again",
+            Self::Headers => {
+                "the request's headers are too many or too long: raise limits.headers or limits.header_size"
+            }
+            Self::Uri => "the path is too long: raise limits.uri",
+            Self::Stalled => "the client takes nothing",
+        })
+    }
+}
+
+impl EncodeLabelValue for Limit {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        EncodeLabelValue::encode(&self.name(), encoder)
+    }
+}
+
+/// The counts of all that is limited. Bounds may change while it runs.
+pub(crate) struct Limits {
+    bounds: ArcSwap<config::Limits>,
+    clients: Table<Prefix, Client>,
+    registries: Table<Registry, Semaphore>,
+    memory: Arc<memory::Memory>,
+    /// Whoever acts for no client: an operator who warms the cache.
+    own: Arc<Client>,
+}
+
+impl Limits {
+    pub(crate) fn new(bounds: config::Limits) -> Self {
+        Self {
+            own: Arc::new(Client::unlimited()),
+            bounds: ArcSwap::from_pointee(bounds),
+            clients: Table::default(),
+            registries: Table::default(),
+            memory: Arc::default(),
+        }
+    }
+
+    /// Takes new bounds. What is under way keeps what it has; the numbers of fetches apply to clients
+    /// and registries that come anew.
+    pub(crate) fn reload(&self, bounds: config::Limits) {
+        self.bounds.store(Arc::new(bounds));
+    }
+
+    /// The counts of whoever has this address. To be called once a connection: it takes a lock.
+    pub(crate) fn client(&self, address: IpAddr) -> Arc<Client> {
+        let turns = self.bounds.load().fetches_per_client;
+        self.clients
+            .get(&Prefix::of(address), || Client::new(turns))
+    }
+
+    /// For what no client asked for: only the limits of upstreams apply.
+    pub(crate) fn own(&self) -> Arc<Client> {
+        self.own.clone()
+    }
+
+    /// Counts a connection of `client`; the limit, when it is one too many.
+    pub(crate) fn connect(&self, client: &Arc<Client>) -> Result<Connected, Limit> {
+        client.connect(self.bounds.load().connections_per_client)
+    }
+}

@@ -1,0 +1,168 @@
+//! Limits: what one client, one registry or all together may take, and what they are told.
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use pierhead_oci::Digest;
+use pierhead_testkit::http::{Connection, Request, Response};
+use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::registry::{Fault, Gate};
+use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+
+/// A connection from another address of this machine.
+async fn from(stage: &Stage, last: u8) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
+    socket.bind(local).unwrap();
+    soon(socket.connect(stage.addr)).await.unwrap()
+}
+
+/// The answer to one request, as text.
+async fn ask(mut stream: TcpStream, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    soon(stream.read_to_end(&mut answer)).await.unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn is_refused(answer: &Response, key: &str) {
+    assert_eq!(
+        (answer.status, answer.header("retry-after"), &*code(answer)),
+        (503, Some("1"), "UNAVAILABLE"),
+        "{answer:?}"
+    );
+    let text = String::from_utf8_lossy(&answer.body);
+    assert!(text.contains(key), "{text} does not say {key}");
+}
+
+fn limited(stage: &Stage, limit: &str, times: u32) -> bool {
+    metric(
+        stage,
+        &format!("limited_total{{limit=\"{limit}\"}} {times}"),
+    )
+}
+
+#[tokio::test]
+async fn one_address_does_not_take_all_connections() {
+    let stage = Plan::default()
+        .config(|config| config.limits.connections_per_client = 2)
+        .open()
+        .await;
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let mut connection = Connection::open(stage.addr).await.unwrap();
+        let answer = soon(connection.exchange(&Request::get("/v2/"))).await;
+        assert_eq!(answer.unwrap().status, 200);
+        kept.push(connection);
+    }
+    is_refused(&stage.get("/v2/").await, "limits.connections_per_client");
+    assert!(limited(&stage, "connections_per_client", 1));
+    let other = ask(from(&stage, 2).await, "/v2/").await;
+    assert!(other.starts_with("HTTP/1.1 200"), "{other}");
+    kept.clear();
+    eventually(async || stage.get("/v2/").await.status == 200).await;
+}
+
+/// Asks for the blob from that address, and says what came: 200 while it is under way.
+async fn begin(stage: &Stage, last: u8, digest: &Digest) -> (String, TcpStream) {
+    let mut stream = from(stage, last).await;
+    let request = format!("GET {} HTTP/1.1\r\nhost: a\r\n\r\n", blob_path(digest));
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut status = [0; 12];
+    soon(stream.read_exact(&mut status)).await.unwrap();
+    (String::from_utf8_lossy(&status).into_owned(), stream)
+}
+
+#[tokio::test]
+async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.fetches_per_client = 2;
+            config.answer_within = Duration::from_secs(60);
+        })
+        .open()
+        .await;
+    let gate = Gate::new();
+    let blobs: Vec<_> = (0..9)
+        .map(|seed| {
+            let digest = stage.upstream.put_blob("app", random_bytes(seed, 300_000));
+            let held = Fault::GateBody(200_000, gate.clone());
+            stage.upstream.inject(held.on_blob(&digest));
+            digest
+        })
+        .collect();
+    // Two are fetched, six wait for their turn, as many as four times two allow.
+    let greedy = async |digest: Digest| {
+        let mut stream = from(&stage, 2).await;
+        let request = format!("GET {} HTTP/1.1\r\nhost: a\r\n\r\n", blob_path(&digest));
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    };
+    let mut waiting = Vec::new();
+    for digest in &blobs[..8] {
+        waiting.push(greedy(*digest).await);
+        let fills = u64::try_from(waiting.len()).unwrap();
+        eventually(async || stage.cache.stat().fills == fills).await;
+    }
+    let ninth = ask(from(&stage, 2).await, &blob_path(&blobs[8])).await;
+    assert!(ninth.starts_with("HTTP/1.1 503"), "{ninth}");
+    assert!(
+        ninth.contains("limits.upstream_fetches_per_client"),
+        "{ninth}"
+    );
+    assert!(limited(&stage, "fetches_per_client", 1));
+    eventually(async || stage.upstream.requests().len() >= 2).await;
+    assert_eq!(stage.upstream.requests().len(), 2, "the others wait here");
+    // Another client is served beside them.
+    let (status, other) = begin(&stage, 3, &blobs[8]).await;
+    assert_eq!(status, "HTTP/1.1 200");
+    gate.release();
+    for digest in &blobs {
+        stage.committed(digest).await;
+    }
+    drop((waiting, other));
+    // Places are given back.
+    let late = stage.upstream.put_blob("app", random_bytes(99, 1000));
+    let answer = ask(from(&stage, 2).await, &blob_path(&late)).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn heads_that_are_too_long_are_told_which_key_to_raise() {
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.headers = 10;
+            config.limits.header_size = 2000;
+            config.limits.uri = 300;
+        })
+        .open()
+        .await;
+    let mut many = Request::get("/v2/");
+    for nth in 0..11 {
+        many = many.header(&format!("x-{nth}"), "1");
+    }
+    let large = Request::get("/v2/").header("x-large", "x".repeat(2000));
+    for request in [many, large] {
+        let answer = stage.ask(request).await;
+        assert_eq!(answer.status, 431);
+        let text = String::from_utf8_lossy(&answer.body);
+        assert!(text.contains("limits.header_size"), "{text}");
+    }
+    let uri = stage.get(&format!("/v2/?x={}", "x".repeat(300))).await;
+    assert_eq!(uri.status, 414);
+    assert!(String::from_utf8_lossy(&uri.body).contains("limits.uri"));
+    assert!(limited(&stage, "headers", 2) && limited(&stage, "uri", 1));
+    // Beyond what is parsed at all it is the same, without a body.
+    let mut more = Request::get("/v2/");
+    for nth in 0..50 {
+        more = more.header(&format!("x-{nth}"), "1");
+    }
+    assert_eq!(stage.ask(more).await.status, 431);
+    eventually(async || limited(&stage, "headers", 3)).await;
+}
