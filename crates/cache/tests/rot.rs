@@ -263,3 +263,41 @@ async fn verify_reads_against_the_digest() {
     flip(200_001)(&file_of(folder.path(), &sound));
     assert!(!cache.verify(&sound).await.unwrap());
 }
+
+#[tokio::test]
+async fn only_what_was_checked_lately_may_leave_unread() {
+    const CHUNK: u64 = 65_536;
+    let folder = tempfile::tempdir().unwrap();
+    let (digest, content) = blob(12, 400_000);
+    let cache = open(folder.path());
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    assert_eq!(object.sound(0, u64::MAX), 400_000, "checked at the commit");
+    assert_eq!(object.sound(399_000, 500), 500);
+    assert_eq!((object.sound(400_000, 1), object.sound(0, 0)), (0, 0));
+    drop(object);
+    cache.close().await;
+    drop(cache);
+
+    let cache = open(folder.path());
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    assert_eq!(object.sound(0, u64::MAX), 0, "by another process");
+    object.read_at(2 * CHUNK, 10).await.unwrap();
+    assert_eq!(object.sound(0, u64::MAX), 0);
+    assert_eq!(object.sound(2 * CHUNK + 1, u64::MAX), CHUNK - 1);
+    let path = file_of(folder.path(), &digest);
+    let damage = |at| {
+        use std::os::unix::fs::FileExt as _;
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.write_all_at(&[content[at] ^ 1], at as u64).unwrap();
+    };
+    damage(300_000);
+    assert_eq!(object.sound(2 * CHUNK, 1), 0, "the file has changed");
+    object.clone().read_at(2 * CHUNK, 10).await.unwrap();
+    assert_eq!(object.sound(2 * CHUNK, u64::MAX), CHUNK);
+    assert!(matches!(
+        object.read_at(4 * CHUNK, 10).await,
+        Err(Error::Rot { .. })
+    ));
+    assert_eq!(object.sound(4 * CHUNK, u64::MAX), 0);
+}

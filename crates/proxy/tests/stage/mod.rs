@@ -14,6 +14,7 @@ use pierhead_remote::{Client, Upstream};
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry};
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -195,6 +196,15 @@ impl Stage {
 
 pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
+}
+
+/// Whether the metrics have that line.
+pub(crate) fn metric(stage: &Stage, line: &str) -> bool {
+    let mut registry = Registry::default();
+    stage.proxy.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text.lines().any(|found| found == line)
 }
 
 /// No test may hang: a generous limit, not a figure.

@@ -1,0 +1,406 @@
+//! Plain HTTP/1.1: connections that are kept, files that are sent as they are, and heads that mean harm.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use pierhead_oci::Digest;
+use pierhead_testkit::http::{Connection, End, Request, Response};
+use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::registry::Fault;
+use stage::{Plan, Stage, blob_path, eventually, metric, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+
+/// More than the kernel buffers on both sides of a loopback connection.
+const LARGE: usize = 24 << 20;
+
+async fn warm(stage: &Stage, seed: u64, size: usize) -> (Digest, Bytes) {
+    let bytes = random_bytes(seed, size);
+    let digest = stage.upstream.put_blob("app", bytes.clone());
+    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
+    stage.committed(&digest).await;
+    (digest, bytes)
+}
+
+fn file_of(stage: &Stage, digest: &Digest) -> PathBuf {
+    let hex = digest.hex();
+    let folder = stage.data.path().join("blobs/sha256").join(&hex[..2]);
+    folder.join(hex)
+}
+
+fn raw(method: &str, path: &str, more: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nhost: a\r\n{more}\r\n")
+}
+
+#[tokio::test]
+async fn one_connection_serves_whatever_is_asked_one_after_the_other() {
+    let stage = Stage::open().await;
+    let image = stage.push(1, &[300_000]);
+    stage.pull(&image).await;
+    let (digest, bytes) = warm(&stage, 2, 3_000_001).await;
+    let cold = random_bytes(3, 700_000);
+    let unknown_length = random_bytes(4, 400_000);
+    let cold_digest = stage.upstream.put_blob("app", cold.clone());
+    let chunked_digest = stage.upstream.put_blob("app", unknown_length.clone());
+    stage
+        .upstream
+        .inject(Fault::Chunked.on_blob(&chunked_digest));
+    let absent = blob_path(&Digest::of(pierhead_oci::Algorithm::Sha256, b"absent"));
+    let path = blob_path(&digest);
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    for round in 0..3 {
+        let mut ask = async |request: Request| -> Response {
+            let got = soon(connection.exchange(&request)).await.unwrap();
+            assert_eq!(got.end, End::Clean, "{round} {request:?}");
+            assert!(got.header("date").is_some() && got.header("connection").is_none());
+            got
+        };
+        let whole = ask(Request::get(&path)).await;
+        assert!(whole.status == 200 && whole.body == bytes);
+        let head = ask(Request::head(&path)).await;
+        assert_eq!(
+            (head.status, head.header("content-length"), head.body.len()),
+            (200, Some("3000001"), 0)
+        );
+        for (range, from, to) in [
+            ("bytes=0-0", 0, 1),
+            ("bytes=65535-65536", 65_535, 65_537),
+            ("bytes=100-2000000", 100, 2_000_001),
+            ("bytes=2999999-", 2_999_999, 3_000_001),
+            ("bytes=-70000", 2_930_001, 3_000_001),
+        ] {
+            let part = ask(Request::get(&path).header("range", range)).await;
+            assert!(
+                part.status == 206 && part.body == bytes.slice(from..to),
+                "{range}"
+            );
+        }
+        let beyond = ask(Request::get(&path).header("range", "bytes=3000001-")).await;
+        assert_eq!(beyond.status, 416);
+        let known = ask(Request::get(&path).header("if-none-match", format!("\"{digest}\""))).await;
+        assert_eq!((known.status, known.body.len()), (304, 0));
+        assert_eq!(ask(Request::get(&absent)).await.status, 404);
+        assert_eq!(ask(Request::head(&absent)).await.status, 404);
+        assert_eq!(ask(Request::get("/v2/")).await.body, "{}");
+        assert_eq!(
+            ask(Request::get("/v2/app/manifests/1")).await.body,
+            image.root_document().bytes
+        );
+        assert!(ask(Request::get(blob_path(&cold_digest))).await.body == cold);
+        assert!(ask(Request::get(blob_path(&chunked_digest))).await.body == unknown_length);
+        assert_eq!(ask(Request::get("/v2/app/tags/list")).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn pipelined_requests_are_answered_in_order() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 5, 1_000_000).await;
+    let path = blob_path(&digest);
+    let asked = [
+        raw("GET", &path, ""),
+        raw("HEAD", &path, ""),
+        raw("GET", "/v2/", ""),
+        raw("GET", &path, "range: bytes=5-70000\r\n"),
+        raw("GET", "/nothing", ""),
+        // Not ordinary: the rest is hyper's, with what is behind it.
+        raw("GET", &path, "content-length: 3\r\n") + "abc",
+        raw("GET", &path, "range: bytes=-9\r\nconnection: close\r\n"),
+        raw("GET", "/never", ""),
+    ]
+    .concat();
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    connection.send_raw(asked.as_bytes()).await.unwrap();
+    let mut got = Vec::new();
+    for has_body in [true, false, true, true, true, true, true] {
+        let answer = soon(connection.answer(has_body)).await.unwrap();
+        let whole = soon(answer.whole()).await.unwrap();
+        assert_eq!(whole.end, End::Clean);
+        got.push((whole.status, whole.body));
+    }
+    let statuses: Vec<_> = got.iter().map(|(status, _)| *status).collect();
+    assert_eq!(statuses, [200, 200, 200, 206, 404, 200, 206]);
+    assert!(got[0].1 == bytes && got[3].1 == bytes.slice(5..70_001) && got[5].1 == bytes);
+    assert!(got[6].1 == bytes.slice(999_991..));
+    assert!(
+        soon(connection.closes_silently()).await,
+        "close means close"
+    );
+}
+
+#[tokio::test]
+async fn a_head_may_come_in_any_pieces() {
+    let stage = Stage::open().await;
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    let long = format!("x-long: {}\r\n", "y".repeat(5000));
+    for (more, step) in [("", 1), ("accept: a\r\n", 7), (&*long, 997)] {
+        for piece in raw("GET", "/v2/", more).as_bytes().chunks(step) {
+            connection.send_raw(piece).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        let answer = soon(connection.answer(true)).await.unwrap();
+        assert_eq!(soon(answer.whole()).await.unwrap().body, "{}");
+    }
+}
+
+/// A client that takes little at a time.
+async fn narrow(stage: &Stage, path: &str) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut stream = socket.connect(stage.addr).await.unwrap();
+    let request = raw("GET", path, "connection: close\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    stream
+}
+
+/// The body of the one answer that comes, whole or not.
+async fn rest(mut stream: TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    let _ = soon(stream.read_to_end(&mut all)).await;
+    let end = all.windows(4).position(|four| four == b"\r\n\r\n").unwrap();
+    all.split_off(end + 4)
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_every_byte() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 6, LARGE).await;
+    assert!(rest(narrow(&stage, &blob_path(&digest)).await).await == bytes);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_is_let_go() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 7, LARGE).await;
+    for _ in 0..5 {
+        let mut stream = narrow(&stage, &blob_path(&digest)).await;
+        let mut some = [0; 5000];
+        soon(stream.read_exact(&mut some)).await.unwrap();
+    }
+    eventually(async || metric(&stage, "connections 0") && metric(&stage, "clients_gone_total 5"))
+        .await;
+    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_its_answer_is_let_go() {
+    let stage = Stage::open().await;
+    let digest = stage.upstream.put_blob("app", random_bytes(8, 1000));
+    let gate = pierhead_testkit::registry::Gate::new();
+    stage
+        .upstream
+        .inject(Fault::GateHead(gate.clone()).on_blob(&digest));
+    let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+    stream
+        .write_all(raw("GET", &blob_path(&digest), "").as_bytes())
+        .await
+        .unwrap();
+    eventually(async || gate.arrived() == 1).await;
+    drop(stream);
+    eventually(async || metric(&stage, "connections 0")).await;
+    gate.release();
+}
+
+#[tokio::test]
+async fn a_drain_lets_a_file_finish_and_closes() {
+    let mut stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 9, LARGE).await;
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    let request = Request::get(blob_path(&digest));
+    let mut answer = soon(connection.start(&request)).await.unwrap();
+    let first = soon(answer.chunk()).await.unwrap();
+    let served = stage.stop();
+    eventually(async || TcpStream::connect(stage.addr).await.is_err()).await;
+    let whole = soon(answer.whole()).await.unwrap();
+    assert_eq!(
+        (whole.end, first.len() + whole.body.len()),
+        (End::Clean, bytes.len())
+    );
+    // Also for whoever goes on asking.
+    let _ = connection.send_raw(raw("GET", "/v2/", "").as_bytes()).await;
+    if let Ok(answer) = soon(connection.answer(true)).await {
+        assert_eq!(answer.header("connection"), Some("close"));
+        soon(answer.whole()).await.unwrap();
+    }
+    soon(served).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_a_drain_cuts_a_file() {
+    let mut stage = Plan::default()
+        .config(|config| config.drain = Duration::from_millis(100))
+        .open()
+        .await;
+    let (digest, bytes) = warm(&stage, 10, LARGE).await;
+    let mut stream = narrow(&stage, &blob_path(&digest)).await;
+    let mut some = [0; 5000];
+    soon(stream.read_exact(&mut some)).await.unwrap();
+    soon(stage.stop()).await.unwrap().unwrap();
+    let mut all = Vec::new();
+    let _ = soon(stream.read_to_end(&mut all)).await;
+    assert!(all.len() < bytes.len());
+}
+
+#[tokio::test]
+async fn damage_under_a_file_that_is_sent_never_looks_whole() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 11, LARGE).await;
+    let flip = |file: &File, at: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    };
+    let open = || {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(file_of(&stage, &digest))
+            .unwrap()
+    };
+    // Before the request, and behind what is on its way already.
+    flip(&open(), 1000);
+    let first = stage.get(&blob_path(&digest)).await;
+    assert!(first.end == End::Cut || first.body == bytes);
+    assert!(stage.get(&blob_path(&digest)).await.body == bytes);
+    stage.committed(&digest).await;
+    let damages: [fn(&File); 2] = [
+        |file| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, LARGE as u64 - 9).unwrap();
+            file.write_all_at(&[byte[0] ^ 1], LARGE as u64 - 9).unwrap();
+        },
+        |file| file.set_len(LARGE as u64 - 5000).unwrap(),
+    ];
+    for damage in damages {
+        let stream = narrow(&stage, &blob_path(&digest)).await;
+        let mut some = [0; 10];
+        soon(stream.peek(&mut some)).await.unwrap();
+        damage(&open());
+        let got = rest(stream).await;
+        assert!(bytes.starts_with(&got), "a wrong byte has left");
+        eventually(async || stage.get(&blob_path(&digest)).await.body == bytes).await;
+        stage.committed(&digest).await;
+    }
+    assert_eq!(
+        stage.upstream.gets_of(&digest),
+        4,
+        "each damage was mended once"
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_is_gone_still_serves_who_reads_it() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = warm(&stage, 12, LARGE).await;
+    let stream = narrow(&stage, &blob_path(&digest)).await;
+    let mut some = [0; 10];
+    soon(stream.peek(&mut some)).await.unwrap();
+    fs::remove_file(file_of(&stage, &digest)).unwrap();
+    assert!(rest(stream).await == bytes);
+}
+
+/// The statuses of all answers to these bytes, until the connection closes or `count` came.
+async fn answers(stage: &Stage, bytes: &[u8], count: usize) -> Vec<u16> {
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    connection.send_raw(bytes).await.unwrap();
+    let mut statuses = Vec::new();
+    while statuses.len() < count {
+        let Ok(answer) = soon(connection.answer(true)).await else {
+            break;
+        };
+        statuses.push(answer.status);
+        soon(answer.whole()).await.unwrap();
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn nothing_is_smuggled() {
+    let stage = Stage::open().await;
+    let inner = raw("GET", "/v2/", "");
+    let base = |more: &str| raw("GET", "/v2/", more);
+    // Another reading of the same bytes would have `inner` as a request of its own.
+    for (what, bytes, expected) in [
+        (
+            "a length and a coding",
+            base(&format!(
+                "content-length: {}\r\ntransfer-encoding: chunked\r\n",
+                inner.len() + 5
+            )) + "0\r\n\r\n"
+                + &inner,
+            [200].as_slice(),
+        ),
+        (
+            "two lengths",
+            base("content-length: 0\r\ncontent-length: 40\r\n") + &inner,
+            &[400],
+        ),
+        (
+            "a length with a sign",
+            base("content-length: +4\r\n") + "abcd",
+            &[400],
+        ),
+        (
+            "a folded line",
+            base("x: a\r\n content-length: 40\r\n") + &inner,
+            &[400],
+        ),
+        (
+            "a space before the colon",
+            base("content-length : 40\r\n") + &inner,
+            &[400],
+        ),
+        ("a null byte", base("x: a\0b\r\n"), &[400]),
+        (
+            "a bare carriage return",
+            base("x: a\rcontent-length: 40\r\n") + &inner,
+            &[400],
+        ),
+        (
+            "an unknown coding",
+            base("transfer-encoding: xchunked\r\n") + &inner,
+            &[400],
+        ),
+        ("a line without a colon", base("x\r\n"), &[400]),
+        ("no version", "GET /v2/\r\n\r\n".to_owned(), &[400]),
+        (
+            "a body of a GET",
+            base(&format!("content-length: {}\r\n", inner.len())) + &inner,
+            &[200, 200],
+        ),
+        (
+            "no host",
+            "GET /v2/ HTTP/1.1\r\n\r\n".to_owned(),
+            &[400, 200],
+        ),
+        ("two hosts", base("host: b\r\n"), &[400, 200]),
+        (
+            "no host, by hyper",
+            "POST /v2/ HTTP/1.1\r\n\r\n".to_owned(),
+            &[400, 200],
+        ),
+        (
+            "no host, no need",
+            "GET /v2/ HTTP/1.0\r\n\r\n".to_owned(),
+            &[200],
+        ),
+        (
+            "bare line feeds",
+            "GET /v2/ HTTP/1.1\nhost: a\n\n".to_owned(),
+            &[200, 200],
+        ),
+    ] {
+        // Behind all of it, so that every answer there is has come.
+        let end = raw("GET", "/v2/", "connection: close\r\n");
+        let got = answers(&stage, (bytes.clone() + &end).as_bytes(), 9).await;
+        assert_eq!(got, expected, "{what}");
+    }
+    assert_eq!(stage.get("/v2/").await.status, 200);
+}
