@@ -144,6 +144,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn bytes_are_what_is_held_and_never_more_than_the_limit(
             limit in 0_u64..20_000,
