@@ -434,7 +434,6 @@ fn lead(flight: &Arc<Flight>) -> Result<Fill, Error> {
         }
         Err(error) => {
             flight.close();
-            lock(&flight.store.state).fills.remove(&flight.digest);
             flight
                 .progress
                 .send_modify(|progress| progress.outcome = Some(Err(error.clone())));

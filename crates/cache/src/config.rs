@@ -11,6 +11,11 @@ pub struct Config {
     /// The hard bound in bytes of everything below `data/blobs` and `data/staging`, fills and
     /// deleted-but-still-open files included. Files count in whole blocks of 4 KiB.
     pub capacity: u64,
+    /// A blob of more bytes is not stored: [`Error::TooLarge`](crate::Error::TooLarge). 0: up to the capacity.
+    pub max_blob: u64,
+    /// Room for a fill is set aside in steps of so many bytes as its bytes come: an announced length alone
+    /// evicts no more than this.
+    pub step: u64,
     /// Bytes that the file system must keep free.
     pub min_free: u64,
     /// Bytes of memory for small blobs (up to 64 KiB each) that are held whole; 0: none.
@@ -30,6 +35,8 @@ impl Config {
         Self {
             data: data.into(),
             capacity,
+            max_blob: 0,
+            step: 8 << 20,
             min_free: 0,
             // Some hundred images' manifests and configs, and an idle process stays below 12 MB.
             memory: 4 << 20,

@@ -58,6 +58,16 @@ pub enum Error {
         /// Bytes asked for.
         needed: u64,
     },
+    /// The blob is larger than any that is to be stored.
+    #[error(
+        "{size} bytes are more than cache.max_blob allows ({limit}): it is passed on, not stored"
+    )]
+    TooLarge {
+        /// Bytes announced, or come so far.
+        size: u64,
+        /// Most bytes of a blob.
+        limit: u64,
+    },
     /// Another process owns the data folder.
     #[error("{} is in use by another pierhead (process {pid}): stop it, or give this one another --data", path.display())]
     InUse {
@@ -94,17 +104,20 @@ impl Error {
         }
     }
 
-    /// Whether it is the disk that failed, not the content: whoever wants the bytes can still stream them
+    /// Whether it is the disk that failed or refused, not the content: whoever wants the bytes can still stream them
     /// from the upstream, from the offset reached, without storing them.
     pub fn is_storage(&self) -> bool {
-        matches!(self, Self::NoRoom { .. } | Self::Io { .. })
+        matches!(
+            self,
+            Self::NoRoom { .. } | Self::TooLarge { .. } | Self::Io { .. }
+        )
     }
 
     /// Whether asking again may succeed.
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,
-            Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. }
+            Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. } | Self::TooLarge { .. }
         )
     }
 }

@@ -1,13 +1,11 @@
 //! The writing side of a fill.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::{Flight, Order};
-use crate::state::blocks;
 use crate::store::{Store, blocking};
 use crate::{Error, Object, Tail};
 
@@ -63,11 +61,11 @@ impl Fill {
         self.offset
     }
 
-    /// Says how long the whole content is, before the first write. Reserves the room, evicting for it.
-    /// Readers see nothing before this.
+    /// Says how long the whole content is, before the first write. Room is set aside in steps as bytes come,
+    /// evicting for them; a length that could never fit is refused here. Readers see nothing before this.
     ///
     /// # Errors
-    /// [`Error::NoRoom`], and the fill is over: its readers are told to stream directly.
+    /// [`Error::NoRoom`], [`Error::TooLarge`], and the fill is over: its readers are told to stream directly.
     /// [`Error::WrongSize`] when more than that is staged.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
         if let Some(expected) = size
@@ -82,14 +80,7 @@ impl Fill {
         }
         let flight = self.flight.clone();
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
-        let reserved = blocking(move || {
-            let held = flight.reserved.load(Ordering::Relaxed);
-            match blocks(need.saturating_sub(held)) {
-                0 => Ok(()),
-                more => flight.reserve(more),
-            }
-        })
-        .await;
+        let reserved = blocking(move || flight.announce(size, need)).await;
         if let Err(error) = reserved {
             return Err(self.fail(error).await);
         }
@@ -123,7 +114,8 @@ impl Fill {
     /// safe: a cancelled write has written nothing.
     ///
     /// # Errors
-    /// [`Error::WrongSize`] when there are more than announced; [`Error::Io`], [`Error::NoRoom`]. The fill is over then.
+    /// [`Error::WrongSize`] when there are more than announced; [`Error::Io`], [`Error::NoRoom`],
+    /// [`Error::TooLarge`]. The fill is over then.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         if bytes.is_empty() {
             return Ok(());

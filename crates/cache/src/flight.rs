@@ -1,8 +1,8 @@
 //! What the leader of one fill, its ingest and its readers share.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
@@ -10,6 +10,8 @@ use tokio::sync::{Notify, watch};
 
 use crate::ingest::Ingest;
 use crate::object::OpenBlob;
+use crate::partials::Partial;
+use crate::state::blocks;
 use crate::store::Store;
 use crate::tier::{ReadAt, Staged};
 use crate::{Error, lock};
@@ -19,6 +21,13 @@ const LAST_PIECE: u64 = 64 * 1024;
 
 /// Bytes that may wait for the disk: the most that one fill holds in memory.
 const QUEUE: usize = 1024 * 1024;
+
+/// Fewer bytes than this wait a little for more. A batch costs a change of thread, a write, and the waking of
+/// every reader: for the 8 to 16 KiB that a socket or a TLS record brings, that was more than the bytes cost.
+const BATCH: usize = 128 * 1024;
+
+/// How long. A link of 100 MB/s brings a batch in 1.3 ms.
+const LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct Flight {
     pub(crate) digest: Digest,
@@ -30,12 +39,14 @@ pub(crate) struct Flight {
     pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
     /// Bytes set aside for this fill.
     pub(crate) reserved: AtomicU64,
+    /// Most bytes that it will need on disk, as far as that was announced.
+    expected: AtomicU64,
     /// Bytes staged.
     pub(crate) staged: AtomicU64,
     queue: Mutex<Queue>,
     /// Woken when the queue has room again, or will never have.
     drained: Notify,
-    runtime: tokio::runtime::Handle,
+    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 /// What readers see.
@@ -55,12 +66,22 @@ pub(crate) struct Progress {
 
 #[derive(Default)]
 struct Queue {
-    pieces: VecDeque<Bytes>,
+    pieces: Vec<Bytes>,
+    /// Bytes in `pieces`.
+    waiting: usize,
     /// Bytes in `pieces` and in the hands of the ingest.
     bytes: usize,
+    /// Whether the pieces should be dealt with now.
+    due: bool,
+    /// Whether something will say so soon.
+    timed: bool,
+    /// Whether readers have been given some already: their first byte does not wait.
+    flowing: bool,
     order: Option<Order>,
     /// Not here while it runs.
     ingest: Option<Box<Ingest>>,
+    /// Whether it has run at all: the first time there may be something to read again.
+    started: bool,
     /// Nothing is accepted any more.
     closed: bool,
 }
@@ -77,7 +98,7 @@ pub(crate) enum Order {
 
 /// What the ingest does next.
 pub(crate) enum Work {
-    Pieces(VecDeque<Bytes>),
+    Pieces(Vec<Bytes>),
     Order(Order),
 }
 
@@ -90,7 +111,10 @@ impl Drop for Unwound {
             && let Some(flight) = self.0.upgrade()
         {
             flight.close();
-            crate::ingest::end(&flight, None);
+            // What it had staged is still there.
+            let bytes = flight.reserved.load(Ordering::Relaxed);
+            let modified = crate::now();
+            crate::ingest::end(&flight, Some(Partial { bytes, modified }));
             flight
                 .progress
                 .send_modify(|progress| progress.outcome = Some(Err(over())));
@@ -100,6 +124,14 @@ impl Drop for Unwound {
 
 fn over() -> Error {
     Error::Abandoned("the fill is over".into())
+}
+
+impl Queue {
+    /// Drops what waits.
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.waiting, self.due, self.flowing) = (0, false, false);
+    }
 }
 
 impl Progress {
@@ -124,6 +156,7 @@ impl Flight {
             committed: OnceLock::new(),
             reader: OnceLock::new(),
             reserved: AtomicU64::new(0),
+            expected: AtomicU64::new(u64::MAX),
             staged: AtomicU64::new(0),
             queue: Mutex::default(),
             drained: Notify::new(),
@@ -145,8 +178,34 @@ impl Flight {
         self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
     }
 
+    /// Takes note of the announced length, which may be a lie: refuses what cannot be, and sets the first step
+    /// aside. Blocks.
+    pub(crate) fn announce(self: &Arc<Self>, size: Option<u64>, need: u64) -> Result<(), Error> {
+        let held = self.reserved.load(Ordering::Relaxed);
+        self.expected
+            .store(size.map_or(u64::MAX, |_| need), Ordering::Relaxed);
+        self.store
+            .admit(size.unwrap_or(0), need.saturating_sub(held))?;
+        self.make_room(need.min(held.max(self.store.config.step)))
+    }
+
+    /// Sets aside what is lacking to `need` bytes on disk, and the rest of a step. Blocks.
+    pub(crate) fn make_room(self: &Arc<Self>, need: u64) -> Result<(), Error> {
+        let held = self.reserved.load(Ordering::Relaxed);
+        if need <= held {
+            return Ok(());
+        }
+        let lacking = blocks(need - held);
+        let rest = self.expected.load(Ordering::Relaxed).saturating_sub(held);
+        let step = self.store.config.step.min(blocks(rest)).max(lacking);
+        match self.reserve(step) {
+            Err(Error::NoRoom { .. }) if step > lacking => self.reserve(lacking),
+            other => other,
+        }
+    }
+
     /// Sets more bytes aside for this fill. Blocks; see [`Store::reserve`].
-    pub(crate) fn reserve(self: &Arc<Self>, more: u64) -> Result<(), Error> {
+    fn reserve(self: &Arc<Self>, more: u64) -> Result<(), Error> {
         self.store.reserve(more)?;
         let mut state = lock(&self.store.state);
         let flying = state.fills.get(&self.digest);
@@ -180,7 +239,8 @@ impl Flight {
         self.wake();
     }
 
-    /// Waits for room, then queues. Cancel safe: queued or not, never half.
+    /// Waits for room, then queues. Cancel safe: queued or not, never half. The first bytes, and whole batches,
+    /// are dealt with at once; fewer within [`LINGER`].
     pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
         let queued = loop {
             let drained = self.drained.notified();
@@ -191,17 +251,40 @@ impl Flight {
                 }
                 if queue.bytes < QUEUE {
                     queue.bytes += piece.len();
-                    queue.pieces.push_back(piece);
-                    break Ok(());
+                    queue.waiting += piece.len();
+                    queue.pieces.push(piece);
+                    queue.due |= queue.waiting >= BATCH || !queue.flowing;
+                    queue.flowing = true;
+                    let linger = !queue.due && !std::mem::replace(&mut queue.timed, true);
+                    break Ok((queue.due, linger));
                 }
             }
             drained.await;
         };
         match queued {
-            Ok(()) => self.wake(),
+            Ok((true, _)) => self.wake(),
+            Ok((false, true)) => self.linger(),
+            Ok((false, false)) => {}
             Err(()) => return Err(self.failure().await),
         }
         Ok(())
+    }
+
+    /// Has what is queued dealt with after [`LINGER`].
+    fn linger(self: &Arc<Self>) {
+        let flight = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(LINGER).await;
+            let Some(flight) = flight.upgrade() else {
+                return;
+            };
+            {
+                let mut queue = lock(&flight.queue);
+                queue.timed = false;
+                queue.due |= !queue.pieces.is_empty();
+            }
+            flight.wake();
+        });
     }
 
     /// Gives an order; a later one replaces an earlier one that has not been looked at.
@@ -212,10 +295,8 @@ impl Flight {
                 return;
             }
             if matches!(order, Order::Clear | Order::Abandon { keep: false, .. }) {
-                queue.bytes = queue
-                    .bytes
-                    .saturating_sub(queue.pieces.iter().map(Bytes::len).sum());
-                queue.pieces.clear();
+                queue.bytes = queue.bytes.saturating_sub(queue.waiting);
+                queue.clear();
             }
             queue.order = Some(order);
         }
@@ -244,7 +325,12 @@ impl Flight {
     /// Runs the ingest on a blocking thread unless it runs already. A thread is held only while there is
     /// work: an upstream that is slow costs none.
     fn wake(self: &Arc<Self>) {
-        let ingest = lock(&self.queue).ingest.take();
+        let ingest = {
+            let mut queue = lock(&self.queue);
+            let is_work = queue.due || queue.order.is_some() || !queue.started;
+            queue.started = true;
+            queue.ingest.take_if(|_| is_work)
+        };
         if let Some(ingest) = ingest {
             let (flight, guard) = (self.clone(), Unwound(Arc::downgrade(self)));
             self.runtime.spawn_blocking(move || {
@@ -257,7 +343,8 @@ impl Flight {
     /// The next work; without any the ingest is put back to its place.
     pub(crate) fn next(&self, ingest: Box<Ingest>) -> Option<(Box<Ingest>, Work)> {
         let mut queue = lock(&self.queue);
-        if !queue.pieces.is_empty() {
+        if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
+            (queue.due, queue.waiting) = (false, 0);
             return Some((ingest, Work::Pieces(std::mem::take(&mut queue.pieces))));
         }
         if let Some(order) = queue.order.take() {
@@ -283,7 +370,7 @@ impl Flight {
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.queue);
         queue.closed = true;
-        queue.pieces.clear();
+        queue.clear();
         drop(queue);
         self.drained.notify_one();
     }

@@ -1,6 +1,5 @@
 //! One fill on its way to the disk: write, show, hash; in the end check and commit.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,13 +9,18 @@ use pierhead_oci::{Hasher, MediaType};
 
 use crate::buffer::BUFFER;
 use crate::flight::{Flight, Order, Work};
-use crate::state::{Partial, blocks};
+use crate::partials::Partial;
+use crate::state::blocks;
 use crate::store::Store;
 use crate::tier::{ReadAt, Staged, Sums, Trailer};
 use crate::{Error, now};
 
-/// Room for a fill of unknown length is set aside in such steps.
-const STEP: u64 = 4 << 20;
+/// Bytes of one write and one waking of the readers, unless one piece is larger.
+const BATCH: usize = 256 * 1024;
+
+/// After so many bytes the disk is set to work on them: the commit of a large blob then waits for the last few
+/// only, and a fill that is faster than the disk does not fill the memory with what is to be written.
+const EARLY_SYNC: u64 = 32 << 20;
 
 pub(crate) struct Ingest {
     staged: Box<dyn Staged>,
@@ -27,6 +31,8 @@ pub(crate) struct Ingest {
     hashed: u64,
     /// Whether bytes of an earlier fill are among them.
     resumed: bool,
+    /// Bytes since the last [`Staged::early_sync`].
+    unsynced: u64,
 }
 
 impl Ingest {
@@ -37,6 +43,7 @@ impl Ingest {
             sums: Sums::default(),
             hashed: 0,
             resumed: !staged.is_empty(),
+            unsynced: 0,
             staged,
         }
     }
@@ -91,40 +98,66 @@ impl Ingest {
         Ok(())
     }
 
-    fn take(&mut self, flight: &Arc<Flight>, pieces: VecDeque<Bytes>) -> Result<(), Error> {
-        for piece in pieces {
-            self.make_room(
-                flight,
-                Store::need(self.staged.len() + piece.len() as u64, None),
-            )?;
-            self.staged
-                .write(&piece)
-                .map_err(|error| flight.store.io("write", &flight.digest, error))?;
-            let position = self.hashed;
-            self.hashed += piece.len() as u64;
-            // Readers go on with it, on other cores, while it is hashed here.
-            self.show(flight);
-            self.sums.update(position, &piece);
-            self.hasher.update(&piece);
-            flight
-                .store
-                .metrics
-                .written_bytes
-                .inc_by(piece.len() as u64);
-            flight.done(piece.len());
+    fn take(&mut self, flight: &Arc<Flight>, pieces: Vec<Bytes>) -> Result<(), Error> {
+        let mut rest = &pieces[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest.iter().position(|piece| {
+                bytes += piece.len();
+                bytes >= BATCH
+            });
+            let (batch, later) = rest.split_at(count.map_or(rest.len(), |last| last + 1));
+            rest = later;
+            self.take_batch(flight, batch, bytes)?;
         }
         Ok(())
     }
 
-    /// Of a fill whose length was not known at its start.
-    fn make_room(&self, flight: &Arc<Flight>, need: u64) -> Result<(), Error> {
-        let reserved = flight.reserved.load(Ordering::Relaxed);
-        if need <= reserved {
-            return Ok(());
+    fn take_batch(
+        &mut self,
+        flight: &Arc<Flight>,
+        batch: &[Bytes],
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let len = bytes as u64;
+        let size = self.staged.len() + len;
+        flight.store.admit(size, 0)?;
+        flight.make_room(Store::need(size, None))?;
+        self.staged
+            .write_all(batch)
+            .map_err(|error| flight.store.io("write", &flight.digest, error))?;
+        let mut position = self.hashed;
+        self.hashed += len;
+        // Readers go on with it, on other cores, while it is hashed here.
+        self.show(flight);
+        self.sync_early(flight, len);
+        for piece in batch {
+            self.sums.update(position, piece);
+            self.hasher.update(piece);
+            position += piece.len() as u64;
         }
-        flight
-            .reserve(blocks((need - reserved).max(STEP)))
-            .or_else(|_| flight.reserve(blocks(need - reserved)))
+        flight.store.metrics.written_bytes.inc_by(len);
+        flight.done(bytes);
+        Ok(())
+    }
+
+    /// One fill at a time: a disk that is slow must not get all threads to wait for it.
+    fn sync_early(&mut self, flight: &Flight, len: u64) {
+        self.unsynced += len;
+        if self.unsynced < EARLY_SYNC {
+            return;
+        }
+        let store = flight.store.clone();
+        if !store.syncing.swap(true, Ordering::Relaxed) {
+            self.unsynced = 0;
+            match self.staged.early_sync() {
+                Some(sync) => drop(flight.runtime.spawn_blocking(move || {
+                    sync();
+                    store.syncing.store(false, Ordering::Relaxed);
+                })),
+                None => store.syncing.store(false, Ordering::Relaxed),
+            }
+        }
     }
 
     fn show(&self, flight: &Flight) {
@@ -168,7 +201,7 @@ impl Ingest {
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
         // Of a fill whose length was not known: the trailer's last bytes.
         let need = Store::need(size, trailer.media_type());
-        if let Err(error) = self.make_room(&flight, need) {
+        if let Err(error) = flight.make_room(need) {
             return self.fail(&flight, error, false);
         }
         let reserved = flight.reserved.load(Ordering::Relaxed);
@@ -213,9 +246,14 @@ impl Ingest {
     }
 }
 
-/// Takes the flight out, and turns what was reserved for it into what is left of it.
+/// Takes the flight out, and turns what was reserved for it into what is left of it. Does nothing when it has
+/// been taken out before: after a commit, its bytes are those of a blob.
 pub(crate) fn end(flight: &Flight, partial: Option<Partial>) {
     let mut state = crate::lock(&flight.store.state);
+    let entered = state.fills.get(&flight.digest);
+    if !entered.is_some_and(|entered| std::ptr::eq(&**entered, flight)) {
+        return;
+    }
     state.reserved -= flight.reserved.load(Ordering::Relaxed);
     if let Some(partial) = partial {
         state.reserved += partial.bytes;

@@ -27,11 +27,13 @@ mod memory;
 mod metrics;
 mod names;
 mod object;
+mod partials;
 mod pins;
 mod record;
 mod state;
 mod store;
 pub mod tier;
+mod turns;
 mod upkeep;
 
 pub use cache::{Cache, Claim, Entry, Stat};

@@ -6,7 +6,8 @@ use std::io;
 use pierhead_oci::MediaType;
 
 use crate::catalog::Catalog;
-use crate::state::{Partial, Slot, State, blocks};
+use crate::partials::Partial;
+use crate::state::{Slot, State, blocks};
 use crate::tier::{Found, Tier, Trailer, is_damage};
 
 /// Enters everything that lies on the tier, in the order of access. A file that the catalog describes

@@ -9,6 +9,7 @@ use pierhead_oci::{Digest, MediaType};
 use crate::flight::Flight;
 use crate::memory::{Memory, Small};
 use crate::object::OpenBlob;
+use crate::partials::Partials;
 use crate::tier::Trailer;
 
 /// Files count in blocks of the file system: 4 KiB nearly everywhere.
@@ -26,14 +27,6 @@ pub(crate) struct Slot {
     pub(crate) dirty: bool,
 }
 
-/// Bytes that an earlier fill staged and that nobody is writing now.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Partial {
-    pub(crate) bytes: u64,
-    /// Seconds since 1970.
-    pub(crate) modified: u64,
-}
-
 /// What must go to make room. Its bytes stay counted until [`State::gone`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
@@ -47,7 +40,7 @@ pub(crate) struct State {
     /// A part of what is in `index`.
     pub(crate) memory: Memory,
     pub(crate) fills: HashMap<Digest, Arc<Flight>>,
-    pub(crate) partials: HashMap<Digest, Partial>,
+    pub(crate) partials: Partials,
     /// Handles that somebody reads, by digest; the number tells one handle from a later one.
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
     /// Handles whose file is deleted: their bytes are on the disk until they are dropped.
@@ -92,7 +85,7 @@ impl State {
             policy,
             memory: Memory::new(memory),
             fills: HashMap::new(),
-            partials: HashMap::new(),
+            partials: Partials::default(),
             open: HashMap::new(),
             ghosts: HashMap::new(),
             pinned: HashMap::new(),
@@ -246,17 +239,8 @@ impl State {
     /// What to delete next: the oldest partial fill, else the policy's victim. Blobs that are being read
     /// are put into `spared` instead, since deleting them frees nothing yet; see [`State::spare`].
     pub(crate) fn victim(&mut self, mut spared: Option<&mut Vec<Digest>>) -> Option<Victim> {
-        if let Some(digest) = self
-            .partials
-            .iter()
-            .min_by_key(|(_, partial)| partial.modified)
-            .map(|(digest, _)| *digest)
-        {
-            let bytes = self
-                .partials
-                .remove(&digest)
-                .map_or(0, |partial| partial.bytes);
-            return Some(Victim::Partial(digest, bytes));
+        if let Some((digest, partial)) = self.partials.pop_oldest() {
+            return Some(Victim::Partial(digest, partial.bytes));
         }
         while let Some(digest) = self.policy.evict() {
             if self.open.contains_key(&digest)
@@ -288,12 +272,7 @@ impl State {
 
     /// Most that evictions could free: what is neither pinned nor being filled.
     pub(crate) fn evictable(&self) -> u64 {
-        self.used - self.pinned_bytes + self.partial_bytes()
-    }
-
-    /// Bytes of partial fills that nobody continues.
-    pub(crate) fn partial_bytes(&self) -> u64 {
-        self.partials.values().map(|partial| partial.bytes).sum()
+        self.used - self.pinned_bytes + self.partials.bytes()
     }
 
     /// Bytes that are reserved by fills but not yet on the disk.

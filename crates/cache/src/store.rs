@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -15,9 +16,10 @@ use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
 use crate::state::{State, Victim, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
+use crate::turns::Turns;
 use crate::{Config, Error, lock, now};
 
-/// Locks are always taken in this order: `reclaim`, a stripe, `state`. Only `state` is taken on async
+/// Locks are always taken in this order: `reclaim`, a turn, `state`. Only `state` is taken on async
 /// threads, and nothing is waited for while it is held.
 pub(crate) struct Store {
     pub(crate) config: Config,
@@ -29,7 +31,9 @@ pub(crate) struct Store {
     /// One eviction run at a time: two would both free what one needs.
     reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
-    stripes: [Mutex<()>; 16],
+    turns: Turns<Digest>,
+    /// Whether some fill is being synced early.
+    pub(crate) syncing: AtomicBool,
     /// Held for its lock.
     folder: Mutex<Option<Folder>>,
 }
@@ -54,7 +58,8 @@ impl Store {
             metrics: Metrics::default(),
             checked: Checked::default(),
             reclaim: Mutex::new(()),
-            stripes: Default::default(),
+            turns: Turns::default(),
+            syncing: AtomicBool::new(false),
             folder: Mutex::new(Some(folder)),
         }
     }
@@ -62,11 +67,6 @@ impl Store {
     /// Gives the data folder back.
     pub(crate) fn unlock(&self) {
         lock(&self.folder).take();
-    }
-
-    fn stripe(&self, digest: &Digest) -> &Mutex<()> {
-        let first = digest.as_bytes().first().copied().unwrap_or(0);
-        &self.stripes[usize::from(first) % self.stripes.len()]
     }
 
     /// An [`Error::Io`] that names the blob's file.
@@ -83,7 +83,7 @@ impl Store {
 
     /// Opens a committed blob; `None` when it is not there, or was damaged and is now removed.
     pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
-        let stripe = lock(self.stripe(digest));
+        let turn = self.turns.take(*digest);
         {
             let state = lock(&self.state);
             if !state.index.contains_key(digest) {
@@ -96,13 +96,13 @@ impl Store {
         match self.tier.open(digest) {
             Ok(Some(blob)) => Ok(Some(self.register(digest, blob, |_| ()))),
             Ok(None) => {
-                drop(stripe);
+                drop(turn);
                 self.remove_damaged(digest, None);
                 Ok(None)
             }
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be opened");
-                drop(stripe);
+                drop(turn);
                 self.remove_damaged(digest, None);
                 Ok(None)
             }
@@ -179,7 +179,7 @@ impl Store {
         trailer: Trailer,
         reserved: u64,
     ) -> Result<Arc<OpenBlob>, Error> {
-        let _stripe = lock(self.stripe(digest));
+        let _turn = self.turns.take(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
         let begun = Instant::now();
         match staged.commit(trailer) {
@@ -221,53 +221,95 @@ impl Store {
         }
     }
 
+    fn free(&self) -> u64 {
+        self.tier.free().unwrap_or(u64::MAX)
+    }
+
+    /// Refuses a content of `size` bytes that may not be stored, or whose `more` bytes on disk cannot be had even
+    /// if all that may leave did. Evicts nothing.
+    pub(crate) fn admit(&self, size: u64, more: u64) -> Result<(), Error> {
+        let limit = self.config.max_blob;
+        if limit > 0 && size > limit {
+            return Err(Error::TooLarge { size, limit });
+        }
+        if more == 0 {
+            return Ok(());
+        }
+        let free = self.free();
+        let state = lock(&self.state);
+        if self.short(&state, free, more) > state.evictable() {
+            return Err(Error::NoRoom { needed: more });
+        }
+        Ok(())
+    }
+
+    /// How much must leave before `bytes` more can be set aside.
+    fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
+        // What an upstream says of a length may be anything.
+        let total = (state.used + state.reserved).saturating_add(bytes);
+        let wanted = self
+            .config
+            .min_free
+            .saturating_add(state.pending())
+            .saturating_add(bytes);
+        total
+            .saturating_sub(state.capacity)
+            .max(wanted.saturating_sub(free))
+    }
+
     /// Sets `bytes` aside, evicting for them down to the low watermark.
     ///
     /// # Errors
     /// [`Error::NoRoom`]; nothing is evicted when that could not help.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<(), Error> {
+        enum Next {
+            Sample,
+            Reclaim,
+            Delete(Victim),
+        }
         let mut reclaim = None;
         let mut spared = Vec::new();
         let mut evicting = false;
+        // A figure of before a deletion will do to go on deleting, not to stop.
+        let (mut free, mut fresh) = (self.free(), true);
         let outcome = loop {
-            let free = self.tier.free().unwrap_or(u64::MAX);
-            let victim = {
+            let next = {
                 let mut state = lock(&self.state);
-                // What an upstream says of a length may be anything.
+                let short = self.short(&state, free, bytes);
                 let total = (state.used + state.reserved).saturating_add(bytes);
-                let wanted = self
-                    .config
-                    .min_free
-                    .saturating_add(state.pending())
-                    .saturating_add(bytes);
-                let short = total
-                    .saturating_sub(state.capacity)
-                    .max(wanted.saturating_sub(free));
                 // Once at it, a little more: so that not every fill has to wait for a deletion.
                 let slack = (state.capacity / 64).min(64 << 20);
-                if short == 0 && (!evicting || total.saturating_add(slack) <= state.capacity) {
+                let enough = !evicting || total.saturating_add(slack) <= state.capacity;
+                let scarce = short > total.saturating_sub(state.capacity);
+                if !fresh && (scarce || (short == 0 && enough)) {
+                    Next::Sample
+                } else if short == 0 && enough {
                     state.reserved += bytes;
                     break Ok(());
-                }
-                if reclaim.is_none() {
-                    None
+                } else if reclaim.is_none() {
+                    Next::Reclaim
                 } else if short > state.evictable() {
                     break Err(Error::NoRoom { needed: bytes });
                 } else {
                     evicting = true;
                     match state.victim(Some(&mut spared)) {
-                        Some(victim) => Some(victim),
-                        None if short == 0 => {
+                        Some(victim) => Next::Delete(victim),
+                        None if short > 0 => break Err(Error::NoRoom { needed: bytes }),
+                        None if fresh => {
                             state.reserved += bytes;
                             break Ok(());
                         }
-                        None => break Err(Error::NoRoom { needed: bytes }),
+                        None => Next::Sample,
                     }
                 }
             };
-            match victim {
-                Some(victim) => self.delete(victim),
-                None => reclaim = Some(lock(&self.reclaim)),
+            match next {
+                Next::Sample => (free, fresh) = (self.free(), true),
+                Next::Reclaim => reclaim = Some(lock(&self.reclaim)),
+                Next::Delete(victim) => {
+                    self.delete(victim);
+                    fresh = false;
+                }
             }
         };
         if !spared.is_empty() {
@@ -284,7 +326,7 @@ impl Store {
     /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when
     /// the last reader leaves); says how many were evicted.
     pub(crate) fn prune(&self, target: u64) -> u64 {
-        self.evict_while(|state| state.used + state.partial_bytes() > target, false)
+        self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
     fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
@@ -315,7 +357,7 @@ impl Store {
     /// Deletes the file of a victim and frees its bytes.
     pub(crate) fn delete(&self, victim: Victim) {
         let (Victim::Blob(digest, bytes) | Victim::Partial(digest, bytes)) = victim;
-        let _stripe = lock(self.stripe(&digest));
+        let _turn = self.turns.take(digest);
         let removed = match victim {
             // Committed again meanwhile: then the rename has deleted the old file.
             Victim::Blob(..) if lock(&self.state).index.contains_key(&digest) => Ok(()),
@@ -340,28 +382,38 @@ impl Store {
     }
 
     /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them.
+    /// After an error the flight is entered no more.
     pub(crate) fn stage(&self, digest: &Digest) -> Result<(Box<dyn Staged>, u64), Error> {
-        let _stripe = lock(self.stripe(digest));
+        let _turn = self.turns.take(*digest);
         let partial = lock(&self.state).partials.remove(digest);
         let reserved = partial.map_or(0, |partial| partial.bytes);
         let staged = self.tier.stage(digest).and_then(|mut staged| {
+            // Its bytes were about to be deleted, and are counted no more.
             if reserved == 0 && !staged.is_empty() {
                 staged.clear()?;
             }
             Ok(staged)
         });
-        match staged {
-            Ok(staged) => Ok((staged, reserved)),
-            Err(error) => {
-                self.release(reserved);
-                Err(self.io("stage", digest, error))
+        staged.map(|staged| (staged, reserved)).map_err(|error| {
+            let mut state = lock(&self.state);
+            state.fills.remove(digest);
+            if let Some(partial) = partial {
+                // The file is still there, so it stays counted, and can be deleted for room.
+                state.partials.insert(*digest, partial);
             }
-        }
+            drop(state);
+            if partial.is_none()
+                && let Err(error) = self.tier.discard(digest)
+            {
+                tracing::warn!(%digest, %error, "cannot delete what is staged");
+            }
+            self.io("stage", digest, error)
+        })
     }
 
     /// Takes a damaged blob out and deletes it, unless it has been replaced since `handle` was opened.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>) {
-        let _stripe = lock(self.stripe(digest));
+        let _turn = self.turns.take(*digest);
         let taken = {
             let mut state = lock(&self.state);
             match (handle, state.open.get(digest)) {

@@ -55,14 +55,8 @@ impl Upkeep {
     /// Deletes partial fills that nobody has continued for long.
     fn expire(&self) {
         let oldest = now().saturating_sub(self.store.config.leftover_age.as_secs());
-        let expired: Vec<_> = {
-            let mut state = lock(&self.store.state);
-            state
-                .partials
-                .extract_if(|_, partial| partial.modified < oldest)
-                .collect()
-        };
-        for (digest, partial) in expired {
+        let next = || lock(&self.store.state).partials.pop_before(oldest);
+        for (digest, partial) in std::iter::from_fn(next) {
             self.store.delete(Victim::Partial(digest, partial.bytes));
         }
     }

@@ -1,16 +1,20 @@
 //! Blobs as files: one file a blob, committed by fsync and rename.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
+
+/// Most pieces of one write: the system takes 1024.
+const SLICES: usize = 512;
 
 /// A change that is about to be made to the medium, as [`DiskTier::watched`] reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -273,6 +277,35 @@ impl Staged for StagedFile {
         self.file.0.write_all_at(bytes, self.len)?;
         self.len += bytes.len() as u64;
         Ok(())
+    }
+
+    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+        self.tier.step(Step::Write(&self.path))?;
+        for pieces in pieces.chunks(SLICES) {
+            let mut slices: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+            let mut rest = &mut slices[..];
+            while rest.iter().any(|slice| !slice.is_empty()) {
+                match rustix::io::pwritev(&self.file.0, rest, self.len) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(written) => {
+                        self.len += written as u64;
+                        IoSlice::advance_slices(&mut rest, written);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        // The system reports a failed write back once to each who has opened the file: a handle of its own
+        // does not take that from the commit.
+        let file = File::open(&self.path).ok()?;
+        Some(Box::new(move || {
+            let _ = file.sync_data();
+        }))
     }
 
     fn clear(&mut self) -> io::Result<()> {

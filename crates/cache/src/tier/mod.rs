@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use pierhead_oci::Digest;
 
 mod disk;
@@ -77,6 +78,15 @@ pub trait Staged: Send {
     }
     /// Appends.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Appends all of them, in one go where the medium can.
+    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+        pieces.iter().try_for_each(|piece| self.write(piece))
+    }
+    /// Work for another thread that brings what is staged by now to the medium while more is written, so that
+    /// `commit` has less to wait for. It promises nothing: `commit` syncs all, and sees every failure.
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        None
+    }
     /// Forgets all that is staged.
     fn clear(&mut self) -> io::Result<()>;
     /// Reads what is staged while more is written; stays valid through commit, discard and removal.

@@ -51,6 +51,8 @@ pub(crate) struct Config {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
+    /// Bytes; 0: none but the size.
+    pub(crate) max_blob: u64,
     /// Bytes.
     pub(crate) memory: u64,
 }
@@ -151,6 +153,7 @@ impl Config {
             cache: Cache {
                 size: Size::Auto,
                 min_free: Size::Bytes(512 << 20),
+                max_blob: 0,
                 memory: pierhead_cache::Config::new("", 0).memory,
             },
             tags: Tags {

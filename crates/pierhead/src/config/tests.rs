@@ -85,6 +85,10 @@ fn wrong_types_and_values_say_what_would_do() {
         &["cache.size", "\"10GiB\"", "true or false"],
     );
     refused("[cache]\nsize = -1", 2, &["0 or more"]);
+    refused("[cache]\nsize = \"0\"", 2, &["store nothing", "10GiB"]);
+    refused("[cache]\nsize = 0", 2, &["store nothing"]);
+    refused("[cache]\nmax_blob = \"5%\"", 2, &["is not a size"]);
+    refused("[cache]\nmemory = true", 2, &["4MiB"]);
     refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
     refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
     refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);

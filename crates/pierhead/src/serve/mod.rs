@@ -223,6 +223,7 @@ async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
     };
     let mut settings = pierhead_cache::Config::new(&config.data, capacity);
     settings.min_free = config.cache.min_free.resolve(space.total, 0);
+    settings.max_blob = config.cache.max_blob;
     settings.memory = config.cache.memory;
     let open = move || Cache::open(settings, Box::new(Lru::default())).map_err(anyhow::Error::from);
     let cache = tokio::task::spawn_blocking(open).await??;

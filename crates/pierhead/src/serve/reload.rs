@@ -61,6 +61,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     keep("data", old.data != new.data);
     keep("admin", old.admin != new.admin);
     keep("cache.min_free", old.cache.min_free != new.cache.min_free);
+    keep("cache.max_blob", old.cache.max_blob != new.cache.max_blob);
     keep("cache.memory", old.cache.memory != new.cache.memory);
     keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
@@ -70,6 +71,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.data.clone_from(&old.data);
     new.admin = old.admin;
     new.cache.min_free = old.cache.min_free;
+    new.cache.max_blob = old.cache.max_blob;
     new.cache.memory = old.cache.memory;
     new.limits.threads = old.limits.threads;
     new.log.format = old.log.format;

@@ -150,7 +150,15 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         name: "size",
         doc: "Hard bound of all blobs, downloads under way included: bytes, a share of the file system, or \"auto\":\n80 % of what is free or in the cache already, at least 1GiB, at most 1TiB.",
         example: "\"auto\"",
-        set: |config, value| value.size().map(|it| config.cache.size = it),
+        set: |config, value| {
+            match value.size()? {
+            super::Size::Bytes(0) => Err("a cache of 0 bytes could store nothing: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\"".to_owned()),
+            size => {
+                config.cache.size = size;
+                Ok(())
+            }
+        }
+        },
         show: |config| Some(quote(&config.cache.size.to_string())),
     },
     Key {
@@ -168,6 +176,14 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         }
         },
         show: |config| Some(quote(&config.cache.min_free.to_string())),
+    },
+    Key {
+        section: "cache",
+        name: "max_blob",
+        doc: "Larger blobs are passed on to the client and not stored; 0 is no limit but cache.size. Needs a restart to change.",
+        example: "\"0\"",
+        set: |config, value| value.bytes().map(|it| config.cache.max_blob = it),
+        show: |config| Some(quote(&exact_bytes(config.cache.max_blob))),
     },
     Key {
         section: "cache",
