@@ -41,7 +41,17 @@ impl Containerd {
 
     /// As [`Containerd::with_mirror`], with more keys for the host in its `hosts.toml`.
     pub fn start(registry: &str, mirror: &str, keys: &str) -> Result<Self> {
-        let (daemon, ctr) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let programs = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        Self::start_as(programs, registry, mirror, keys)
+    }
+
+    /// As [`Containerd::start`], of these programs: a daemon and its `ctr`.
+    pub fn start_as(
+        (daemon, ctr): (PathBuf, PathBuf),
+        registry: &str,
+        mirror: &str,
+        keys: &str,
+    ) -> Result<Self> {
         let sockets = place::short("ph-ctd")?;
         let data = place::scratch("containerd")?;
         let hosts = data.path().join("hosts").join(registry);

@@ -97,6 +97,26 @@ impl Docker {
         command
     }
 
+    /// Its `daemon.json`.
+    pub fn config(&self) -> PathBuf {
+        self.data.path().join("daemon.json")
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.sockets.path().join("s")
+    }
+
+    /// Has it read its `daemon.json` again, without a restart, and waits until it did.
+    pub fn reload(&mut self) -> Result<()> {
+        let done = |log: &str| log.matches("Reloaded configuration").count();
+        let before = done(&self.daemon.log());
+        self.daemon.signal(rustix::process::Signal::HUP)?;
+        self.daemon.until("its configuration read again", |log| {
+            Ok((done(log) > before).then_some(()))
+        })
+    }
+
     /// Runs `docker` with these words.
     pub fn docker(&self, arguments: &[&str]) -> Result<String> {
         process::run(self.command().args(arguments))

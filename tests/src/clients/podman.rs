@@ -1,7 +1,12 @@
 //! podman, whose library is also CRI-O's: storage and configuration of its own, a mirror in its
 //! `registries.conf`.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -18,6 +23,7 @@ use crate::{
 pub struct Podman {
     program: PathBuf,
     registry: String,
+    home: Option<PathBuf>,
     /// Short, for the sockets of its monitor.
     run: TempDir,
     data: TempDir,
@@ -66,18 +72,29 @@ impl Podman {
         Ok(Self {
             program,
             registry: registry.to_owned(),
+            home: None,
             run,
             data,
         })
     }
 
+    /// Configured by nothing but what is below this home, whose `.config/containers` it reads.
+    pub fn with_home(registry: &str, home: &Path) -> Result<Self> {
+        let mut podman = Self::with_mirror(registry, SocketAddr::from(([127, 0, 0, 1], 1)))?;
+        podman.home = Some(home.to_owned());
+        Ok(podman)
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        command
-            .env(
+        match &self.home {
+            Some(home) => command.env("HOME", home).env_remove("XDG_CONFIG_HOME"),
+            None => command.env(
                 "CONTAINERS_REGISTRIES_CONF",
                 self.data.path().join("registries.conf"),
-            )
+            ),
+        };
+        command
             .env(
                 "CONTAINERS_STORAGE_CONF",
                 self.data.path().join("storage.conf"),

@@ -18,5 +18,6 @@ mod lies;
 mod names;
 mod operations;
 mod pull;
+mod setup;
 mod tls;
 mod together;

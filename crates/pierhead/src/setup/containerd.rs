@@ -9,8 +9,8 @@ use toml::{Table, Value};
 use super::toml_text;
 use crate::config::Problem;
 
-/// Where `hosts.toml` files are unless a configuration says otherwise.
-pub(crate) const CERTS: &str = "/etc/containerd/certs.d";
+/// Where `hosts.toml` files are unless a configuration says otherwise, below `/etc`.
+pub(crate) const CERTS: &str = "containerd/certs.d";
 
 const V1: &[&str] = &["plugins", "cri", "registry", "config_path"];
 const V2: &[&str] = &[
@@ -71,7 +71,7 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
             line: line.map(|index| index + 1),
             message: format!(
                 "this file has registry {} of the old kind, beside which containerd refuses config_path: move each \
-                 to {CERTS}/REGISTRY/hosts.toml first",
+                 to /etc/{CERTS}/REGISTRY/hosts.toml first",
                 if with_tls {
                     "configs with tls"
                 } else {
@@ -102,18 +102,18 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
     })
 }
 
-/// The file with `config_path`; every other byte of it stays. A new one is of version 2, which all
+/// The file with that `config_path`; every other byte of it stays. A new one is of version 2, which all
 /// containerds since 1.3 read.
 ///
 /// # Errors
 /// Where it is no TOML, or the key cannot be put in.
-pub(crate) fn with_config_path(text: Option<&str>) -> Result<String, Problem> {
+pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String, Problem> {
     let text = match text {
         Some(text) if !text.trim().is_empty() => text,
         _ => "version = 2\n",
     };
     let path = path_of(&toml_text::parse(text)?);
-    toml_text::set(text, path, CERTS)
+    toml_text::set(text, path, certs)
 }
 
 fn path_of(table: &Table) -> &'static [&'static str] {

@@ -159,8 +159,17 @@ fn imports_by_default(version: &str) -> bool {
 }
 
 /// How a client takes its new configuration; `None` when it does by itself.
-pub(crate) fn reload(client: Client, place: &Place, main_changed: bool) -> Option<Vec<String>> {
+///
+/// `forgets`: dockerd's file names no mirrors any more.
+pub(crate) fn reload(
+    client: Client,
+    place: &Place,
+    main_changed: bool,
+    forgets: bool,
+) -> Option<Vec<String>> {
     let words: &[&str] = match client {
+        // A key that is gone changes nothing on SIGHUP: mirrors then stay until the next start.
+        Client::Docker if main_changed && forgets => &["restart", "docker"],
         // SIGHUP, which takes mirrors without touching a container.
         Client::Docker if main_changed => &["reload", "docker"],
         // hosts.toml is read for each pull; config.toml at the start. Containers go on meanwhile.

@@ -280,10 +280,22 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))
     };
     let main_changed = changes.iter().any(is_main);
-    let Some(command) = daemons::reload(args.client, place, main_changed) else {
+    let forgets = changes.iter().any(|change| {
+        !change
+            .to
+            .as_deref()
+            .is_some_and(|text| text.contains(docker::MIRRORS))
+    });
+    let Some(command) = daemons::reload(args.client, place, main_changed, forgets) else {
         return Ok(());
     };
     let shown = command.join(" ");
+    if args.client == Client::Docker && main_changed && forgets {
+        eprintln!(
+            "docker keeps a mirror until it starts anew, which ends containers unless live-restore is on; until then \
+             it asks Docker Hub itself whenever pierhead does not answer"
+        );
+    }
     if !args.restart {
         eprintln!("to take effect: {shown}   (--restart does it)");
         return Ok(());
@@ -292,7 +304,7 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         // dockerd is the one that can be told without systemd.
         let pid = daemons::dockerd_pid(place).and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.and_then(rustix::process::Pid::from_raw);
-        if let (Client::Docker, Some(pid)) = (args.client, pid) {
+        if let (Client::Docker, Some(pid), false) = (args.client, pid, forgets) {
             rustix::process::kill_process(pid, rustix::process::Signal::HUP)
                 .context("cannot send SIGHUP to dockerd")?;
             eprintln!("dockerd was told to read its file again");

@@ -168,7 +168,7 @@ fn for_containerd(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
 /// The folder with the hosts, and the file that has to name it.
 fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Result<PathBuf> {
     let place = before.place;
-    let certs = |folder: &str| PathBuf::from(folder);
+    let certs = place.etc(containerd::CERTS);
     let text = before.read(main)?;
     let says = |path: &Path, text: &str| {
         containerd::read(text).map_err(|problem| in_file(place, path, &problem))
@@ -200,7 +200,7 @@ fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Res
             plan.notes.push(format!(
                 "{} disables the CRI: Kubernetes does not use this containerd, and `ctr images pull` wants --hosts-dir {}",
                 place.real(main).display(),
-                containerd::CERTS
+                certs.display()
             ));
         }
         files.push((main.to_owned(), text, says));
@@ -211,7 +211,7 @@ fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Res
         .rev()
         .find_map(|(_, _, says)| says.certs.clone())
     {
-        return Ok(certs(&folder));
+        return Ok(PathBuf::from(folder));
     }
     let (path, text) =
         if let Some((path, text, _)) = files.iter().rev().find(|(_, _, says)| says.has_section) {
@@ -221,10 +221,10 @@ fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Res
         } else {
             (main.to_owned(), text)
         };
-    let after = containerd::with_config_path(text.as_deref())
+    let after = containerd::with_config_path(text.as_deref(), &certs.display().to_string())
         .map_err(|problem| in_file(place, &path, &problem))?;
     plan.files.insert(path, after);
-    Ok(certs(containerd::CERTS))
+    Ok(certs)
 }
 
 /// The files of a pattern: containerd's have a star in the last part, or none.

@@ -5,6 +5,8 @@ use super::containers::Entries;
 use super::record::Entry;
 use super::{Address, containerd, containers, docker, hosts, toml_text};
 
+const CERTS: &str = "/etc/containerd/certs.d";
+
 fn address(text: &str) -> Address {
     text.parse().expect("an address")
 }
@@ -115,10 +117,10 @@ proptest! {
         let text = dressed(text, crlf, open_end);
         let before = toml_text::parse(&text).expect("the generator writes TOML");
         let says = containerd::read(&text).expect("it is read");
-        let after = containerd::with_config_path(Some(&text)).expect("it is taken");
+        let after = containerd::with_config_path(Some(&text), CERTS).expect("it is taken");
         let certs = containerd::read(&after).expect("it is read").certs;
-        prop_assert_eq!(certs.as_deref(), Some(containerd::CERTS));
-        prop_assert_eq!(containerd::with_config_path(Some(&after)).expect("again"), after.clone());
+        prop_assert_eq!(certs.as_deref(), Some(CERTS));
+        prop_assert_eq!(containerd::with_config_path(Some(&after), CERTS).expect("again"), after.clone());
         if says.certs.is_none() {
             // Every line stays, comments too, but the one with an empty path.
             let missing: Vec<_> = text.lines().filter(|line| !after.lines().any(|it| it == *line)).collect();
@@ -187,7 +189,7 @@ fn new_files() {
         "{\n  \"registry-mirrors\": [\"http://127.0.0.1:5000\"]\n}\n"
     );
     assert_eq!(
-        containerd::with_config_path(None).expect("new"),
+        containerd::with_config_path(None, CERTS).expect("new"),
         "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/containerd/certs.d\"\n"
     );
     let text = hosts::with_host(
@@ -263,7 +265,7 @@ fn mistakes_of_others_have_a_line() {
     }
     // Nothing can be written below an inline table without rewriting it.
     let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
-    let refused = containerd::with_config_path(Some(inline)).expect_err("refused");
+    let refused = containerd::with_config_path(Some(inline), CERTS).expect_err("refused");
     assert!(refused.message.contains("by hand"), "{}", refused.message);
     let old = "[registries.search]\nregistries = [\"docker.io\"]\n";
     assert_eq!(

@@ -1,0 +1,256 @@
+//! `pierhead setup` and the real clients: a plain pull goes through pierhead after it, and no longer after
+//! `--undo`, which gives back every byte.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use pierhead_tests::{
+    clients::{Client, Containerd, Docker, Podman},
+    image::images,
+    layout::Image,
+    pierhead::{Options, Pierhead},
+    place, process,
+    registry::{self, Registry},
+    tool::{self, Missing, or_skip},
+};
+
+/// A user's configuration folder, in which `setup --user` works as it does in `/etc`.
+struct Home(tempfile::TempDir);
+
+impl Home {
+    fn new() -> Result<Self> {
+        Ok(Self(place::scratch("home")?))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    /// Runs it; what it showed on standard output.
+    fn setup(&self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(place::pierhead()?);
+        command
+            .arg("setup")
+            .args(words)
+            .args(["--user", "--yes", "--admin", "127.0.0.1:1"])
+            .env("HOME", self.0.path())
+            .env("XDG_CONFIG_HOME", self.path(".config"))
+            .env("XDG_STATE_HOME", self.path(".state"));
+        process::stdout(&mut command)
+    }
+
+    fn files(&self) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+        let mut found = Vec::new();
+        visit(self.0.path(), &mut found)?;
+        found.sort();
+        Ok(found)
+    }
+}
+
+fn visit(folder: &Path, found: &mut Vec<(PathBuf, Vec<u8>)>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            visit(&path, found)?;
+        } else {
+            found.push((path.clone(), fs::read(&path)?));
+        }
+    }
+    Ok(())
+}
+
+/// A registry with a small image, and pierhead before it as Docker Hub.
+fn hub() -> Result<(Image, Registry, Pierhead)> {
+    let image = images()?.small;
+    let registry = Registry::start(&[&image])?;
+    let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
+    Ok((image, registry, pierhead))
+}
+
+/// Whether pierhead was asked for a manifest so far.
+fn asked(pierhead: &Pierhead) -> bool {
+    pierhead.log().contains(" pull reference=docker.io/")
+}
+
+/// A running dockerd: SIGHUP is enough, in both directions.
+#[test]
+fn docker_pulls_through_pierhead_and_no_longer() -> Result<()> {
+    if or_skip(Docker::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let (image, _registry, pierhead) = hub()?;
+    let mut docker = Docker::start(&serde_json::json!({"debug": true}), String::new())?;
+    let home = Home::new()?;
+    let config = docker.config();
+    let before = fs::read(&config)?;
+    let file = config.to_str().context("UTF-8")?.to_owned();
+    let address = format!("http://{}", pierhead.address());
+
+    let shown = home.setup(&["docker", "--config", &file, "--address", &address])?;
+    ensure!(shown.contains(&address), "no diff: {shown}");
+    docker.reload()?;
+    ensure!(
+        docker.docker(&["info"])?.contains(&address),
+        "docker does not know of the mirror"
+    );
+    assert_eq!(docker.pull(&image.name())?.root, image.root);
+    ensure!(
+        asked(&pierhead),
+        "nobody asked pierhead: {}",
+        pierhead.log()
+    );
+    assert_eq!(
+        home.setup(&["docker", "--config", &file, "--address", &address])?,
+        ""
+    );
+
+    home.setup(&["docker", "--undo"])?;
+    assert_eq!(fs::read(&config)?, before);
+    docker.reload()?;
+    ensure!(
+        !docker.docker(&["info"])?.contains(&address),
+        "docker still has the mirror"
+    );
+    assert_eq!(home.files()?, []);
+    Ok(())
+}
+
+/// `hosts.toml`, as containerd 1.6 and 2.x read it, and the `config_path` that leads their CRI there.
+fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Result<()> {
+    let Some(programs) = or_skip(programs) else {
+        return Ok(());
+    };
+    if or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let (image, _registry, pierhead) = hub()?;
+    let home = Home::new()?;
+    let main = home.path(".config/containerd/config.toml");
+    let certs = home.path(".config/containerd/certs.d");
+    let imports = home.path(".config/containerd/conf.d/*.toml");
+    fs::create_dir_all(main.parent().context("a folder")?)?;
+    fs::write(
+        &main,
+        config.replace("IMPORTS", &imports.display().to_string()),
+    )?;
+    let before = home.files()?;
+    let address = format!("http://{}", pierhead.address());
+
+    let shown = home.setup(&["containerd", "--address", &address])?;
+    ensure!(shown.contains(&address), "no diff: {shown}");
+    let dump = process::stdout(
+        Command::new(&programs.0)
+            .arg("--config")
+            .arg(&main)
+            .args(["config", "dump"]),
+    )?;
+    let folder = certs.display().to_string();
+    let reads = |line: &str| line.trim_start().starts_with("config_path") && line.contains(&folder);
+    ensure!(
+        dump.lines().any(reads),
+        "containerd looks elsewhere:\n{dump}"
+    );
+    // What stood in the file still counts.
+    ensure!(
+        dump.contains("max_concurrent_downloads = 7"),
+        "a setting was lost:\n{dump}"
+    );
+
+    // The registry that it is told of in its own hosts is at an address that nobody has.
+    let containerd = Containerd::start_as(programs, "docker.io", "http://127.0.0.1:1", "")?;
+    let name = format!("docker.io/{}", image.name());
+    containerd.ctr(&["images", "pull", "--hosts-dir", &folder, &name])?;
+    ensure!(
+        asked(&pierhead),
+        "nobody asked pierhead: {}",
+        pierhead.log()
+    );
+    ensure!(
+        containerd.contents()?.contains(&image.root),
+        "another image was pulled"
+    );
+
+    assert_eq!(home.setup(&["containerd", "--address", &address])?, "");
+    home.setup(&["containerd", "--undo"])?;
+    assert_eq!(home.files()?, before);
+    Ok(())
+}
+
+const SECTION_2: &str = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  max_concurrent_downloads = 7\n";
+
+#[test]
+fn containerd_2_with_a_file_of_version_3() -> Result<()> {
+    containerd(
+        Containerd::find(),
+        "version = 3\nimports = [\"IMPORTS\"]\n[plugins.'io.containerd.cri.v1.images']\n  max_concurrent_downloads = 7",
+    )
+}
+
+#[test]
+fn containerd_2_with_a_file_of_version_2() -> Result<()> {
+    containerd(Containerd::find(), &format!("version = 2\r\n{SECTION_2}"))
+}
+
+/// Debian's, which comes with its dockerd.
+fn containerd_1() -> Result<(PathBuf, PathBuf), Missing> {
+    tool::root()?;
+    let (daemon, ctr) = (
+        PathBuf::from("/usr/bin/containerd"),
+        PathBuf::from("/usr/bin/ctr"),
+    );
+    if daemon.exists() && ctr.exists() {
+        Ok((daemon, ctr))
+    } else {
+        Err(Missing::new(
+            "no Debian package of containerd on this machine: `cargo xtask test` installs it",
+        ))
+    }
+}
+
+#[test]
+fn containerd_1_with_a_file_of_version_2() -> Result<()> {
+    containerd(
+        containerd_1(),
+        &format!("version = 2\nimports = [\"IMPORTS\"]\n{SECTION_2}"),
+    )
+}
+
+/// podman, whose library is also CRI-O's, finds the drop-in by itself.
+#[test]
+fn podman_pulls_through_pierhead_and_no_longer() -> Result<()> {
+    if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let (image, _registry, pierhead) = hub()?;
+    let home = Home::new()?;
+    let podman = Podman::with_home("docker.io", home.0.path())?;
+    let before = home.files()?;
+    let address = format!("http://{}", pierhead.address());
+    let shown = home.setup(&["podman", "--address", &address])?;
+    ensure!(
+        shown.contains(&pierhead.address().to_string()),
+        "no diff: {shown}"
+    );
+    assert_eq!(podman.pull(&image.name())?.root, image.root);
+    ensure!(
+        asked(&pierhead),
+        "nobody asked pierhead: {}",
+        pierhead.log()
+    );
+    assert_eq!(home.setup(&["crio", "--address", &address])?, "");
+    home.setup(&["crio", "--undo"])?;
+    let kept: Vec<_> = home
+        .files()?
+        .into_iter()
+        // What podman itself keeps in a home.
+        .filter(|(path, _)| {
+            !path.starts_with(home.path(".local")) && !path.starts_with(home.path(".cache"))
+        })
+        .collect();
+    assert_eq!(kept, before);
+    Ok(())
+}
