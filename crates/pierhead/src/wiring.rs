@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use pierhead_remote::Credentials;
+use pierhead_remote::{Address, Credentials};
 use rustls::RootCertStore;
 
 use crate::config::{Config, Upstream, files};
@@ -19,34 +19,53 @@ pub(crate) fn remote(
     config: &Config,
     environment: &Environment,
 ) -> Result<pierhead_remote::Config, String> {
-    let mut upstreams = HashMap::new();
-    for (registry, upstream) in &config.upstreams {
-        let credentials =
-            credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
-        let url = upstream
-            .url
-            .clone()
-            .unwrap_or_else(|| format!("https://{registry}"));
-        let (ca, trusted_hosts) = (upstream.ca.clone(), upstream.trusted_hosts.clone());
-        let upstream = pierhead_remote::Upstream {
-            url,
-            credentials,
-            ca,
-            trusted_hosts,
-        };
-        upstreams.insert(registry.clone(), upstream);
-    }
-    let credentials = match &config.docker_config {
+    // Of a registry's own table, and else what a Docker config has for it.
+    let mut logins = match &config.docker_config {
         Some(path) => files::docker_config(path)?,
         None => HashMap::new(),
     };
+    let by_docker = logins.clone();
+    for (registry, upstream) in &config.upstreams {
+        let own =
+            credentials(upstream).map_err(|message| format!("upstream {registry}: {message}"))?;
+        if let Some(own) = own {
+            logins.insert(registry.clone(), own);
+        }
+    }
+    let mut upstreams = HashMap::new();
+    for (registry, upstream) in &config.upstreams {
+        let mut addresses = upstream.places(registry).into_iter().map(|(url, own)| {
+            let host: Option<http::Uri> = url.parse().ok();
+            let host = host.and_then(|url| url.into_parts().authority);
+            let name = match own {
+                true => Some(registry.clone()),
+                false => host.and_then(|host| host.as_str().parse().ok()),
+            };
+            Address {
+                credentials: name.and_then(|name| logins.get(&name).cloned()),
+                url,
+                mirror: !own,
+            }
+        });
+        let first = addresses.next().unwrap_or_default();
+        let upstream = pierhead_remote::Upstream {
+            url: first.url,
+            credentials: first.credentials,
+            mirror: first.mirror,
+            others: addresses.collect(),
+            ca: upstream.ca.clone(),
+            trusted_hosts: upstream.trusted_hosts.clone(),
+        };
+        upstreams.insert(registry.clone(), upstream);
+    }
     Ok(pierhead_remote::Config {
         upstreams,
-        credentials,
+        credentials: by_docker,
         roots: Arc::new(roots()),
         connect_timeout: config.limits.connect_timeout,
         header_timeout: config.limits.header_timeout,
         stall_timeout: config.limits.stall_timeout,
+        minimum_rate: config.limits.upstream_minimum_rate.unwrap_or(0),
         bandwidth: config.limits.upstream_bandwidth,
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),

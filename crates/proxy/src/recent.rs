@@ -64,7 +64,10 @@ impl Recent {
             }
             Fault::Policy => REFUSAL,
         };
-        lock(&self.errors).insert(subject, error.clone(), lifetime);
+        // The client remembers by itself that an upstream is down, and asks again when its time has come.
+        if !matches!(error, Error::Down { .. }) {
+            lock(&self.errors).insert(subject, error.clone(), lifetime);
+        }
     }
 
     /// The upstream answered sensibly.

@@ -138,6 +138,9 @@ fn retry_after(error: &Error) -> Duration {
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
         Error::Limited(_) => Duration::from_secs(1),
+        Error::Upstream(RemoteError::Down { retry_after, .. }) => {
+            (*retry_after).max(Duration::from_secs(1))
+        }
         _ => RETRY,
     }
 }

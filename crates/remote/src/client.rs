@@ -8,21 +8,48 @@ use http::{HeaderMap, Method};
 use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository};
 use prometheus_client::registry::Registry as Metrics;
 
-use crate::blob::{self, BlobStream};
+use crate::bandwidth::Bandwidth;
 use crate::exchange::{follow, refusal, settle};
+use crate::failover::Addresses;
+use crate::fetches::Fetches;
 use crate::guest::{self, ClientCredentials, Fingerprint, Guest, Sealer, Verdict, Wanted};
-use crate::metrics::{self, Kind};
+use crate::metrics::{self, Errand, Kind};
 use crate::origin::Origin;
+use crate::stream::{self, BlobStream};
 use crate::upstreams::Upstreams;
-use crate::{Config, Error, listing, manifest};
+use crate::{Config, Error, blob, listing, manifest};
 
 /// A client of all upstreams; clones share connections, tokens and limits.
 #[derive(Clone)]
 pub struct Client {
     upstreams: Arc<ArcSwap<Upstreams>>,
+    limits: Lasting,
     metrics: metrics::Metrics,
     sealer: Arc<Sealer>,
     guest: Option<Arc<Guest>>,
+}
+
+/// What outlives a reload: limits that hold over the streams of the old and the new configuration together.
+#[derive(Clone)]
+pub(crate) struct Lasting {
+    pub(crate) fetches: Arc<Fetches>,
+    pub(crate) bandwidth: Arc<Bandwidth>,
+}
+
+impl Lasting {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            fetches: Arc::new(Fetches::new(config.max_fetches)),
+            bandwidth: Arc::new(Bandwidth::new(config.bandwidth)),
+        }
+    }
+}
+
+/// A new configuration that is known to be good, to be handed to [`Client::apply`].
+pub struct Prepared {
+    upstreams: Upstreams,
+    max_fetches: usize,
+    bandwidth: Option<u64>,
 }
 
 /// What the caller already has of a document, for a conditional request.
@@ -59,9 +86,11 @@ impl Client {
     /// A URL, CA file or proxy address that makes no sense; the message names it.
     pub fn new(config: Config) -> Result<Self, Error> {
         let metrics = metrics::Metrics::default();
-        let upstreams = Upstreams::new(config, &metrics)?;
+        let limits = Lasting::new(&config);
+        let upstreams = Upstreams::new(config, &metrics, &limits, None)?;
         Ok(Self {
             upstreams: Arc::new(ArcSwap::from_pointee(upstreams)),
+            limits,
             metrics,
             sealer: Arc::new(Sealer::new()?),
             guest: None,
@@ -95,25 +124,45 @@ impl Client {
         wanted: Wanted<'_>,
         credentials: &ClientCredentials,
     ) -> Result<Verdict, Error> {
-        let origin = self.on_behalf(credentials).origin(registry)?;
-        guest::authorize(&origin, repository, wanted).await
+        let addresses = self.on_behalf(credentials).addresses(registry)?;
+        guest::authorize(&addresses, repository, wanted).await
     }
 
-    /// Takes a new configuration; requests under way end with the old one. Blocks as [`Client::new`].
+    /// Makes everything that a new configuration needs, and changes nothing. Blocks as [`Client::new`].
+    ///
+    /// # Errors
+    /// As [`Client::new`].
+    pub fn prepare(&self, config: Config) -> Result<Prepared, Error> {
+        let (max_fetches, bandwidth) = (config.max_fetches, config.bandwidth);
+        let old = self.upstreams.load();
+        let upstreams = Upstreams::new(config, &self.metrics, &self.limits, Some(&old))?;
+        Ok(Prepared {
+            upstreams,
+            max_fetches,
+            bandwidth,
+        })
+    }
+
+    /// Takes a new configuration. Requests under way end with the old one, and count in the new limits.
+    /// What is known of the health of addresses that stay is kept; tokens are not.
+    pub fn apply(&self, prepared: Prepared) {
+        self.limits.fetches.set(prepared.max_fetches);
+        self.limits.bandwidth.set(prepared.bandwidth);
+        self.upstreams.store(Arc::new(prepared.upstreams));
+    }
+
+    /// [`prepare`](Self::prepare) and [`apply`](Self::apply).
     ///
     /// # Errors
     /// As [`Client::new`]; the old configuration stays.
     pub fn reload(&self, config: Config) -> Result<(), Error> {
-        self.upstreams
-            .store(Arc::new(Upstreams::new(config, &self.metrics)?));
+        self.apply(self.prepare(config)?);
         Ok(())
     }
 
-    fn origin(&self, registry: &Registry) -> Result<Origin, Error> {
-        Ok(Origin {
-            place: self.upstreams.load().place(registry)?,
-            guest: self.guest.clone(),
-        })
+    fn addresses(&self, registry: &Registry) -> Result<Addresses, Error> {
+        let places = self.upstreams.load().places(registry)?;
+        Ok(Addresses::new(places, self.guest.clone()))
     }
 
     /// A manifest or index. With something [`Known`]: one conditional request (HEAD, compare digests;
@@ -125,8 +174,8 @@ impl Client {
     /// # Errors
     /// Any. A 429 is told at once.
     pub async fn manifest(&self, reference: &Reference, known: &Known) -> Result<Fetched, Error> {
-        let origin = self.origin(&reference.registry)?;
-        manifest::manifest(&origin, Kind::Manifest, reference, known).await
+        let addresses = self.addresses(&reference.registry)?;
+        manifest::manifest(&addresses, reference, known).await
     }
 
     /// The complete list of tags, all pages, as one `{"name":…,"tags":[…]}` document, sorted. At most 16 MiB.
@@ -139,8 +188,8 @@ impl Client {
         repository: &Repository,
         known: &Known,
     ) -> Result<Fetched, Error> {
-        let origin = self.origin(registry)?;
-        listing::tags(&origin, repository, known).await
+        let addresses = self.addresses(registry)?;
+        listing::tags(&addresses, repository, known).await
     }
 
     /// The complete referrers index (all pages, unfiltered); falls back to the tag schema
@@ -155,8 +204,8 @@ impl Client {
         digest: &Digest,
         known: &Known,
     ) -> Result<Fetched, Error> {
-        let origin = self.origin(registry)?;
-        listing::referrers(&origin, registry, repository, digest, known).await
+        let addresses = self.addresses(registry)?;
+        listing::referrers(&addresses, registry, repository, digest, known).await
     }
 
     /// The size of a blob, by HEAD. `None` when the upstream does not say.
@@ -169,7 +218,7 @@ impl Client {
         repository: &Repository,
         digest: &Digest,
     ) -> Result<Option<u64>, Error> {
-        blob::size(self.origin(registry)?, repository, digest).await
+        blob::size(self.addresses(registry)?, repository, digest).await
     }
 
     /// A blob from `offset`. The stream resumes by itself when the upstream cuts it, within the retry
@@ -186,34 +235,47 @@ impl Client {
         digest: &Digest,
         offset: u64,
     ) -> Result<BlobStream, Error> {
-        blob::open(self.origin(registry)?, repository, digest, offset).await
+        stream::open(self.addresses(registry)?, repository, digest, offset).await
     }
 
-    /// Whether the upstream answers `GET /v2/` (any status below 500): for `/readyz` and doctor.
+    /// Whether an address of the upstream answers `GET /v2/` (any status below 500): for `/readyz` and
+    /// doctor. Asks each in turn until one does, those that are known to be down too.
     ///
     /// # Errors
-    /// No answer, or one of 500 and above.
+    /// No answer, or one of 500 and above; of the last address.
     pub async fn ping(&self, registry: &Registry) -> Result<(), Error> {
-        let origin = self.origin(registry)?;
-        let uri = origin.url("/v2/")?;
-        let answer = follow(
-            &origin,
-            Kind::Ping,
-            &Method::GET,
-            uri,
-            &HeaderMap::new(),
-            Bytes::new(),
-        )
-        .await?;
-        if answer.response.status().is_server_error() {
-            return Err(refusal(&origin, &answer));
+        let addresses = self.addresses(registry)?;
+        let mut failed = addresses.first().err();
+        for (origin, turn) in addresses.insist() {
+            let result = ping(&origin).await;
+            turn.ended(Errand::get(Kind::Ping), &result);
+            match result {
+                Ok(()) => return Ok(()),
+                Err(error) => failed = Some(error),
+            }
         }
-        settle(answer.response).await;
-        Ok(())
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Whether every address of the upstream failed when it was last asked.
+    pub fn is_failing(&self, registry: &Registry) -> bool {
+        self.addresses(registry)
+            .is_ok_and(|addresses| addresses.is_failing())
     }
 
     /// Registers the metrics of the client; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
         self.metrics.register(registry);
     }
+}
+
+async fn ping(origin: &Origin) -> Result<(), Error> {
+    let uri = origin.url("/v2/")?;
+    let (get, none) = (Method::GET, HeaderMap::new());
+    let answer = follow(origin, Kind::Ping, &get, uri, &none, Bytes::new()).await?;
+    if answer.response.status().is_server_error() {
+        return Err(refusal(origin, &answer));
+    }
+    settle(answer.response).await;
+    Ok(())
 }

@@ -27,6 +27,10 @@ pub struct Config {
     pub header_timeout: Duration,
     /// A body that brings nothing for so long is cut (and resumed).
     pub stall_timeout: Duration,
+    /// Bytes a second that a blob has to bring on average over [`stall_timeout`](Self::stall_timeout), the
+    /// times when we did not read not counted. A slower one is cut and resumed, from another address where
+    /// there is one, and given up when it is slow everywhere. 0 = however slow.
+    pub minimum_rate: u64,
     /// Bytes a second over all blob fetches; `None` = no cap.
     pub bandwidth: Option<u64>,
     /// Blob fetches at once, over all upstreams; more wait, first come first served.
@@ -47,13 +51,29 @@ pub struct Upstream {
     /// `https://host[:port]` or `http://host[:port]`, maybe with a path prefix. Being configured, it may
     /// be a private address.
     pub url: String,
-    /// Whom to log in as.
+    /// Whom to log in as there.
     pub credentials: Option<Credentials>,
+    /// See [`Address::mirror`].
+    pub mirror: bool,
+    /// Further addresses, asked in this order when the ones before fail.
+    pub others: Vec<Address>,
     /// A PEM file of certificate authorities, trusted for this upstream beside the system's.
     pub ca: Option<PathBuf>,
     /// Other places that this upstream may redirect to or have its token server at although they are
     /// internal: `host`, `host:port`, or either after `http://`, which allows plain HTTP there.
     pub trusted_hosts: Vec<String>,
+}
+
+/// A further address of an upstream.
+#[derive(Clone, Debug, Default)]
+pub struct Address {
+    /// As [`Upstream::url`].
+    pub url: String,
+    /// Whom to log in as there; what other addresses are told is not sent here.
+    pub credentials: Option<Credentials>,
+    /// It is not the registry itself: it sees no login of a client, and what it lacks or refuses the next
+    /// address may have.
+    pub mirror: bool,
 }
 
 impl Default for Config {
@@ -65,6 +85,7 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(3),
             header_timeout: Duration::from_secs(4),
             stall_timeout: Duration::from_secs(15),
+            minimum_rate: 10 << 10,
             bandwidth: None,
             max_fetches: 32,
             https_proxy: None,

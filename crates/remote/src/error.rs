@@ -57,6 +57,18 @@ pub enum Error {
         /// What failed, with the reason.
         what: String,
     },
+    /// It failed again and again a moment ago, and was not asked.
+    #[error("{upstream} is down since {since:.0?}; last seen: {what}")]
+    Down {
+        /// The registry that was not asked.
+        upstream: String,
+        /// For how long.
+        since: Duration,
+        /// When it will be asked again.
+        retry_after: Duration,
+        /// How it failed last.
+        what: String,
+    },
     /// The upstream's answer is not what the protocol says.
     #[error("{upstream} broke the protocol: {what}")]
     Protocol {

@@ -9,9 +9,9 @@ use zeroize::Zeroizing;
 
 use crate::authorize::request;
 use crate::exchange::{Answer, refusal};
-use crate::metrics::Kind;
-use crate::origin::Origin;
-use crate::retry::{Patience, retrying};
+use crate::failover::{Addresses, reach};
+use crate::metrics::{Errand, Kind};
+use crate::retry::Patience;
 use crate::{Credentials, Error, manifest};
 
 /// What a client of ours logs in with, or that it does not. `Debug` prints nothing of it, memory is
@@ -88,7 +88,7 @@ impl Sealer {
     }
 }
 
-/// In whose name an [`Origin`] is asked, when it is a client's.
+/// In whose name an upstream is asked, when it is a client's.
 pub(crate) struct Guest {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) who: Fingerprint,
@@ -128,9 +128,9 @@ pub enum Verdict {
     Absent,
 }
 
-/// Asks by HEAD, as `origin`'s guest.
+/// Asks by HEAD.
 pub(crate) async fn authorize(
-    origin: &Origin,
+    addresses: &Addresses,
     repository: &Repository,
     wanted: Wanted<'_>,
 ) -> Result<Verdict, Error> {
@@ -146,16 +146,18 @@ pub(crate) async fn authorize(
             http::HeaderMap::new(),
         ),
     };
-    let verdict = retrying(origin, Patience::DOCUMENT, || async {
-        let uri = origin.url(&path)?;
+    let (errand, patience) = (Errand::head(kind), Patience::DOCUMENT);
+    let (path, headers) = (&path, &headers);
+    let verdict = reach(addresses, errand, patience, None, |origin| async move {
+        let uri = origin.url(path)?;
         let head = http::Method::HEAD;
-        let answer = request(origin, kind, &head, uri, headers.clone(), repository).await?;
+        let answer = request(&origin, kind, &head, uri, headers.clone(), repository).await?;
         match answer.response.status().as_u16() {
             200 if answers(wanted, &answer) => {}
             // Signed URLs of object stores are often good for GET alone.
             400..500 if answer.elsewhere && matches!(wanted, Wanted::Blob(_)) => {}
             200 => return Err(origin.protocol("it answers with something else than was asked for")),
-            _ => return Err(refusal(origin, &answer)),
+            _ => return Err(refusal(&origin, &answer)),
         }
         origin.budget.succeeded();
         Ok(Verdict::Granted)

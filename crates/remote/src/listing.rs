@@ -5,14 +5,15 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, LINK};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use pierhead_oci::{Algorithm, Digest, MediaType, Reference, Repository, Tag, Target};
+use pierhead_oci::{Algorithm, Digest, MediaType, Reference, Registry, Repository, Tag, Target};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::authorize::request;
 use crate::exchange::{read, refusal};
-use crate::manifest::{etag, manifest};
-use crate::metrics::Kind;
+use crate::failover::{Addresses, reach};
+use crate::manifest::{etag, get};
+use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
 use crate::redirect::{next_link, resolve, same_origin};
 use crate::retry::{Patience, retrying};
@@ -110,6 +111,19 @@ struct Tags {
 
 /// All tags, sorted by their bytes, each once.
 pub(crate) async fn tags(
+    addresses: &Addresses,
+    repository: &Repository,
+    known: &Known,
+) -> Result<Fetched, Error> {
+    // Each page is tried again by itself.
+    let (errand, patience) = (Errand::get(Kind::Tags), Patience::ONCE);
+    reach(addresses, errand, patience, None, |origin| async move {
+        tags_at(&origin, repository, known).await
+    })
+    .await
+}
+
+async fn tags_at(
     origin: &Origin,
     repository: &Repository,
     known: &Known,
@@ -152,8 +166,35 @@ pub(crate) async fn tags(
 
 /// All referrers of a digest as one index; none is an empty one.
 pub(crate) async fn referrers(
+    addresses: &Addresses,
+    registry: &Registry,
+    repository: &Repository,
+    digest: &Digest,
+    known: &Known,
+) -> Result<Fetched, Error> {
+    let (errand, patience) = (Errand::get(Kind::Referrers), Patience::ONCE);
+    let found = reach(addresses, errand, patience, None, |origin| async move {
+        referrers_at(&origin, registry, repository, digest, known).await
+    });
+    match found.await {
+        // Only when no address has any: a mirror may lack what the registry has.
+        Err(Error::NotFound { .. }) => {
+            let none = document(
+                &addresses.first()?,
+                EMPTY.into(),
+                MediaType::OCI_INDEX,
+                None,
+            )?;
+            Ok(none.unless(known))
+        }
+        other => other,
+    }
+}
+
+/// `NotFound` where there are none in either way.
+async fn referrers_at(
     origin: &Origin,
-    registry: &pierhead_oci::Registry,
+    registry: &Registry,
     repository: &Repository,
     digest: &Digest,
     known: &Known,
@@ -197,16 +238,34 @@ pub(crate) async fn referrers(
                 repository: repository.clone(),
                 target,
             };
-            match manifest(origin, Kind::Referrers, &reference, known).await {
-                Err(Error::NotFound { .. }) => {
-                    document(origin, EMPTY.into(), MediaType::OCI_INDEX, None)?
-                }
-                other => return other,
+            let fetch = || get(origin, Kind::Referrers, &reference, known);
+            let fetched = retrying(origin, Patience::DOCUMENT, fetch).await?;
+            if let Fetched::Document { bytes, .. } = &fetched
+                && !is_index(bytes)
+            {
+                // Somebody's image under a tag of that form: no list of anything.
+                return Err(Error::NotFound {
+                    upstream: origin.name.to_string(),
+                });
             }
+            fetched
         }
         Err(error) => return Err(error),
     };
     Ok(fetched.unless(known))
+}
+
+/// Whether it is a list that clients can read as one of referrers, whatever it is called.
+fn is_index(bytes: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Index {
+        #[serde(rename = "manifests")]
+        _manifests: Vec<serde::de::IgnoredAny>,
+        config: Option<serde::de::IgnoredAny>,
+        layers: Option<serde::de::IgnoredAny>,
+    }
+    serde_json::from_slice::<Index>(bytes)
+        .is_ok_and(|index| index.config.is_none() && index.layers.is_none())
 }
 
 const EMPTY: &[u8] =

@@ -9,9 +9,10 @@ use serde::de::IgnoredAny;
 
 use crate::authorize::request;
 use crate::exchange::{Answer, read, refusal};
-use crate::metrics::Kind;
+use crate::failover::{Addresses, reach};
+use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
-use crate::retry::{Patience, retrying};
+use crate::retry::Patience;
 use crate::{Error, Fetched, Known};
 
 /// All that a client may want: what the upstream has is replayed as it is.
@@ -26,21 +27,32 @@ pub(crate) fn accept() -> HeaderMap {
 
 /// Fetches a manifest, unless it is the known one.
 pub(crate) async fn manifest(
-    origin: &Origin,
-    kind: Kind,
+    addresses: &Addresses,
     reference: &Reference,
     known: &Known,
 ) -> Result<Fetched, Error> {
-    let patience = Patience::DOCUMENT;
+    let (kind, patience) = (Kind::Manifest, Patience::DOCUMENT);
     // A HEAD costs no pull in the books of Docker Hub.
     if let Some(digest) = &known.digest {
-        let verdict = retrying(origin, patience, || head(origin, kind, reference, digest)).await?;
-        if verdict == Verdict::Same {
+        let verdict = reach(
+            addresses,
+            Errand::head(kind),
+            patience,
+            None,
+            |origin| async move { head(&origin, kind, reference, digest).await },
+        );
+        if verdict.await? == Verdict::Same {
             return Ok(Fetched::Unchanged);
         }
     }
-    let fetched = retrying(origin, patience, || get(origin, kind, reference, known)).await?;
-    Ok(fetched.unless(known))
+    let fetched = reach(
+        addresses,
+        Errand::get(kind),
+        patience,
+        None,
+        |origin| async move { get(&origin, kind, reference, known).await },
+    );
+    Ok(fetched.await?.unless(known))
 }
 
 impl Fetched {
@@ -109,7 +121,7 @@ async fn head(
     }
 }
 
-async fn get(
+pub(crate) async fn get(
     origin: &Origin,
     kind: Kind,
     reference: &Reference,

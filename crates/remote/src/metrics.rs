@@ -32,6 +32,88 @@ impl Kind {
     }
 }
 
+/// A kind of request, as far as it has a fate of its own: upstreams limit the rate of some and not of
+/// others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errand {
+    kind: Kind,
+    head: bool,
+}
+
+impl Errand {
+    /// How many there are.
+    pub(crate) const COUNT: usize = 12;
+
+    pub(crate) const fn get(kind: Kind) -> Self {
+        Self { kind, head: false }
+    }
+
+    pub(crate) const fn head(kind: Kind) -> Self {
+        Self { kind, head: true }
+    }
+
+    /// Below [`COUNT`](Self::COUNT).
+    pub(crate) fn index(self) -> usize {
+        let kind = match self.kind {
+            Kind::Manifest => 0,
+            Kind::Blob => 1,
+            Kind::Tags => 2,
+            Kind::Referrers => 3,
+            Kind::Token => 4,
+            Kind::Ping => 5,
+        };
+        2 * kind + usize::from(self.head)
+    }
+}
+
+/// Of a circuit breaker; what the gauge shows is the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Closed,
+    HalfOpen,
+    Open,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByAddress {
+    upstream: String,
+    address: String,
+}
+
+/// Shows the state of one address, or (of upstreams that nobody configured) adds to how many are out.
+pub(crate) struct StateGauge {
+    all: Family<ByAddress, Gauge>,
+    by: ByAddress,
+    shared: bool,
+    counted: std::sync::atomic::AtomicBool,
+}
+
+impl StateGauge {
+    pub(crate) fn set(&self, state: State) {
+        let gauge = self.all.get_or_create_owned(&self.by);
+        if self.shared {
+            let out = state != State::Closed;
+            if self.counted.swap(out, std::sync::atomic::Ordering::Relaxed) != out {
+                gauge.inc_by(if out { 1 } else { -1 });
+            }
+            return;
+        }
+        gauge.set(match state {
+            State::Closed => 0,
+            State::HalfOpen => 1,
+            State::Open => 2,
+        });
+    }
+}
+
+impl Drop for StateGauge {
+    fn drop(&mut self) {
+        if self.shared {
+            self.set(State::Closed);
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByUpstream {
     upstream: String,
@@ -51,6 +133,8 @@ pub(crate) struct Metrics {
     received: Family<ByUpstream, Counter>,
     retries: Family<ByUpstream, Counter>,
     resumes: Family<ByUpstream, Counter>,
+    failovers: Family<ByUpstream, Counter>,
+    state: Family<ByAddress, Gauge>,
     limit: Family<ByUpstream, Gauge>,
     remaining: Family<ByUpstream, Gauge>,
     in_flight: Gauge,
@@ -76,6 +160,17 @@ impl Metrics {
             self.resumes.clone(),
         );
         registry.register(
+            "failovers",
+            "Requests that another address answered than the one asked first",
+            self.failovers.clone(),
+        );
+        registry.register(
+            "state",
+            "Circuit breaker of each address: 0 closed (asked), 1 half-open (on probation), 2 open (not asked); \
+             under \"other\", how many registries that are not configured are out",
+            self.state.clone(),
+        );
+        registry.register(
             "rate_limit",
             "Pulls that the upstream allows in its window",
             self.limit.clone(),
@@ -89,6 +184,19 @@ impl Metrics {
         );
     }
 
+    /// The state of one address; without one, of all upstreams that nobody configured.
+    pub(crate) fn state(&self, label: &str, address: Option<&str>) -> StateGauge {
+        StateGauge {
+            all: self.state.clone(),
+            by: ByAddress {
+                upstream: label.to_owned(),
+                address: address.unwrap_or_default().to_owned(),
+            },
+            shared: address.is_none(),
+            counted: false.into(),
+        }
+    }
+
     /// The metrics of one upstream, looked up once.
     pub(crate) fn upstream(&self, label: &str) -> UpstreamMetrics {
         let by = ByUpstream {
@@ -98,6 +206,7 @@ impl Metrics {
             received: self.received.get_or_create_owned(&by),
             retries: self.retries.get_or_create_owned(&by),
             resumes: self.resumes.get_or_create_owned(&by),
+            failovers: self.failovers.get_or_create_owned(&by),
             all: self.clone(),
             label: label.into(),
         }
@@ -111,6 +220,7 @@ pub(crate) struct UpstreamMetrics {
     pub(crate) received: Counter,
     pub(crate) retries: Counter,
     pub(crate) resumes: Counter,
+    pub(crate) failovers: Counter,
 }
 
 impl UpstreamMetrics {

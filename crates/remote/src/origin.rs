@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use http::Uri;
 use pierhead_oci::Registry;
-use tokio::sync::Semaphore;
 
 use crate::authorize::Memory;
 use crate::bandwidth::Bandwidth;
 use crate::exchange::Http;
+use crate::fetches::Fetches;
 use crate::guest::Guest;
+use crate::health::Health;
 use crate::metrics::UpstreamMetrics;
 use crate::retry::Budget;
 use crate::token::Tokens;
@@ -23,6 +24,8 @@ use crate::{Credentials, Error};
 pub(crate) struct Limits {
     pub(crate) header_timeout: Duration,
     pub(crate) stall_timeout: Duration,
+    /// Bytes a second.
+    pub(crate) minimum_rate: u64,
 }
 
 /// What all upstreams share.
@@ -31,11 +34,11 @@ pub(crate) struct Shared {
     pub(crate) tokens: Tokens,
     pub(crate) guest_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
-    pub(crate) fetches: Arc<Semaphore>,
-    pub(crate) bandwidth: Option<Bandwidth>,
+    pub(crate) fetches: Arc<Fetches>,
+    pub(crate) bandwidth: Arc<Bandwidth>,
 }
 
-/// One upstream, asked in whose name.
+/// One address of an upstream, asked in whose name.
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) place: Arc<Place>,
@@ -70,7 +73,7 @@ impl Origin {
     }
 }
 
-/// One upstream.
+/// One address of an upstream.
 pub(crate) struct Place {
     pub(crate) name: Registry,
     /// Scheme, host, port and path prefix, without a slash at the end.
@@ -80,6 +83,9 @@ pub(crate) struct Place {
     pub(crate) budget: Budget,
     pub(crate) metrics: UpstreamMetrics,
     pub(crate) memory: Mutex<Memory>,
+    pub(crate) health: Arc<Health>,
+    /// Run by others than the registry: sees no login of a client, and its 404 is no verdict.
+    pub(crate) mirror: bool,
     pub(crate) shared: Arc<Shared>,
 }
 

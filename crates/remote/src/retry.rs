@@ -75,6 +75,8 @@ pub(crate) struct Patience {
     pub(crate) attempts: u32,
     /// The longest `Retry-After` of a 429 that is waited for.
     pub(crate) rate_limit: Duration,
+    /// How long an upstream that is down is waited for.
+    pub(crate) down: Duration,
 }
 
 impl Patience {
@@ -82,12 +84,21 @@ impl Patience {
     pub(crate) const DOCUMENT: Self = Self {
         attempts: 3,
         rate_limit: Duration::ZERO,
+        down: Duration::ZERO,
+    };
+
+    /// Every address once: the caller tries again itself.
+    pub(crate) const ONCE: Self = Self {
+        attempts: 1,
+        rate_limit: Duration::ZERO,
+        down: Duration::ZERO,
     };
 
     /// A blob that has not begun.
     pub(crate) const BLOB: Self = Self {
         attempts: 4,
         rate_limit: Duration::from_secs(2),
+        down: Duration::ZERO,
     };
 }
 
@@ -116,6 +127,9 @@ pub(crate) fn after(
             let wait = retry_after.unwrap_or_else(|| backoff(n + 3));
             (wait <= patience.rate_limit).then_some(wait)?
         }
+        Error::Down { retry_after, .. } => {
+            (*retry_after <= patience.down).then(|| (*retry_after).max(backoff(n)))?
+        }
         other if transient(other) => backoff(n),
         _ => return None,
     };
@@ -125,7 +139,7 @@ pub(crate) fn after(
     })
 }
 
-/// Runs `attempt` until it succeeds, fails for good, or patience or budget end.
+/// Runs `attempt` at one address until it succeeds, fails for good, or patience or budget end.
 pub(crate) async fn retrying<T, F>(
     origin: &Origin,
     patience: Patience,

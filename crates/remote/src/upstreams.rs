@@ -10,25 +10,34 @@ use pierhead_oci::Registry;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
-use tokio::sync::Semaphore;
 
 use crate::authorize::Memory;
-use crate::bandwidth::Bandwidth;
+use crate::client::Lasting;
 use crate::connect::Connector;
 use crate::exchange::{Http, http};
 use crate::guard::{Reach, host_of, port_of};
+use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::origin::{Limits, Place, Shared};
 use crate::retry::Budget;
 use crate::token::Tokens;
-use crate::{Config, Credentials, Error, Upstream};
+use crate::{Address, Config, Credentials, Error, Upstream};
 
 /// Where Docker Hub's API is.
 const DOCKER_HUB_URL: &str = "https://registry-1.docker.io";
 
+/// Where a registry is that nobody said more of: at its name, but for Docker Hub.
+pub fn default_url(name: &Registry) -> String {
+    if name.is_docker_hub() {
+        DOCKER_HUB_URL.to_owned()
+    } else {
+        format!("https://{name}")
+    }
+}
+
 /// All upstreams of one configuration.
 pub(crate) struct Upstreams {
-    configured: HashMap<Registry, Arc<Place>>,
+    configured: HashMap<Registry, Arc<[Arc<Place>]>>,
     strangers: Strangers,
     /// The connections of all strangers: they may reach the same places.
     public: Http,
@@ -44,7 +53,13 @@ struct Network<'a> {
 }
 
 impl Upstreams {
-    pub(crate) fn new(config: Config, metrics: &Metrics) -> Result<Self, Error> {
+    /// `old` is what this takes the place of.
+    pub(crate) fn new(
+        config: Config,
+        metrics: &Metrics,
+        lasting: &Lasting,
+        old: Option<&Self>,
+    ) -> Result<Self, Error> {
         let network = Network {
             proxy: proxy(&config)?,
             config: &config,
@@ -54,34 +69,47 @@ impl Upstreams {
             limits: Limits {
                 header_timeout: config.header_timeout,
                 stall_timeout: config.stall_timeout,
+                minimum_rate: config.minimum_rate,
             },
             tokens: Tokens::default(),
             guest_tokens: Tokens::default(),
             helper_folders: config.helper_folders.clone(),
-            fetches: Arc::new(Semaphore::new(
-                config.max_fetches.clamp(1, Semaphore::MAX_PERMITS),
-            )),
-            bandwidth: config.bandwidth.map(Bandwidth::new),
+            fetches: Arc::clone(&lasting.fetches),
+            bandwidth: Arc::clone(&lasting.bandwidth),
         });
         let mut configured = HashMap::new();
         for (name, upstream) in &config.upstreams {
-            let (base, reach) = base_of(name, upstream)?;
-            let credentials = upstream
-                .credentials
-                .as_ref()
-                .or(config.credentials.get(name))
-                .cloned();
-            let place = Place {
-                name: name.clone(),
-                base,
-                http: network.http(reach, Some((name, upstream)))?,
-                credentials,
-                budget: Budget::new(),
-                metrics: metrics.upstream(name.as_str()),
-                memory: Mutex::new(Memory::default()),
-                shared: Arc::clone(&shared),
+            let login = upstream.credentials.as_ref();
+            let first = Address {
+                url: upstream.url.clone(),
+                credentials: login
+                    .or_else(|| config.credentials.get(name).filter(|_| !upstream.mirror))
+                    .cloned(),
+                mirror: upstream.mirror,
             };
-            configured.insert(name.clone(), Arc::new(place));
+            let mut places = Vec::new();
+            for address in std::iter::once(&first).chain(&upstream.others) {
+                let (base, reach) = base_of(name, upstream, &address.url)?;
+                let known = old.and_then(|old| old.health(name, &base));
+                let place = Place {
+                    name: name.clone(),
+                    http: network.http(reach, Some((name, upstream)))?,
+                    credentials: address.credentials.clone(),
+                    budget: Budget::new(),
+                    metrics: metrics.upstream(name.as_str()),
+                    memory: Mutex::new(Memory::default()),
+                    health: known.unwrap_or_else(|| {
+                        let address = where_of(&base);
+                        let state = metrics.state(name.as_str(), Some(address));
+                        Health::new(name.as_str(), address, state)
+                    }),
+                    mirror: address.mirror,
+                    shared: Arc::clone(&shared),
+                    base,
+                };
+                places.push(Arc::new(place));
+            }
+            configured.insert(name.clone(), places.into());
         }
         let (metrics, credentials) = (metrics.clone(), config.credentials);
         Ok(Self {
@@ -94,15 +122,23 @@ impl Upstreams {
         })
     }
 
-    /// The upstream of that name.
-    pub(crate) fn place(&self, name: &Registry) -> Result<Arc<Place>, Error> {
-        if let Some(place) = self.configured.get(name) {
-            return Ok(Arc::clone(place));
+    /// What is known of an address.
+    fn health(&self, name: &Registry, base: &str) -> Option<Arc<Health>> {
+        let mut places = self.configured.get(name)?.iter();
+        let place = places.find(|place| place.base == base)?;
+        Some(Arc::clone(&place.health))
+    }
+
+    /// The addresses of the upstream of that name, in the order of preference.
+    pub(crate) fn places(&self, name: &Registry) -> Result<Arc<[Arc<Place>]>, Error> {
+        if let Some(places) = self.configured.get(name) {
+            return Ok(Arc::clone(places));
         }
-        let (base, label) = if name.is_docker_hub() {
-            (DOCKER_HUB_URL.to_owned(), name.as_str())
+        let base = default_url(name);
+        let label = if name.is_docker_hub() {
+            name.as_str()
         } else {
-            (format!("https://{name}"), "other")
+            "other"
         };
         // Refused before anything is remembered of it; connecting checks again.
         let what = match base.parse() {
@@ -117,23 +153,34 @@ impl Upstreams {
         }
         Ok(self.strangers.get(name, || Place {
             name: name.clone(),
-            base,
             http: self.public.clone(),
             credentials: self.credentials.get(name).cloned(),
             budget: Budget::new(),
             metrics: self.metrics.upstream(label),
             memory: Mutex::new(Memory::default()),
+            health: {
+                let own = name.is_docker_hub().then(|| where_of(&base));
+                let state = self.metrics.state(label, own);
+                Health::new(name.as_str(), where_of(&base), state)
+            },
+            mirror: false,
             shared: Arc::clone(&self.shared),
+            base,
         }))
     }
 }
 
+/// An address as the log and the metrics call it.
+fn where_of(base: &str) -> &str {
+    base.split_once("://").map_or(base, |(_, rest)| rest)
+}
+
 /// The base URL of a configured upstream, and where it may lead.
-fn base_of(name: &Registry, upstream: &Upstream) -> Result<(String, Reach), Error> {
+fn base_of(name: &Registry, upstream: &Upstream, url: &str) -> Result<(String, Reach), Error> {
     let wrong = |why: &str| Error::Config {
-        what: format!("upstream {name}: {:?} {why}", upstream.url),
+        what: format!("upstream {name}: {url:?} {why}"),
     };
-    let base = upstream.url.trim_end_matches('/');
+    let base = url.trim_end_matches('/');
     let url: Uri = base.parse().map_err(|_| wrong("is no URL"))?;
     if host_of(&url).is_none() || port_of(&url).is_none() {
         return Err(wrong("does not begin with https:// or http:// and a host"));
@@ -224,7 +271,7 @@ struct Strangers(Mutex<Recent>);
 /// With the tick of their last use.
 #[derive(Default)]
 struct Recent {
-    by_name: HashMap<Registry, (Arc<Place>, u64)>,
+    by_name: HashMap<Registry, (Arc<[Arc<Place>]>, u64)>,
     tick: u64,
 }
 
@@ -233,23 +280,23 @@ const MAX_STRANGERS: usize = 256;
 
 impl Strangers {
     /// The one of that name, made when it is not there; the one not used for longest leaves.
-    fn get(&self, registry: &Registry, make: impl FnOnce() -> Place) -> Arc<Place> {
+    fn get(&self, registry: &Registry, make: impl FnOnce() -> Place) -> Arc<[Arc<Place>]> {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.tick += 1;
         let tick = recent.tick;
-        if let Some((place, used)) = recent.by_name.get_mut(registry) {
+        if let Some((places, used)) = recent.by_name.get_mut(registry) {
             *used = tick;
-            return Arc::clone(place);
+            return Arc::clone(places);
         }
         if recent.by_name.len() >= MAX_STRANGERS {
             let oldest = recent.by_name.iter().min_by_key(|(_, (_, used))| *used);
             let oldest = oldest.map(|(name, _)| name.clone());
             oldest.map(|name| recent.by_name.remove(&name));
         }
-        let place = Arc::new(make());
-        let known = (Arc::clone(&place), tick);
+        let places: Arc<[_]> = [Arc::new(make())].into();
+        let known = (Arc::clone(&places), tick);
         recent.by_name.insert(registry.clone(), known);
-        place
+        places
     }
 }
 
@@ -260,7 +307,8 @@ mod tests {
     fn upstreams(change: impl FnOnce(&mut Config)) -> Result<Upstreams, Error> {
         let mut config = Config::default();
         change(&mut config);
-        Upstreams::new(config, &Metrics::default())
+        let lasting = Lasting::new(&config);
+        Upstreams::new(config, &Metrics::default(), &lasting, None)
     }
 
     fn with(url: &str, trusted: &[&str]) -> Result<Upstreams, Error> {
@@ -286,10 +334,10 @@ mod tests {
             ("[2606:4700::1]:5000", "https://[2606:4700::1]:5000/v2/"),
             ("up.example", "http://10.0.0.1:5000/prefix/v2/"),
         ] {
-            let place = all.place(&name.parse().unwrap()).unwrap();
-            assert_eq!(place.url("/v2/").unwrap().to_string(), expected);
+            let places = all.places(&name.parse().unwrap()).unwrap();
+            assert_eq!(places[0].url("/v2/").unwrap().to_string(), expected);
         }
-        let internal = all.place(&"10.0.0.1:5000".parse().unwrap());
+        let internal = all.places(&"10.0.0.1:5000".parse().unwrap());
         assert!(matches!(internal.err(), Some(Error::Forbidden { .. })));
     }
 
@@ -332,10 +380,10 @@ mod tests {
     fn strangers_are_bounded_and_the_latest_stay() {
         let all = upstreams(|_| ()).unwrap();
         let name = |n: usize| format!("r{n}.example").parse().unwrap();
-        let first = all.place(&name(0)).unwrap();
+        let first = all.places(&name(0)).unwrap();
         for n in 1..2 * MAX_STRANGERS {
-            all.place(&name(n)).unwrap();
-            assert!(Arc::ptr_eq(&first, &all.place(&name(0)).unwrap()));
+            all.places(&name(n)).unwrap();
+            assert!(Arc::ptr_eq(&first, &all.places(&name(0)).unwrap()));
         }
         assert_eq!(all.strangers.0.lock().unwrap().by_name.len(), MAX_STRANGERS);
     }

@@ -68,6 +68,8 @@ pub(crate) struct Limits {
     pub(crate) connections_per_client: usize,
     /// Bytes a second.
     pub(crate) upstream_bandwidth: Option<u64>,
+    /// Bytes a second.
+    pub(crate) upstream_minimum_rate: Option<u64>,
     pub(crate) upstream_fetches: usize,
     pub(crate) fetches_per_client: usize,
     pub(crate) fetches_per_registry: usize,
@@ -113,6 +115,9 @@ pub(crate) enum LogFormat {
 pub(crate) struct Upstream {
     /// `None`: `https://` and the registry's name.
     pub(crate) url: Option<String>,
+    /// Instead of `url`; empty: there is one address.
+    pub(crate) addresses: Vec<String>,
+    pub(crate) login_hosts: Vec<String>,
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
     pub(crate) password_file: Option<PathBuf>,
@@ -124,6 +129,37 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
+    /// Where this registry is, and whether that is the registry itself (which its login is for) and not a
+    /// mirror, in the order of preference.
+    pub(crate) fn places(&self, registry: &Registry) -> Vec<(String, bool)> {
+        let default = pierhead_remote::default_url(registry);
+        let urls = match (&self.addresses[..], &self.url) {
+            ([], url) => vec![url.clone().unwrap_or_else(|| default.clone())],
+            (addresses, _) => addresses.to_vec(),
+        };
+        let authority = |url: &str| url.parse::<http::Uri>().ok()?.into_parts().authority;
+        let named = |url: &str, host: &str| {
+            authority(url).is_some_and(|authority| {
+                let host = host.strip_prefix("http://").unwrap_or(host);
+                authority.as_str().eq_ignore_ascii_case(host)
+                    || authority.host().eq_ignore_ascii_case(host)
+            })
+        };
+        let is_own = |url: &str| match &self.login_hosts[..] {
+            [] => authority(url) == authority(&default) || named(url, registry.as_str()),
+            hosts => hosts.iter().any(|host| named(url, host)),
+        };
+        // Registries of a local name, all of whose addresses are its own.
+        let none = urls.len() == 1 || !urls.iter().any(|url| is_own(url));
+        let places = urls.into_iter();
+        places
+            .map(|url| {
+                let own = none || is_own(&url);
+                (url, own)
+            })
+            .collect()
+    }
+
     pub(crate) fn has_credentials(&self) -> bool {
         self.username.is_some()
             || self.password.is_some()
@@ -163,6 +199,7 @@ impl Config {
                 connections: proxy.max_connections,
                 connections_per_client: proxy.limits.connections_per_client,
                 upstream_bandwidth: remote.bandwidth,
+                upstream_minimum_rate: Some(remote.minimum_rate).filter(|rate| *rate > 0),
                 upstream_fetches: remote.max_fetches,
                 fetches_per_client: proxy.limits.fetches_per_client,
                 fetches_per_registry: proxy.limits.fetches_per_registry,

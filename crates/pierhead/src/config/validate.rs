@@ -45,6 +45,28 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         }
     }
     for (registry, upstream) in &config.upstreams {
+        let at_key = format!("upstreams.{registry}");
+        let table = format!("[upstreams.\"{registry}\"]");
+        let places = upstream.places(registry);
+        if upstream.url.is_some() && !upstream.addresses.is_empty() {
+            report(&at_key, format!("{table}: keep one of url and addresses"));
+        }
+        // A password must not be shown to a host just because it is listed beside another.
+        if upstream.has_credentials()
+            && upstream.login_hosts.is_empty()
+            && places.iter().filter(|(_, own)| *own).count() > 1
+        {
+            report(
+                &at_key,
+                format!("{table}: say by login_hosts which of the addresses the login is for"),
+            );
+        }
+        if !upstream.login_hosts.is_empty() && upstream.addresses.is_empty() {
+            report(
+                &at_key,
+                format!("{table}: login_hosts is for several addresses: remove it"),
+            );
+        }
         let basic = [
             upstream.password.is_some(),
             upstream.password_file.is_some(),

@@ -166,6 +166,24 @@ impl Value<'_> {
         list.iter().map(|item| host(item.get_ref())).collect()
     }
 
+    /// A list of at least one URL, each once.
+    pub(crate) fn urls(&self) -> Result<Vec<String>, String> {
+        let wanted = "a list of URLs such as [\"https://mirror.example\"]";
+        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let mut urls = Vec::new();
+        for item in list {
+            let url = parse_url(item.get_ref().as_str().ok_or_else(|| self.not(wanted))?)?;
+            if urls.contains(&url) {
+                return Err(format!("{url:?} is named twice: keep one"));
+            }
+            urls.push(url);
+        }
+        match urls.is_empty() {
+            true => Err(format!("expected {wanted}, found an empty list")),
+            false => Ok(urls),
+        }
+    }
+
     /// One address, or a list of at least one.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let Some(list) = self.toml.as_array() else {

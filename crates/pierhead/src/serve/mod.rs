@@ -217,21 +217,22 @@ async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
     let space = wiring::space(&config.data)
         .with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
     // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
-    let capacity = match config.cache.size {
+    let provisional = match config.cache.size {
         Size::Auto => space.total,
         size => size.resolve(space.total, 0),
     };
-    let mut settings = pierhead_cache::Config::new(&config.data, capacity);
+    let mut settings = pierhead_cache::Config::new(&config.data, provisional);
     settings.min_free = config.cache.min_free.resolve(space.total, 0);
     settings.max_blob = config.cache.max_blob;
     settings.memory = config.cache.memory;
     let open = move || Cache::open(settings, Box::new(Lru::default())).map_err(anyhow::Error::from);
     let cache = tokio::task::spawn_blocking(open).await??;
-    set_capacity(&cache, config).await?;
+    cache.set_capacity(capacity(&cache, config)?).await;
     Ok(cache)
 }
 
-async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
+/// The bound that `cache.size` means at this moment.
+fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
     let space = wiring::space(&config.data)?;
     let stat = cache.stat();
     let own = stat.used.saturating_add(stat.reserved);
@@ -248,8 +249,7 @@ async fn set_capacity(cache: &Cache, config: &Config) -> anyhow::Result<()> {
             human_bytes(min_free)
         );
     }
-    cache.set_capacity(capacity).await;
-    Ok(())
+    Ok(capacity)
 }
 
 fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {

@@ -4,7 +4,7 @@ use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 
-use super::set_capacity;
+use super::capacity;
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
@@ -37,11 +37,14 @@ impl Running {
             &self.environment.default_data,
         )?;
         settle(&self.config, &mut new)?;
+        // Whatever can fail comes first and changes nothing.
         let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
-        self.client.reload(remote)?;
+        let remote = self.client.prepare(remote)?;
+        let capacity = capacity(&self.cache, &new)?;
+        self.client.apply(remote);
         self.proxy.reload(wiring::proxy(&new));
         self.level.set(&new.log);
-        set_capacity(&self.cache, &new).await?;
+        self.cache.set_capacity(capacity).await;
         self.config = new;
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The client against a registry that misbehaves: it gets what can be had, or fails soon and says why.
 
 mod access;
+mod addresses;
 mod blobs;
 mod documents;
 mod guests;

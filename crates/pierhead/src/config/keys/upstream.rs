@@ -7,6 +7,11 @@ use crate::config::value::parse_url;
 /// A secret that is set, without it.
 const MASK: &str = "\"********\"";
 
+fn list(items: &[String]) -> Option<String> {
+    let items: Vec<_> = items.iter().map(|item| quote(item)).collect();
+    (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))
+}
+
 /// What `[upstreams."NAME"]` may hold.
 pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
@@ -16,6 +21,22 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         example: "\"https://mirror.example:5000\"",
         set: |upstream, value| parse_url(value.text()?).map(|it| upstream.url = Some(it)),
         show: |upstream| upstream.url.as_deref().map(quote),
+    },
+    Key {
+        section: "",
+        name: "addresses",
+        doc: "Instead of url: several places where the registry can be had, mirrors and itself, the preferred one\nfirst. The next one is asked when one fails, lacks something, refuses it or is silent for a second.",
+        example: "[\"https://mirror.example\", \"https://registry.example\"]",
+        set: |upstream, value| value.urls().map(|it| upstream.addresses = it),
+        show: |upstream| list(&upstream.addresses),
+    },
+    Key {
+        section: "",
+        name: "login_hosts",
+        doc: "Which hosts of addresses the login below is for; without this, the host that is the registry itself\nby its name. Another address has the login of the table of its own name, such as\n[upstreams.\"mirror.example\"], or none.",
+        example: "[\"registry.example\"]",
+        set: |upstream, value| value.hosts().map(|it| upstream.login_hosts = it),
+        show: |upstream| list(&upstream.login_hosts),
     },
     Key {
         section: "",
@@ -101,13 +122,6 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
         doc: "Internal places that this upstream may redirect to, or have its token server at; after http:// also\nwithout TLS. Public places need no mention.",
         example: "[\"auth.lab:5001\"]",
         set: |upstream, value| value.hosts().map(|it| upstream.trusted_hosts = it),
-        show: |upstream| {
-            let hosts: Vec<_> = upstream
-                .trusted_hosts
-                .iter()
-                .map(|host| quote(host))
-                .collect();
-            (!hosts.is_empty()).then(|| format!("[{}]", hosts.join(", ")))
-        },
+        show: |upstream| list(&upstream.trusted_hosts),
     },
 ];

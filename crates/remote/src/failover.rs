@@ -1,0 +1,230 @@
+//! One request to whichever address of an upstream can answer it: the first that is well, the next when
+//! that one fails, and both when it is silent.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::sleep;
+
+use crate::Error;
+use crate::error::Fault;
+use crate::guest::Guest;
+use crate::health::{Admission, Turn};
+use crate::metrics::Errand;
+use crate::origin::{Origin, Place};
+use crate::retry::{Patience, after};
+
+/// The next address is asked beside a silent one after so long. Three addresses are asked within two
+/// seconds, which leaves time for an answer within the five that clients are promised.
+const HEDGE: Duration = Duration::from_secs(1);
+
+/// All addresses of one upstream in the order of preference, never none; and in whose name they are asked.
+#[derive(Clone)]
+pub(crate) struct Addresses {
+    places: Arc<[Arc<Place>]>,
+    guest: Option<Arc<Guest>>,
+}
+
+impl Addresses {
+    pub(crate) fn new(places: Arc<[Arc<Place>]>, guest: Option<Arc<Guest>>) -> Self {
+        Self { places, guest }
+    }
+
+    /// Those that may be asked: a client's login goes to no mirror.
+    fn allowed(&self) -> impl Iterator<Item = Origin> {
+        let places = self.places.iter();
+        let places = places.filter(|place| self.guest.is_none() || !place.mirror);
+        places.map(|place| Origin {
+            place: Arc::clone(place),
+            guest: self.guest.clone(),
+        })
+    }
+
+    /// All, with the one to be asked last at the end.
+    fn ordered(&self, last: Option<&Place>) -> Vec<Origin> {
+        let is_last = |origin: &Origin| last.is_some_and(|last| std::ptr::eq(last, &*origin.place));
+        let (back, mut all): (Vec<_>, Vec<_>) = self.allowed().partition(is_last);
+        all.extend(back);
+        all
+    }
+
+    /// The address of which errors and metrics speak when none was asked.
+    pub(crate) fn first(&self) -> Result<Origin, Error> {
+        let first = self.allowed().next();
+        first.ok_or_else(|| Error::Config {
+            what: "an upstream has no address of its own, mirrors only".to_owned(),
+        })
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.allowed().count()
+    }
+
+    /// Whether none of them answered when it was last asked.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.places.iter().all(|place| place.health.is_failing())
+    }
+
+    /// All, whatever is known of their health; each with its turn.
+    pub(crate) fn insist(&self) -> impl Iterator<Item = (Origin, Turn)> {
+        self.allowed().map(|origin| {
+            let turn = origin.health.insist();
+            (origin, turn)
+        })
+    }
+}
+
+/// Runs `attempt` at the addresses until one succeeds, all fail for good, or patience or budgets end.
+/// `last` is an address that has just failed. Cancel safe when `attempt` is.
+///
+/// A 404, 401 or 403 is a verdict only when no address has more: see [`Failures::verdict`].
+pub(crate) async fn reach<T, F>(
+    addresses: &Addresses,
+    errand: Errand,
+    patience: Patience,
+    last: Option<&Place>,
+    attempt: impl Fn(Origin) -> F,
+) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let first = addresses.first()?;
+    let order = addresses.ordered(last);
+    let mut failures = 0;
+    let mut seen: Option<Error> = None;
+    loop {
+        let round = match round(&order, errand, &attempt).await {
+            Ok(value) => return Ok(value),
+            Err(round) => round,
+        };
+        let Some((origin, error)) = round.verdict() else {
+            return Err(first.transport("none of its addresses was asked"));
+        };
+        // That it is down is worth less than how it failed a moment ago.
+        if let (Error::Down { .. }, Some(seen)) = (&error, &seen) {
+            return Err(seen.clone());
+        }
+        let Some(wait) = after(&error, failures, patience, &origin) else {
+            return Err(error);
+        };
+        seen = Some(error);
+        sleep(wait).await;
+        failures += 1;
+    }
+}
+
+/// Every address at most once.
+async fn round<T, F>(
+    order: &[Origin],
+    errand: Errand,
+    attempt: &impl Fn(Origin) -> F,
+) -> Result<T, Failures>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut failures = Failures::default();
+    let mut waiting = Waiting {
+        order,
+        next: 0,
+        errand,
+        asked: false,
+    };
+    let mut running = FuturesUnordered::new();
+    loop {
+        if let Some((nth, turn)) = waiting.next(&mut failures) {
+            let origin = &order[nth];
+            let asked = attempt(origin.clone());
+            running.push(async move {
+                let result = asked.await;
+                turn.ended(errand, &result);
+                (nth, result)
+            });
+        }
+        let more = waiting.is_more();
+        let ended = tokio::select! {
+            ended = running.next() => ended,
+            () = sleep(HEDGE), if more => continue,
+        };
+        match ended {
+            Some((nth, Ok(value))) => {
+                if nth > 0 || !failures.0.is_empty() {
+                    order[nth].metrics.failovers.inc();
+                }
+                return Ok(value);
+            }
+            Some((nth, Err(error))) => failures.0.push((order[nth].clone(), error)),
+            None if more => {}
+            None => return Err(failures),
+        }
+    }
+}
+
+/// Who is still to be asked in a round.
+struct Waiting<'a> {
+    order: &'a [Origin],
+    next: usize,
+    errand: Errand,
+    asked: bool,
+}
+
+impl Waiting<'_> {
+    /// The next one that is well. Once all turn out to be down, those that have been it for long.
+    fn next(&mut self, failures: &mut Failures) -> Option<(usize, Turn)> {
+        while let Some(origin) = self.order.get(self.next) {
+            let nth = self.next;
+            self.next += 1;
+            match origin.health.admit(self.errand, self.order.len() == 1) {
+                Admission::Go(turn) => {
+                    self.asked = true;
+                    return Some((nth, turn));
+                }
+                Admission::Down(error) | Admission::Limited(error) => {
+                    failures.0.push((origin.clone(), error));
+                }
+            }
+        }
+        if self.asked {
+            return None;
+        }
+        for (nth, origin) in self.order.iter().enumerate() {
+            if let Admission::Go(turn) = origin.health.admit(self.errand, true) {
+                self.asked = true;
+                failures
+                    .0
+                    .retain(|(other, _)| !Arc::ptr_eq(&other.place, &origin.place));
+                return Some((nth, turn));
+            }
+        }
+        None
+    }
+
+    fn is_more(&self) -> bool {
+        self.next < self.order.len()
+    }
+}
+
+/// How each address failed.
+#[derive(Default)]
+struct Failures(Vec<(Origin, Error)>);
+
+impl Failures {
+    /// What they say together. A registry's own 404 or refusal stands, whatever a mirror's trouble; any
+    /// trouble of the registry outweighs a mirror's 404: it may lack what the registry has.
+    fn verdict(self) -> Option<(Origin, Error)> {
+        let weight = |(origin, error): &(Origin, Error)| match (error, error.fault()) {
+            (_, Fault::Request) if !origin.mirror => 7,
+            (Error::Transport { .. } | Error::Status { .. }, _) => 6,
+            (Error::Protocol { .. }, _) => 5,
+            (Error::RateLimited { .. }, _) => 4,
+            (Error::Down { .. }, _) => 3,
+            (_, Fault::Request) => 2,
+            _ => 1,
+        };
+        // Of equals the last: the registry itself comes after its mirrors.
+        self.0.into_iter().max_by_key(weight)
+    }
+}
