@@ -64,10 +64,12 @@ impl Recent {
             }
             Fault::Policy => REFUSAL,
         };
-        // The client remembers by itself that an upstream is down, and asks again when its time has come.
-        if !matches!(error, Error::Down { .. }) {
-            lock(&self.errors).insert(subject, error.clone(), lifetime);
-        }
+        // The client knows by itself when to ask an upstream again that is down.
+        let lifetime = match error {
+            Error::Down { retry_after, .. } => lifetime.min(*retry_after),
+            _ => lifetime,
+        };
+        lock(&self.errors).insert(subject, error.clone(), lifetime);
     }
 
     /// The upstream answered sensibly.

@@ -24,13 +24,14 @@ const FIRST: Duration = Duration::from_secs(1);
 /// It stays out no longer than this while another address can be asked.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// And than this when there is no other: what is down is believed to be for seconds, not longer.
-const LONGEST_ALONE: Duration = Duration::from_secs(4);
+/// And no longer than this when there is no other: what is down is believed to be for seconds, not longer.
+const LONGEST_ALONE: Duration = Duration::from_secs(5);
 
 /// A request that was given up without an answer counts as a failure after so long.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A `Retry-After` is honoured up to here. Some say hours, and let us in before.
+/// A `Retry-After` is honoured up to here while another address can be asked, and up to
+/// [`LONGEST_ALONE`] when there is none. Some say hours, and let us in before; asking costs them little.
 const LONGEST_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a 429 without `Retry-After` means, as long as another address can be asked.
@@ -57,6 +58,7 @@ struct Inner {
 
 #[derive(Clone, Copy)]
 struct Limit {
+    from: Instant,
     until: Instant,
     /// It said so, and we did not guess.
     told: bool,
@@ -100,9 +102,9 @@ impl Health {
     pub(crate) fn admit(self: &Arc<Self>, errand: Errand, alone: bool) -> Admission {
         let now = Instant::now();
         let mut inner = self.lock();
-        if let Some(Limit { until, told }) = inner.limited[errand.index()]
+        if let Some(Limit { from, until, told }) = inner.limited[errand.index()]
             && until > now
-            && (told || !alone)
+            && (!alone || (told && from + LONGEST_ALONE > now))
         {
             return Admission::Limited(Error::RateLimited {
                 upstream: self.upstream.clone(),
@@ -146,8 +148,10 @@ impl Health {
     /// It limits our rate: not asked for this again before that is over.
     fn limited(&self, errand: Errand, retry_after: Option<Duration>) {
         let wait = retry_after.unwrap_or(DEFAULT_LIMIT).min(LONGEST_LIMIT);
+        let now = Instant::now();
         self.lock().limited[errand.index()] = Some(Limit {
-            until: Instant::now() + wait,
+            from: now,
+            until: now + wait,
             told: retry_after.is_some(),
         });
     }
@@ -378,6 +382,9 @@ mod tests {
         let pull = Errand::get(Kind::Manifest);
         go(&health).ended(pull, &limited(Some(Duration::from_secs(86_400))));
         assert!(matches!(health.admit(pull, true), Admission::Limited(_)));
+        tokio::time::advance(LONGEST_ALONE).await;
+        assert!(matches!(health.admit(pull, false), Admission::Limited(_)));
+        assert!(matches!(health.admit(pull, true), Admission::Go(_)));
         assert!(!is_out(&health, false), "blobs go on");
         let head = Errand::head(Kind::Manifest);
         assert!(matches!(health.admit(head, true), Admission::Go(_)));
