@@ -165,7 +165,7 @@ impl Metrics {
             self.failovers.clone(),
         );
         registry.register(
-            "state",
+            "upstream_state",
             "Circuit breaker of each address: 0 closed (asked), 1 half-open (on probation), 2 open (not asked); \
              under \"other\", how many registries that are not configured are out",
             self.state.clone(),

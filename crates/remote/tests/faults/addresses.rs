@@ -251,7 +251,7 @@ async fn an_address_that_keeps_failing_is_not_asked_until_it_is_back() {
     assert!((5..10).contains(&down.hits()), "{} requests", down.hits());
     let of = |registry: &FakeRegistry| {
         let addr = registry.addr();
-        format!(r#"x_state{{upstream="up.example",address="{addr}"}} "#)
+        format!(r#"x_upstream_state{{upstream="up.example",address="{addr}"}} "#)
     };
     let state = |registry: &FakeRegistry| two.metric(&of(registry));
     assert_eq!(state(&two.mirror), [of(&two.mirror) + "2"]);
