@@ -11,6 +11,7 @@ use http::{Method, Response, StatusCode, Version};
 use http_body::Body as _;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
 
+use crate::access::{self, Channel};
 use crate::body::{Account, Body};
 use crate::document::{Deadline, EAGER};
 use crate::entity::Entity;
@@ -28,6 +29,7 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// What it takes in all its connections.
     pub(crate) client: Arc<Client>,
+    pub(crate) channel: Channel,
     pub(crate) pace: Arc<Pace>,
     /// This connection is over that limit: everything is answered 503.
     pub(crate) over: Option<Limit>,
@@ -40,6 +42,7 @@ impl Peer {
         Self {
             address: address.ip(),
             client,
+            channel: Channel::Plain,
             pace: Arc::default(),
             over,
             sends_files: false,
@@ -122,7 +125,9 @@ impl Request<'_> {
             return Err(Error::ReadOnly);
         }
         let path = if path == "/v2" { "/v2/" } else { path };
-        match Endpoint::parse(path, query)? {
+        let endpoint = Endpoint::parse(path, query)?;
+        access::admit(self.inner, self.peer, self.parts).await?;
+        match endpoint {
             // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
             Endpoint::Base => {
                 self.kind = Kind::Base;

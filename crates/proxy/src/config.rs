@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use pierhead_oci::Registry;
 
+use crate::Auth;
+
 /// Settings of one [`Proxy`](crate::Proxy).
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -22,6 +24,8 @@ pub struct Config {
     pub limits: Limits,
     /// A client that takes no byte of its answer for so long is cut.
     pub client_stall: Duration,
+    /// How clients prove who they are.
+    pub auth: Auth,
     /// After SIGTERM, requests under way may take so long.
     pub drain: Duration,
 }
@@ -92,6 +96,7 @@ impl Default for Config {
             max_connections: 4096,
             limits: Limits::default(),
             client_stall: Duration::from_secs(30),
+            auth: Auth::Open,
             drain: Duration::from_secs(30),
         }
     }

@@ -23,6 +23,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use crate::access::Channel;
 use crate::answer::{Peer, answer};
 use crate::config::Limits;
 use crate::limits::{self, Client, Limit};
@@ -71,7 +72,10 @@ pub(crate) async fn serve(
     };
     let peer = Peer::new(address, client, over);
     match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
-        Ok(Ok(stream)) => http(shared, stream, peer).await,
+        Ok(Ok(stream)) => {
+            let channel = Channel::of(stream.get_ref().1);
+            http(shared, stream, Peer { channel, ..peer }).await;
+        }
         Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }

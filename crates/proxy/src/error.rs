@@ -6,7 +6,7 @@ use pierhead_oci::{Digest, ParseError};
 
 use crate::limits::Limit;
 
-/// Whose fault it is follows from the variant: the client's up to `ReadOnly`, then the
+/// Whose fault it is follows from the variant: the client's up to `ManyLogins`, then the
 /// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -19,6 +19,16 @@ pub(crate) enum Error {
     ReadOnly,
     #[error("a request over HTTP/1.1 has exactly one Host")]
     Host,
+    #[error("log in first, with a user and password that are known here")]
+    Login,
+    #[error(
+        "pierhead takes passwords over TLS or from this machine only: use https:// (tls.cert and tls.key in its configuration)"
+    )]
+    InTheClear,
+    #[error("a client needs a certificate here (tls.client_ca)")]
+    NoCertificate,
+    #[error("too many wrong logins from this address; try again later")]
+    ManyLogins,
     #[error(transparent)]
     Upstream(#[from] pierhead_remote::Error),
     #[error(transparent)]

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod answer;
 mod body;
 mod config;
@@ -32,6 +33,7 @@ mod stall;
 mod tls;
 mod warm;
 
+pub use access::{Auth, check_htpasswd};
 pub use config::{Config, Limits, Tls};
 use error::Error;
 pub use service::{Progress, Proxy};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Method, Response, StatusCode};
 use pierhead_cache::Error as CacheError;
 use pierhead_oci::error::ErrorBody;
@@ -21,6 +21,9 @@ pub(crate) const X_CACHE: HeaderName = HeaderName::from_static("x-cache");
 pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
+
+/// Sent over TLS or to this machine only: [`Error::Login`] arises nowhere else.
+const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 
 /// When to come back after a failure of the upstream, unless it said so itself.
 const RETRY: Duration = Duration::from_secs(5);
@@ -65,7 +68,8 @@ pub(crate) fn whole(
 }
 
 /// The answer to a request that cannot be served: the spec's error body, and a status that makes
-/// clients do the right thing. Never 429 (podman stalls, containerd insists) and never a challenge.
+/// clients do the right thing. Never 429 (podman stalls, containerd insists), and a challenge only where a
+/// login of our own is meant and may travel.
 pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body> {
     let (status, code) = status(kind, error);
     let mut builder = respond(status, Outcome::None);
@@ -74,6 +78,9 @@ pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body
     }
     if status == StatusCode::METHOD_NOT_ALLOWED {
         builder = builder.header(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    }
+    if status == StatusCode::UNAUTHORIZED {
+        builder = builder.header(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }
     let body = ErrorBody::new(code, error.to_string()).to_json();
     whole(builder, method, JSON, body.into())
@@ -91,6 +98,8 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
             (StatusCode::BAD_REQUEST, ErrorCode::Unsupported)
         }
         Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
+        Error::Login => (StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized),
+        Error::InTheClear | Error::NoCertificate => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
         Error::Limited(Limit::Uri) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),
         Error::Limited(Limit::Headers) => (
@@ -118,6 +127,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         | Error::Unbacked { .. }
         | Error::Document(_)
         | Error::Truncated { .. }
+        | Error::ManyLogins
         | Error::Limited(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable),
     }
 }
@@ -137,6 +147,7 @@ fn retry_after(error: &Error) -> Duration {
             retry_after: Some(after),
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
+        Error::ManyLogins => Duration::from_secs(6),
         Error::Limited(_) => Duration::from_secs(1),
         Error::Upstream(RemoteError::Down { retry_after, .. }) => {
             (*retry_after).max(Duration::from_secs(1))

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use pierhead_cache::{Cache, Name};
 use pierhead_oci::Reference;
 use pierhead_remote::Client;
@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
+use crate::access::{self, Access};
 use crate::document::Document;
 use crate::flight::Flights;
 use crate::lead::Leads;
@@ -35,6 +36,9 @@ pub(crate) struct Inner {
     pub(crate) client: Client,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<crate::metrics::Metrics>,
+    /// `None`: everybody is let in.
+    pub(crate) access: ArcSwapOption<Access>,
+    pub(crate) access_metrics: access::Metrics,
     pub(crate) recent: Recent,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
     pub(crate) lists: Semaphore,
@@ -56,10 +60,13 @@ pub struct Progress {
 }
 
 impl Proxy {
-    /// Wires a cache and a client together.
+    /// Wires a cache and a client together. Reads the file of users when there is one, which blocks.
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
         let limits = Limits::new(config.limits.clone());
+        let access_metrics = access::Metrics::default();
         let inner = Inner {
+            access: ArcSwapOption::new(Access::new(&config.auth, &access_metrics)),
+            access_metrics,
             cache,
             client,
             config: ArcSwap::from_pointee(config),
@@ -75,9 +82,16 @@ impl Proxy {
         }
     }
 
-    /// Takes a new configuration without dropping a connection.
+    /// Takes a new configuration without dropping a connection. Blocks as [`Proxy::new`].
     pub fn reload(&self, config: Config) {
         self.inner.limits.reload(config.limits.clone());
+        let inner = &self.inner;
+        if inner.config.load().auth != config.auth {
+            let access = Access::new(&config.auth, &inner.access_metrics);
+            inner.access.store(access);
+        } else if let Some(access) = &*inner.access.load() {
+            access.look_again();
+        }
         self.inner.config.store(Arc::new(config));
     }
 
@@ -123,6 +137,7 @@ impl Proxy {
     /// Registers the metrics of the proxy; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
         self.inner.metrics.register(registry);
+        self.inner.access_metrics.register(registry);
     }
 }
 

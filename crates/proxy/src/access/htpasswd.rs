@@ -1,0 +1,198 @@
+//! Files of users and bcrypt hashes, as `htpasswd -B` writes them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use zeroize::Zeroizing;
+
+/// 10 000 users with long names.
+const MAX_FILE: u64 = 1 << 20;
+/// Each step doubles the time: 12 is about 0.2 s on a server's core. A login that takes seconds would keep
+/// all others waiting.
+const COSTS: std::ops::RangeInclusive<u32> = 4..=14;
+/// For a file without users.
+const DEFAULT_COST: u32 = 10;
+/// Longest password that is looked at. Only 72 bytes of it count, as everywhere with bcrypt.
+const MAX_PASSWORD: usize = 1024;
+
+/// The users of one file.
+#[derive(Clone)]
+pub(crate) struct Users {
+    hashes: HashMap<String, Zeroizing<String>>,
+    /// A hash of no password, as costly as the costliest of the file: who is unknown takes as long to refuse.
+    nobody: String,
+}
+
+/// What is wrong with the file, with its path and line.
+///
+/// # Errors
+/// For people; no hash is in it.
+pub fn check(path: &Path) -> Result<(), String> {
+    Users::read(path).map(drop)
+}
+
+impl Users {
+    /// Nobody.
+    pub(crate) fn none() -> Self {
+        Self::of(HashMap::new(), DEFAULT_COST)
+    }
+
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let mut text = Zeroizing::new(String::new());
+        let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+        match read {
+            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
+            Ok(_) if text.len() as u64 > MAX_FILE => {
+                Err(format!("{} is larger than 1 MiB", path.display()))
+            }
+            Ok(_) => Self::parse(&text)
+                .map_err(|(line, why)| format!("{}:{line}: {why}", path.display())),
+        }
+    }
+
+    /// Never panics. The error has the line, from 1.
+    pub(crate) fn parse(text: &str) -> Result<Self, (usize, String)> {
+        let mut hashes = HashMap::new();
+        let mut highest = 0;
+        for (index, line) in text.lines().enumerate() {
+            let wrong = |why: String| (index + 1, why);
+            let line = line.trim_end();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (user, hash) = line
+                .split_once(':')
+                .filter(|(user, _)| !user.is_empty())
+                .ok_or_else(|| wrong("write USER:HASH, as `htpasswd -B` does".to_owned()))?;
+            highest = highest.max(cost(hash).map_err(|why| wrong(format!("user {user:?}: {why}")))?);
+            let hash = Zeroizing::new(hash.to_owned());
+            if hashes.insert(user.to_owned(), hash).is_some() {
+                return Err(wrong(format!("user {user:?} is here twice: keep one line")));
+            }
+        }
+        let highest = if hashes.is_empty() { DEFAULT_COST } else { highest };
+        Ok(Self::of(hashes, highest))
+    }
+
+    fn of(hashes: HashMap<String, Zeroizing<String>>, cost: u32) -> Self {
+        Self {
+            hashes,
+            nobody: format!("$2b${cost:02}${}", ".".repeat(22 + 31)),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Takes tens of milliseconds of a core, also for a user that does not exist.
+    pub(crate) fn verify(&self, user: &str, password: &str) -> bool {
+        let hash = self.hashes.get(user);
+        let tried = hash.map_or(self.nobody.as_str(), |hash| hash.as_str());
+        let sane = password.len() <= MAX_PASSWORD && !password.contains('\0');
+        let password = if sane { password } else { "" };
+        let matches = bcrypt::verify(password, tried).unwrap_or(false);
+        matches && sane && hash.is_some()
+    }
+}
+
+/// The cost of a bcrypt hash, or why it is none.
+fn cost(hash: &str) -> Result<u32, String> {
+    let refused = |kind: &str| {
+        Err(format!(
+            "{kind} is refused, only bcrypt is strong enough: write the line with `htpasswd -B`"
+        ))
+    };
+    let rest = ["$2y$", "$2b$", "$2a$"].iter().find_map(|prefix| hash.strip_prefix(prefix));
+    let Some((cost, tail)) = rest.and_then(|rest| rest.split_once('$')) else {
+        return match hash {
+            _ if hash.starts_with("$apr1$") || hash.starts_with("$1$") => refused("MD5"),
+            _ if hash.starts_with("{SHA}") => refused("SHA-1"),
+            _ if hash.starts_with("$5$") || hash.starts_with("$6$") => refused("SHA-crypt"),
+            _ => refused("this kind of hash (or a plain password)"),
+        };
+    };
+    let alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'/');
+    if cost.len() != 2 || tail.len() != 53 || !tail.bytes().all(alphabet) {
+        return Err("the bcrypt hash is damaged: write the line anew with `htpasswd -B`".to_owned());
+    }
+    match cost.parse() {
+        Ok(cost) if COSTS.contains(&cost) => Ok(cost),
+        _ => Err(format!(
+            "the cost {cost} of its hash is out of range: use {} to {} (`htpasswd -B -C 10`)",
+            COSTS.start(),
+            COSTS.end()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(user: &str, password: &str) -> String {
+        format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap())
+    }
+
+    #[test]
+    fn users_are_told_apart() {
+        let text = format!("# people\n\n{}{}", line("ann", "one:two"), line("bob", "é"));
+        let users = Users::parse(&text).unwrap();
+        assert_eq!(users.len(), 2);
+        assert!(users.verify("ann", "one:two") && users.verify("bob", "é"));
+        for (user, password) in [
+            ("ann", "é"),
+            ("ann", ""),
+            ("ann", "one:two\0"),
+            ("ANN", "one:two"),
+            ("", ""),
+            ("carl", ""),
+            ("carl", "one:two"),
+        ] {
+            assert!(!users.verify(user, password), "{user} {password}");
+        }
+        assert!(!Users::none().verify("ann", "one:two"));
+    }
+
+    /// As `htpasswd -nbB -C 5 user pass` of Apache writes it.
+    #[test]
+    fn what_apache_writes() {
+        let hash = bcrypt::hash("pass", 5).unwrap().replacen("$2b$", "$2y$", 1);
+        let users = Users::parse(&format!("user:{hash}\r\n")).unwrap();
+        assert!(users.verify("user", "pass") && !users.verify("user", "Pass"));
+    }
+
+    /// Time cannot be measured in a test; that the same work is done can be seen.
+    #[test]
+    fn nobody_costs_as_much_as_the_costliest() {
+        let costly = bcrypt::hash("x", 6).unwrap();
+        let users = Users::parse(&format!("{}b:{costly}\n", line("a", "x"))).unwrap();
+        assert!(users.nobody.starts_with("$2b$06$"));
+        assert!(matches!(bcrypt::verify("", &users.nobody), Ok(false)), "it is really computed");
+        assert!(matches!(bcrypt::verify("", &Users::none().nobody), Ok(false)));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line_and_without_the_hash() {
+        let good = line("a", "x");
+        for (bad, expected) in [
+            ("b:$apr1$salt$s3cret", "user \"b\": MD5 is refused"),
+            ("b:{SHA}s3cret", "user \"b\": SHA-1 is refused"),
+            ("b:$6$s3cret", "user \"b\": SHA-crypt is refused"),
+            ("b:s3cret", "user \"b\": this kind of hash (or a plain password) is refused"),
+            ("b:$2y$10$s3cret", "user \"b\": the bcrypt hash is damaged"),
+            ("nothing s3cret", "write USER:HASH"),
+            (":s3cret", "write USER:HASH"),
+            (good.trim_end(), "user \"a\" is here twice"),
+        ] {
+            let (line, why) = Users::parse(&format!("{good}# s3cret\n{bad}\n")).err().unwrap();
+            assert_eq!(line, 3, "{bad}");
+            assert!(why.starts_with(expected) && !why.contains("s3cret"), "{why}");
+        }
+        let costly = good.replacen("$04$", "$31$", 1);
+        let (_, why) = Users::parse(&costly).err().unwrap();
+        assert!(why.contains("cost 31"), "{why}");
+    }
+}

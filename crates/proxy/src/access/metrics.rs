@@ -1,0 +1,42 @@
+//! What the check of clients counts.
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+/// How a question about a client ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(crate) enum Verdict {
+    Granted,
+    Denied,
+    /// Too many wrong ones from that address.
+    Throttled,
+    /// Nobody could be asked.
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Asked {
+    verdict: Verdict,
+}
+
+/// A value, registered by whoever shows metrics.
+#[derive(Clone, Default)]
+pub(crate) struct Metrics {
+    asked: Family<Asked, Counter>,
+}
+
+impl Metrics {
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "logins_checked",
+            "Questions who a client is or what it may, beyond those whose answer was known",
+            self.asked.clone(),
+        );
+    }
+
+    pub(crate) fn count(&self, verdict: Verdict) {
+        self.asked.get_or_create(&Asked { verdict }).inc();
+    }
+}
