@@ -5,10 +5,11 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
 use rustls::RootCertStore;
 
-use crate::config::{Config, Upstream, files};
+use crate::config::{AuthMode, Config, Upstream, files};
 use crate::environment::Environment;
 
 /// For the registry client. Reads the files with secrets.
@@ -115,7 +116,37 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
             uri: config.limits.uri,
         },
         client_stall: config.limits.client_stall,
+        auth: auth(config),
         drain: config.limits.drain,
+    }
+}
+
+fn auth(config: &Config) -> Auth {
+    let lifetime = config.auth.verdicts;
+    match (config.auth.mode, &config.auth.htpasswd) {
+        (AuthMode::None, _) => Auth::Open,
+        (AuthMode::Mtls, _) => Auth::Certificate,
+        (AuthMode::PassThrough, _) => Auth::PassThrough { lifetime },
+        (AuthMode::Htpasswd, Some(file)) => Auth::Htpasswd {
+            file: file.clone(),
+            lifetime,
+        },
+        // Refused before: no client has a certificate where none is asked for.
+        (AuthMode::Htpasswd, None) => Auth::Certificate,
+    }
+}
+
+/// Passwords that nobody could use: said, not refused, since clients on this machine can.
+pub(crate) fn warn_of_passwords_in_the_clear(config: &Config) {
+    let asks = matches!(config.auth.mode, AuthMode::Htpasswd | AuthMode::PassThrough);
+    let open = config
+        .listen
+        .iter()
+        .find(|it| !it.ip().to_canonical().is_loopback());
+    if let (true, None, Some(address)) = (asks, &config.tls.cert, open) {
+        tracing::warn!(
+            "passwords are taken from this machine only, and {address} is reached by others: set tls.cert and tls.key"
+        );
     }
 }
 
@@ -132,6 +163,7 @@ pub(crate) fn warn_of_readable_secrets(config: &Config, file: Option<&Path>) {
         .into_iter()
         .chain(named)
         .chain(config.docker_config.as_deref())
+        .chain(config.auth.htpasswd.as_deref())
     {
         if files::readable_by_all(path) {
             tracing::warn!(
@@ -151,6 +183,8 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
         certificate,
         key,
         client_ca: config.tls.client_ca.clone(),
+        client_optional: config.tls.client_optional,
+        client_names: config.tls.client_names.clone(),
     })
 }
 

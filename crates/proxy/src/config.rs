@@ -82,6 +82,11 @@ pub struct Tls {
     pub key: PathBuf,
     /// PEM of authorities: when given, clients must show a certificate of one of them.
     pub client_ca: Option<PathBuf>,
+    /// Clients may come without a certificate, and then have to prove who they are by [`Config::auth`].
+    pub client_optional: bool,
+    /// When not empty: a client's certificate must have one of these names (DNS, URI or e-mail among its
+    /// alternative names; the common name where it has none).
+    pub client_names: Vec<String>,
 }
 
 impl Default for Config {

@@ -31,6 +31,7 @@ use crate::listener::Phase;
 use crate::plain;
 use crate::service::Inner;
 use crate::stall::Watched;
+use crate::tls;
 
 /// Handshake, and what a connection over the limit may take to get its 503.
 pub(crate) const SHORT: Duration = Duration::from_secs(10);
@@ -72,11 +73,13 @@ pub(crate) async fn serve(
     };
     let peer = Peer::new(address, client, over);
     match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
-        Ok(Ok(stream)) => {
-            let channel = Channel::of(stream.get_ref().1);
-            http(shared, stream, Peer { channel, ..peer }).await;
-        }
-        Ok(Err(error)) => tracing::debug!(%address, %error, "TLS handshake failed"),
+        Ok(Ok(stream)) => match Channel::of(stream.get_ref().1) {
+            Some(channel) => http(shared, stream, Peer { channel, ..peer }).await,
+            None => {
+                tracing::info!(%address, "TLS handshake failed: the client's certificate has ended")
+            }
+        },
+        Ok(Err(error)) => tls::refused(address, &error),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::Metadata;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +13,10 @@ use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{CertificateError, RootCertStore, ServerConfig};
 
 use crate::Tls;
+use crate::access::Named;
 
 /// How often the files are looked at, at most; and only when a client connects.
 const LOOK: Duration = Duration::from_secs(1);
@@ -99,6 +101,40 @@ impl Reloading {
     }
 }
 
+/// Says in the log why a handshake failed: what an operator can mend as it is, the noise of scanners at a
+/// lower level.
+pub(crate) fn refused(address: SocketAddr, error: &io::Error) {
+    let inner = error.get_ref().and_then(|error| error.downcast_ref());
+    let why = match inner {
+        Some(rustls::Error::NoCertificatesPresented) => {
+            "the client showed no certificate, and tls.client_ca asks for one"
+        }
+        Some(rustls::Error::InvalidCertificate(why)) => match why {
+            CertificateError::UnknownIssuer => {
+                "the client's certificate is of none of the authorities in tls.client_ca"
+            }
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the client's certificate has ended"
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the client's certificate is not valid yet: are both clocks right?"
+            }
+            CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+                "the client's certificate is not for clients (extended key usage clientAuth)"
+            }
+            CertificateError::Other(_) => {
+                "the client's certificate has none of the names in tls.client_names"
+            }
+            _ => "the client's certificate is not good",
+        },
+        Some(rustls::Error::AlertReceived(alert)) => {
+            return tracing::info!(%address, ?alert, "TLS handshake failed: the client does not take our certificate");
+        }
+        _ => return tracing::debug!(%address, %error, "TLS handshake failed"),
+    };
+    tracing::info!(%address, %error, "TLS handshake failed: {why}");
+}
+
 fn stamps(files: &Tls) -> Vec<Option<Stamp>> {
     let paths = [
         Some(&files.certificate),
@@ -135,9 +171,17 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
                     .add(authority)
                     .map_err(|error| unusable(path, error))?;
             }
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| unusable(path, error))?)
+            let mut verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            if files.client_optional {
+                verifier = verifier.allow_unauthenticated();
+            }
+            let chain = verifier.build().map_err(|error| unusable(path, error))?;
+            let names = files.client_names.clone();
+            builder.with_client_cert_verifier(match names.is_empty() {
+                true => chain,
+                false => Arc::new(Named { chain, names }),
+            })
         }
     };
     let mut config = builder
@@ -145,6 +189,8 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
         .map_err(|error| unusable(&files.certificate, error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     // Clients that connect anew for each request resume from a ticket: no state here, no key exchange anew.
+    // The key of tickets is made here and not kept: whoever is no longer let in by new files has an old ticket
+    // only. What has no tickets (TLS 1.2 by session ID) is remembered for 256 sessions, rustls's default.
     config.ticketer = ring::Ticketer::new().map_err(io::Error::other)?;
     Ok(config)
 }

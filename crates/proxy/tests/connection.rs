@@ -74,6 +74,8 @@ impl Identity {
             certificate: self.path("cert.pem"),
             key: self.path("key.pem"),
             client_ca: client_ca.map(Path::to_owned),
+            client_optional: false,
+            client_names: Vec::new(),
         }
     }
 }

@@ -52,6 +52,10 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
             ),
         );
     }
+    if let Some(path) = &config.auth.htpasswd {
+        let checked = pierhead_proxy::check_htpasswd(path);
+        report("auth.htpasswd", at("auth.htpasswd", checked));
+    }
     if let Some(path) = &config.docker_config {
         report(
             "docker_config",

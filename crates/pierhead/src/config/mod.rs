@@ -27,7 +27,7 @@ pub(crate) use load::{Overrides, Refused, load, parse_upstream};
 pub(crate) use secret::Secret;
 pub(crate) use show::show;
 pub(crate) use units::{Size, human_bytes, parse_bytes};
-pub(crate) use validate::open_proxy;
+pub(crate) use validate::{auth, open_proxy};
 pub(crate) use value::{parse_address, parse_admin};
 
 /// Everything that can be configured; [`keys`] says what each means.
@@ -43,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) tags: Tags,
     pub(crate) limits: Limits,
     pub(crate) tls: Tls,
+    pub(crate) auth: Auth,
     pub(crate) log: Log,
     pub(crate) upstreams: BTreeMap<Registry, Upstream>,
 }
@@ -95,6 +96,23 @@ pub(crate) struct Tls {
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
     pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) client_optional: bool,
+    pub(crate) client_names: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Auth {
+    pub(crate) mode: AuthMode,
+    pub(crate) htpasswd: Option<PathBuf>,
+    pub(crate) verdicts: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AuthMode {
+    None,
+    Htpasswd,
+    Mtls,
+    PassThrough,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -217,6 +235,11 @@ impl Config {
                 threads: 0,
             },
             tls: Tls::default(),
+            auth: Auth {
+                mode: AuthMode::None,
+                htpasswd: None,
+                verdicts: Duration::from_secs(300),
+            },
             log: Log {
                 level: "info".to_owned(),
                 format: LogFormat::Text,

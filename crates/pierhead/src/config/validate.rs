@@ -1,7 +1,7 @@
 //! What no single key can say: keys that contradict each other, and what is refused for safety.
 
 use super::parse::Lines;
-use super::{Config, Problem};
+use super::{AuthMode, Config, Problem};
 
 /// Every contradiction. `lines` says where the keys stand, as far as they come from a file.
 pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
@@ -29,6 +29,9 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
             );
         }
         _ => {}
+    }
+    for (key, message) in auth(config) {
+        report(key, message);
     }
     if let Some(admin) = config.admin
         && admin.port() != 0
@@ -117,9 +120,50 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
     problems
 }
 
+/// What contradicts itself in how clients prove who they are.
+pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
+    let mut problems = Vec::new();
+    let mut report = |key, message: &str| problems.push((key, message.to_owned()));
+    let (tls, auth) = (&config.tls, &config.auth);
+    match auth.mode {
+        AuthMode::Htpasswd if auth.htpasswd.is_none() => report(
+            "auth.mode",
+            "auth.mode = \"htpasswd\" needs a file of users: set auth.htpasswd",
+        ),
+        AuthMode::Mtls if tls.client_ca.is_none() => report(
+            "auth.mode",
+            "auth.mode = \"mtls\" needs the authorities of the clients: set tls.client_ca",
+        ),
+        _ => {}
+    }
+    if tls.client_ca.is_none() {
+        if tls.client_optional {
+            report(
+                "tls.client_optional",
+                "tls.client_optional needs tls.client_ca",
+            );
+        }
+        if !tls.client_names.is_empty() {
+            report("tls.client_names", "tls.client_names needs tls.client_ca");
+        }
+    } else if tls.client_optional && auth.mode != AuthMode::Htpasswd {
+        report(
+            "tls.client_optional",
+            "tls.client_optional lets in everybody who has no certificate: set auth.mode = \"htpasswd\", or remove it",
+        );
+    }
+    problems
+}
+
 /// An open listener would lend its upstream credentials to everybody who reaches it.
 pub(crate) fn open_proxy(config: &Config) -> Option<String> {
-    if config.allow_open_proxy_with_credentials || config.tls.client_ca.is_some() {
+    let closed = match config.auth.mode {
+        AuthMode::None => config.tls.client_ca.is_some(),
+        AuthMode::Mtls | AuthMode::Htpasswd => true,
+        // Clients are asked for their own, and ours are for `pierhead cache warm` only.
+        AuthMode::PassThrough => true,
+    };
+    if config.allow_open_proxy_with_credentials || closed {
         return None;
     }
     let open = config
@@ -137,7 +181,7 @@ pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     };
     Some(format!(
         "pierhead would lend {whose} to everybody who reaches {open}: listen on 127.0.0.1 only, \
-         or ask clients for a certificate (tls.client_ca), or set allow_open_proxy_with_credentials = true \
+         or ask clients for a certificate (tls.client_ca) or a password (auth.mode), or set allow_open_proxy_with_credentials = true \
          if everybody who can connect may pull what these credentials can"
     ))
 }

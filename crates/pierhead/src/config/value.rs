@@ -184,6 +184,17 @@ impl Value<'_> {
         }
     }
 
+    /// A list of names, none of them empty.
+    pub(crate) fn names(&self) -> Result<Vec<String>, String> {
+        let wanted = "a list of names such as [\"node1.example\"]";
+        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        let name = |item: &DeValue<'_>| match item.as_str() {
+            Some("") | None => Err(self.not(wanted)),
+            Some(text) => Ok(text.to_owned()),
+        };
+        list.iter().map(|item| name(item.get_ref())).collect()
+    }
+
     /// One address, or a list of at least one.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>, String> {
         let Some(list) = self.toml.as_array() else {

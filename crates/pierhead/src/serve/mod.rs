@@ -104,10 +104,12 @@ async fn serve(
     let started = Instant::now();
 
     wiring::warn_of_readable_secrets(&config, args.config.as_deref());
+    wiring::warn_of_passwords_in_the_clear(&config);
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let cache = open_cache(&config).await?;
-    let proxy = Proxy::new(cache.clone(), client.clone(), wiring::proxy(&config));
+    let (settings, parts) = (wiring::proxy(&config), (cache.clone(), client.clone()));
+    let proxy = tokio::task::spawn_blocking(|| Proxy::new(parts.0, parts.1, settings)).await?;
 
     let mut listeners = Vec::new();
     for address in &config.listen {

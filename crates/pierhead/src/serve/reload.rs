@@ -42,7 +42,8 @@ impl Running {
         let remote = self.client.prepare(remote)?;
         let capacity = capacity(&self.cache, &new)?;
         self.client.apply(remote);
-        self.proxy.reload(wiring::proxy(&new));
+        let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
+        tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
         self.level.set(&new.log);
         self.cache.set_capacity(capacity).await;
         self.config = new;
@@ -79,7 +80,11 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.limits.threads = old.limits.threads;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);
-    match config::open_proxy(new) {
+    let contradiction = config::auth(new)
+        .into_iter()
+        .map(|(_, message)| message)
+        .next();
+    match contradiction.or_else(|| config::open_proxy(new)) {
         Some(message) => Err(anyhow::anyhow!(message)),
         None => Ok(()),
     }

@@ -47,7 +47,13 @@ mod tests {
         assert_eq!(parse("Basic dXNlcjpwYXNz").as_deref(), Some("user|pass"));
         assert_eq!(parse("basic  dTpwOnc= ").as_deref(), Some("u|p:w"));
         assert_eq!(parse("Basic Og==").as_deref(), Some("|"));
-        for wrong in ["Bearer dXNlcjpwYXNz", "Basic", "Basic dXNlcg==", "Basic !", "Basic /w=="] {
+        for wrong in [
+            "Bearer dXNlcjpwYXNz",
+            "Basic",
+            "Basic dXNlcg==",
+            "Basic !",
+            "Basic /w==",
+        ] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

@@ -41,7 +41,8 @@ impl Users {
 
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let mut text = Zeroizing::new(String::new());
-        let read = File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+        let read =
+            File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
         match read {
             Err(error) => Err(format!("cannot read {}: {error}", path.display())),
             Ok(_) if text.len() as u64 > MAX_FILE => {
@@ -66,13 +67,18 @@ impl Users {
                 .split_once(':')
                 .filter(|(user, _)| !user.is_empty())
                 .ok_or_else(|| wrong("write USER:HASH, as `htpasswd -B` does".to_owned()))?;
-            highest = highest.max(cost(hash).map_err(|why| wrong(format!("user {user:?}: {why}")))?);
+            highest =
+                highest.max(cost(hash).map_err(|why| wrong(format!("user {user:?}: {why}")))?);
             let hash = Zeroizing::new(hash.to_owned());
             if hashes.insert(user.to_owned(), hash).is_some() {
                 return Err(wrong(format!("user {user:?} is here twice: keep one line")));
             }
         }
-        let highest = if hashes.is_empty() { DEFAULT_COST } else { highest };
+        let highest = if hashes.is_empty() {
+            DEFAULT_COST
+        } else {
+            highest
+        };
         Ok(Self::of(hashes, highest))
     }
 
@@ -105,7 +111,9 @@ fn cost(hash: &str) -> Result<u32, String> {
             "{kind} is refused, only bcrypt is strong enough: write the line with `htpasswd -B`"
         ))
     };
-    let rest = ["$2y$", "$2b$", "$2a$"].iter().find_map(|prefix| hash.strip_prefix(prefix));
+    let rest = ["$2y$", "$2b$", "$2a$"]
+        .iter()
+        .find_map(|prefix| hash.strip_prefix(prefix));
     let Some((cost, tail)) = rest.and_then(|rest| rest.split_once('$')) else {
         return match hash {
             _ if hash.starts_with("$apr1$") || hash.starts_with("$1$") => refused("MD5"),
@@ -116,7 +124,9 @@ fn cost(hash: &str) -> Result<u32, String> {
     };
     let alphabet = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'/');
     if cost.len() != 2 || tail.len() != 53 || !tail.bytes().all(alphabet) {
-        return Err("the bcrypt hash is damaged: write the line anew with `htpasswd -B`".to_owned());
+        return Err(
+            "the bcrypt hash is damaged: write the line anew with `htpasswd -B`".to_owned(),
+        );
     }
     match cost.parse() {
         Ok(cost) if COSTS.contains(&cost) => Ok(cost),
@@ -170,8 +180,14 @@ mod tests {
         let costly = bcrypt::hash("x", 6).unwrap();
         let users = Users::parse(&format!("{}b:{costly}\n", line("a", "x"))).unwrap();
         assert!(users.nobody.starts_with("$2b$06$"));
-        assert!(matches!(bcrypt::verify("", &users.nobody), Ok(false)), "it is really computed");
-        assert!(matches!(bcrypt::verify("", &Users::none().nobody), Ok(false)));
+        assert!(
+            matches!(bcrypt::verify("", &users.nobody), Ok(false)),
+            "it is really computed"
+        );
+        assert!(matches!(
+            bcrypt::verify("", &Users::none().nobody),
+            Ok(false)
+        ));
     }
 
     #[test]
@@ -181,15 +197,23 @@ mod tests {
             ("b:$apr1$salt$s3cret", "user \"b\": MD5 is refused"),
             ("b:{SHA}s3cret", "user \"b\": SHA-1 is refused"),
             ("b:$6$s3cret", "user \"b\": SHA-crypt is refused"),
-            ("b:s3cret", "user \"b\": this kind of hash (or a plain password) is refused"),
+            (
+                "b:s3cret",
+                "user \"b\": this kind of hash (or a plain password) is refused",
+            ),
             ("b:$2y$10$s3cret", "user \"b\": the bcrypt hash is damaged"),
             ("nothing s3cret", "write USER:HASH"),
             (":s3cret", "write USER:HASH"),
             (good.trim_end(), "user \"a\" is here twice"),
         ] {
-            let (line, why) = Users::parse(&format!("{good}# s3cret\n{bad}\n")).err().unwrap();
+            let (line, why) = Users::parse(&format!("{good}# s3cret\n{bad}\n"))
+                .err()
+                .unwrap();
             assert_eq!(line, 3, "{bad}");
-            assert!(why.starts_with(expected) && !why.contains("s3cret"), "{why}");
+            assert!(
+                why.starts_with(expected) && !why.contains("s3cret"),
+                "{why}"
+            );
         }
         let costly = good.replacen("$04$", "$31$", 1);
         let (_, why) = Users::parse(&costly).err().unwrap();

@@ -165,7 +165,12 @@ impl State {
         self.wrong.clear();
     }
 
-    async fn verify(self: Arc<Self>, seal: Seal, basic: Basic, address: IpAddr) -> Result<(), Error> {
+    async fn verify(
+        self: Arc<Self>,
+        seal: Seal,
+        basic: Basic,
+        address: IpAddr,
+    ) -> Result<(), Error> {
         if !self.throttle.charge(address, Instant::now()) {
             self.metrics.count(Verdict::Throttled);
             return Err(Error::ManyLogins);
@@ -186,7 +191,9 @@ impl State {
             false => (&self.wrong, WRONG.min(self.lifetime)),
         };
         // The file may have changed meanwhile, and the tables been cleared.
-        table.insert_if(seal, (), lifetime, || Arc::ptr_eq(&users, &self.users.load()));
+        table.insert_if(seal, (), lifetime, || {
+            Arc::ptr_eq(&users, &self.users.load())
+        });
         if right {
             self.throttle.refund(address);
             self.metrics.count(Verdict::Granted);
@@ -206,7 +213,9 @@ fn stamp(file: &Path) -> Stamp {
 
 fn read(file: &Path) -> Option<Users> {
     Users::read(file)
-        .inspect_err(|error| tracing::error!("users cannot be read, those known so far stay: {error}"))
+        .inspect_err(|error| {
+            tracing::error!("users cannot be read, those known so far stay: {error}")
+        })
         .ok()
 }
 
@@ -223,9 +232,9 @@ mod tests {
     }
 
     fn write(file: &Path, users: &[(&str, &str)]) {
-        let lines = users.iter().map(|(user, password)| {
-            format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap())
-        });
+        let lines = users
+            .iter()
+            .map(|(user, password)| format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap()));
         // As a whole, by another inode.
         let next = file.with_extension("next");
         std::fs::write(&next, lines.collect::<String>()).unwrap();
@@ -247,8 +256,15 @@ mod tests {
         assert!(!logins.known(&right));
         assert!(logins.ask(&right, HERE.into()).await.is_ok());
         assert!(logins.known(&right));
-        for wrong in [header("ann", "px"), header("bob", "pw"), HeaderValue::from_static("Bearer x")] {
-            assert!(matches!(logins.ask(&wrong, HERE.into()).await, Err(Error::Login)));
+        for wrong in [
+            header("ann", "px"),
+            header("bob", "pw"),
+            HeaderValue::from_static("Bearer x"),
+        ] {
+            assert!(matches!(
+                logins.ask(&wrong, HERE.into()).await,
+                Err(Error::Login)
+            ));
             assert!(!logins.known(&wrong));
         }
     }
@@ -279,7 +295,10 @@ mod tests {
         assert!(logins.ask(&known, HERE.into()).await.is_ok());
         let mut refused = 0;
         for n in 0..15 {
-            match logins.ask(&header("ann", &n.to_string()), HERE.into()).await {
+            match logins
+                .ask(&header("ann", &n.to_string()), HERE.into())
+                .await
+            {
                 Err(Error::Login) => {}
                 Err(Error::ManyLogins) => refused += 1,
                 other => panic!("{other:?}"),
@@ -287,9 +306,17 @@ mod tests {
         }
         assert_eq!(refused, 5);
         // The same wrong one again costs nothing and is no new guess; who is known is not locked out.
-        assert!(matches!(logins.ask(&header("ann", "0"), HERE.into()).await, Err(Error::Login)));
+        assert!(matches!(
+            logins.ask(&header("ann", "0"), HERE.into()).await,
+            Err(Error::Login)
+        ));
         assert!(logins.ask(&known, HERE.into()).await.is_ok());
-        assert!(logins.ask(&header("ann", "y"), [192, 0, 2, 2].into()).await.is_err());
+        assert!(
+            logins
+                .ask(&header("ann", "y"), [192, 0, 2, 2].into())
+                .await
+                .is_err()
+        );
     }
 
     #[tokio::test]
@@ -301,7 +328,10 @@ mod tests {
             tokio::spawn(async move { logins.ask(&right, HERE.into()).await })
         });
         for one in all.collect::<Vec<_>>() {
-            assert!(one.await.unwrap().is_ok(), "a burst is not taken for guesses");
+            assert!(
+                one.await.unwrap().is_ok(),
+                "a burst is not taken for guesses"
+            );
         }
     }
 }

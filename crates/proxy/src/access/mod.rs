@@ -4,6 +4,7 @@
 //! one keyed hash and one look into a table.
 
 mod basic;
+mod certificate;
 mod htpasswd;
 mod logins;
 mod metrics;
@@ -22,6 +23,7 @@ use rustls::ServerConnection;
 use crate::Error;
 use crate::answer::Peer;
 use crate::service::Inner;
+pub(crate) use certificate::Named;
 use logins::Logins;
 pub(crate) use metrics::Metrics;
 
@@ -43,6 +45,11 @@ pub enum Auth {
         /// A login that was found right is not looked at again for so long.
         lifetime: Duration,
     },
+    /// By what an upstream lets their own login read.
+    PassThrough {
+        /// An upstream's verdict counts for so long.
+        lifetime: Duration,
+    },
 }
 
 /// What stands between a client and us.
@@ -55,10 +62,11 @@ pub(crate) enum Channel {
 }
 
 impl Channel {
-    pub(crate) fn of(connection: &ServerConnection) -> Self {
+    /// `None`: the session was resumed, and the certificate that it began with has ended.
+    pub(crate) fn of(connection: &ServerConnection) -> Option<Self> {
         match connection.peer_certificates() {
-            Some(_) => Self::Certified,
-            None => Self::Tls,
+            Some(certificates) => certificate::is_current(certificates).then_some(Self::Certified),
+            None => Some(Self::Tls),
         }
     }
 }
@@ -86,7 +94,7 @@ impl Access {
     pub(crate) fn new(auth: &Auth, metrics: &Metrics) -> Option<Arc<Self>> {
         let access = match auth {
             Auth::Open => return None,
-            Auth::Certificate => Self::Certificate,
+            Auth::PassThrough { .. } | Auth::Certificate => Self::Certificate,
             Auth::Htpasswd { file, lifetime } => {
                 Self::Logins(Logins::new(file.clone(), *lifetime, metrics.clone()))
             }

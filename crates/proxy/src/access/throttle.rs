@@ -71,7 +71,12 @@ mod tests {
         assert!(!throttle.charge(one, now + GUESS));
         throttle.refund(one);
         assert!(throttle.charge(one, now + GUESS));
-        assert_eq!((0..20).filter(|_| throttle.charge(one, now + 30 * GUESS)).count(), 10);
+        assert_eq!(
+            (0..20)
+                .filter(|_| throttle.charge(one, now + 30 * GUESS))
+                .count(),
+            10
+        );
     }
 
     #[test]

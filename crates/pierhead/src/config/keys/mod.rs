@@ -10,7 +10,7 @@ use tracing_subscriber::filter::Targets;
 
 use super::units::exact_bytes;
 use super::value::{Value, parse_admin};
-use super::{Config, LogFormat};
+use super::{AuthMode, Config, LogFormat};
 
 pub(crate) use upstream::UPSTREAM_KEYS;
 
@@ -46,6 +46,10 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     (
         "tls",
         "HTTPS for clients. The files are reread when they change.",
+    ),
+    (
+        "auth",
+        "How clients prove who they are. Passwords are taken over TLS or from this machine only.",
     ),
     ("log", "What is written to standard error."),
 ];
@@ -450,6 +454,73 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         example: "\"/etc/pierhead/clients.crt\"",
         set: |config, value| value.path().map(|it| config.tls.client_ca = Some(it)),
         show: |config| config.tls.client_ca.as_deref().map(quote_path),
+    },
+    Key {
+        section: "tls",
+        name: "client_optional",
+        doc: "Let clients without a certificate in when they have a password (auth.mode = \"htpasswd\") instead.",
+        example: "false",
+        set: |config, value| value.boolean().map(|it| config.tls.client_optional = it),
+        show: |config| Some(config.tls.client_optional.to_string()),
+    },
+    Key {
+        section: "tls",
+        name: "client_names",
+        doc: "When set, a client's certificate must have one of these names: DNS, URI or e-mail among its alternative\nnames, else its common name. Compared whole.",
+        example: "[\"node1.example\"]",
+        set: |config, value| value.names().map(|it| config.tls.client_names = it),
+        show: |config| {
+            let names: Vec<_> = config.tls.client_names.iter().map(|it| quote(it)).collect();
+            (!names.is_empty()).then(|| format!("[{}]", names.join(", ")))
+        },
+    },
+    Key {
+        section: "auth",
+        name: "mode",
+        doc: "\"none\", \"htpasswd\" (user and password of a file), \"mtls\" (a certificate of tls.client_ca) or \"pass-through\"\n(what the upstream lets the client's own login read, and nothing else).",
+        example: "\"none\"",
+        set: |config, value| {
+            config.auth.mode = match value.text()? {
+                "none" => AuthMode::None,
+                "htpasswd" => AuthMode::Htpasswd,
+                "mtls" => AuthMode::Mtls,
+                "pass-through" => AuthMode::PassThrough,
+                other => {
+                    return Err(format!(
+                        "{other:?} is no way to let clients in: write \"none\", \"htpasswd\", \"mtls\" or \"pass-through\""
+                    ));
+                }
+            };
+            Ok(())
+        },
+        show: |config| {
+            Some(quote(match config.auth.mode {
+                AuthMode::None => "none",
+                AuthMode::Htpasswd => "htpasswd",
+                AuthMode::Mtls => "mtls",
+                AuthMode::PassThrough => "pass-through",
+            }))
+        },
+    },
+    Key {
+        section: "auth",
+        name: "htpasswd",
+        doc: "File of users, one USER:HASH a line with hashes of bcrypt (`htpasswd -B`). Reread when it changes.",
+        example: "\"/etc/pierhead/htpasswd\"",
+        set: |config, value| value.path().map(|it| config.auth.htpasswd = Some(it)),
+        show: |config| config.auth.htpasswd.as_deref().map(quote_path),
+    },
+    Key {
+        section: "auth",
+        name: "verdicts",
+        doc: "How long a login that was found good (by the file, or by an upstream) is not looked at again.",
+        example: "\"5m\"",
+        set: |config, value| {
+            value
+                .duration(SECOND, HOUR)
+                .map(|it| config.auth.verdicts = it)
+        },
+        show: |config| quote_duration(config.auth.verdicts),
     },
     Key {
         section: "log",
