@@ -93,7 +93,7 @@ impl Cache {
     /// files, feeds `policy` in the order of persisted accesses. Blocks; cost: one directory walk.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Version`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
+    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
     pub fn open(config: Config, policy: Box<dyn Policy<Digest>>) -> Result<Self, Error> {
         Self::open_on(config, policy, |config| {
             Ok(Arc::new(DiskTier::new(&config.data)?))

@@ -1,5 +1,6 @@
 //! Everything that can go wrong below [`Cache`](crate::Cache).
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -86,6 +87,14 @@ pub enum Error {
         /// What this build writes.
         known: u32,
     },
+    /// The data folder holds something, and nothing says that it is ours.
+    #[error("{} holds {entry:?} and no cache of pierhead: name an empty or new folder as data, or move what is there away", path.display())]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// Something in it.
+        entry: OsString,
+    },
     /// The upstream could not resume a fill and sends it anew from zero: a reader that has handed on some
     /// of the old bytes cannot go on.
     #[error("the upstream started over")]
@@ -117,7 +126,11 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         !matches!(
             self,
-            Self::InUse { .. } | Self::Version { .. } | Self::NoRoom { .. } | Self::TooLarge { .. }
+            Self::InUse { .. }
+                | Self::Version { .. }
+                | Self::Foreign { .. }
+                | Self::NoRoom { .. }
+                | Self::TooLarge { .. }
         )
     }
 }

@@ -1,5 +1,6 @@
 //! The data folder: whose it is, and which layout it has.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
@@ -11,6 +12,9 @@ use crate::{Error, record};
 /// The layout that this build reads and writes.
 const VERSION: u32 = 1;
 
+/// What a folder may hold that nobody has used.
+const FRESH: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
+
 /// Bytes of a version file that are looked at.
 const LONGEST: u64 = 64;
 
@@ -19,12 +23,20 @@ pub(crate) struct Folder {
     _lock: File,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Leave,
+    Write,
+}
+
 impl Folder {
-    /// Makes the folder when it is missing, locks it, checks its version.
+    /// Makes the folder when it is missing, locks it, checks its version. A folder of somebody else's is
+    /// refused before anything is written into it.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         fs::create_dir_all(data).map_err(|error| Error::io("make the folder", data, error))?;
+        Self::check_version(data, Missing::Leave)?;
         let lock = Self::lock(data)?;
-        Self::check_version(data)?;
+        Self::check_version(data, Missing::Write)?;
         Ok(Self { _lock: lock })
     }
 
@@ -59,25 +71,52 @@ impl Folder {
         Ok(file)
     }
 
-    fn check_version(data: &Path) -> Result<(), Error> {
+    fn check_version(data: &Path, missing: Missing) -> Result<(), Error> {
         let path = data.join("version");
         let mut text = String::new();
-        match File::open(&path).and_then(|file| file.take(LONGEST).read_to_string(&mut text)) {
-            Ok(_) if text.trim() == VERSION.to_string() => Ok(()),
-            Ok(_) => Err(Self::unknown(data, text.trim())),
+        let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+        match read {
+            Ok(_) if text.trim() == VERSION.to_string() => return Ok(()),
+            Ok(_) if !text.trim().is_empty() => return Err(Self::unknown(data, text.trim())),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Err(Self::unknown(data, "(not a text)"))
+                return Err(Self::unknown(data, "(not a text)"));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A folder with blobs but no version is not one that we made.
-                if data.join("blobs").exists() {
-                    return Err(Self::unknown(data, "(none)"));
-                }
-                record::write_file(&path, format!("{VERSION}\n").as_bytes())
-                    .map_err(|error| Error::io("write", &path, error))
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("read", &path, error));
             }
-            Err(error) => Err(Error::io("read", &path, error)),
+            // Missing or empty.
+            _ => {}
         }
+        let is_ours = ["blobs", "staging"]
+            .iter()
+            .all(|name| data.join(name).is_dir());
+        if !is_ours && let Some(entry) = Self::stranger(data)? {
+            return Err(Error::Foreign {
+                path: data.to_owned(),
+                entry,
+            });
+        }
+        if missing == Missing::Leave {
+            return Ok(());
+        }
+        if is_ours {
+            tracing::warn!(file = %path.display(), "missing or empty: written anew");
+        }
+        record::write_file(&path, format!("{VERSION}\n").as_bytes())
+            .map_err(|error| Error::io("write", &path, error))
+    }
+
+    /// What lies in a folder that is not yet ours, beyond what a start that was cut short leaves and a file
+    /// system has of its own.
+    fn stranger(data: &Path) -> Result<Option<OsString>, Error> {
+        let failed = |error| Error::io("look into", data, error);
+        for entry in fs::read_dir(data).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if !FRESH.iter().any(|known| name == *known) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
     }
 
     fn unknown(data: &Path, found: &str) -> Error {

@@ -279,7 +279,7 @@ async fn the_folder_has_one_owner() {
 
 #[tokio::test]
 async fn another_layout_is_refused_and_left_alone() {
-    for version in ["2\n", "", "x"] {
+    for version in ["2\n", "x"] {
         let folder = tempfile::tempdir().unwrap();
         populate(folder.path()).await;
         fs::write(folder.path().join("version"), version).unwrap();
@@ -294,16 +294,57 @@ async fn another_layout_is_refused_and_left_alone() {
         ));
         assert_eq!(common::walk(&folder.path().join("blobs")), before);
     }
+}
+
+#[tokio::test]
+async fn a_folder_of_somebody_else_is_refused_and_left_alone() {
+    for (stranger, is_folder) in [("photos", true), ("blobs", true), ("notes.txt", false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(stranger);
+        if is_folder {
+            fs::create_dir(&path).unwrap();
+        } else {
+            fs::write(&path, "mine").unwrap();
+        }
+        let refused = Cache::open(
+            Config::new(folder.path(), 1 << 20),
+            Box::new(Lru::default()),
+        );
+        let error = refused.err().expect("not ours");
+        assert!(matches!(error, Error::Foreign { .. }) && !error.is_retryable());
+        let text = error.to_string();
+        let names = [
+            folder.path().to_str().unwrap(),
+            stranger,
+            "empty or new folder",
+        ];
+        assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+    // What a new disk and a start that was cut short leave is nobody's.
     let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("blobs")).unwrap();
-    let refused = Cache::open(
-        Config::new(folder.path(), 1 << 20),
-        Box::new(Lru::default()),
-    );
-    assert!(
-        matches!(refused.err(), Some(Error::Version { .. })),
-        "blobs without a version are not ours"
-    );
+    fs::create_dir(folder.path().join("lost+found")).unwrap();
+    fs::write(folder.path().join("lock"), "").unwrap();
+    fs::write(folder.path().join("version"), "").unwrap();
+    open(folder.path());
+}
+
+#[tokio::test]
+async fn a_lost_version_is_written_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path()).await;
+    let version = folder.path().join("version");
+    for lose in [
+        |path: &Path| fs::remove_file(path),
+        |path: &Path| fs::write(path, ""),
+        |path: &Path| fs::write(path, "\n"),
+    ] {
+        lose(&version).unwrap();
+        let cache = open(folder.path());
+        assert_eq!(cache.stat().blobs, SEEDS.end);
+        cache.close().await;
+        assert_eq!(fs::read_to_string(&version).unwrap(), "1\n");
+    }
 }
 
 #[tokio::test]
