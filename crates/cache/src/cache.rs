@@ -64,7 +64,9 @@ pub struct Stat {
     pub used: u64,
     /// Bytes reserved by fills under way, partial fills and files deleted but still read.
     pub reserved: u64,
-    /// The bound.
+    /// Bytes on disk of names.
+    pub names: u64,
+    /// The bound on used, reserved and names.
     pub capacity: u64,
     /// Fills under way.
     pub fills: u64,
@@ -112,7 +114,6 @@ impl Cache {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = Folder::open(&config.data)?;
         let pins = Pins::open(&config.data).map_err(failed)?;
-        let names = Names::open(&config.data, config.max_names).map_err(failed)?;
         let tier = tier(&config).map_err(failed)?;
         let mut state = State::new(policy, config.capacity, config.memory);
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
@@ -120,8 +121,9 @@ impl Cache {
         }
         let catalog = Catalog::open(&config.data);
         load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
-        catalog.names(|key, validated| names.restore(key, validated));
         let store = Arc::new(Store::new(config.clone(), tier, state, folder));
+        let names = Names::open(store.clone()).map_err(failed)?;
+        catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
         let names = Arc::new(names);
         let upkeep = Upkeep::start(store.clone(), names.clone(), catalog).map_err(failed)?;
@@ -333,6 +335,7 @@ impl Cache {
             blobs: state.index.len() as u64,
             used: state.used,
             reserved: state.reserved,
+            names: state.names,
             capacity: state.capacity,
             fills: state.fills.len() as u64,
             pinned: state.pinned_bytes,

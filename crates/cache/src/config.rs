@@ -8,7 +8,7 @@ use std::time::Duration;
 pub struct Config {
     /// The data folder; made when missing, owned by one process at a time.
     pub data: PathBuf,
-    /// The hard bound in bytes of everything below `data/blobs` and `data/staging`, fills and
+    /// The hard bound in bytes of everything below `data/blobs`, `data/staging` and `data/names`, fills and
     /// deleted-but-still-open files included. Files count in whole blocks of 4 KiB.
     pub capacity: u64,
     /// A blob of more bytes is not stored: [`Error::TooLarge`](crate::Error::TooLarge). 0: up to the capacity.
@@ -20,7 +20,8 @@ pub struct Config {
     pub min_free: u64,
     /// Bytes of memory for small blobs (up to 64 KiB each) that are held whole; 0: none.
     pub memory: u64,
-    /// At most so many names; beyond it those that were confirmed the longest ago are dropped.
+    /// At most so many names, and no more than fit into a sixteenth of the capacity; beyond it those that
+    /// were confirmed the longest ago are dropped.
     /// A name costs about 250 bytes of memory and one small file.
     pub max_names: usize,
     /// Partial fills that nobody continued for so long are deleted.

@@ -124,9 +124,10 @@ impl Collector for Fullness {
                     Some(Unit::Bytes),
                     state.reserved,
                 ),
+                ("names", "Names, on disk", Some(Unit::Bytes), state.names),
                 (
                     "capacity",
-                    "The bound on used and reserved",
+                    "The bound on used, reserved and names",
                     Some(Unit::Bytes),
                     state.capacity,
                 ),

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Repository};
 use serde::{Deserialize, Serialize};
 
-use crate::store::blocking;
+use crate::state::blocks;
+use crate::store::{Store, blocking};
 use crate::{Error, lock, record};
 
 /// What a record is about.
@@ -45,11 +46,14 @@ pub struct Names {
 
 struct Inner {
     folder: PathBuf,
-    max: usize,
+    store: Arc<Store>,
     /// Held while a file is written: the order on disk is the order in memory.
     writing: Mutex<()>,
     records: Mutex<HashMap<Key, Slot>>,
 }
+
+/// Names take no more than one part in so many of the capacity: 100 000 of them are 400 MB on disk.
+const SHARE: u64 = 16;
 
 /// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
 pub(crate) type Key = [u8; 32];
@@ -58,6 +62,8 @@ struct Slot {
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
+    /// On disk.
+    bytes: u64,
     validated: u64,
     /// Whether the catalog has not been told of `validated`.
     dirty: bool,
@@ -106,15 +112,19 @@ fn key(text: impl fmt::Display) -> Key {
 }
 
 impl Names {
-    pub(crate) fn open(data: &Path, max: usize) -> io::Result<Self> {
-        let folder = data.join("names");
+    /// Reads them, and has them counted.
+    pub(crate) fn open(store: Arc<Store>) -> io::Result<Self> {
+        let folder = store.config.data.join("names");
         let mut records = HashMap::new();
-        record::load(&folder, |_, stored: Stored| {
+        let mut all = 0;
+        record::load(&folder, |len, stored: Stored| {
+            all += blocks(len);
             if let Some(media_type) = MediaType::new(&stored.media_type) {
                 let slot = Slot {
                     digest: stored.digest,
                     media_type,
                     etag: stored.etag.map(Into::into),
+                    bytes: blocks(len),
                     validated: stored.validated,
                     dirty: false,
                 };
@@ -122,9 +132,10 @@ impl Names {
             }
         })?;
         records.shrink_to_fit();
+        lock(&store.state).names = all;
         let inner = Inner {
             folder,
-            max: max.max(1),
+            store,
             writing: Mutex::new(()),
             records: Mutex::new(records),
         };
@@ -150,7 +161,7 @@ impl Names {
     /// else it costs no I/O.
     ///
     /// # Errors
-    /// [`Error::Io`]; what was remembered before stays.
+    /// [`Error::Io`], [`Error::NoRoom`]; what was remembered before stays.
     pub async fn put(&self, name: &Name, record: Record) -> Result<(), Error> {
         let key = key(name);
         if let Some(slot) = lock(&self.inner.records).get_mut(&key)
@@ -172,17 +183,21 @@ impl Names {
     /// [`Error::Io`]; then it comes back after a restart.
     pub async fn remove(&self, name: &Name) -> Result<(), Error> {
         let key = key(name);
-        if lock(&self.inner.records).remove(&key).is_none() {
+        let Some(slot) = lock(&self.inner.records).remove(&key) else {
             return Ok(());
-        }
+        };
         let (inner, text) = (self.inner.clone(), name.to_string());
         blocking(move || {
             let _writing = lock(&inner.writing);
+            // Remembered anew meanwhile: that has replaced the file.
             if lock(&inner.records).contains_key(&key) {
+                lock(&inner.store.state).names -= slot.bytes;
                 return Ok(());
             }
             record::delete(&inner.folder, &text)
-                .map_err(|error| Error::io("forget a name in", &inner.folder, error))
+                .map_err(|error| Error::io("forget a name in", &inner.folder, error))?;
+            lock(&inner.store.state).names -= slot.bytes;
+            Ok(())
         })
         .await
     }
@@ -234,42 +249,59 @@ impl Inner {
             validated: record.validated,
             name,
         };
-        record::store(&self.folder, &stored.name, &stored)
-            .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
+        let failed = |error| Error::io("remember a name in", &self.folder, error);
+        let text = record::encode(&stored).map_err(failed)?;
+        let bytes = blocks(text.len() as u64);
+        self.store.reserve(bytes)?;
+        let file = self.folder.join(record::file_name(&stored.name));
+        if let Err(error) = record::write_file(&file, &text) {
+            self.store.release(bytes);
+            return Err(failed(error));
+        }
         let slot = Slot {
             digest: record.digest,
             media_type: record.media_type,
             etag: stored.etag.map(Into::into),
+            bytes,
             validated: record.validated,
             dirty: true,
         };
         let mut records = lock(&self.records);
-        records.insert(key, slot);
-        if records.len() <= self.max {
+        let replaced = records.insert(key, slot).map_or(0, |slot| slot.bytes);
+        let (len, surplus) = {
+            let mut state = lock(&self.store.state);
+            state.reserved -= bytes;
+            state.names = state.names + bytes - replaced;
+            (
+                records.len(),
+                state.names.saturating_sub(state.capacity / SHARE),
+            )
+        };
+        let max = self.store.config.max_names.max(1);
+        if len <= max && surplus == 0 {
             return Ok(());
         }
         // A hundredth more than needed, so that the search is paid once in many.
+        let surplus = usize::try_from(surplus.div_ceil(bytes.max(1))).unwrap_or(len);
+        let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
         let mut ages: Vec<_> = records
             .iter()
             .map(|(key, slot)| (slot.validated, *key))
             .collect();
-        let surplus = (records.len() - self.max + self.max / 100).min(ages.len() - 1);
-        let (oldest, _, _) = ages.select_nth_unstable(surplus);
-        let oldest: Vec<Key> = oldest
+        let (oldest, _, _) = ages.select_nth_unstable(surplus.min(len - 1));
+        let oldest: Vec<_> = oldest
             .iter()
-            .map(|(_, key)| *key)
-            .filter(|old| *old != key)
+            .filter(|(_, old)| *old != key)
+            .filter_map(|(_, old)| Some((*old, records.remove(old)?.bytes)))
             .collect();
-        for old in &oldest {
-            records.remove(old);
-        }
         drop(records);
-        for old in oldest {
+        for (old, bytes) in oldest {
             let name = Digest::from_bytes(Algorithm::Sha256, &old)
                 .map(|digest| digest.hex())
                 .unwrap_or_default();
-            if let Err(error) = std::fs::remove_file(self.folder.join(name)) {
-                tracing::warn!(%error, "cannot delete a dropped name");
+            match std::fs::remove_file(self.folder.join(name)) {
+                Ok(()) => lock(&self.store.state).names -= bytes,
+                Err(error) => tracing::warn!(%error, "cannot delete a dropped name"),
             }
         }
         Ok(())

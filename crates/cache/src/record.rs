@@ -18,12 +18,17 @@ pub(crate) fn file_name(key: &str) -> String {
     Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
 }
 
-/// Writes a record durably, replacing an older one all or nothing.
-pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
+/// The text of a record's file.
+pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
-    write_file(&folder.join(file_name(key)), &text)
+    Ok(text)
+}
+
+/// Writes a record durably, replacing an older one all or nothing.
+pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
+    write_file(&folder.join(file_name(key)), &encode(value)?)
 }
 
 /// Deletes a record; deleting what is not there is no error.
@@ -35,10 +40,10 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder (made when missing) with its file name. Damaged ones are logged and skipped.
+/// Reads every record of a folder (made when missing) with the length of its file. Damaged ones are logged and skipped.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
-    mut visit: impl FnMut(&str, T),
+    mut visit: impl FnMut(u64, T),
 ) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(folder)? {
@@ -51,7 +56,7 @@ pub(crate) fn load<T: DeserializeOwned>(
             continue;
         }
         match read(&entry.path()) {
-            Ok(value) => visit(&name, value),
+            Ok((len, value)) => visit(len, value),
             Err(error) => {
                 tracing::error!(file = %entry.path().display(), %error, "a damaged record is ignored and deleted");
                 fs::remove_file(entry.path())?;
@@ -61,7 +66,7 @@ pub(crate) fn load<T: DeserializeOwned>(
     Ok(())
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
@@ -72,7 +77,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     if sum != format!("\n{:08x}\n", crc32c::crc32c(json)).as_bytes() {
         return Err(damaged());
     }
-    Ok(serde_json::from_slice(json)?)
+    Ok((text.len() as u64, serde_json::from_slice(json)?))
 }
 
 /// Write, fsync, rename, fsync the folder.

@@ -51,6 +51,8 @@ pub(crate) struct State {
     pub(crate) used: u64,
     /// Bytes of fills, partials, ghosts and files that are being deleted.
     pub(crate) reserved: u64,
+    /// Bytes on disk of names, in whole blocks.
+    pub(crate) names: u64,
     pub(crate) pinned_bytes: u64,
     pub(crate) capacity: u64,
     /// Nothing new is taken in.
@@ -91,6 +93,7 @@ impl State {
             pinned: HashMap::new(),
             used: 0,
             reserved: 0,
+            names: 0,
             pinned_bytes: 0,
             capacity,
             closed: false,
@@ -268,6 +271,11 @@ impl State {
                 });
             }
         }
+    }
+
+    /// All that counts against the capacity.
+    pub(crate) fn total(&self) -> u64 {
+        self.used + self.reserved + self.names
     }
 
     /// Most that evictions could free: what is neither pinned nor being filled.

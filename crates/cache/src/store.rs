@@ -246,7 +246,7 @@ impl Store {
     /// How much must leave before `bytes` more can be set aside.
     fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
         // What an upstream says of a length may be anything.
-        let total = (state.used + state.reserved).saturating_add(bytes);
+        let total = state.total().saturating_add(bytes);
         let wanted = self
             .config
             .min_free
@@ -276,7 +276,7 @@ impl Store {
             let next = {
                 let mut state = lock(&self.state);
                 let short = self.short(&state, free, bytes);
-                let total = (state.used + state.reserved).saturating_add(bytes);
+                let total = state.total().saturating_add(bytes);
                 // Once at it, a little more: so that not every fill has to wait for a deletion.
                 let slack = (state.capacity / 64).min(64 << 20);
                 let enough = !evicting || total.saturating_add(slack) <= state.capacity;
@@ -320,7 +320,7 @@ impl Store {
 
     /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
     pub(crate) fn shrink(&self) {
-        self.evict_while(|state| state.used + state.reserved > state.capacity, true);
+        self.evict_while(|state| state.total() > state.capacity, true);
     }
 
     /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when

@@ -348,9 +348,77 @@ async fn a_lost_version_is_written_anew() {
 }
 
 #[tokio::test]
+async fn names_count_and_stay_within_their_share() {
+    const CAPACITY: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::new(folder.path(), CAPACITY);
+    let cache = open_with(config.clone());
+    for seed in 0..8 {
+        let (digest, content) = blob(seed, 120_000);
+        store(&cache, &digest, &content).await;
+    }
+    let check = |cache: &Cache| {
+        let stat = cache.stat();
+        let files = common::walk(&folder.path().join("names"));
+        assert_eq!(
+            stat.names,
+            files.iter().map(|(_, bytes)| bytes).sum::<u64>()
+        );
+        assert!(stat.names <= CAPACITY / 16, "{stat:?}");
+        assert!(
+            stat.used + stat.reserved + stat.names <= CAPACITY,
+            "{stat:?}"
+        );
+        stat.names
+    };
+    for number in 0..60 {
+        cache
+            .names()
+            .put(&tag(number), record(number))
+            .await
+            .unwrap();
+        check(&cache);
+    }
+    assert!(cache.names().get(&tag(59)).is_some() && cache.names().get(&tag(3)).is_none());
+    // Replaced, and forgotten.
+    let changed = Record {
+        digest: blob(5, 5).0,
+        ..record(100)
+    };
+    let before = check(&cache);
+    cache.names().put(&tag(59), changed).await.unwrap();
+    assert_eq!(check(&cache), before);
+    cache.names().remove(&tag(59)).await.unwrap();
+    assert_eq!(check(&cache), before - 4096);
+    cache.close().await;
+    drop(cache);
+    assert_eq!(check(&open_with(config)), before - 4096);
+
+    // Where nothing may leave, there is no room for a name either.
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open_with(Config::new(folder.path(), 130_000));
+    let (digest, content) = blob(1, 120_000);
+    cache.pin("it", vec![digest]).await.unwrap();
+    store(&cache, &digest, &content).await;
+    let refused = (0..3).map(|number| (tag(number), record(number)));
+    let mut refusals = 0;
+    for (name, record) in refused {
+        match cache.names().put(&name, record).await {
+            Ok(()) => {}
+            Err(error) => refusals += u32::from(matches!(error, Error::NoRoom { .. })),
+        }
+    }
+    let stat = cache.stat();
+    assert!(
+        refusals > 0 && stat.used + stat.reserved + stat.names <= 130_000,
+        "{stat:?}"
+    );
+}
+
+#[tokio::test]
 async fn names_are_durable_bounded_and_cheap_to_confirm() {
     let folder = tempfile::tempdir().unwrap();
-    let mut config = Config::new(folder.path(), 1 << 20);
+    let mut config = Config::new(folder.path(), common::ROOMY);
     config.max_names = 50;
     let cache = open_with(config.clone());
     let repository = |name: &str| name.parse().unwrap();

@@ -237,7 +237,7 @@ async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
 fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
     let space = wiring::space(&config.data)?;
     let stat = cache.stat();
-    let own = stat.used.saturating_add(stat.reserved);
+    let own = stat.used + stat.reserved + stat.names;
     let capacity = config
         .cache
         .size
