@@ -126,7 +126,10 @@ fn auth(config: &Config) -> Auth {
     match (config.auth.mode, &config.auth.htpasswd) {
         (AuthMode::None, _) => Auth::Open,
         (AuthMode::Mtls, _) => Auth::Certificate,
-        (AuthMode::PassThrough, _) => Auth::PassThrough { lifetime },
+        (AuthMode::PassThrough, _) => Auth::PassThrough {
+            lifetime,
+            anonymous: config.auth.anonymous,
+        },
         (AuthMode::Htpasswd, Some(file)) => Auth::Htpasswd {
             file: file.clone(),
             lifetime,

@@ -126,7 +126,27 @@ impl Request<'_> {
         }
         let path = if path == "/v2" { "/v2/" } else { path };
         let endpoint = Endpoint::parse(path, query)?;
-        access::admit(self.inner, self.peer, self.parts).await?;
+        let admitted =
+            access::admit(self.inner, self.peer, self.parts, &endpoint, self.deadline).await?;
+        let Some(guest) = admitted else {
+            return self.serve(endpoint).await;
+        };
+        let is_base = endpoint == Endpoint::Base;
+        let mut request = Request {
+            inner: &guest,
+            ..*self
+        };
+        let result = Box::pin(request.serve(endpoint)).await;
+        (self.kind, self.outcome) = (request.kind, request.outcome);
+        result.map(|response| match is_base {
+            true => access::invite(response, self.peer),
+            false => response,
+        })
+    }
+
+    /// What was asked for, to somebody who was let in.
+    async fn serve(&mut self, endpoint: Endpoint) -> Result<Response<Body>, Error> {
+        let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
             // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
             Endpoint::Base => {

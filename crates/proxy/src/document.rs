@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, Name, Object, Record};
-use pierhead_oci::{Digest, MediaType, Reference, Registry, Target};
+use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository, Target};
 use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
@@ -189,6 +189,14 @@ pub(crate) fn registry_of(name: &Name) -> &Registry {
     }
 }
 
+fn repository_of(name: &Name) -> &Repository {
+    match name {
+        Name::Manifest(reference) => &reference.repository,
+        Name::Tags(_, repository) | Name::Referrers(_, repository, _) => repository,
+        _ => unreachable!("every kind of name is listed"),
+    }
+}
+
 /// What the cache has under that name. A failing disk counts as having nothing.
 async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
     if let Name::Manifest(Reference {
@@ -196,6 +204,9 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
         ..
     }) = name
     {
+        if !inner.may_share(registry_of(name), digest) {
+            return None;
+        }
         let object = open(inner, digest).await?;
         // A blob without a type was never served as a manifest: the upstream must say what it is.
         let media_type = object.media_type()?.clone();
@@ -217,6 +228,8 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
         validated,
     } = inner.cache.names().get(name)?;
     let object = open(inner, &digest).await?;
+    // It has a name since it came from there.
+    inner.proved(registry_of(name), repository_of(name), &digest);
     let document = Document {
         digest,
         media_type,
@@ -295,6 +308,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
             },
             _,
         ) => {
+            inner.proved(registry, repository_of(name), &digest);
             let document = store(
                 inner,
                 Document {

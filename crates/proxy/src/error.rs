@@ -25,6 +25,8 @@ pub(crate) enum Error {
         "pierhead takes passwords over TLS or from this machine only: use https:// (tls.cert and tls.key in its configuration)"
     )]
     InTheClear,
+    #[error("{upstream} does not let this login (or none) read that")]
+    NotForThisLogin { upstream: String },
     #[error("a client needs a certificate here (tls.client_ca)")]
     NoCertificate,
     #[error("too many wrong logins from this address; try again later")]

@@ -5,17 +5,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
 
+use crate::access::Clean;
 use crate::lead::Lead;
 use crate::limits::Ticket;
 use crate::service::Inner;
 use crate::source::Wanted;
 
 /// Fills `fill` in the background: clients come and go without a say in it.
-pub(crate) fn start(inner: Arc<Inner>, wanted: Wanted, fill: Fill, lead: Lead, ticket: Ticket) {
+pub(crate) fn start(
+    inner: Arc<Inner>,
+    wanted: Wanted,
+    fill: Fill,
+    (lead, clean): (Lead, Option<Clean>),
+    ticket: Ticket,
+) {
     tokio::spawn(async move {
         let _turn = inner.limits.turn(ticket, &wanted.registry).await;
         // How it ended is known to the fill's readers; nobody else waits.
         let _ = run(&inner, &wanted, fill, &AtomicU64::new(0)).await;
+        // In this order: while it counts as clean, no other registry fills it.
+        drop(clean);
         drop(lead);
     });
 }
@@ -57,10 +66,14 @@ async fn into(
     mut fill: Fill,
     arrived: &AtomicU64,
 ) -> Result<Object, crate::Error> {
+    let is_whole = fill.offset() == 0;
     let failed = match transfer(inner, wanted, &mut fill, arrived).await {
         Ok(()) => match fill.finish().await {
             Ok(object) => {
                 inner.recent.answered(&wanted.registry);
+                if is_whole {
+                    inner.proved(&wanted.registry, &wanted.repository, &wanted.digest);
+                }
                 return Ok(object);
             }
             Err(error) => {

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,9 +48,15 @@ pub(crate) struct Recent {
     errors: Mutex<Table<Subject, Error>>,
     unstorable: Mutex<Table<Digest, ()>>,
     failing: Mutex<Table<Registry, ()>>,
+    personal: AtomicBool,
 }
 
 impl Recent {
+    /// Upstreams answer each client by its own rights: what one may not says nothing of others.
+    pub(crate) fn set_personal(&self, personal: bool) {
+        self.personal.store(personal, Ordering::Relaxed);
+    }
+
     /// Takes note of how an exchange with `registry` about `subject` failed.
     pub(crate) fn failed(&self, registry: &Registry, subject: Subject, error: &Error) {
         let lifetime = match error.fault() {
@@ -60,6 +67,10 @@ impl Recent {
             }
             Fault::Request => {
                 self.answered(registry);
+                let is_denied = matches!(error, Error::Denied { .. });
+                if is_denied && self.personal.load(Ordering::Relaxed) {
+                    return;
+                }
                 REFUSAL
             }
             Fault::Policy => REFUSAL,

@@ -24,8 +24,8 @@ pub(crate) const OCI_FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-
 pub(crate) const JSON: &str = "application/json";
 const API_VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// Sent over TLS or to this machine only: [`Error::Login`] arises nowhere else.
-const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
+/// Sent over TLS or to this machine only: what asks for a login arises nowhere else.
+pub(crate) const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 
 /// When to come back after a failure of the upstream, unless it said so itself.
 const RETRY: Duration = Duration::from_secs(5);
@@ -100,7 +100,9 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
             (StatusCode::BAD_REQUEST, ErrorCode::Unsupported)
         }
         Error::Parse(_) | Error::Namespace(_) => (StatusCode::BAD_REQUEST, ErrorCode::NameInvalid),
-        Error::Login => (StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized),
+        Error::Login | Error::NotForThisLogin { .. } => {
+            (StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized)
+        }
         Error::InTheClear | Error::NoCertificate => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
         Error::Limited(Limit::Uri) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),

@@ -1,17 +1,18 @@
 //! The proxy as the binary sees it.
 
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use pierhead_cache::{Cache, Name};
-use pierhead_oci::Reference;
-use pierhead_remote::Client;
+use pierhead_oci::{Digest, Reference, Registry, Repository};
+use pierhead_remote::{Client, ClientCredentials};
 use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::access::{self, Access};
+use crate::access::{self, Access, Guests};
 use crate::document::Document;
 use crate::flight::Flights;
 use crate::lead::Leads;
@@ -30,10 +31,25 @@ pub struct Proxy {
     inner: Arc<Inner>,
 }
 
-/// What all requests share.
+/// What a request works with: what all share, and in whose name upstreams are asked.
 pub(crate) struct Inner {
-    pub(crate) cache: Cache,
+    common: Arc<Common>,
     pub(crate) client: Client,
+    /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
+    is_guest: bool,
+}
+
+impl Deref for Inner {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
+}
+
+/// What all requests share.
+pub(crate) struct Common {
+    pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<crate::metrics::Metrics>,
     /// `None`: everybody is let in.
@@ -64,11 +80,10 @@ impl Proxy {
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
         let limits = Limits::new(config.limits.clone());
         let access_metrics = access::Metrics::default();
-        let inner = Inner {
+        let common = Common {
             access: ArcSwapOption::new(Access::new(&config.auth, &access_metrics)),
             access_metrics,
             cache,
-            client,
             config: ArcSwap::from_pointee(config),
             metrics: Arc::default(),
             recent: Recent::default(),
@@ -76,6 +91,12 @@ impl Proxy {
             lists: Semaphore::new(LISTS),
             limits,
             leads: Leads::default(),
+        };
+        common.recent.set_personal(is_personal(&common));
+        let inner = Inner {
+            common: Arc::new(common),
+            client,
+            is_guest: false,
         };
         Self {
             inner: Arc::new(inner),
@@ -89,6 +110,7 @@ impl Proxy {
         if inner.config.load().auth != config.auth {
             let access = Access::new(&config.auth, &inner.access_metrics);
             inner.access.store(access);
+            inner.recent.set_personal(is_personal(inner));
         } else if let Some(access) = &*inner.access.load() {
             access.look_again();
         }
@@ -141,10 +163,56 @@ impl Proxy {
     }
 }
 
+/// Whether upstreams answer each client by its own rights.
+fn is_personal(common: &Common) -> bool {
+    common.guests().is_some()
+}
+
+impl Common {
+    /// Those who ask in their own name, when clients do.
+    pub(crate) fn guests(&self) -> Option<Guests> {
+        match self.access.load().as_deref() {
+            Some(Access::Guests(guests)) => Some(guests.clone()),
+            _ => None,
+        }
+    }
+
+    /// All of that content came from there, and is what its digest says.
+    pub(crate) fn proved(&self, registry: &Registry, repository: &Repository, digest: &Digest) {
+        if let Some(guests) = self.guests() {
+            guests.proved(registry, repository, digest);
+        }
+    }
+}
+
 impl Inner {
+    /// The same in the name of a client of ours.
+    pub(crate) fn on_behalf(&self, credentials: &ClientCredentials) -> Arc<Self> {
+        Arc::new(Self {
+            common: self.common.clone(),
+            client: self.client.on_behalf(credentials),
+            is_guest: true,
+        })
+    }
+
+    /// The rules for whoever this is, when the cache is not for everybody.
+    pub(crate) fn guest(&self) -> Option<Guests> {
+        // Without rules (they were switched off just now) nothing more is shared with a guest than before.
+        self.is_guest.then(|| self.guests()).flatten()
+    }
+
+    /// Whether content in the cache may answer for that registry.
+    pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
+        !self.is_guest
+            || self
+                .guests()
+                .is_some_and(|guests| guests.may_share(registry, digest))
+    }
+
     /// Whether the cache has that blob, or is getting it from the registry that is meant.
     pub(crate) fn is_at_hand(&self, wanted: &Wanted) -> bool {
         self.cache.contains(&wanted.digest)
+            && self.may_share(&wanted.registry, &wanted.digest)
             && !self
                 .leads
                 .is_led_by_another(&wanted.digest, &wanted.registry)

@@ -275,15 +275,25 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
     };
     Ok(match claim_of(inner, wanted).await? {
         None => None,
+        Some(Claimed::Object(_)) if !inner.may_share(&wanted.registry, &wanted.digest) => None,
+        Some(Claimed::Follower(_))
+            if inner.guest().is_some_and(|it| !it.is_clean(&wanted.digest)) =>
+        {
+            None
+        }
         Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit)),
         Some(Claimed::Follower(content)) => Some((content, Outcome::Miss)),
-        Some(Claimed::Leader(fill, content, lead)) => {
+        Some(Claimed::Leader(mut fill, content, lead)) => {
+            let clean = match inner.guest() {
+                Some(guest) => Some(guest.begin(&mut fill).await?),
+                None => None,
+            };
             let ticket = match ticket {
                 Some(ticket) => ticket,
                 // Evicted, or failed, since we looked. The fill is given up when there is no place.
                 None => inner.limits.queue(&wanted.client)?,
             };
-            fetch::start(inner.clone(), wanted.clone(), fill, lead, ticket);
+            fetch::start(inner.clone(), wanted.clone(), fill, (lead, clean), ticket);
             Some((content, Outcome::Miss))
         }
     })
@@ -344,7 +354,7 @@ impl Direct {
                     return Err(error.into());
                 }
                 None => {
-                    self.check(&wanted.digest)?;
+                    self.check(inner, wanted)?;
                     self.ended = true;
                     continue;
                 }
@@ -365,7 +375,8 @@ impl Direct {
         }
     }
 
-    fn check(&mut self, expected: &Digest) -> Result<(), Error> {
+    fn check(&mut self, inner: &Inner, wanted: &Wanted) -> Result<(), Error> {
+        let expected = &wanted.digest;
         match self.hasher.take().map(Hasher::finish) {
             Some(actual) if actual != *expected => Err(CacheError::WrongDigest {
                 expected: *expected,
@@ -373,7 +384,11 @@ impl Direct {
                 resumed: false,
             }
             .into()),
-            _ => Ok(()),
+            Some(_) => {
+                inner.proved(&wanted.registry, &wanted.repository, expected);
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 }

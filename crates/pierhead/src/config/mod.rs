@@ -105,6 +105,7 @@ pub(crate) struct Auth {
     pub(crate) mode: AuthMode,
     pub(crate) htpasswd: Option<PathBuf>,
     pub(crate) verdicts: Duration,
+    pub(crate) anonymous: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,6 +240,7 @@ impl Config {
                 mode: AuthMode::None,
                 htpasswd: None,
                 verdicts: Duration::from_secs(300),
+                anonymous: true,
             },
             log: Log {
                 level: "info".to_owned(),

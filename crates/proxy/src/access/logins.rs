@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use ring::hmac;
-use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
 
 use super::basic::Basic;
 use super::htpasswd::Users;
+use super::known::{Seal, Sealer};
 use super::metrics::{Metrics, Verdict};
 use super::table::Table;
 use super::throttle::Throttle;
@@ -29,10 +28,6 @@ const TURNS: usize = 2;
 /// How long a wrong login is known to be wrong: a client that repeats it costs no hash.
 const WRONG: Duration = Duration::from_secs(10);
 
-/// Stands for one `Authorization` header in tables and tells nothing of it: a hash under a key that never
-/// leaves this process. An attacker who can time the table learns nothing about what is in it.
-type Seal = [u8; 32];
-
 /// What a file looks like from outside.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
@@ -44,7 +39,7 @@ struct State {
     file: PathBuf,
     lifetime: Duration,
     users: ArcSwap<(Users, Stamp)>,
-    key: hmac::Key,
+    sealer: Sealer,
     right: Table<Seal, ()>,
     wrong: Table<Seal, ()>,
     throttle: Throttle,
@@ -61,15 +56,11 @@ impl Logins {
     pub(crate) fn new(file: PathBuf, lifetime: Duration, metrics: Metrics) -> Self {
         let stamp = stamp(&file);
         let users = read(&file).unwrap_or_else(Users::none);
-        // A generator that fails leaves a key of zeroes: verdicts still hold, since the table's keys
-        // are whole hashes.
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new())
-            .unwrap_or_else(|_| hmac::Key::new(hmac::HMAC_SHA256, &[0; 32]));
         Self(Arc::new(State {
             file,
             lifetime,
             users: ArcSwap::from_pointee((users, stamp)),
-            key,
+            sealer: Sealer::new(),
             right: Table::default(),
             wrong: Table::default(),
             throttle: Throttle::default(),
@@ -121,9 +112,7 @@ impl Logins {
 
 impl State {
     fn seal(&self, header: &HeaderValue) -> Seal {
-        let mut seal = [0; 32];
-        seal.copy_from_slice(hmac::sign(&self.key, header.as_bytes()).as_ref());
-        seal
+        self.sealer.seal(&[header.as_bytes()])
     }
 
     fn now(&self) -> u64 {

@@ -5,7 +5,9 @@
 
 mod basic;
 mod certificate;
+mod guests;
 mod htpasswd;
+mod known;
 mod logins;
 mod metrics;
 mod table;
@@ -16,15 +18,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
+use http::{HeaderValue, Response};
+use pierhead_oci::Endpoint;
 use rustls::ServerConnection;
 
 use crate::Error;
 use crate::answer::Peer;
+use crate::body::Body;
+use crate::document::Deadline;
+use crate::respond::CHALLENGE;
 use crate::service::Inner;
 pub(crate) use certificate::Named;
+pub(crate) use guests::{Clean, Guests};
 use logins::Logins;
+
 pub(crate) use metrics::Metrics;
 
 pub use htpasswd::check as check_htpasswd;
@@ -49,6 +58,8 @@ pub enum Auth {
     PassThrough {
         /// An upstream's verdict counts for so long.
         lifetime: Duration,
+        /// Whether those who bring no login may read what upstreams let everybody read.
+        anonymous: bool,
     },
 }
 
@@ -87,6 +98,7 @@ fn is_loopback(address: IpAddr) -> bool {
 pub(crate) enum Access {
     Certificate,
     Logins(Logins),
+    Guests(Guests),
 }
 
 impl Access {
@@ -94,7 +106,11 @@ impl Access {
     pub(crate) fn new(auth: &Auth, metrics: &Metrics) -> Option<Arc<Self>> {
         let access = match auth {
             Auth::Open => return None,
-            Auth::PassThrough { .. } | Auth::Certificate => Self::Certificate,
+            Auth::Certificate => Self::Certificate,
+            Auth::PassThrough {
+                lifetime,
+                anonymous,
+            } => Self::Guests(Guests::new(*lifetime, *anonymous, metrics.clone())),
             Auth::Htpasswd { file, lifetime } => {
                 Self::Logins(Logins::new(file.clone(), *lifetime, metrics.clone()))
             }
@@ -117,6 +133,7 @@ impl Access {
             // Where a certificate is optional, it says who one is as well as a password does.
             Self::Logins(_) if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Logins(_) if !peer.is_private() => Some(Err(Error::InTheClear)),
+            Self::Guests(_) => None,
             Self::Logins(logins) => match request.headers.get(AUTHORIZATION) {
                 None => Some(Err(Error::Login)),
                 Some(header) => logins.known(header).then_some(Ok(())),
@@ -125,24 +142,46 @@ impl Access {
     }
 }
 
-/// Lets a request in or says why not. Costs one atomic load while everybody is let in.
-pub(crate) async fn admit(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> Result<(), Error> {
+/// Lets a request in or says why not; with whose eyes to look, when they are the client's own. Costs one
+/// atomic load while everybody is let in.
+pub(crate) async fn admit(
+    inner: &Arc<Inner>,
+    peer: &Peer,
+    request: &Parts,
+    endpoint: &Endpoint,
+    deadline: Deadline,
+) -> Result<Option<Arc<Inner>>, Error> {
     let access = inner.access.load();
     let Some(access) = &*access else {
-        return Ok(());
+        return Ok(None);
     };
     match access.at_once(peer, request) {
-        Some(verdict) => verdict,
-        None => Box::pin(access.clone().ask(peer, request)).await,
+        Some(verdict) => verdict.map(|()| None),
+        None => {
+            let access = access.clone();
+            Box::pin(async move {
+                match &*access {
+                    Access::Guests(guests) => {
+                        let guest = guests.admit(inner, peer, request, endpoint, deadline);
+                        guest.await.map(Some)
+                    }
+                    Access::Logins(logins) => match request.headers.get(AUTHORIZATION) {
+                        Some(header) => logins.ask(header, peer.address).await.map(|()| None),
+                        None => Err(Error::Login),
+                    },
+                    Access::Certificate => Err(Error::NoCertificate),
+                }
+            })
+            .await
+        }
     }
 }
 
-impl Access {
-    /// The verdict, where somebody has to be asked: the file, the clock.
-    async fn ask(self: Arc<Self>, peer: &Peer, request: &Parts) -> Result<(), Error> {
-        match (&*self, request.headers.get(AUTHORIZATION)) {
-            (Self::Logins(logins), Some(header)) => logins.ask(header, peer.address).await,
-            _ => Err(Error::Login),
-        }
+/// Podman sends a login when the answer to its ping, though it be 200, says how.
+pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
+    if peer.is_private() {
+        let challenge = HeaderValue::from_static(CHALLENGE);
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     }
+    response
 }

@@ -523,6 +523,14 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         show: |config| quote_duration(config.auth.verdicts),
     },
     Key {
+        section: "auth",
+        name: "anonymous",
+        doc: "With pass-through: clients without a login may read what upstreams let everybody read. docker, which asks\nbefore it sends a login, sends none unless this is false.",
+        example: "true",
+        set: |config, value| value.boolean().map(|it| config.auth.anonymous = it),
+        show: |config| Some(config.auth.anonymous.to_string()),
+    },
+    Key {
         section: "log",
         name: "level",
         doc: "error, warn, info, debug or trace; also by module, such as \"info,pierhead_remote=debug\".",
