@@ -14,7 +14,6 @@ use pierhead_remote::{Client, Upstream};
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry};
-use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -38,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) config: Config,
     pub(crate) capacity: u64,
     pub(crate) tls: Option<Tls>,
+    /// Other upstreams, by the name that clients mean them by and where they are.
+    pub(crate) others: Vec<(&'static str, String)>,
     /// What the client crate waits for a head: more than any test holds one back, unless it says so.
     pub(crate) header_timeout: Duration,
     /// How long the client crate waits for the next bytes of a body.
@@ -51,6 +52,7 @@ impl Default for Plan {
             config: Config::default(),
             capacity: ROOM,
             tls: None,
+            others: Vec::new(),
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
         }
@@ -90,6 +92,13 @@ impl Plan {
             ..Upstream::default()
         };
         remote.upstreams.insert(registry, entry);
+        for (name, url) in self.others {
+            let entry = Upstream {
+                url,
+                ..Upstream::default()
+            };
+            remote.upstreams.insert(name.parse().unwrap(), entry);
+        }
         remote.header_timeout = self.header_timeout;
         remote.stall_timeout = self.stall_timeout;
         let data = tempfile::tempdir().unwrap();
@@ -200,7 +209,7 @@ pub(crate) fn blob_path(digest: &Digest) -> String {
 
 /// Whether the metrics have that line.
 pub(crate) fn metric(stage: &Stage, line: &str) -> bool {
-    let mut registry = Registry::default();
+    let mut registry = prometheus_client::registry::Registry::default();
     stage.proxy.register(&mut registry);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -246,13 +255,4 @@ pub(crate) async fn each<T, F: Future<Output = ()> + 'static>(
     for check in checks {
         check.await.unwrap();
     }
-}
-
-/// Whether the metrics have that line.
-pub(crate) fn metric(stage: &Stage, line: &str) -> bool {
-    let mut registry = prometheus_client::registry::Registry::default();
-    stage.proxy.register(&mut registry);
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-    text.lines().any(|found| found == line)
 }

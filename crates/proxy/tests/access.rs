@@ -1,0 +1,316 @@
+//! Who may read: users of a file, and logins that the upstream judges.
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use pierhead_oci::Digest;
+use pierhead_proxy::Auth;
+use pierhead_testkit::http::{Connection, End, Request, Response};
+use pierhead_testkit::images::{Image, random_bytes};
+use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, Fault, Gate, TokenAuth};
+use stage::{Plan, Stage, blob_path, code, eventually, soon};
+
+const MANIFEST: &str = "/v2/app/manifests/1";
+const ANN: Option<(&str, &str)> = Some(("ann", "right"));
+const BOB: Option<(&str, &str)> = Some(("bob", "other"));
+const NOBODY: Option<(&str, &str)> = None;
+
+fn request(path: &str, login: Option<(&str, &str)>) -> Request {
+    match login {
+        Some((user, password)) => {
+            let code = STANDARD.encode(format!("{user}:{password}"));
+            Request::get(path).header("authorization", format!("Basic {code}"))
+        }
+        None => Request::get(path),
+    }
+}
+
+async fn get(stage: &Stage, path: &str, login: Option<(&str, &str)>) -> Response {
+    stage.ask(request(path, login)).await
+}
+
+/// 401, with the challenge that makes clients send what they have.
+fn is_refused(answer: &Response) -> bool {
+    let challenge = answer.header("www-authenticate");
+    answer.status == 401
+        && code(answer) == "UNAUTHORIZED"
+        && challenge.is_some_and(|it| it.starts_with("Basic realm="))
+}
+
+#[tokio::test]
+async fn users_of_a_file_are_let_in_and_their_passwords_go_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("users");
+    std::fs::write(
+        &file,
+        format!("ann:{}\n", bcrypt::hash("right", 4).unwrap()),
+    )
+    .unwrap();
+    let auth = Auth::Htpasswd {
+        file,
+        lifetime: Duration::from_secs(60),
+    };
+    let stage = Plan::default()
+        .config(|config| config.auth = auth)
+        .open()
+        .await;
+    let image = stage.push(1, &[1000]);
+    for path in ["/v2/", MANIFEST, &blob_path(&image.blobs[0].digest)] {
+        for login in [NOBODY, BOB, Some(("ann", "wrong")), Some(("", ""))] {
+            assert!(
+                is_refused(&get(&stage, path, login).await),
+                "{path} {login:?}"
+            );
+        }
+        // The first asks the file, the second does not.
+        for _ in 0..2 {
+            let answer = get(&stage, path, ANN).await;
+            assert_eq!((answer.status, answer.end), (200, End::Clean), "{path}");
+        }
+    }
+    let bearer = Request::get(MANIFEST).header("authorization", "Bearer right");
+    assert!(is_refused(&stage.ask(bearer).await));
+    let sent =
+        |request: &pierhead_testkit::registry::Request| request.header("authorization").is_some();
+    assert_eq!(
+        stage.upstream.count(sent),
+        0,
+        "it is our password, not the upstream's"
+    );
+}
+
+/// `app` and `secret` are private at the upstream, `open` is not; ann may log in there.
+async fn private(plan: Plan) -> Stage {
+    let rules = TokenAuth {
+        users: vec![("ann".into(), "right".into())],
+        private: vec!["app".into(), "secret".into()],
+        ..TokenAuth::default()
+    };
+    let mut plan = plan.config(|config| {
+        config.auth = Auth::PassThrough {
+            lifetime: Duration::from_secs(60),
+            anonymous: true,
+        };
+    });
+    plan.upstream = FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
+    plan.open().await
+}
+
+async fn pulls(stage: &Stage, image: &Image, login: Option<(&str, &str)>) {
+    let manifest = get(stage, MANIFEST, login).await;
+    assert_eq!(
+        (manifest.status, &manifest.body),
+        (200, &image.root_document().bytes)
+    );
+    for blob in &image.blobs {
+        let got = get(stage, &blob_path(&blob.digest), login).await;
+        assert_eq!((got.status, got.end), (200, End::Clean));
+        assert!(got.body == blob.bytes);
+    }
+}
+
+#[tokio::test]
+async fn what_is_private_is_for_those_whom_the_upstream_lets_in() {
+    let stage = private(Plan::default()).await;
+    let image = stage.push(1, &[300_000, 1000]);
+    let all = |image: &Image| {
+        let mut all = vec![
+            MANIFEST.to_owned(),
+            format!("/v2/app/manifests/{}", image.root),
+            "/v2/app/tags/list".to_owned(),
+            format!("/v2/app/referrers/{}", image.root),
+        ];
+        all.extend(image.blobs.iter().map(|blob| blob_path(&blob.digest)));
+        all
+    };
+    let refuses = async |stage: &Stage| {
+        for path in all(&image) {
+            for login in [NOBODY, BOB, Some(("ann", "wrong"))] {
+                let answer = get(stage, &path, login).await;
+                assert!(is_refused(&answer), "{path} {login:?}: {answer:?}");
+                assert!(answer.body.len() < 1000, "no content in it");
+            }
+        }
+    };
+    refuses(&stage).await;
+    pulls(&stage, &image, ANN).await;
+    for blob in &image.blobs {
+        stage.committed(&blob.digest).await;
+    }
+    // Now that it is cached, too.
+    refuses(&stage).await;
+    // By names of other repositories, of which one may read the open one.
+    stage.upstream.put_blob("open", "something else");
+    for repository in ["secret", "open", "absent"] {
+        for blob in &image.blobs {
+            let path = format!("/v2/{repository}/blobs/{}", blob.digest);
+            let answer = get(&stage, &path, BOB).await;
+            assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
+            let answer = get(&stage, &path, NOBODY).await;
+            assert!(matches!(answer.status, 401 | 404), "{path}: {answer:?}");
+        }
+    }
+    // Who was let in costs the upstream nothing more.
+    let asked = stage.upstream.requests().len();
+    pulls(&stage, &image, ANN).await;
+    assert_eq!(stage.upstream.requests().len(), asked);
+}
+
+#[tokio::test]
+async fn what_is_public_needs_no_login() {
+    let stage = private(Plan::default()).await;
+    let image = Image::random(3, &[1000]);
+    stage.upstream.push("open", "1", &image);
+    let answer = get(&stage, "/v2/open/manifests/1", NOBODY).await;
+    assert_eq!(
+        (answer.status, answer.body),
+        (200, image.root_document().bytes.clone())
+    );
+    let blob = &image.blobs[0];
+    let answer = get(&stage, &format!("/v2/open/blobs/{}", blob.digest), NOBODY).await;
+    assert_eq!((answer.status, answer.body), (200, blob.bytes.clone()));
+    // As podman says that it is nobody; and the ping tells it how to be somebody.
+    assert_eq!(
+        get(&stage, "/v2/open/manifests/1", Some(("", "")))
+            .await
+            .status,
+        200
+    );
+    let ping = get(&stage, "/v2/", NOBODY).await;
+    assert_eq!(ping.status, 200);
+    assert!(ping.header("www-authenticate").is_some());
+}
+
+#[tokio::test]
+async fn a_verdict_outlives_the_upstream_until_it_ends_and_none_means_no() {
+    let stage = private(Plan::default()).await;
+    let image = stage.push(1, &[1000]);
+    pulls(&stage, &image, ANN).await;
+    for blob in &image.blobs {
+        stage.committed(&blob.digest).await;
+    }
+    stage.upstream.inject(Fault::Reset.on("*").before_auth());
+    pulls(&stage, &image, ANN).await;
+    for path in [MANIFEST.to_owned(), blob_path(&image.blobs[0].digest)] {
+        let answer = get(&stage, &path, BOB).await;
+        assert_eq!((answer.status, answer.end), (503, End::Clean), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_verdict_ends() {
+    let mut plan = Plan::default();
+    plan.config.tag_freshness = Duration::from_secs(600);
+    let stage = private(plan).await;
+    let image = stage.push(1, &[1000]);
+    let mut config = pierhead_proxy::Config::default();
+    config.default_upstream = stage.upstream.addr().to_string().parse().unwrap();
+    config.auth = Auth::PassThrough {
+        lifetime: Duration::from_millis(1),
+        anonymous: true,
+    };
+    stage.proxy.reload(config);
+    pulls(&stage, &image, ANN).await;
+    stage.upstream.configure(|settings| {
+        settings.auth = Upstream::Token(TokenAuth {
+            private: vec!["app".into()],
+            ..TokenAuth::default()
+        })
+    });
+    stage.upstream.expire_tokens();
+    eventually(async || is_refused(&get(&stage, MANIFEST, ANN).await)).await;
+    assert!(is_refused(
+        &get(&stage, &blob_path(&image.blobs[0].digest), ANN).await
+    ));
+}
+
+/// A registry that says yes to everybody and to everything, but has nothing: what a tenant can put up.
+async fn liar(digests: &[&Digest]) -> FakeRegistry {
+    let liar = FakeRegistry::builder().start().await;
+    for digest in digests {
+        liar.put_blob_as("app", **digest, vec![7; 300_000]);
+        liar.put_manifest_as(
+            "app",
+            **digest,
+            "application/vnd.oci.image.manifest.v1+json",
+            "{}",
+        );
+    }
+    liar
+}
+
+#[tokio::test]
+async fn a_registry_that_claims_a_digest_gets_nothing_of_it() {
+    let secret = random_bytes(5, 300_000);
+    let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &secret);
+    let liar = liar(&[&digest]).await;
+    let mut plan = Plan::default();
+    plan.others.push(("liar.example", liar.url()));
+    let stage = private(plan).await;
+    stage.upstream.put_blob("app", secret.clone());
+    let path = blob_path(&digest);
+    assert!(get(&stage, &path, ANN).await.body == secret);
+    stage.committed(&digest).await;
+    for login in [NOBODY, BOB, ANN] {
+        for path in [
+            format!("{path}?ns=liar.example"),
+            format!("/v2/app/manifests/{digest}?ns=liar.example"),
+        ] {
+            let answer = soon(request(&path, login).send(stage.addr)).await;
+            let Ok(answer) = answer else { continue };
+            let leaked = answer
+                .body
+                .windows(64)
+                .any(|bytes| secret.windows(64).step_by(4096).any(|it| it == bytes));
+            assert!(!leaked, "{path}: bytes of another registry");
+            assert!(
+                answer.status != 200 || answer.end != End::Clean,
+                "{path}: {answer:?}"
+            );
+        }
+    }
+    // An honest one that has it serves it, from there.
+    liar.put_blob_as("app", digest, secret.clone());
+    let answer = get(&stage, &format!("{path}?ns=liar.example"), NOBODY).await;
+    assert!(answer.status == 200 && answer.body == secret);
+    assert!(liar.gets_of(&digest) > 0);
+}
+
+/// While ann's fetch is under way, and when half of it was left behind.
+#[tokio::test]
+async fn a_fill_is_not_for_those_who_mean_another_registry() {
+    let secret = random_bytes(6, 3_000_000);
+    let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &secret);
+    let liar = liar(&[&digest]).await;
+    let mut plan = Plan::default();
+    plan.others.push(("liar.example", liar.url()));
+    let stage = private(plan).await;
+    stage.upstream.put_blob("app", secret.clone());
+    let path = blob_path(&digest);
+    let gate = Gate::new();
+    stage
+        .upstream
+        .inject(Fault::GateBody(2_000_000, gate.clone()).on_blob(&digest));
+    stage
+        .upstream
+        .inject(Fault::CutBody(2_000_100).on_blob(&digest));
+    let mut ann = Connection::open(stage.addr).await.unwrap();
+    let mut answer = soon(ann.start(&request(&path, ANN))).await.unwrap();
+    let first = soon(answer.chunk()).await.unwrap();
+    assert!(secret.starts_with(&first));
+    let leaks = async || {
+        let ask = request(&format!("{path}?ns=liar.example"), NOBODY);
+        let answer = soon(ask.send(stage.addr)).await;
+        answer.is_ok_and(|answer| answer.body.len() >= 64 && secret.starts_with(&answer.body[..64]))
+    };
+    assert!(!leaks().await);
+    stage.upstream.inject(Fault::Reset.on("*").before_auth());
+    gate.release();
+    // Ann's fetch dies, and what it staged stays.
+    eventually(async || stage.cache.stat().fills == 0).await;
+    assert!(!leaks().await);
+}
