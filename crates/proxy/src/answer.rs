@@ -16,7 +16,7 @@ use crate::body::{Account, Body};
 use crate::document::{Deadline, EAGER};
 use crate::entity::Entity;
 use crate::limits::{self, Client, Limit};
-use crate::metrics::{Answered, Kind, Outcome};
+use crate::metrics::{Kind, Outcome};
 use crate::pace::Pace;
 use crate::respond::{self, JSON};
 use crate::route::route;
@@ -74,16 +74,7 @@ pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> 
         Err(_) => request.failed(&Error::Late),
     };
     let Request { kind, outcome, .. } = request;
-    let class = response.status().as_u16() / 100;
-    inner
-        .metrics
-        .requests
-        .get_or_create(&Answered {
-            endpoint: kind,
-            cache: outcome,
-            class,
-        })
-        .inc();
+    inner.metrics.answered(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
     let account = Account::new(inner.metrics.clone(), kind, started, expected);
     response.map(|body| body.accounted(account, &peer.pace))
@@ -254,8 +245,16 @@ impl Request<'_> {
         // The one line of a pull.
         match &result {
             Ok((response, digest)) => {
-                let cache = self.outcome.header();
-                tracing::info!(%reference, %digest, %client, cache, status = response.status().as_u16(), duration_ms, "pull");
+                let (cache, status) = (self.outcome.header(), response.status().as_u16());
+                let Parts { method, uri, .. } = self.parts;
+                // Formatting and writing a line costs as much as all the rest of a hit.
+                let is_news = self.outcome != Outcome::Hit
+                    || (self.inner.said).is_news((client, method, uri, digest, status));
+                if is_news {
+                    tracing::info!(%reference, %digest, %client, cache, status, duration_ms, "pull");
+                } else {
+                    tracing::debug!(%reference, %digest, %client, cache, status, duration_ms, "pull");
+                }
             }
             Err(error) => {
                 let status = respond::status(Kind::Manifest, error).0;

@@ -12,7 +12,7 @@ use pierhead_cache::Object;
 
 use crate::Error;
 use crate::limits::Held;
-use crate::metrics::{Kind, Metrics, Of};
+use crate::metrics::{Kind, Metrics};
 use crate::pace::{Pace, Turn};
 use crate::source::Source;
 
@@ -320,24 +320,13 @@ impl Account {
         }
     }
 
-    fn of(&self) -> Of {
-        Of {
-            endpoint: self.kind,
-        }
-    }
-
     fn sent(&mut self, bytes: u64) {
         if self.sent == 0 {
             self.metrics
-                .first_byte
-                .get_or_create(&self.of())
-                .observe(self.started.elapsed().as_secs_f64());
+                .first_byte(self.kind, self.started.elapsed().as_secs_f64());
         }
         self.sent += bytes;
-        self.metrics
-            .bytes_out
-            .get_or_create(&self.of())
-            .inc_by(bytes);
+        self.metrics.sent(self.kind, bytes);
     }
 
     fn failed(&mut self, error: &Error) {
@@ -351,9 +340,7 @@ impl Drop for Account {
     fn drop(&mut self) {
         let complete = self.complete || self.expected == Some(self.sent);
         self.metrics
-            .total
-            .get_or_create(&self.of())
-            .observe(self.started.elapsed().as_secs_f64());
+            .ended(self.kind, self.started.elapsed().as_secs_f64());
         if !complete && !self.failed {
             // Clients close connections in the middle of bodies as a matter of course: no error.
             self.metrics.gone.inc();

@@ -27,6 +27,7 @@ mod range;
 mod recent;
 mod respond;
 mod route;
+mod said;
 mod service;
 mod source;
 mod stall;

@@ -19,6 +19,7 @@ use crate::lead::Leads;
 use crate::limits::Limits;
 use crate::metrics::Outcome;
 use crate::recent::Recent;
+use crate::said::Said;
 use crate::source::Wanted;
 use crate::{Config, Error, Tls, listener, warm};
 
@@ -56,6 +57,7 @@ pub(crate) struct Common {
     pub(crate) access: ArcSwapOption<Access>,
     pub(crate) access_metrics: access::Metrics,
     pub(crate) recent: Recent,
+    pub(crate) said: Said,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
     pub(crate) lists: Semaphore,
     pub(crate) limits: Limits,
@@ -87,6 +89,7 @@ impl Proxy {
             config: ArcSwap::from_pointee(config),
             metrics: Arc::default(),
             recent: Recent::default(),
+            said: Said::default(),
             flights: Flights::new(),
             lists: Semaphore::new(LISTS),
             limits,

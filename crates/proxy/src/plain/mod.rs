@@ -114,9 +114,11 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             Some(_) => return Ok(End::Other(socket.stream, socket.buffer.freeze())),
         };
         socket.clock.free();
-        let response = socket
-            .unless_gone(answer(&shared.inner, peer, &parts))
-            .await?;
+        let response = {
+            // Pinned where it is made: it is too large to be moved about.
+            let answer = pin!(answer(&shared.inner, peer, &parts));
+            socket.unless_gone(answer).await?
+        };
         close |= peer.over.is_some() || socket.clock.is_draining();
         if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
             socket.shut().await;
