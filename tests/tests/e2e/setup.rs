@@ -32,6 +32,15 @@ impl Home {
 
     /// Runs it; what it showed on standard output.
     fn setup(&self, words: &[&str]) -> Result<String> {
+        process::stdout(&mut self.command(words)?)
+    }
+
+    /// Runs it; what it said on both outputs.
+    fn said(&self, words: &[&str]) -> Result<String> {
+        process::run(&mut self.command(words)?)
+    }
+
+    fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = Command::new(place::pierhead()?);
         command
             .arg("setup")
@@ -40,7 +49,7 @@ impl Home {
             .env("HOME", self.0.path())
             .env("XDG_CONFIG_HOME", self.path(".config"))
             .env("XDG_STATE_HOME", self.path(".state"));
-        process::stdout(&mut command)
+        Ok(command)
     }
 
     fn files(&self) -> Result<Vec<(PathBuf, Vec<u8>)>> {
@@ -108,12 +117,14 @@ fn docker_pulls_through_pierhead_and_no_longer() -> Result<()> {
         ""
     );
 
-    home.setup(&["docker", "--undo"])?;
+    let said = home.said(&["docker", "--undo"])?;
     assert_eq!(fs::read(&config)?, before);
+    // dockerd forgets a mirror at a start alone: SIGHUP passes over a key that is gone.
+    ensure!(said.contains("restart docker"), "{said}");
     docker.reload()?;
     ensure!(
-        !docker.docker(&["info"])?.contains(&address),
-        "docker still has the mirror"
+        docker.docker(&["info"])?.contains(&address),
+        "dockerd learned it: the message may go"
     );
     assert_eq!(home.files()?, []);
     Ok(())
