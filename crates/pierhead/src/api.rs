@@ -15,6 +15,9 @@ pub(crate) struct Stat {
     pub(crate) version: String,
     pub(crate) uptime_seconds: u64,
     pub(crate) listen: Vec<String>,
+    /// The configuration file, when there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) config: Option<String>,
     /// Clients speak HTTPS to these.
     #[serde(default)]
     pub(crate) tls: bool,

@@ -1,6 +1,7 @@
 //! All that is taken from the process's environment, in one place.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Read once at the start and handed down.
@@ -12,6 +13,8 @@ pub(crate) struct Environment {
     pub(crate) no_proxy: Vec<String>,
     /// Where the cache lives when nobody says otherwise.
     pub(crate) default_data: PathBuf,
+    /// `PATH`.
+    pub(crate) search_path: OsString,
     /// Where a user's own configurations are.
     pub(crate) user_config: Option<PathBuf>,
     /// Where a user's programs keep what must last.
@@ -40,6 +43,7 @@ impl Environment {
                 env::var_os("XDG_DATA_HOME").map(PathBuf::from),
                 env::var_os("HOME").map(PathBuf::from),
             ),
+            search_path: env::var_os("PATH").unwrap_or_default(),
             user_config: of_user("XDG_CONFIG_HOME", ".config"),
             user_state: of_user("XDG_STATE_HOME", ".local/state"),
         }

@@ -10,6 +10,8 @@ pub(crate) enum Failure {
     Failed(anyhow::Error),
     /// 2: it cannot work as told; each line has its mend.
     Refused(String),
+    /// 1: the command did what it was asked, and what it found is bad and already said.
+    Found,
 }
 
 impl Failure {
@@ -22,6 +24,7 @@ impl Failure {
                 eprintln!("pierhead: {error:#}");
                 ExitCode::from(1)
             }
+            Self::Found => ExitCode::from(1),
             Self::Refused(message) => {
                 eprintln!("{message}");
                 ExitCode::from(2)

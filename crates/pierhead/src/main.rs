@@ -7,6 +7,7 @@ mod api;
 mod cli;
 mod client;
 mod config;
+mod doctor;
 mod environment;
 mod failure;
 mod logging;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Config(command) => cli::config::run(&command, &Environment::read()),
         Command::Cache(command) => client::run(&command),
         Command::Setup(args) => setup::run(&args, &Environment::read()),
+        Command::Doctor(args) => doctor::run(&args, &Environment::read()),
         Command::Completions { shell } => cli::document::completions(shell),
         Command::Man { command } => cli::document::man(&command),
     };

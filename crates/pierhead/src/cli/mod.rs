@@ -2,6 +2,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod config;
+pub(crate) mod doctor;
 pub(crate) mod document;
 pub(crate) mod serve;
 pub(crate) mod setup;
@@ -40,6 +41,7 @@ Examples:
   docker pull 127.0.0.1:5000/docker.io/library/alpine
   podman pull --tls-verify=false 127.0.0.1:5000/quay.io/podman/hello
   pierhead setup docker                            make plain `docker pull` go through it
+  pierhead doctor                                  is everything well?
   pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
   pierhead config show --default > pierhead.toml   a file with every key, to start from
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Cache(cache::CacheArgs),
     /// Make docker, containerd, podman or CRI-O of this machine pull through pierhead, or no longer
     Setup(setup::SetupArgs),
+    /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the mend
+    Doctor(doctor::DoctorArgs),
     /// Print completions for a shell
     #[command(
         after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"

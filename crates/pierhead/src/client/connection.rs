@@ -36,6 +36,13 @@ impl Daemon {
         self.call(Method::GET, path, None::<&()>).await
     }
 
+    /// A text by GET.
+    pub(crate) async fn text(&self, path: &str) -> anyhow::Result<String> {
+        let answer = self.send(Method::GET, path, None::<&()>).await?;
+        let bytes = answer.into_body().collect().await?.to_bytes();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     /// A document by any method.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,

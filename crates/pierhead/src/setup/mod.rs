@@ -11,6 +11,7 @@ mod containers;
 mod daemons;
 mod docker;
 mod hosts;
+mod installed;
 mod place;
 mod plan;
 mod record;
@@ -30,6 +31,7 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 
 pub(crate) use address::Address;
+pub(crate) use installed::Installed;
 pub(crate) use place::Place;
 
 use crate::api::Stat;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{anyhow, bail};
 
 use super::containers::{self, Entries};
+use super::containerd::Says;
 use super::place::Place;
 use super::{Address, containerd, daemons, docker, hosts};
 use crate::cli::setup::Client;
@@ -75,6 +76,14 @@ pub(crate) fn plan(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
     }
 }
 
+/// dockerd's file: the one that is named, the one that it is started with, or the usual one.
+pub(crate) fn docker_file(place: &Place, named: Option<&Path>) -> PathBuf {
+    named
+        .map(Path::to_owned)
+        .or_else(|| daemons::dockerd_flags(place).config_file)
+        .unwrap_or_else(|| place.etc("docker/daemon.json"))
+}
+
 fn for_docker(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
     let place = before.place;
     if let Some(other) = ask.registries.iter().find(|it| it.as_str() != "docker.io") {
@@ -84,10 +93,7 @@ fn for_docker(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
         );
     }
     let flags = daemons::dockerd_flags(place);
-    let config = ask.config.map(Path::to_owned);
-    let path = config
-        .or(flags.config_file.clone())
-        .unwrap_or_else(|| place.etc("docker/daemon.json"));
+    let path = docker_file(place, ask.config);
     for (flag, key, clash) in [
         ("--registry-mirror", docker::MIRRORS, true),
         (
@@ -165,62 +171,82 @@ fn for_containerd(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
     Ok(plan)
 }
 
+/// A file of containerd's configuration.
+pub(crate) struct ContainerdFile {
+    path: PathBuf,
+    text: String,
+    pub(crate) says: Says,
+}
+
+/// All of them: the main file, then the imported ones in their order, the last of which wins.
+pub(crate) struct ContainerdFiles {
+    pub(crate) files: Vec<ContainerdFile>,
+    imports: Vec<String>,
+    cri_disabled: bool,
+}
+
+/// Reads them.
+///
+/// # Errors
+/// A file that containerd would not take, with its line.
+pub(crate) fn containerd_files(
+    before: &Before<'_>,
+    main: &Path,
+) -> anyhow::Result<ContainerdFiles> {
+    let place = before.place;
+    let read = |path: PathBuf, text: String| -> anyhow::Result<ContainerdFile> {
+        let says = containerd::read(&text).map_err(|problem| in_file(place, &path, &problem))?;
+        Ok(ContainerdFile { path, text, says })
+    };
+    let mut files = Vec::new();
+    if let Some(text) = before.read(main)? {
+        files.push(read(main.to_owned(), text)?);
+    }
+    let of_main = files.first().map(|file| &file.says);
+    let cri_disabled = of_main.is_some_and(|says| says.cri_disabled);
+    let imports = match of_main.and_then(|says| says.imports.clone()) {
+        Some(imports) => imports,
+        // What containerd 2.2 and later import without being told.
+        None if daemons::containerd_imports_by_default(place) => {
+            vec![place.etc("containerd/conf.d/*.toml").display().to_string()]
+        }
+        None => Vec::new(),
+    };
+    for pattern in &imports {
+        for path in expand(before, pattern)? {
+            let text = before.read(&path)?.unwrap_or_default();
+            files.push(read(path, text)?);
+        }
+    }
+    Ok(ContainerdFiles {
+        files,
+        imports,
+        cri_disabled,
+    })
+}
+
 /// The folder with the hosts, and the file that has to name it.
 fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Result<PathBuf> {
     let place = before.place;
     let certs = place.etc(containerd::CERTS);
-    let text = before.read(main)?;
-    let says = |path: &Path, text: &str| {
-        containerd::read(text).map_err(|problem| in_file(place, path, &problem))
+    let read = containerd_files(before, main)?;
+    if read.cri_disabled {
+        plan.notes.push(format!(
+            "{} disables the CRI: Kubernetes does not use this containerd, and `ctr images pull` wants --hosts-dir {}",
+            place.real(main).display(),
+            certs.display()
+        ));
+    }
+    if let Some(folder) = read.certs() {
+        return Ok(folder);
+    }
+    let has_section = |file: &&ContainerdFile| file.says.has_section;
+    let folder = read.imports.iter().find_map(|it| it.strip_suffix("/*.toml"));
+    let (path, text) = match (read.files.iter().rev().find(has_section), folder) {
+        (Some(file), _) => (file.path.clone(), Some(file.text.clone())),
+        (None, Some(folder)) => (Path::new(folder).join(format!("{DROP_IN}.toml")), None),
+        (None, None) => (main.to_owned(), before.read(main)?),
     };
-    let of_main = text.as_deref().map(|text| says(main, text)).transpose()?;
-    let usual = place.etc("containerd/conf.d/*.toml");
-    // What containerd 2.2 and later import without being told.
-    let by_default = || {
-        if daemons::containerd_imports_by_default(place) {
-            vec![usual.display().to_string()]
-        } else {
-            Vec::new()
-        }
-    };
-    let imports = of_main
-        .as_ref()
-        .and_then(|says| says.imports.clone())
-        .unwrap_or_else(by_default);
-    let mut files = Vec::new();
-    for pattern in &imports {
-        for path in expand(before, pattern)? {
-            let text = before.read(&path)?.unwrap_or_default();
-            let says = says(&path, &text)?;
-            files.push((path, text, says));
-        }
-    }
-    if let (Some(says), Some(text)) = (of_main, text.clone()) {
-        if says.cri_disabled {
-            plan.notes.push(format!(
-                "{} disables the CRI: Kubernetes does not use this containerd, and `ctr images pull` wants --hosts-dir {}",
-                place.real(main).display(),
-                certs.display()
-            ));
-        }
-        files.push((main.to_owned(), text, says));
-    }
-    // The main file is asked first, then the imported ones, the last of which wins.
-    if let Some(folder) = files
-        .iter()
-        .rev()
-        .find_map(|(_, _, says)| says.certs.clone())
-    {
-        return Ok(PathBuf::from(folder));
-    }
-    let (path, text) =
-        if let Some((path, text, _)) = files.iter().rev().find(|(_, _, says)| says.has_section) {
-            (path.clone(), Some(text.clone()))
-        } else if let Some(folder) = imports.iter().find_map(|it| it.strip_suffix("/*.toml")) {
-            (Path::new(folder).join(format!("{DROP_IN}.toml")), None)
-        } else {
-            (main.to_owned(), text)
-        };
     let after = containerd::with_config_path(text.as_deref(), &certs.display().to_string())
         .map_err(|problem| in_file(place, &path, &problem))?;
     plan.files.insert(path, after);

@@ -1,0 +1,152 @@
+//! The upstreams: whether they answer, how fast, whether the login works, and whether our clocks agree.
+
+use std::time::{Duration, SystemTime};
+
+use pierhead_oci::Registry;
+use pierhead_remote::{Client, Error};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::report::Finding;
+use crate::config::Config;
+use crate::environment::Environment;
+use crate::wiring;
+
+/// For DNS, TCP, TLS, an answer and a login, each of which has limits of its own.
+const PATIENCE: Duration = Duration::from_secs(12);
+/// Certificates and tokens are judged by the clock.
+const SKEW: Duration = Duration::from_secs(60);
+
+/// All that the configuration names, the default one, and those asked for; all at once.
+pub(crate) async fn look(
+    config: &Config,
+    environment: &Environment,
+    more: &[Registry],
+) -> Vec<Finding> {
+    let wrong = |what: String| {
+        let mend = "mend it; `pierhead config check FILE` reads what the file names, too";
+        vec![Finding::fail("upstreams", what, mend)]
+    };
+    let remote = match wiring::remote(config, environment) {
+        Ok(remote) => remote,
+        Err(message) => return wrong(message),
+    };
+    let client = match Client::new(remote) {
+        Ok(client) => client,
+        Err(error) => return wrong(error.to_string()),
+    };
+    let mut names: Vec<Registry> = config.upstreams.keys().cloned().collect();
+    for name in std::iter::once(&config.default_upstream).chain(more) {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names.sort();
+    let mut asking = JoinSet::new();
+    for name in names {
+        let client = client.clone();
+        let has_login = config
+            .upstreams
+            .get(&name)
+            .is_some_and(|upstream| upstream.has_credentials());
+        asking.spawn(async move { one(&client, &name, has_login).await });
+    }
+    let mut findings: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
+    findings.sort_by(|a, b| a.about.cmp(&b.about));
+    findings
+}
+
+async fn one(client: &Client, name: &Registry, has_login: bool) -> Vec<Finding> {
+    let about = format!("upstream {name}");
+    let start = Instant::now();
+    let probed = match tokio::time::timeout(PATIENCE, client.probe(name)).await {
+        Ok(probed) => probed,
+        Err(_) => {
+            let what = format!("no answer within {} s", PATIENCE.as_secs());
+            return vec![Finding::fail(about, what, mend_of_silence(name))];
+        }
+    };
+    let took = start.elapsed().as_millis();
+    let probe = match probed {
+        Ok(probe) => probe,
+        Err(error) => return vec![failed(about, name, has_login, &error)],
+    };
+    let mut findings = Vec::new();
+    findings.push(match (probe.status, has_login) {
+        (200..=299, true) if probe.asked_to_log_in => {
+            Finding::ok(&about, format!("answers in {took} ms, and the login works"))
+        }
+        (200..=299, true) => Finding::ok(&about, format!("answers in {took} ms, and wants no login")),
+        (401 | 403, true) => Finding::fail(
+            &about,
+            format!("refuses the configured login ({})", probe.status),
+            format!("see username and password of [upstreams.\"{name}\"], or that the token has not expired"),
+        ),
+        (200..=499, false) => Finding::ok(&about, format!("answers in {took} ms")),
+        (status, _) => Finding::fail(
+            &about,
+            format!("answers {status}, which no registry does"),
+            format!("see url of [upstreams.\"{name}\"]: it must lead to a registry"),
+        ),
+    });
+    findings.extend(probe.date.and_then(|date| skew(name, date, SystemTime::now())));
+    findings
+}
+
+fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding> {
+    let ahead = ours.duration_since(theirs);
+    let by = ahead.clone().unwrap_or_else(|behind| behind.duration());
+    (by > SKEW).then(|| {
+        let way = if ahead.is_ok() { "ahead of" } else { "behind" };
+        Finding::fail(
+            "clock",
+            format!("this machine is {} s {way} {name}: certificates and tokens are judged wrongly", by.as_secs()),
+            "`timedatectl set-ntp true`, or run chrony",
+        )
+    })
+}
+
+fn mend_of_silence(name: &Registry) -> String {
+    format!("see `curl -sI https://{name}/v2/`; behind a proxy, https_proxy must be in pierhead's environment")
+}
+
+fn failed(about: String, name: &Registry, has_login: bool, error: &Error) -> Finding {
+    let text = error.to_string();
+    let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();
+    let mend = match error {
+        Error::Forbidden { .. } | Error::Config { .. } => {
+            format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")
+        }
+        Error::Denied { .. } if has_login => {
+            format!("see username and password of [upstreams.\"{name}\"]")
+        }
+        Error::Denied { .. } => format!("give [upstreams.\"{name}\"] a login"),
+        Error::RateLimited { .. } => {
+            format!("wait, or give [upstreams.\"{name}\"] a login, which has a limit of its own")
+        }
+        Error::Transport { .. } if what.contains("cannot be resolved") => {
+            "see /etc/resolv.conf, and `getent hosts` of the name".to_owned()
+        }
+        Error::Transport { .. } if what.contains("TLS") => format!(
+            "for a private authority set `ca` of [upstreams.\"{name}\"]; for plain HTTP a url with http://; and see the clock"
+        ),
+        _ => mend_of_silence(name),
+    };
+    Finding::fail(about, what, mend)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_compared() {
+        let name = "a.b".parse().expect("a name");
+        let now = SystemTime::now();
+        assert_eq!(skew(&name, now - Duration::from_secs(30), now), None);
+        let ahead = skew(&name, now - Duration::from_secs(90), now).expect("ahead");
+        assert!(ahead.what.contains("90 s ahead of a.b"), "{ahead:?}");
+        let behind = skew(&name, now + Duration::from_secs(7200), now).expect("behind");
+        assert!(behind.what.contains("7200 s behind"), "{behind:?}");
+    }
+}
