@@ -17,7 +17,7 @@ use crate::metrics::{self, Errand, Kind};
 use crate::origin::Origin;
 use crate::stream::{self, BlobStream};
 use crate::upstreams::Upstreams;
-use crate::{Config, Error, blob, listing, manifest};
+use crate::{Config, Error, Probe, blob, listing, manifest, probe};
 
 /// A client of all upstreams; clones share connections, tokens and limits.
 #[derive(Clone)]
@@ -255,6 +255,15 @@ impl Client {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Asks each address of the upstream for `GET /v2/`, logging in where it is asked to. For doctor: nothing
+    /// is tried again, and the caller bounds the whole.
+    ///
+    /// # Errors
+    /// The registry may not be asked at all.
+    pub async fn probe(&self, registry: &Registry) -> Result<Vec<Probe>, Error> {
+        Ok(probe::all(&self.addresses(registry)?).await)
     }
 
     /// Whether every address of the upstream failed when it was last asked.

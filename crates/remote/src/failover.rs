@@ -59,6 +59,11 @@ impl Addresses {
         })
     }
 
+    /// Each, whatever is known of it.
+    pub(crate) fn everyone(&self) -> impl Iterator<Item = Origin> {
+        self.allowed()
+    }
+
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.allowed().count()

@@ -36,15 +36,20 @@ pub(crate) struct Admin {
     listen: Vec<String>,
     tls: bool,
     data: String,
+    config: Option<String>,
     stopping: watch::Receiver<bool>,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
 }
 
-/// Where clients are served.
-pub(crate) struct Listeners<'a> {
-    pub(crate) addresses: &'a [SocketAddr],
+/// What the listener says of this process.
+pub(crate) struct About<'a> {
+    /// Where clients are served.
+    pub(crate) listen: &'a [SocketAddr],
     pub(crate) tls: bool,
+    pub(crate) data: &'a Path,
+    /// The configuration file.
+    pub(crate) config: Option<&'a Path>,
 }
 
 impl Admin {
@@ -54,8 +59,7 @@ impl Admin {
         client: Client,
         proxy: Proxy,
         started: Instant,
-        listeners: Listeners<'_>,
-        data: &Path,
+        about: About<'_>,
         stopping: watch::Receiver<bool>,
     ) -> Self {
         let mut metrics = Metrics::default();
@@ -68,13 +72,10 @@ impl Admin {
             proxy,
             metrics,
             started,
-            listen: listeners
-                .addresses
-                .iter()
-                .map(SocketAddr::to_string)
-                .collect(),
-            tls: listeners.tls,
-            data: data.display().to_string(),
+            listen: about.listen.iter().map(SocketAddr::to_string).collect(),
+            tls: about.tls,
+            data: about.data.display().to_string(),
+            config: about.config.and_then(absolute),
             stopping,
             verifying: Arc::new(Semaphore::new(1)),
         }
@@ -120,4 +121,10 @@ impl Admin {
             });
         }
     }
+}
+
+/// For a reader who started elsewhere.
+fn absolute(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    Some(path.display().to_string())
 }

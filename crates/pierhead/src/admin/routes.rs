@@ -110,6 +110,7 @@ impl Admin {
             uptime_seconds: self.started.elapsed().as_secs(),
             listen: self.listen.clone(),
             tls: self.tls,
+            config: self.config.clone(),
             data: self.data.clone(),
             blobs: stat.blobs,
             used: stat.used,

@@ -16,10 +16,16 @@ const SOON: i64 = 21 * 86_400;
 /// Nothing without `tls.cert`.
 pub(crate) fn look(config: &Config) -> Option<Finding> {
     let (cert, key) = (config.tls.cert.as_deref()?, config.tls.key.as_deref()?);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     Some(judge(cert, key, now).unwrap_or_else(|what| {
-        Finding::fail("certificate", what, "set `tls.cert` and `tls.key` to PEM files of one pair")
+        Finding::fail(
+            "certificate",
+            what,
+            "set `tls.cert` and `tls.key` to PEM files of one pair",
+        )
     }))
 }
 
@@ -28,9 +34,13 @@ fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
     let chain: Vec<_> = CertificateDer::pem_file_iter(cert)
         .and_then(Iterator::collect)
         .map_err(|error| format!("{shown}: {error}"))?;
-    let first = chain.first().ok_or_else(|| format!("{shown} holds no certificate"))?;
-    let (_, parsed) = X509Certificate::from_der(first).map_err(|error| format!("{shown}: {error}"))?;
-    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| format!("{}: {error}", key.display()))?;
+    let first = chain
+        .first()
+        .ok_or_else(|| format!("{shown} holds no certificate"))?;
+    let (_, parsed) =
+        X509Certificate::from_der(first).map_err(|error| format!("{shown}: {error}"))?;
+    let private =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| format!("{}: {error}", key.display()))?;
     let provider = rustls::crypto::ring::default_provider();
     let private = provider
         .key_provider
@@ -40,7 +50,10 @@ fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
         .keys_match()
         .map_err(|error| format!("{} does not belong to {shown}: {error}", key.display()))?;
     let validity = parsed.validity();
-    let (start, end) = (validity.not_before.timestamp(), validity.not_after.timestamp());
+    let (start, end) = (
+        validity.not_before.timestamp(),
+        validity.not_after.timestamp(),
+    );
     let days = (end - now) / 86_400;
     let until = validity.not_after;
     let renew = "renew it; pierhead takes the new file by itself";

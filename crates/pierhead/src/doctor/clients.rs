@@ -20,7 +20,12 @@ pub(crate) async fn look(
     let ours = Ours::new(running, config);
     let place = Place::machine(Path::new("/"));
     let mut findings = Vec::new();
-    for client in [Client::Docker, Client::Containerd, Client::Podman, Client::Crio] {
+    for client in [
+        Client::Docker,
+        Client::Containerd,
+        Client::Podman,
+        Client::Crio,
+    ] {
         if !is_installed(client, environment) {
             continue;
         }
@@ -35,7 +40,10 @@ pub(crate) async fn look(
         }
     }
     if findings.is_empty() {
-        findings.push(Finding::ok("clients", "none on this machine: they are set up where they run"));
+        findings.push(Finding::ok(
+            "clients",
+            "none on this machine: they are set up where they run",
+        ));
     }
     findings
 }
@@ -50,7 +58,9 @@ impl Ours {
     fn new(running: &Running, config: &Config) -> Self {
         let configured = config.listen.iter().map(|address| address.port());
         let address = running.address();
-        let ports = configured.chain(address.as_ref().map(Address::port)).collect();
+        let ports = configured
+            .chain(address.as_ref().map(Address::port))
+            .collect();
         let shown = address.unwrap_or_else(Address::usual).to_string();
         Self { ports, shown }
     }
@@ -65,7 +75,11 @@ impl Ours {
 
 async fn one(about: &str, client: Client, found: &Installed, ours: &Ours) -> Finding {
     let mend = format!("pierhead setup {}", client.name());
-    let mine: Vec<_> = found.mirrors.iter().filter(|mirror| ours.is(mirror)).collect();
+    let mine: Vec<_> = found
+        .mirrors
+        .iter()
+        .filter(|mirror| ours.is(mirror))
+        .collect();
     let Some(first) = mine.first() else {
         let what = match found.mirrors.as_slice() {
             [] => "pulls from the registries themselves".to_owned(),
@@ -78,9 +92,10 @@ async fn one(about: &str, client: Client, found: &Installed, ours: &Ours) -> Fin
     }
     if client == Client::Docker {
         return match docker_socket::mirrors(Path::new("/run/docker.sock")).await {
-            Ok(mirrors) if mirrors.iter().any(|mirror| ours.is(mirror)) => {
-                Finding::ok(about, format!("asks {first} for Docker Hub, and its daemon knows"))
-            }
+            Ok(mirrors) if mirrors.iter().any(|mirror| ours.is(mirror)) => Finding::ok(
+                about,
+                format!("asks {first} for Docker Hub, and its daemon knows"),
+            ),
             Ok(_) => Finding::fail(
                 about,
                 format!("its file names {first}, and its running daemon does not know of it"),
@@ -88,7 +103,9 @@ async fn one(about: &str, client: Client, found: &Installed, ours: &Ours) -> Fin
             ),
             Err(error) => Finding::ok(
                 about,
-                format!("its file names {first} for Docker Hub (its daemon cannot be asked: {error:#})"),
+                format!(
+                    "its file names {first} for Docker Hub (its daemon cannot be asked: {error:#})"
+                ),
             ),
         };
     }
@@ -129,7 +146,11 @@ mod tests {
             (&["https://mirror.lab"], None, Level::Warn),
             (&["http://10.0.0.1:5000"], None, Level::Ok),
             (&["10.0.0.1:5000/docker.io"], None, Level::Ok),
-            (&["http://127.0.0.1:5000"], Some("no config_path"), Level::Fail),
+            (
+                &["http://127.0.0.1:5000"],
+                Some("no config_path"),
+                Level::Fail,
+            ),
         ] {
             let finding = one("x", Client::Containerd, &found(mirrors, problem), &ours).await;
             assert_eq!(finding.level, level, "{finding:?}");

@@ -112,7 +112,11 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
                 "start it: `systemctl start pierhead` or `pierhead serve`; or name its address with --admin",
             )];
         }
-        Running::Yes { stat, metrics, ready } => (stat, metrics, *ready),
+        Running::Yes {
+            stat,
+            metrics,
+            ready,
+        } => (stat, metrics, *ready),
     };
     let own = env!("CARGO_PKG_VERSION");
     let up = humantime::format_duration(Duration::from_secs(stat.uptime_seconds));
@@ -124,7 +128,11 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
             "restart it: `systemctl restart pierhead`",
         )
     } else if !ready {
-        Finding::warn("daemon", "it is ending", "start it again: `systemctl start pierhead`")
+        Finding::warn(
+            "daemon",
+            "it is ending",
+            "start it again: `systemctl start pierhead`",
+        )
     } else {
         Finding::ok(
             "daemon",
@@ -134,7 +142,11 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
     if stat.data != config.data.display().to_string() {
         findings.push(Finding::warn(
             "daemon",
-            format!("it keeps its data in {}, and this configuration says {}", stat.data, config.data.display()),
+            format!(
+                "it keeps its data in {}, and this configuration says {}",
+                stat.data,
+                config.data.display()
+            ),
             "name its file with --config, or restart it",
         ));
     }
@@ -245,7 +257,9 @@ impl Metrics {
             };
             let (name, labels) = name.split_once('{').unwrap_or((name, ""));
             let labels = labels.trim_end_matches('}').to_owned();
-            all.entry(name.to_owned()).or_default().push((labels, value));
+            all.entry(name.to_owned())
+                .or_default()
+                .push((labels, value));
         }
         Self(all)
     }

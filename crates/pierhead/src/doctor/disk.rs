@@ -47,7 +47,13 @@ pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
         own,
     };
     findings.push(room.look(config));
-    if room.free < config.cache.min_free.resolve(space.total, 0).saturating_add(2 * TRIAL) {
+    if room.free
+        < config
+            .cache
+            .min_free
+            .resolve(space.total, 0)
+            .saturating_add(2 * TRIAL)
+    {
         // A trial on a full disk measures that it is full.
         return findings;
     }
@@ -55,7 +61,10 @@ pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
         Ok(speed) => speed.look(),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Finding::warn(
             "disk",
-            format!("speed unknown: this user may not write to {}", folder.display()),
+            format!(
+                "speed unknown: this user may not write to {}",
+                folder.display()
+            ),
             "run this as the user that pierhead runs as, or as root",
         ),
         Err(error) => Finding::fail(
@@ -73,14 +82,18 @@ fn kind(folder: &Path) -> Option<Finding> {
     Some(match kind {
         0x0102_1994 | 0x8584_58f6 => Finding::warn(
             "disk",
-            format!("{shown} is in memory: the cache is lost at a restart and takes what programs need"),
+            format!(
+                "{shown} is in memory: the cache is lost at a restart and takes what programs need"
+            ),
             "set `data` to a folder on a disk",
         ),
-        0x6969 | 0xff53_4d42 | 0xfe53_4d42 | 0x517b | 0x6573_5546 | 0x0102_1997 | 0x00c3_6400 => Finding::warn(
-            "disk",
-            format!("{shown} is on a network or in user space: every hit goes there and back"),
-            "set `data` to a folder on a local disk",
-        ),
+        0x6969 | 0xff53_4d42 | 0xfe53_4d42 | 0x517b | 0x6573_5546 | 0x0102_1997 | 0x00c3_6400 => {
+            Finding::warn(
+                "disk",
+                format!("{shown} is on a network or in user space: every hit goes there and back"),
+                "set `data` to a folder on a local disk",
+            )
+        }
         0x794c_7630 => Finding::warn(
             "disk",
             format!("{shown} is a container's own layer: the cache goes with the container"),
@@ -112,7 +125,8 @@ fn inodes(folder: &Path) -> Option<Finding> {
 fn held(data: &Path) -> u64 {
     let blobs = data.join("blobs");
     let folders = fs::read_dir(&blobs).into_iter().flatten().flatten();
-    let inner = folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten());
+    let inner =
+        folders.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten());
     let files = inner.flat_map(|entry| fs::read_dir(entry.path()).into_iter().flatten().flatten());
     files
         .filter_map(|entry| entry.metadata().ok())
@@ -160,13 +174,20 @@ impl Room {
         if wanted < 10 << 30 {
             return Finding::warn(
                 "disk",
-                format!("the cache may have {}, which a few large images fill", human_bytes(wanted)),
+                format!(
+                    "the cache may have {}, which a few large images fill",
+                    human_bytes(wanted)
+                ),
                 "give it more: `cache.size`, or `data` on a larger disk",
             );
         }
         Finding::ok(
             "disk",
-            format!("{free} free of {}, the cache may have {}", human_bytes(self.total), human_bytes(wanted)),
+            format!(
+                "{free} free of {}, the cache may have {}",
+                human_bytes(self.total),
+                human_bytes(wanted)
+            ),
         )
     }
 }
@@ -197,11 +218,13 @@ impl Speed {
             self.sync.as_secs_f64() * 1e3
         );
         if self.write < SLOW || self.read < SLOW {
-            let mend = "clients of a fast link will wait for it: set `data` to a folder on a faster disk";
+            let mend =
+                "clients of a fast link will wait for it: set `data` to a folder on a faster disk";
             return Finding::warn("disk", what, mend);
         }
         if self.sync > SLOW_SYNC {
-            let mend = "each layer is synced once: set `data` to a folder on a disk with a write cache";
+            let mend =
+                "each layer is synced once: set `data` to a folder on a disk with a write cache";
             return Finding::warn("disk", what, mend);
         }
         Finding::ok("disk", what)
@@ -287,7 +310,11 @@ mod tests {
     #[test]
     fn room_against_the_bound() {
         const GIB: u64 = 1 << 30;
-        let room = |free, own| Room { total: 500 * GIB, free: free * GIB, own: own * GIB };
+        let room = |free, own| Room {
+            total: 500 * GIB,
+            free: free * GIB,
+            own: own * GIB,
+        };
         let look = |size, room: Room| {
             let finding = room.look(&config(size));
             (finding.level, finding.mend.unwrap_or_default())
@@ -313,7 +340,11 @@ mod tests {
 
     #[test]
     fn slow_is_said() {
-        let speed = |write, sync| Speed { write, read: 1e9, sync: Duration::from_millis(sync) };
+        let speed = |write, sync| Speed {
+            write,
+            read: 1e9,
+            sync: Duration::from_millis(sync),
+        };
         assert_eq!(speed(1e9, 1).look().level, Level::Ok);
         assert_eq!(speed(1e7, 1).look().level, Level::Warn);
         assert_eq!(speed(1e9, 60).look().level, Level::Warn);

@@ -42,7 +42,11 @@ async fn info(socket: &Path) -> anyhow::Result<Value> {
         .header(header::HOST, "docker")
         .body(Empty::<Bytes>::new())?;
     let answer = sender.send_request(request).await?;
-    ensure!(answer.status().is_success(), "it answers {}", answer.status());
+    ensure!(
+        answer.status().is_success(),
+        "it answers {}",
+        answer.status()
+    );
     let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!(error))?;
     Ok(serde_json::from_slice(&body.to_bytes())?)

@@ -16,11 +16,16 @@ const FILES: u64 = 256;
 pub(crate) fn look(config: &Config) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = getrlimit(Resource::Nofile).maximum;
-    memory(&text).into_iter().chain(files(limit, config)).collect()
+    memory(&text)
+        .into_iter()
+        .chain(files(limit, config))
+        .collect()
 }
 
 fn memory(meminfo: &str) -> Option<Finding> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     let available = kib << 10;
     let what = format!("{} of memory can be had", human_bytes(available));
@@ -44,7 +49,9 @@ fn files(limit: Option<u64>, config: &Config) -> Option<Finding> {
     Some(Finding::warn(
         "open files",
         format!("{limit} may be open, and limits.connections = {connections} may need {needed}"),
-        format!("set LimitNOFILE={needed} in the unit (`ulimit -Hn` in a shell), or `limits.connections` lower"),
+        format!(
+            "set LimitNOFILE={needed} in the unit (`ulimit -Hn` in a shell), or `limits.connections` lower"
+        ),
     ))
 }
 
@@ -56,7 +63,10 @@ mod tests {
     #[test]
     fn both_are_judged() {
         let level = |text| memory(text).map(|finding| finding.level);
-        assert_eq!(level("MemTotal: 1 kB\nMemAvailable:   8000000 kB\n"), Some(Level::Ok));
+        assert_eq!(
+            level("MemTotal: 1 kB\nMemAvailable:   8000000 kB\n"),
+            Some(Level::Ok)
+        );
         assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Level::Warn));
         assert_eq!(level(""), None);
         let config = Config::with_data("/nowhere".into());

@@ -22,7 +22,6 @@ use crate::cli::doctor::DoctorArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::failure::Failure;
-use daemon::Running;
 use report::{Finding, Level};
 
 /// No check takes longer; each has smaller limits inside.
@@ -80,10 +79,13 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     let (ports, on_disk, on_machine, of_clients, of_upstreams) = tokio::join!(
         bounded("ports", daemon::ports(&running, &config)),
         bounded("disk", on_disk),
-        bounded("machine", blocking("machine", {
-            let config = config.clone();
-            move || machine::look(&config)
-        })),
+        bounded(
+            "machine",
+            blocking("machine", {
+                let config = config.clone();
+                move || machine::look(&config)
+            })
+        ),
         bounded("clients", clients::look(&running, &config, environment)),
         bounded("upstreams", async {
             if args.offline {
@@ -92,7 +94,14 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
             upstreams::look(&config, environment, &args.registries).await
         }),
     );
-    for group in [ports, certificate, on_disk, on_machine, of_clients, of_upstreams] {
+    for group in [
+        ports,
+        certificate.into_iter().collect(),
+        on_disk,
+        on_machine,
+        of_clients,
+        of_upstreams,
+    ] {
         findings.extend(group);
     }
     findings

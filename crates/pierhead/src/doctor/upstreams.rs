@@ -3,11 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Registry;
-use pierhead_remote::{Client, Error};
+use pierhead_remote::{Answered, Client, Error};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::report::Finding;
+use super::report::{Finding, Level};
 use crate::config::Config;
 use crate::environment::Environment;
 use crate::wiring;
@@ -45,52 +45,87 @@ pub(crate) async fn look(
     let mut asking = JoinSet::new();
     for name in names {
         let client = client.clone();
-        let has_login = config
-            .upstreams
-            .get(&name)
-            .is_some_and(|upstream| upstream.has_credentials());
-        asking.spawn(async move { one(&client, &name, has_login).await });
+        asking.spawn(async move { one(&client, &name).await });
     }
     let mut findings: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
     findings.sort_by(|a, b| a.about.cmp(&b.about));
     findings
 }
 
-async fn one(client: &Client, name: &Registry, has_login: bool) -> Vec<Finding> {
+async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
     let about = format!("upstream {name}");
     let start = Instant::now();
-    let probed = match tokio::time::timeout(PATIENCE, client.probe(name)).await {
-        Ok(probed) => probed,
+    let probes = match tokio::time::timeout(PATIENCE, client.probe(name)).await {
+        Ok(Ok(probes)) => probes,
+        Ok(Err(error)) => return vec![failed(&about, name, false, None, &error)],
         Err(_) => {
             let what = format!("no answer within {} s", PATIENCE.as_secs());
             return vec![Finding::fail(about, what, mend_of_silence(name))];
         }
     };
     let took = start.elapsed().as_millis();
-    let probe = match probed {
-        Ok(probe) => probe,
-        Err(error) => return vec![failed(about, name, has_login, &error)],
-    };
+    let several = probes.len() > 1;
     let mut findings = Vec::new();
-    findings.push(match (probe.status, has_login) {
-        (200..=299, true) if probe.asked_to_log_in => {
-            Finding::ok(&about, format!("answers in {took} ms, and the login works"))
+    for probe in &probes {
+        let at = several.then_some(probe.address.as_str());
+        findings.push(match &probe.result {
+            Ok(answered) => judge(&about, name, probe.has_login, at, answered, took),
+            Err(error) => failed(&about, name, probe.has_login, at, error),
+        });
+        if let Ok(Answered {
+            date: Some(date), ..
+        }) = &probe.result
+        {
+            findings.extend(skew(name, *date, SystemTime::now()));
         }
-        (200..=299, true) => Finding::ok(&about, format!("answers in {took} ms, and wants no login")),
-        (401 | 403, true) => Finding::fail(
-            &about,
-            format!("refuses the configured login ({})", probe.status),
-            format!("see username and password of [upstreams.\"{name}\"], or that the token has not expired"),
-        ),
-        (200..=499, false) => Finding::ok(&about, format!("answers in {took} ms")),
-        (status, _) => Finding::fail(
-            &about,
-            format!("answers {status}, which no registry does"),
-            format!("see url of [upstreams.\"{name}\"]: it must lead to a registry"),
-        ),
-    });
-    findings.extend(probe.date.and_then(|date| skew(name, date, SystemTime::now())));
+    }
+    // Where another address answers, clients notice nothing.
+    if findings.iter().any(|finding| finding.level == Level::Ok) {
+        for finding in &mut findings {
+            if finding.about == about && finding.level == Level::Fail {
+                finding.level = Level::Warn;
+            }
+        }
+    }
     findings
+}
+
+fn judge(
+    about: &str,
+    name: &Registry,
+    has_login: bool,
+    at: Option<&str>,
+    answered: &Answered,
+    took: u128,
+) -> Finding {
+    let at = at.map(|at| format!("{at} ")).unwrap_or_default();
+    match (answered.status, has_login) {
+        (200..=299, true) if answered.asked_to_log_in => Finding::ok(
+            about,
+            format!("{at}answers in {took} ms, and the login works"),
+        ),
+        (200..=299, true) => Finding::ok(
+            about,
+            format!("{at}answers in {took} ms, and wants no login before a repository is named"),
+        ),
+        (401 | 403, true) => Finding::fail(
+            about,
+            format!("{at}refuses the configured login ({})", answered.status),
+            format!(
+                "see username and password of [upstreams.\"{name}\"], or whether the token has ended"
+            ),
+        ),
+        (401, false) => Finding::ok(
+            about,
+            format!("{at}answers in {took} ms, and wants a login, of which there is none here"),
+        ),
+        (200..=299, false) => Finding::ok(about, format!("{at}answers in {took} ms")),
+        (status, _) => Finding::fail(
+            about,
+            format!("{at}answers {status} where a registry says 200 or 401"),
+            format!("see the address of [upstreams.\"{name}\"]: it must lead to a registry"),
+        ),
+    }
 }
 
 fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding> {
@@ -100,19 +135,34 @@ fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding
         let way = if ahead.is_ok() { "ahead of" } else { "behind" };
         Finding::fail(
             "clock",
-            format!("this machine is {} s {way} {name}: certificates and tokens are judged wrongly", by.as_secs()),
+            format!(
+                "this machine is {} s {way} {name}: certificates and tokens are judged wrongly",
+                by.as_secs()
+            ),
             "`timedatectl set-ntp true`, or run chrony",
         )
     })
 }
 
 fn mend_of_silence(name: &Registry) -> String {
-    format!("see `curl -sI https://{name}/v2/`; behind a proxy, https_proxy must be in pierhead's environment")
+    format!(
+        "see `curl -sI https://{name}/v2/`; behind a proxy, https_proxy must be in pierhead's environment"
+    )
 }
 
-fn failed(about: String, name: &Registry, has_login: bool, error: &Error) -> Finding {
+fn failed(
+    about: &str,
+    name: &Registry,
+    has_login: bool,
+    at: Option<&str>,
+    error: &Error,
+) -> Finding {
     let text = error.to_string();
-    let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();
+    let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text);
+    let what = match at {
+        Some(at) => format!("{at}: {what}"),
+        None => what.to_owned(),
+    };
     let mend = match error {
         Error::Forbidden { .. } | Error::Config { .. } => {
             format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{Admin, Listeners};
+use crate::admin::{About, Admin};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
@@ -140,11 +140,12 @@ async fn serve(
             client.clone(),
             proxy.clone(),
             started,
-            Listeners {
-                addresses: &listen,
+            About {
+                listen: &listen,
                 tls: config.tls.cert.is_some(),
+                data: &config.data,
+                config: args.config.as_deref(),
             },
-            &config.data,
             stopped,
         );
         admin.spawn(Arc::new(state).serve(listener));

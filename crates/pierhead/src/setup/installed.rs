@@ -63,7 +63,11 @@ impl Installed {
             let names =
                 hosts::names(&text).map_err(|problem| plan::in_file(place, &path, &problem))?;
             if !names.is_empty() {
-                scopes.push(if name == "_default" { "every other registry".to_owned() } else { name });
+                scopes.push(if name == "_default" {
+                    "every other registry".to_owned()
+                } else {
+                    name
+                });
             }
             found.mirrors.extend(names);
         }
@@ -99,7 +103,11 @@ impl Installed {
 impl plan::ContainerdFiles {
     /// The folder that the CRI looks into, the last file's word.
     pub(crate) fn certs(&self) -> Option<std::path::PathBuf> {
-        let certs = self.files.iter().rev().find_map(|file| file.says.certs.clone());
+        let certs = self
+            .files
+            .iter()
+            .rev()
+            .find_map(|file| file.says.certs.clone());
         certs.map(|folder| Path::new(&folder).to_owned())
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 
-use super::containers::{self, Entries};
 use super::containerd::Says;
+use super::containers::{self, Entries};
 use super::place::Place;
 use super::{Address, containerd, daemons, docker, hosts};
 use crate::cli::setup::Client;
@@ -241,7 +241,10 @@ fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Res
         return Ok(folder);
     }
     let has_section = |file: &&ContainerdFile| file.says.has_section;
-    let folder = read.imports.iter().find_map(|it| it.strip_suffix("/*.toml"));
+    let folder = read
+        .imports
+        .iter()
+        .find_map(|it| it.strip_suffix("/*.toml"));
     let (path, text) = match (read.files.iter().rev().find(has_section), folder) {
         (Some(file), _) => (file.path.clone(), Some(file.text.clone())),
         (None, Some(folder)) => (Path::new(folder).join(format!("{DROP_IN}.toml")), None),
