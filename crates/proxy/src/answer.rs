@@ -178,14 +178,14 @@ impl Request<'_> {
                     n,
                     last: last.as_deref(),
                 };
-                let (page, outcome) =
-                    lists::tags(self.inner, registry, repository, page, self.deadline).await?;
+                let asked = self.list(registry, repository);
+                let (page, outcome) = lists::tags(&asked, page).await?;
                 self.outcome = outcome;
                 let mut builder = respond::respond(StatusCode::OK, outcome);
                 if let Some(next) = page.next {
                     builder = builder.header(http::header::LINK, next);
                 }
-                Ok(respond::whole(builder, method, JSON, page.body))
+                Ok(respond::text(builder, method, JSON, page.body))
             }
             Endpoint::Referrers {
                 name,
@@ -195,21 +195,14 @@ impl Request<'_> {
                 self.kind = Kind::Referrers;
                 let (registry, repository) = self.place(&name)?;
                 let filter = artifact_type.as_ref().map(MediaType::as_str);
-                let (list, outcome) = lists::referrers(
-                    self.inner,
-                    registry,
-                    repository,
-                    digest,
-                    filter,
-                    self.deadline,
-                )
-                .await?;
+                let asked = self.list(registry, repository);
+                let (list, outcome) = lists::referrers(&asked, digest, filter).await?;
                 self.outcome = outcome;
                 let mut builder = respond::respond(StatusCode::OK, outcome);
                 if filter.is_some() {
                     builder = builder.header(respond::OCI_FILTERS_APPLIED, "artifactType");
                 }
-                Ok(respond::whole(
+                Ok(respond::text(
                     builder,
                     method,
                     list.media_type.as_str(),
@@ -218,6 +211,16 @@ impl Request<'_> {
             }
             Endpoint::Upload { .. } => Err(Error::ReadOnly),
             _ => Err(ParseError::Endpoint.into()),
+        }
+    }
+
+    fn list(&self, registry: Registry, repository: Repository) -> lists::Asked<'_> {
+        lists::Asked {
+            inner: self.inner,
+            client: &self.peer.client,
+            registry,
+            repository,
+            deadline: self.deadline,
         }
     }
 
@@ -277,7 +280,7 @@ impl Request<'_> {
         let mut retried = false;
         loop {
             let (document, outcome) =
-                manifest::manifest(self.inner, reference, self.deadline).await?;
+                manifest::manifest(self.inner, &self.peer.client, reference, self.deadline).await?;
             self.outcome = outcome;
             let Reference {
                 registry,

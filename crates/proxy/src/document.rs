@@ -10,7 +10,7 @@ use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::limits::Limit;
+use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -38,6 +38,16 @@ enum Held {
 }
 
 impl Document {
+    /// One that is in memory.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: Bytes) -> Self {
+        Self {
+            digest: Digest::of(pierhead_oci::Algorithm::Sha256, &bytes),
+            media_type: MediaType::new("application/json").unwrap(),
+            held: Held::Bytes(bytes),
+        }
+    }
+
     /// Bytes of it.
     pub(crate) fn size(&self) -> u64 {
         match &self.held {
@@ -51,6 +61,18 @@ impl Document {
         match &self.held {
             Held::Bytes(_) => None,
             Held::Object(object) => Some(object),
+        }
+    }
+
+    /// Up to `max` bytes (and at most 128 KiB) from `offset`; fewer only at its end.
+    pub(crate) async fn part(&self, offset: u64, max: usize) -> Result<Bytes, CacheError> {
+        match &self.held {
+            Held::Bytes(bytes) => {
+                let at = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+                let end = offset.saturating_add(u64::try_from(max).unwrap_or(u64::MAX));
+                Ok(bytes.slice(at(offset)..at(end)))
+            }
+            Held::Object(object) => object.read_at(offset, max).await,
         }
     }
 
@@ -132,6 +154,7 @@ fn now() -> u64 {
 /// Cancel safe: a revalidation that was started goes on.
 pub(crate) async fn resolve(
     inner: &Arc<Inner>,
+    client: &Arc<Client>,
     name: &Name,
     deadline: Deadline,
 ) -> Result<(Document, Outcome), Error> {
@@ -157,11 +180,16 @@ pub(crate) async fn resolve(
         None => deadline.last(),
     };
     let flight = inner.flights.join(name, || {
+        let place = inner.limits.queue(client)?;
         let (inner, name) = (inner.clone(), name.clone());
-        async move { refresh(&inner, &name).await }
+        Ok(async move {
+            let _place = place;
+            refresh(&inner, &name).await
+        })
     });
-    let Some(flight) = flight else {
-        return stale_or(stale, Limit::Fetches.into());
+    let flight = match flight {
+        Ok(flight) => flight,
+        Err(limit) => return stale_or(stale, limit.into()),
     };
     match tokio::time::timeout_at(until, flight.answer()).await {
         Ok(Some(Ok(answer))) => Ok(answer),
@@ -311,6 +339,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
             inner.proved(registry, repository_of(name), &digest);
             let document = store(
                 inner,
+                registry,
                 Document {
                     digest,
                     media_type,
@@ -325,17 +354,37 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
 }
 
 /// Puts it into the cache; what the disk does not take is served from memory all the same.
-async fn store(inner: &Inner, document: Document) -> Document {
-    let Held::Bytes(bytes) = &document.held else {
+async fn store(inner: &Inner, registry: &Registry, document: Document) -> Document {
+    let Held::Bytes(bytes) = document.held else {
         return document;
     };
-    note(
-        inner
-            .cache
-            .put(&document.digest, &document.media_type, bytes.clone())
-            .await,
-    );
-    document
+    let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= EAGER);
+    // While another registry fills this very digest nothing of ours waits for it.
+    let stored = match inner.leads.enter(&document.digest, registry) {
+        Some(_lead) => Some(
+            inner
+                .cache
+                .put(&document.digest, &document.media_type, bytes.clone())
+                .await,
+        ),
+        None => None,
+    };
+    let held = match stored {
+        // Clients that take their time hold a file open, not megabytes.
+        Some(Ok(object)) if !is_small => Held::Object(object),
+        stored => {
+            if let Some(failed) = stored {
+                note(failed);
+            }
+            // A copy, as what the client crate handed over counts as its own until it is dropped.
+            Held::Bytes(if is_small {
+                bytes
+            } else {
+                Bytes::copy_from_slice(&bytes)
+            })
+        }
+    };
+    Document { held, ..document }
 }
 
 async fn remember(inner: &Inner, name: &Name, document: &Document, etag: Option<String>) {

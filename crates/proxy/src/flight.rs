@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
+use crate::limits::Limit;
+
 /// Flights at once: each holds a connection to an upstream, which may be one that answers nothing, and
 /// goes on when its client has left.
 pub(crate) const LIMIT: usize = 512;
@@ -30,8 +32,15 @@ where
         }
     }
 
-    /// Joins the flight under way, or starts `make`'s; `None` when [`LIMIT`] others are under way.
-    pub(crate) fn join<F>(&self, key: &K, make: impl FnOnce() -> F) -> Option<Waiter<V>>
+    /// Joins the flight under way, or starts `make`'s.
+    ///
+    /// # Errors
+    /// When [`LIMIT`] others are under way, or `make` says that another limit is reached.
+    pub(crate) fn join<F>(
+        &self,
+        key: &K,
+        make: impl FnOnce() -> Result<F, Limit>,
+    ) -> Result<Waiter<V>, Limit>
     where
         F: Future<Output = V> + Send + 'static,
     {
@@ -40,25 +49,25 @@ where
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = under_way.get(key) {
-            return Some(Waiter(answer.clone()));
+            return Ok(Waiter(answer.clone()));
         }
         if under_way.len() >= LIMIT {
-            return None;
+            return Err(Limit::Fetches);
         }
+        let flight = make()?;
         let (sender, receiver) = watch::channel(None);
         under_way.insert(key.clone(), receiver.clone());
         let landing = Landing {
             under_way: self.under_way.clone(),
             key: key.clone(),
         };
-        let flight = make();
         tokio::spawn(async move {
             let answer = flight.await;
             // Off the list first: whoever comes now starts anew and does not get an old answer.
             drop(landing);
             sender.send_replace(Some(answer));
         });
-        Some(Waiter(receiver))
+        Ok(Waiter(receiver))
     }
 }
 
@@ -102,9 +111,11 @@ mod tests {
         let join = || {
             let (count, gate) = (count.clone(), gate.clone());
             flights
-                .join(&"key", move || async move {
-                    let _permit = gate.acquire().await;
-                    count.fetch_add(1, Ordering::SeqCst)
+                .join(&"key", move || {
+                    Ok(async move {
+                        let _permit = gate.acquire().await;
+                        count.fetch_add(1, Ordering::SeqCst)
+                    })
                 })
                 .unwrap()
         };
@@ -120,8 +131,8 @@ mod tests {
     async fn one_that_leaves_cancels_nothing() {
         let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
         let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
-        drop(flights.join(&1, || fly(gate.clone())));
-        let second = flights.join(&1, || async { unreachable!("the first is under way") });
+        drop(flights.join(&1, || Ok(fly(gate.clone()))));
+        let second = flights.join(&1, || Ok(async { unreachable!("the first is under way") }));
         gate.add_permits(1);
         assert_eq!(second.unwrap().answer().await, Some(true));
     }
@@ -129,9 +140,9 @@ mod tests {
     #[tokio::test]
     async fn a_flight_that_dies_is_off_the_list() {
         let flights: Flights<u8, u8> = Flights::new();
-        let died = flights.join(&1, || async { panic!("on purpose") });
+        let died = flights.join(&1, || Ok(async { panic!("on purpose") }));
         assert_eq!(died.unwrap().answer().await, None);
-        let next = flights.join(&1, || async { 7 }).unwrap();
+        let next = flights.join(&1, || Ok(async { 7 })).unwrap();
         assert_eq!(next.answer().await, Some(7));
     }
 
@@ -140,10 +151,10 @@ mod tests {
         let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
         let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
         for key in 0..LIMIT {
-            assert!(flights.join(&key, || fly(gate.clone())).is_some());
+            assert!(flights.join(&key, || Ok(fly(gate.clone()))).is_ok());
         }
-        assert!(flights.join(&LIMIT, || fly(gate.clone())).is_none());
-        let joined = flights.join(&0, || fly(gate.clone())).unwrap();
+        assert!(flights.join(&LIMIT, || Ok(fly(gate.clone()))).is_err());
+        let joined = flights.join(&0, || Ok(fly(gate.clone()))).unwrap();
         gate.add_permits(1);
         assert_eq!(joined.answer().await, Some(true));
     }

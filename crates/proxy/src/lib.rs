@@ -22,6 +22,7 @@ mod lists;
 mod manifest;
 mod metrics;
 mod pace;
+mod page;
 mod plain;
 mod range;
 mod recent;

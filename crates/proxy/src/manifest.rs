@@ -6,7 +6,8 @@ use pierhead_cache::Name;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Reference};
 
 use crate::Error;
-use crate::document::{Deadline, Document, resolve};
+use crate::document::{Deadline, Document, EAGER, resolve};
+use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -16,10 +17,12 @@ use crate::service::Inner;
 /// while the upstream fails, a manifest must be backed by the cache.
 pub(crate) async fn manifest(
     inner: &Arc<Inner>,
+    client: &Arc<Client>,
     reference: &Reference,
     deadline: Deadline,
 ) -> Result<(Document, Outcome), Error> {
-    let (document, outcome) = resolve(inner, &Name::Manifest(reference.clone()), deadline).await?;
+    let (document, outcome) =
+        resolve(inner, client, &Name::Manifest(reference.clone()), deadline).await?;
     if outcome == Outcome::Stale
         || (outcome == Outcome::Hit && inner.recent.is_failing(&reference.registry))
     {
@@ -65,6 +68,11 @@ async fn backed(
 /// The first blob of an image that is neither cached nor on its way. An index passes: its children are
 /// asked for one by one, and each is looked at then.
 async fn missing(inner: &Inner, document: &Document) -> Option<Digest> {
+    // Large ones are in memory one after the other.
+    let _permit = match document.size() > EAGER {
+        true => inner.parsing.acquire().await.ok(),
+        false => None,
+    };
     let bytes = document.bytes(Manifest::MAX_SIZE).await.ok()?;
     // What cannot be parsed names nothing that we could look for.
     let manifest = Manifest::parse(bytes, Some(document.media_type.as_str())).ok()?;

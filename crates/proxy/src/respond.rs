@@ -15,6 +15,7 @@ use pierhead_remote::Error as RemoteError;
 use crate::Error;
 use crate::body::Body;
 use crate::limits::Limit;
+use crate::lists::Text;
 use crate::metrics::{Kind, Outcome};
 
 pub(crate) const DOCKER_CONTENT_DIGEST: HeaderName =
@@ -67,6 +68,28 @@ pub(crate) fn whole(
         bytes
     };
     finish(builder, Body::bytes(bytes))
+}
+
+/// The same, of a text that need not be in memory.
+pub(crate) fn text(
+    builder: http::response::Builder,
+    method: &Method,
+    content_type: &str,
+    text: Text,
+) -> Response<Body> {
+    match text {
+        Text::Whole(bytes) => whole(builder, method, content_type, bytes),
+        Text::Long(source, length) => {
+            let builder = builder
+                .header(CONTENT_TYPE, content_type)
+                .header(CONTENT_LENGTH, length);
+            let body = match *method == Method::HEAD {
+                true => Body::empty(),
+                false => Body::stream(source, Some(length)),
+            };
+            finish(builder, body)
+        }
+    }
 }
 
 /// The answer to a request that cannot be served: the spec's error body, and a status that makes

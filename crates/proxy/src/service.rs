@@ -23,8 +23,8 @@ use crate::said::Said;
 use crate::source::Wanted;
 use crate::{Config, Error, Tls, listener, warm};
 
-/// Lists are up to 16 MiB and are parsed in memory: so many at once.
-const LISTS: usize = 2;
+/// Documents are up to 4 MiB and take more in memory when parsed: so many at once.
+const PARSING: usize = 2;
 
 /// The proxy; clones share everything.
 #[derive(Clone)]
@@ -59,7 +59,8 @@ pub(crate) struct Common {
     pub(crate) recent: Recent,
     pub(crate) said: Said,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
-    pub(crate) lists: Semaphore,
+    /// Held by who has a large document in memory to parse it; never while waiting for an upstream.
+    pub(crate) parsing: Semaphore,
     pub(crate) limits: Limits,
     pub(crate) leads: Leads,
 }
@@ -91,7 +92,7 @@ impl Proxy {
             recent: Recent::default(),
             said: Said::default(),
             flights: Flights::new(),
-            lists: Semaphore::new(LISTS),
+            parsing: Semaphore::new(PARSING),
             limits,
             leads: Leads::default(),
         };

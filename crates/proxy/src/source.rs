@@ -50,6 +50,9 @@ pub(crate) struct Source {
     offset: u64,
     /// Where to stop; `None` at the end of the content.
     end: Option<u64>,
+    /// What leaves before it and behind it.
+    before: Bytes,
+    behind: Bytes,
     changes: u32,
 }
 
@@ -110,8 +113,16 @@ impl Source {
             start: 0,
             offset: 0,
             end: None,
+            before: Bytes::new(),
+            behind: Bytes::new(),
             changes: 0,
         }
+    }
+
+    /// Puts other bytes around what is read. To be called before the first read; `behind` needs an end
+    /// that is known, by [`Source::only`].
+    pub(crate) fn between(&mut self, before: Bytes, behind: Bytes) {
+        (self.before, self.behind) = (before, behind);
     }
 
     /// Reads only `[first, end)`. To be called before the first read.
@@ -135,6 +146,9 @@ impl Source {
         let From::Cache(Content::Object(object)) = &self.from else {
             return None;
         };
+        if !self.before.is_empty() {
+            return None;
+        }
         let left = self
             .end
             .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
@@ -172,8 +186,11 @@ impl Source {
                 .end
                 .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
             let max = usize::try_from(left).unwrap_or(usize::MAX).min(FRAME);
+            if !self.before.is_empty() {
+                return Ok(std::mem::take(&mut self.before));
+            }
             if max == 0 {
-                return Ok(Bytes::new());
+                return Ok(std::mem::take(&mut self.behind));
             }
             let bytes = match &mut self.from {
                 From::Cache(content) => match content.read_at(self.offset, max).await {

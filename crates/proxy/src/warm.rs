@@ -117,7 +117,7 @@ async fn blobs(
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
         let deadline = Deadline::new(inner.config.load().answer_within);
-        let (document, _) = manifest(inner, &reference, deadline).await?;
+        let (document, _) = manifest(inner, &inner.limits.own(), &reference, deadline).await?;
         let bytes = document.bytes(Manifest::MAX_SIZE).await?;
         let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
         walk.seen.insert(document.digest);

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method};
 use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository};
 use prometheus_client::registry::Registry as Metrics;
+use tokio::sync::Semaphore;
 
 use crate::bandwidth::Bandwidth;
 use crate::exchange::{follow, refusal, settle};
@@ -17,7 +18,7 @@ use crate::metrics::{self, Errand, Kind};
 use crate::origin::Origin;
 use crate::stream::{self, BlobStream};
 use crate::upstreams::Upstreams;
-use crate::{Config, Error, Probe, blob, listing, manifest, probe};
+use crate::{Config, Error, Probe, blob, listing, manifest, probe, room};
 
 /// A client of all upstreams; clones share connections, tokens and limits.
 #[derive(Clone)]
@@ -33,6 +34,7 @@ pub struct Client {
 #[derive(Clone)]
 pub(crate) struct Lasting {
     pub(crate) fetches: Arc<Fetches>,
+    pub(crate) documents: Arc<Semaphore>,
     pub(crate) bandwidth: Arc<Bandwidth>,
 }
 
@@ -40,6 +42,7 @@ impl Lasting {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             fetches: Arc::new(Fetches::new(config.max_fetches)),
+            documents: room::all(),
             bandwidth: Arc::new(Bandwidth::new(config.bandwidth)),
         }
     }

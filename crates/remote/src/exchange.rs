@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, LOCATION, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::client::legacy::{Client, Error as HttpError};
@@ -17,6 +17,7 @@ use crate::connect::{ConnectError, Connector};
 use crate::metrics::Kind;
 use crate::origin::Origin;
 use crate::redirect::{MAX_HOPS, resolve, same_origin};
+use crate::room::Room;
 
 /// Connections to the upstreams that one [`Connector`] may reach, kept alive and shared.
 pub(crate) type Http = Client<Connector, Full<Bytes>>;
@@ -227,30 +228,75 @@ pub(crate) fn require_identity(origin: &Origin, headers: &HeaderMap) -> Result<(
     }
 }
 
-/// The whole of a body of at most `limit` bytes. A body that comes in one piece is not copied.
+/// The whole of a small body, of at most `limit` bytes.
 pub(crate) async fn read(
     origin: &Origin,
     response: Response<Incoming>,
     limit: usize,
 ) -> Result<Bytes, Error> {
+    read_into(origin, response, &mut Room::new(limit)).await
+}
+
+/// The whole of a body, as far as there is room. A body that comes in one piece is not copied.
+pub(crate) async fn read_into(
+    origin: &Origin,
+    response: Response<Incoming>,
+    room: &mut Room,
+) -> Result<Bytes, Error> {
+    let limit = room.left();
     require_identity(origin, response.headers())?;
     let too_large = || origin.protocol(format!("its answer is larger than {limit} bytes"));
-    let body = response.into_body();
+    let mut body = response.into_body();
     if body.size_hint().lower() > u64::try_from(limit).unwrap_or(u64::MAX) {
         return Err(too_large());
     }
     let within = origin.shared.limits.stall_timeout;
-    match tokio::time::timeout(within, Limited::new(body, limit).collect()).await {
-        Ok(Ok(whole)) => {
-            let bytes = whole.to_bytes();
+    let whole = async {
+        // Before anything is read, as far as that is known.
+        room.expect(
+            origin,
+            usize::try_from(body.size_hint().lower()).unwrap_or(limit),
+        )
+        .await?;
+        let (mut first, mut rest) = (Bytes::new(), BytesMut::new());
+        while let Some(frame) = body.frame().await {
+            let frame =
+                frame.map_err(|e| origin.transport(format!("the answer broke off: {e}")))?;
+            let bytes = frame.into_data().unwrap_or_default();
+            if bytes.len() > room.left() {
+                return Err(too_large());
+            }
+            room.take(origin, bytes.len()).await?;
+            match (first.is_empty(), rest.is_empty()) {
+                (true, true) => first = bytes,
+                (_, true) => {
+                    // As large as it will be: growing would hold it twice.
+                    let more = usize::try_from(body.size_hint().lower())
+                        .unwrap_or(0)
+                        .min(limit);
+                    rest.reserve(first.len() + bytes.len() + more);
+                    rest.extend_from_slice(&first);
+                    rest.extend_from_slice(&bytes);
+                    first = Bytes::new();
+                }
+                _ => rest.extend_from_slice(&bytes),
+            }
+        }
+        Ok(if rest.is_empty() {
+            first
+        } else {
+            rest.freeze()
+        })
+    };
+    match tokio::time::timeout(within, whole).await {
+        Ok(Ok(bytes)) => {
             origin
                 .metrics
                 .received
                 .inc_by(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
             Ok(bytes)
         }
-        Ok(Err(e)) if e.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(e)) => Err(origin.transport(format!("the answer broke off: {e}"))),
+        Ok(Err(error)) => Err(error),
         Err(_) => Err(origin.transport(format!("the answer is not complete within {within:?}"))),
     }
 }

@@ -29,6 +29,7 @@ mod probe;
 mod range;
 mod redirect;
 mod retry;
+mod room;
 mod stream;
 mod token;
 mod upstreams;

@@ -1,26 +1,38 @@
 //! Tags and referrers: all pages of a list, as one document.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, LINK};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use pierhead_oci::{Algorithm, Digest, MediaType, Reference, Registry, Repository, Tag, Target};
+use pierhead_oci::{
+    Algorithm, Digest, Manifest, MediaType, Reference, Registry, Repository, Tag, Target,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::authorize::request;
-use crate::exchange::{read, refusal};
+use crate::exchange::{read_into, refusal};
 use crate::failover::{Addresses, reach};
 use crate::manifest::{etag, get};
 use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
 use crate::redirect::{next_link, resolve, same_origin};
 use crate::retry::{Patience, retrying};
+use crate::room::Room;
 use crate::{Error, Fetched, Known};
 
-/// Bytes of all pages together.
-const MAX_TOTAL: usize = 16 << 20;
+/// Bytes of all pages of tags together.
+const MAX_TAGS_BYTES: usize = 16 << 20;
+
+/// Tags that are sorted in memory.
+const MAX_TAGS: usize = 1 << 20;
+
+/// Bytes of all pages of referrers together: what a manifest may have. Their parsed form takes ten
+/// times as much.
+const MAX_REFERRERS: usize = Manifest::MAX_SIZE;
 
 /// A page of one tag each would otherwise make an endless walk out of a large list.
 const MAX_PAGES: usize = 10_000;
@@ -30,10 +42,14 @@ enum Pages {
     /// With the `ETag` when there is but one: it says nothing of the others.
     All {
         pages: Vec<Bytes>,
+        room: Room,
         etag: Option<String>,
         json: bool,
     },
 }
+
+/// All pages of a list come within so long: it holds a large part of the room for documents.
+const WALK: Duration = Duration::from_secs(60);
 
 /// Walks the list that begins at `path`.
 async fn pages(
@@ -41,14 +57,30 @@ async fn pages(
     kind: Kind,
     path: &str,
     repository: &Repository,
-    accept: &'static str,
+    wanted: (&'static str, usize),
+    known: &Known,
+) -> Result<Pages, Error> {
+    let walked = walk(origin, kind, path, repository, wanted, known);
+    let late = || origin.transport(format!("its list is not complete within {WALK:?}"));
+    tokio::time::timeout(WALK, walked)
+        .await
+        .map_err(|_| late())?
+}
+
+async fn walk(
+    origin: &Origin,
+    kind: Kind,
+    path: &str,
+    repository: &Repository,
+    (accept, most): (&'static str, usize),
     known: &Known,
 ) -> Result<Pages, Error> {
     let first = origin.url(path)?;
     let mut uri = first.clone();
     let mut seen = HashSet::new();
     let mut pages = Vec::new();
-    let mut total = 0;
+    let mut whole: Option<Room> = None;
+    let mut first_room = None;
     loop {
         let conditional = known.etag.as_deref().filter(|_| pages.is_empty());
         let page = retrying(origin, Patience::DOCUMENT, || async {
@@ -65,14 +97,18 @@ async fn pages(
                 _ => return Err(refusal(origin, &answer)),
             }
             let headers = answer.response.headers().clone();
-            let bytes = read(origin, answer.response, MAX_TOTAL - total).await?;
-            Ok(Some((headers, bytes)))
+            let mut room = whole.as_ref().map_or_else(|| Room::new(most), Room::part);
+            let bytes = read_into(origin, answer.response, &mut room).await?;
+            Ok(Some((headers, bytes, room)))
         });
-        let Some((headers, bytes)) = page.await? else {
+        let Some((headers, bytes, room)) = page.await? else {
             return Ok(Pages::Unchanged);
         };
         origin.budget.succeeded();
-        total += bytes.len();
+        match &mut whole {
+            Some(whole) => whole.note(bytes.len()),
+            None => first_room = Some(room),
+        }
         pages.push(bytes);
         let next = headers
             .get_all(LINK)
@@ -83,8 +119,10 @@ async fn pages(
             let json = headers
                 .get(CONTENT_TYPE)
                 .is_none_or(|value| value.to_str().is_ok_and(|text| text.contains("json")));
+            let room = whole.or(first_room).unwrap_or_else(|| Room::new(most));
             return Ok(Pages::All {
                 pages,
+                room,
                 etag: etag(&headers).filter(|_| only),
                 json,
             });
@@ -98,15 +136,28 @@ async fn pages(
             return Err(origin.protocol(format!("its list has more than {MAX_PAGES} pages")));
         }
         uri = next;
+        if whole.is_none() {
+            // What the first page took is given back first: it waits for all of it, holding nothing.
+            first_room = None;
+            let mut room = Room::whole(origin, most).await?;
+            room.note(pages.iter().map(Bytes::len).sum());
+            whole = Some(room);
+        }
     }
 }
 
+/// Borrows where it can; a bare `Cow` in a list never does.
+#[derive(Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(transparent)]
+struct Word<'a>(#[serde(borrow)] Cow<'a, str>);
+
 #[derive(Serialize, Deserialize)]
-struct Tags {
-    #[serde(default)]
-    name: String,
+struct Tags<'a> {
+    #[serde(default, borrow)]
+    name: Cow<'a, str>,
     /// `null` is what some registries send for none.
-    tags: Option<Vec<String>>,
+    #[serde(borrow)]
+    tags: Option<Vec<Word<'a>>>,
 }
 
 /// All tags, sorted by their bytes, each once.
@@ -130,38 +181,41 @@ async fn tags_at(
 ) -> Result<Fetched, Error> {
     // Without `n` some registries send pages of 50.
     let path = format!("/v2/{repository}/tags/list?n=1000");
-    let (pages, etag) = match pages(
+    let (pages, room, etag) = match pages(
         origin,
         Kind::Tags,
         &path,
         repository,
-        "application/json",
+        ("application/json", MAX_TAGS_BYTES),
         known,
     )
     .await?
     {
         Pages::Unchanged => return Ok(Fetched::Unchanged),
-        Pages::All { pages, etag, .. } => (pages, etag),
+        Pages::All {
+            pages, room, etag, ..
+        } => (pages, room, etag),
     };
     let mut tags = Vec::new();
-    for page in pages {
-        let page: Tags = serde_json::from_slice(&page)
+    let separators = |page: &Bytes| page.iter().filter(|byte| **byte == b',').count();
+    if pages.iter().map(separators).sum::<usize>() > MAX_TAGS {
+        return Err(origin.protocol(format!("its list has more than {MAX_TAGS} tags")));
+    }
+    for page in &pages {
+        let page: Tags<'_> = serde_json::from_slice(page)
             .map_err(|_| origin.protocol("its list of tags is not one"))?;
-        tags.extend(
-            page.tags
-                .unwrap_or_default()
-                .into_iter()
-                .filter(|tag| tag.parse::<Tag>().is_ok()),
-        );
+        let sound = |tag: &Word<'_>| tag.0.parse::<Tag>().is_ok();
+        tags.extend(page.tags.unwrap_or_default().into_iter().filter(sound));
     }
     tags.sort_unstable();
     tags.dedup();
     let whole = Tags {
-        name: repository.to_string(),
+        name: repository.to_string().into(),
         tags: Some(tags),
     };
     let bytes = serde_json::to_vec(&whole).unwrap_or_default();
-    Ok(document(origin, bytes.into(), "application/json", etag)?.unless(known))
+    let bytes = room.around(bytes.into());
+    Ok(document(origin, bytes, "application/json", etag)?.unless(known))
 }
 
 /// All referrers of a digest as one index; none is an empty one.
@@ -205,7 +259,7 @@ async fn referrers_at(
         Kind::Referrers,
         &path,
         repository,
-        MediaType::OCI_INDEX,
+        (MediaType::OCI_INDEX, MAX_REFERRERS),
         known,
     )
     .await
@@ -213,10 +267,11 @@ async fn referrers_at(
         Ok(Pages::Unchanged) => return Ok(Fetched::Unchanged),
         Ok(Pages::All {
             pages,
+            room,
             etag,
             json: true,
         }) => match merge(pages) {
-            Some(bytes) => document(origin, bytes, MediaType::OCI_INDEX, etag)?,
+            Some(bytes) => document(origin, room.around(bytes), MediaType::OCI_INDEX, etag)?,
             None => return Err(origin.protocol("its list of referrers is no index")),
         },
         // Registries without the API answer so, or with the page of a web site.

@@ -8,11 +8,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::authorize::request;
-use crate::exchange::{Answer, read, refusal};
+use crate::exchange::{Answer, read_into, refusal};
 use crate::failover::{Addresses, reach};
 use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
 use crate::retry::Patience;
+use crate::room::Room;
 use crate::{Error, Fetched, Known};
 
 /// All that a client may want: what the upstream has is replayed as it is.
@@ -144,14 +145,15 @@ pub(crate) async fn get(
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .and_then(MediaType::new);
-    let bytes = read(origin, answer.response, Manifest::MAX_SIZE).await?;
+    let mut room = Room::new(Manifest::MAX_SIZE);
+    let bytes = read_into(origin, answer.response, &mut room).await?;
     let digest = verify(origin, &bytes, &reference.target, claimed)?;
     let media_type = content_type
         .or_else(|| stated_type(&bytes))
         .ok_or_else(|| origin.protocol("its manifest says nowhere of which media type it is"))?;
     origin.budget.succeeded();
     Ok(Fetched::Document {
-        bytes,
+        bytes: room.around(bytes),
         media_type,
         digest,
         etag,

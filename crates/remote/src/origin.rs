@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::Uri;
 use pierhead_oci::Registry;
+use tokio::sync::Semaphore;
 
 use crate::authorize::Memory;
 use crate::bandwidth::Bandwidth;
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) guest_tokens: Tokens,
     pub(crate) helper_folders: Vec<PathBuf>,
     pub(crate) fetches: Arc<Fetches>,
+    /// See [`crate::room`].
+    pub(crate) documents: Arc<Semaphore>,
     pub(crate) bandwidth: Arc<Bandwidth>,
 }
 

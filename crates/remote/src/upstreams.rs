@@ -75,6 +75,7 @@ impl Upstreams {
             guest_tokens: Tokens::default(),
             helper_folders: config.helper_folders.clone(),
             fetches: Arc::clone(&lasting.fetches),
+            documents: Arc::clone(&lasting.documents),
             bandwidth: Arc::clone(&lasting.bandwidth),
         });
         let mut configured = HashMap::new();

@@ -24,7 +24,6 @@ use crate::Error;
 use crate::answer::Peer;
 use crate::document::Deadline;
 use crate::flight::Flights;
-use crate::limits::Limit;
 use crate::route::route;
 use crate::service::Inner;
 
@@ -41,7 +40,7 @@ struct State {
     sealer: Sealer,
     granted: Table<Seal, ()>,
     denied: Table<Seal, ()>,
-    flights: Flights<Seal, Result<Result<Upstream, pierhead_remote::Error>, Limit>>,
+    flights: Flights<Seal, Result<Upstream, pierhead_remote::Error>>,
     /// Which content a repository holds, as the registry says.
     holds: Known,
     /// From which registry all bytes of a content have come.
@@ -270,21 +269,15 @@ impl Asked<'_> {
             return Err(self.refused(peer));
         }
         let flight = state.flights.join(&self.key(&right), || {
-            let ticket = inner.limits.queue(&peer.client);
+            let ticket = inner.limits.queue(&peer.client)?;
             let question = self.question(inner.on_behalf(credentials), credentials.clone());
-            async move {
-                match ticket {
-                    // The place in the queue is kept until the answer is there.
-                    Ok(_ticket) => Ok(question.await),
-                    Err(limit) => Err(limit),
-                }
-            }
+            Ok(async move {
+                // The place in the queue is kept until the answer is there.
+                let _ticket = ticket;
+                question.await
+            })
         });
-        let answer = match flight {
-            None => return Err(Limit::Fetches.into()),
-            Some(flight) => flight.answer().await.ok_or(Error::Internal)?,
-        };
-        match answer? {
+        match flight?.answer().await.ok_or(Error::Internal)? {
             Ok(Upstream::Granted) => {
                 state.metrics.count(Verdict::Granted);
                 state.granted.insert(right, (), state.lifetime);

@@ -19,7 +19,6 @@ use super::table::Table;
 use super::throttle::Throttle;
 use crate::Error;
 use crate::flight::Flights;
-use crate::limits::Limit;
 
 /// How often the file is looked at, at most; and only when a client asks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -101,11 +100,11 @@ impl Logins {
         };
         let flight = state.flights.join(&seal, || {
             let state = state.clone();
-            async move { state.verify(seal, basic, address).await }
+            Ok(async move { state.verify(seal, basic, address).await })
         });
         match flight {
-            Some(flight) => flight.answer().await.unwrap_or(Err(Error::Internal)),
-            None => Err(Limit::Fetches.into()),
+            Ok(flight) => flight.answer().await.unwrap_or(Err(Error::Internal)),
+            Err(limit) => Err(limit.into()),
         }
     }
 }
