@@ -102,6 +102,7 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: config.default_upstream.clone(),
         known: config.upstreams.keys().cloned().collect(),
+        rules: config.access.clone(),
         tag_freshness: config.tags.freshness,
         answer_within: config.limits.answer_within,
         max_connections: config.limits.connections,

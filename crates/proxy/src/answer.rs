@@ -226,7 +226,10 @@ impl Request<'_> {
 
     /// Whom the request means, and what of it.
     fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
-        route(name, self.parts.uri.query(), &self.inner.config.load())
+        let config = self.inner.config.load();
+        let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
+        config.rules.check(&registry, &repository)?;
+        Ok((registry, repository))
     }
 
     fn constant(&self, body: &'static str) -> Response<Body> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pierhead_oci::Registry;
 
-use crate::Auth;
+use crate::{Auth, Rules};
 
 /// Settings of one [`Proxy`](crate::Proxy).
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct Config {
     pub default_upstream: Registry,
     /// Registries that are known by configuration, so that a first path segment of that name means them.
     pub known: Vec<Registry>,
+    /// What may be pulled.
+    pub rules: Rules,
     /// How long a tag is served without asking the upstream again.
     pub tag_freshness: Duration,
     /// An answer (data, stale, or an error) leaves within so long.
@@ -96,6 +98,7 @@ impl Default for Config {
                 .parse()
                 .expect("a constant that parses"),
             known: Vec::new(),
+            rules: Rules::default(),
             tag_freshness: Duration::from_secs(60),
             answer_within: Duration::from_secs(5),
             max_connections: 4096,

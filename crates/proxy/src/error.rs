@@ -17,6 +17,8 @@ pub(crate) enum Error {
     Namespace(ParseError),
     #[error("pierhead is a pull-through cache and read-only: push to the registry itself")]
     ReadOnly,
+    #[error("{name} may not be pulled here: {why}")]
+    Ruled { name: String, why: String },
     #[error("a request over HTTP/1.1 has exactly one Host")]
     Host,
     #[error("log in first, with a user and password that are known here")]

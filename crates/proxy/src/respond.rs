@@ -136,7 +136,8 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         Error::Upstream(RemoteError::NotFound { .. }) => (StatusCode::NOT_FOUND, unknown(kind)),
         // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
         // fall back to the origin after a 403.
-        Error::Upstream(RemoteError::Denied { .. } | RemoteError::Forbidden { .. }) => {
+        Error::Ruled { .. }
+        | Error::Upstream(RemoteError::Denied { .. } | RemoteError::Forbidden { .. }) => {
             (StatusCode::FORBIDDEN, ErrorCode::Denied)
         }
         Error::Cache(cache)

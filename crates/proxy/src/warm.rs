@@ -29,6 +29,9 @@ pub(crate) async fn warm(
     platforms: &[Platform],
     mut report: impl FnMut(Progress) + Send,
 ) -> Result<Progress, String> {
+    let rules = &inner.config.load().rules;
+    let allowed = rules.check(&reference.registry, &reference.repository);
+    allowed.map_err(|error| error.to_string())?;
     let blobs = blobs(inner, reference, platforms)
         .await
         .map_err(|error| format!("{reference}: {error}"))?;

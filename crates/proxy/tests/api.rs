@@ -186,3 +186,54 @@ async fn nonsense_is_refused_without_a_word_to_the_upstream() {
     }
     assert!(stage.upstream.requests().is_empty());
 }
+
+/// Whoever may not pull a repository gets nothing of it, and its upstream hears nothing of that.
+#[tokio::test]
+async fn a_repository_that_is_denied_is_served_from_nowhere() {
+    let stage = Stage::open().await;
+    let image = stage.push(31, &[5000]);
+    stage.upstream.push("other", "1", &image);
+    stage.pull(&image).await;
+    let mut config = pierhead_proxy::Config {
+        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        ..pierhead_proxy::Config::default()
+    };
+    let registry = config.default_upstream.clone();
+    config.rules.deny = vec![format!("{registry}/app").parse().unwrap()];
+    stage.proxy.reload(config.clone());
+    stage.upstream.clear_requests();
+    let layer = image.blobs[1].digest;
+    for path in [
+        "/v2/app/manifests/1".to_owned(),
+        "/v2/app/manifests/absent".to_owned(),
+        format!("/v2/app/manifests/{}", image.root),
+        format!("/v2/app/blobs/{layer}"),
+        "/v2/app/tags/list".to_owned(),
+        format!("/v2/app/referrers/{}", image.root),
+        format!("/v2/{registry}/app/manifests/1"),
+        format!("/v2/app/manifests/1?ns={registry}"),
+    ] {
+        let denied = stage.get(&path).await;
+        assert_eq!(
+            (denied.status, code(&denied)),
+            (403, "DENIED".into()),
+            "{path}"
+        );
+        assert!(
+            denied.body.windows(11).any(|it| it == b"access.deny"),
+            "{path}"
+        );
+    }
+    let reference = format!("{registry}/app:1").parse().unwrap();
+    let warmed = stage.proxy.warm(&reference, &[], |_| {}).await;
+    assert!(warmed.is_err_and(|error| error.contains("access.deny")));
+    assert_eq!(stage.upstream.requests().len(), 0);
+    assert_eq!(stage.get("/v2/other/manifests/1").await.status, 200);
+
+    config.rules.deny.clear();
+    config.rules.allow = vec![format!("{registry}/app").parse().unwrap()];
+    stage.proxy.reload(config);
+    assert_eq!(stage.get("/v2/app/manifests/1").await.status, 200);
+    assert_eq!(stage.get("/v2/other/manifests/1").await.status, 403);
+    assert_eq!(stage.get("/v2/").await.status, 200);
+}

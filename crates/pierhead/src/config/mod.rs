@@ -41,6 +41,7 @@ pub(crate) struct Config {
     pub(crate) allow_open_proxy_with_credentials: bool,
     pub(crate) cache: Cache,
     pub(crate) tags: Tags,
+    pub(crate) access: pierhead_proxy::Rules,
     pub(crate) limits: Limits,
     pub(crate) tls: Tls,
     pub(crate) auth: Auth,
@@ -214,6 +215,7 @@ impl Config {
             tags: Tags {
                 freshness: proxy.tag_freshness,
             },
+            access: pierhead_proxy::Rules::default(),
             limits: Limits {
                 connections: proxy.max_connections,
                 connections_per_client: proxy.limits.connections_per_client,

@@ -166,6 +166,18 @@ impl Value<'_> {
         list.iter().map(|item| host(item.get_ref())).collect()
     }
 
+    /// A list of patterns of registries and repositories.
+    pub(crate) fn patterns(&self) -> Result<Vec<pierhead_proxy::Pattern>, String> {
+        let wanted = "a list of patterns such as [\"docker.io/library/*\"]";
+        let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
+        list.iter()
+            .map(|item| {
+                let text = item.get_ref().as_str().ok_or_else(|| self.not(wanted))?;
+                text.parse()
+            })
+            .collect()
+    }
+
     /// A list of at least one URL, each once.
     pub(crate) fn urls(&self) -> Result<Vec<String>, String> {
         let wanted = "a list of URLs such as [\"https://mirror.example\"]";

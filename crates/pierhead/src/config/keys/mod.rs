@@ -42,6 +42,10 @@ impl<T> Key<T> {
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("cache", "How much of the disk."),
     ("tags", "When a tag is asked for anew."),
+    (
+        "access",
+        "What may be pulled: patterns of REGISTRY or REGISTRY/REPOSITORY. * stands for any run of characters but\n# /, and ** for any run at all; a registry alone means all of it. A blob that is in the cache is served to\n# whoever names its digest and a repository that may be pulled.",
+    ),
     ("limits", "What protects pierhead, the disk and the uplink."),
     (
         "tls",
@@ -209,6 +213,22 @@ pub(crate) static KEYS: &[Key<Config>] = &[
                 .map(|it| config.tags.freshness = it)
         },
         show: |config| quote_duration(config.tags.freshness),
+    },
+    Key {
+        section: "access",
+        name: "allow",
+        doc: "Only what fits one of these; nothing here means everything.",
+        example: "[\"docker.io/library/*\", \"ghcr.io/owner/**\"]",
+        set: |config, value| value.patterns().map(|it| config.access.allow = it),
+        show: |config| patterns(&config.access.allow),
+    },
+    Key {
+        section: "access",
+        name: "deny",
+        doc: "Nothing that fits one of these, whatever allow says. Answered 403, from the cache neither.",
+        example: "[\"docker.io/somebody/**\"]",
+        set: |config, value| value.patterns().map(|it| config.access.deny = it),
+        show: |config| patterns(&config.access.deny),
     },
     Key {
         section: "limits",
@@ -563,6 +583,11 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         },
     },
 ];
+
+fn patterns(patterns: &[pierhead_proxy::Pattern]) -> Option<String> {
+    let items: Vec<_> = patterns.iter().map(|it| quote(&it.to_string())).collect();
+    (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))
+}
 
 /// Directives for the log that can be understood.
 pub(crate) fn check_level(text: &str) -> Result<String, String> {
