@@ -8,7 +8,7 @@ use std::time::Duration;
 use pierhead_oci::Registry;
 use rustls::RootCertStore;
 
-use crate::Credentials;
+use crate::{Credentials, Resolve};
 
 /// Settings of one [`Client`](crate::Client). `Default` is what a bare `pierhead serve` uses, but for
 /// the `roots`, which only the binary can read.
@@ -36,9 +36,12 @@ pub struct Config {
     /// Blob fetches at once, over all upstreams; more wait, first come first served.
     pub max_fetches: usize,
     /// `https_proxy`, already read from the environment by the binary: `http://[user:password@]host:port`.
-    /// Plain HTTP upstreams are reached without it. It resolves names itself, so that behind it the guard
-    /// against internal addresses sees names and literal addresses only: the proxy has to refuse the rest.
+    /// Plain HTTP upstreams are reached without it. It resolves names itself: the guard against internal
+    /// addresses judges the name, and the addresses that it has here, if any. A name that means something
+    /// else to the proxy is for the proxy to refuse.
     pub https_proxy: Option<String>,
+    /// Asked for the addresses of hosts; `None`: the system.
+    pub resolver: Option<Arc<dyn Resolve>>,
     /// Hosts that go direct: the words of `no_proxy`.
     pub no_proxy: Vec<String>,
     /// Folders that hold `docker-credential-…` programs; empty: the system's search path.
@@ -89,6 +92,7 @@ impl Default for Config {
             bandwidth: None,
             max_fetches: 32,
             https_proxy: None,
+            resolver: None,
             no_proxy: Vec::new(),
             helper_folders: Vec::new(),
         }

@@ -31,6 +31,29 @@ const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// More addresses than this of one name are not tried.
 const MAX_ADDRESSES: usize = 8;
 
+/// How long names may take that an HTTPS proxy is going to resolve anyway: where it is the only way out,
+/// there may be no DNS that answers.
+const GLANCE: Duration = Duration::from_millis(500);
+
+/// Turns names into addresses.
+pub trait Resolve: Send + Sync + std::fmt::Debug {
+    /// All addresses of a host, with that port, the preferred one first. Every connection asks anew.
+    fn resolve(&self, host: String, port: u16) -> Resolving;
+}
+
+/// See [`Resolve::resolve`].
+pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
+
+/// As the system does.
+#[derive(Debug)]
+pub(crate) struct SystemResolver;
+
+impl Resolve for SystemResolver {
+    fn resolve(&self, host: String, port: u16) -> Resolving {
+        Box::pin(async move { Ok(tokio::net::lookup_host((host, port)).await?.collect()) })
+    }
+}
+
 /// Connects on behalf of one upstream, within its [`Reach`].
 #[derive(Clone)]
 pub(crate) struct Connector(Arc<Shared>);
@@ -39,6 +62,7 @@ struct Shared {
     reach: Reach,
     tls: TlsConnector,
     proxy: Option<Arc<Matcher>>,
+    resolver: Arc<dyn Resolve>,
     timeout: Duration,
 }
 
@@ -78,12 +102,14 @@ impl Connector {
         reach: Reach,
         tls: Arc<rustls::ClientConfig>,
         proxy: Option<Arc<Matcher>>,
+        resolver: Arc<dyn Resolve>,
         timeout: Duration,
     ) -> Self {
         Self(Arc::new(Shared {
             reach,
             tls: tls.into(),
             proxy,
+            resolver,
             timeout,
         }))
     }
@@ -95,8 +121,11 @@ impl Shared {
         let (host, port) = host_and_port(uri)?;
         let intercept = self.proxy.as_ref().and_then(|proxy| proxy.intercept(uri));
         let tcp = match intercept {
-            Some(proxy) => tunnel(&proxy, uri).await?,
-            None => dial(&host, port, allowed).await?,
+            Some(proxy) => {
+                self.glance(&host, port, allowed).await?;
+                tunnel(&proxy, uri).await?
+            }
+            None => dial(&*self.resolver, &host, port, allowed).await?,
         };
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(Stream::new(tcp));
@@ -109,6 +138,31 @@ impl Shared {
             ConnectError::because(format!("TLS with {host}:{port} failed: {e}{hint}"), e)
         })?;
         Ok(Stream::new(tls))
+    }
+}
+
+impl Shared {
+    /// Refuses a name that leads to an internal address as far as can be seen from here. The proxy resolves
+    /// it once more, and may see something else: that is for the proxy to refuse.
+    async fn glance(&self, host: &str, port: u16, allowed: Allowed) -> Result<(), ConnectError> {
+        if allowed == Allowed::Any {
+            return Ok(());
+        }
+        let resolving = self.resolver.resolve(host.to_owned(), port);
+        match tokio::time::timeout(GLANCE, resolving).await {
+            Ok(Ok(addresses)) => all_public(host, &addresses),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn all_public(host: &str, addresses: &[SocketAddr]) -> Result<(), ConnectError> {
+    match addresses
+        .iter()
+        .all(|address| guard::is_public(address.ip()))
+    {
+        true => Ok(()),
+        false => Err(ConnectError::Forbidden(guard::internal(host))),
     }
 }
 
@@ -133,18 +187,19 @@ fn host_and_port(uri: &Uri) -> Result<(String, u16), ConnectError> {
 ///
 /// The addresses checked are the ones connected to: a name that resolves otherwise a moment later
 /// changes nothing.
-async fn dial(host: &str, port: u16, allowed: Allowed) -> Result<TcpStream, ConnectError> {
-    let resolved = tokio::net::lookup_host((host, port)).await;
+async fn dial(
+    resolver: &dyn Resolve,
+    host: &str,
+    port: u16,
+    allowed: Allowed,
+) -> Result<TcpStream, ConnectError> {
+    let resolved = resolver.resolve(host.to_owned(), port).await;
     let resolved = resolved
         .map_err(|e| ConnectError::because(format!("{host} cannot be resolved: {e}"), e))?;
-    let addresses = alternate(resolved);
-    if allowed == Allowed::Public
-        && addresses
-            .iter()
-            .any(|address| !guard::is_public(address.ip()))
-    {
-        return Err(ConnectError::Forbidden(guard::internal(host)));
+    if allowed == Allowed::Public {
+        all_public(host, &resolved)?;
     }
+    let addresses = alternate(resolved.into_iter());
     let mut waiting = addresses.into_iter();
     let mut attempts = FuturesUnordered::new();
     let mut last = ConnectError::failed(format!("{host} has no address"));
@@ -187,8 +242,7 @@ fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     mixed
 }
 
-/// Through the HTTPS proxy, which is configured and may be anywhere. It resolves the name, so that no
-/// address is seen here: the guard has judged the name alone.
+/// Through the HTTPS proxy, which is configured and may be anywhere. It resolves the name.
 async fn tunnel(proxy: &Intercept, uri: &Uri) -> Result<TcpStream, ConnectError> {
     let mut tunnel = Tunnel::new(proxy.uri().clone(), ToProxy);
     if let Some(auth) = proxy.basic_auth() {
@@ -227,7 +281,9 @@ impl Service<Uri> for ToProxy {
     fn call(&mut self, uri: Uri) -> Self::Future {
         Box::pin(async move {
             let (host, port) = host_and_port(&uri)?;
-            Ok(TokioIo::new(dial(&host, port, Allowed::Any).await?))
+            Ok(TokioIo::new(
+                dial(&SystemResolver, &host, port, Allowed::Any).await?,
+            ))
         })
     }
 }
@@ -328,11 +384,17 @@ mod tests {
     #[tokio::test]
     async fn the_address_is_checked_whatever_its_name() {
         // Numbers are addresses to the resolver, as any name of /etc/hosts or a hostile DNS server is.
-        let error = dial("127.0.0.1", 1, Allowed::Public).await.unwrap_err();
+        let error = dial(&SystemResolver, "127.0.0.1", 1, Allowed::Public)
+            .await
+            .unwrap_err();
         assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
-        let error = dial("localhost", 1, Allowed::Public).await.unwrap_err();
+        let error = dial(&SystemResolver, "localhost", 1, Allowed::Public)
+            .await
+            .unwrap_err();
         assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
-        let error = dial("127.0.0.1", 1, Allowed::Any).await.unwrap_err();
+        let error = dial(&SystemResolver, "127.0.0.1", 1, Allowed::Any)
+            .await
+            .unwrap_err();
         assert!(matches!(error, ConnectError::Failed { .. }), "{error}");
     }
 }

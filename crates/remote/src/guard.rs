@@ -8,21 +8,22 @@ use http::uri::Scheme;
 
 /// Special-purpose IPv4 blocks (IANA registry) that are not the public Internet.
 const NOT_PUBLIC_V4: &[(Ipv4Addr, u32)] = &[
-    (Ipv4Addr::new(0, 0, 0, 0), 8),       // this network
-    (Ipv4Addr::new(10, 0, 0, 0), 8),      // private
-    (Ipv4Addr::new(100, 64, 0, 0), 10),   // carrier-grade NAT
-    (Ipv4Addr::new(127, 0, 0, 0), 8),     // loopback
-    (Ipv4Addr::new(169, 254, 0, 0), 16),  // link-local, and clouds' metadata
-    (Ipv4Addr::new(172, 16, 0, 0), 12),   // private
-    (Ipv4Addr::new(192, 0, 0, 0), 24),    // protocol assignments
-    (Ipv4Addr::new(192, 0, 2, 0), 24),    // documentation
-    (Ipv4Addr::new(192, 88, 99, 0), 24),  // 6to4 relays
-    (Ipv4Addr::new(192, 168, 0, 0), 16),  // private
-    (Ipv4Addr::new(198, 18, 0, 0), 15),   // benchmarks
-    (Ipv4Addr::new(198, 51, 100, 0), 24), // documentation
-    (Ipv4Addr::new(203, 0, 113, 0), 24),  // documentation
-    (Ipv4Addr::new(224, 0, 0, 0), 4),     // multicast
-    (Ipv4Addr::new(240, 0, 0, 0), 4),     // reserved, broadcast
+    (Ipv4Addr::new(0, 0, 0, 0), 8),        // this network
+    (Ipv4Addr::new(10, 0, 0, 0), 8),       // private
+    (Ipv4Addr::new(100, 64, 0, 0), 10),    // carrier-grade NAT
+    (Ipv4Addr::new(127, 0, 0, 0), 8),      // loopback
+    (Ipv4Addr::new(168, 63, 129, 16), 32), // a cloud's metadata, beside link-local
+    (Ipv4Addr::new(169, 254, 0, 0), 16),   // link-local, and clouds' metadata
+    (Ipv4Addr::new(172, 16, 0, 0), 12),    // private
+    (Ipv4Addr::new(192, 0, 0, 0), 24),     // protocol assignments
+    (Ipv4Addr::new(192, 0, 2, 0), 24),     // documentation
+    (Ipv4Addr::new(192, 88, 99, 0), 24),   // 6to4 relays
+    (Ipv4Addr::new(192, 168, 0, 0), 16),   // private
+    (Ipv4Addr::new(198, 18, 0, 0), 15),    // benchmarks
+    (Ipv4Addr::new(198, 51, 100, 0), 24),  // documentation
+    (Ipv4Addr::new(203, 0, 113, 0), 24),   // documentation
+    (Ipv4Addr::new(224, 0, 0, 0), 4),      // multicast
+    (Ipv4Addr::new(240, 0, 0, 0), 4),      // reserved, broadcast
 ];
 
 /// Blocks within 2000::/3 (global unicast) that are not the public Internet.
@@ -151,7 +152,8 @@ impl Reach {
             if !is_public(address) {
                 return Err(internal(&host));
             }
-        } else if is_internal_name(&host) {
+        } else if is_internal_name(&host) || host.contains([':', '%']) {
+            // The last are addresses with a zone.
             // Refused by name too: behind an HTTPS proxy no address is seen here.
             return Err(internal(&host));
         }
@@ -213,6 +215,7 @@ mod tests {
             "11.0.0.0",
             "100.63.255.255",
             "100.128.0.0",
+            "168.63.129.15",
             "172.15.255.255",
             "172.32.0.0",
             "192.0.1.0",
@@ -240,6 +243,7 @@ mod tests {
             "127.0.0.1",
             "127.255.0.1",
             "169.254.169.254",
+            "168.63.129.16",
             "172.16.0.1",
             "172.31.255.255",
             "192.0.0.8",
@@ -259,6 +263,14 @@ mod tests {
             "::7f00:1",
             "::ffff:127.0.0.1",
             "::ffff:192.168.0.1",
+            "::ffff:169.254.169.254",
+            "::ffff:100.64.0.1",
+            "::ffff:0.0.0.0",
+            "::ffff:0:127.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b::e000:1",
+            "2002:a9fe:a9fe::1",
+            "2002:6440:1::",
             "64:ff9b::a00:1",
             "64:ff9b::7f00:1",
             "64:ff9b:1::808:808",
@@ -299,6 +311,12 @@ mod tests {
             "https://LOCALHOST./",
             "https://metadata.google.internal/",
             "https://127.1/",
+            "https://127.0.0.1./",
+            "https://2130706433/",
+            "https://017700000001/",
+            "https://[::ffff:7f00:1]/",
+            "https://[64:ff9b::7f00:1]/",
+            "https://[0:0:0:0:0:0:0:1]/",
             "https://0x7f000001/",
             "ftp://ghcr.io/",
             "/v2/",

@@ -36,6 +36,7 @@ mod upstreams;
 
 pub use client::{Client, Fetched, Known, Prepared};
 pub use config::{Address, Config, Upstream};
+pub use connect::{Resolve, Resolving};
 pub use credentials::{Credentials, DockerConfigError, docker_config};
 pub use error::{Error, Fault};
 pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};

@@ -25,9 +25,18 @@ const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 /// Not believed for longer, so that a revoked right ends.
 const LONGEST_LIFE: Duration = Duration::from_secs(3600);
 
+/// While an old token will do, a new one is not waited for any longer.
+const RENEWAL: Duration = Duration::from_secs(1);
+
+/// And after that failed, not asked for again for so long.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
+
 /// A bearer token.
 pub(crate) struct Token {
     pub(crate) secret: Zeroizing<String>,
+    /// From then on a new one is fetched.
+    renew: Instant,
+    /// Until then this one will do when none can be had.
     expires: Instant,
 }
 
@@ -65,18 +74,28 @@ impl Tokens {
     where
         F: Future<Output = Result<Arc<Token>, Error>>,
     {
-        let cell = self.cell(key, rejected);
-        cell.get_or_init(fetch).await.clone()
+        let (cell, old) = self.cell(key, rejected);
+        let Some(old) = old else {
+            return cell.get_or_init(fetch).await.clone();
+        };
+        let renewed = cell.get_or_init(|| async {
+            match tokio::time::timeout(RENEWAL, fetch()).await {
+                Ok(Err(error)) if !error.is_retryable() => Err(error),
+                Ok(Ok(token)) => Ok(token),
+                _ => Ok(Arc::new(old.for_now())),
+            }
+        });
+        renewed.await.clone()
     }
 
-    fn cell(&self, key: &Key, rejected: Option<&Arc<Token>>) -> Cell {
+    /// The place of that token; and the one that is due to be renewed, when it is good for some time yet.
+    fn cell(&self, key: &Key, rejected: Option<&Arc<Token>>) -> (Cell, Option<Arc<Token>>) {
         let now = Instant::now();
+        let is_rejected =
+            |token: &Arc<Token>| rejected.is_some_and(|rejected| Arc::ptr_eq(rejected, token));
         let usable = |cell: &Cell| match cell.get() {
             None => true,
-            Some(Ok(token)) => {
-                token.expires > now
-                    && !rejected.is_some_and(|rejected| Arc::ptr_eq(rejected, token))
-            }
+            Some(Ok(token)) => token.renew > now && !is_rejected(token),
             Some(Err(_)) => false,
         };
         let mut cells = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,10 +103,13 @@ impl Tokens {
         let tick = cells.tick;
         if let Some((cell, used)) = cells.by_key.get_mut(key) {
             *used = tick;
+            let mut old = None;
             if !usable(cell) {
-                *cell = Cell::default();
+                let cell = std::mem::take(cell);
+                old = cell.get().and_then(|token| token.clone().ok());
+                old = old.filter(|token| token.expires > now && !is_rejected(token));
             }
-            return Arc::clone(cell);
+            return (Arc::clone(cell), old);
         }
         if cells.by_key.len() >= CAPACITY {
             cells.by_key.retain(|_, (cell, _)| usable(cell));
@@ -102,7 +124,7 @@ impl Tokens {
         }
         let cell = Cell::default();
         cells.by_key.insert(key.clone(), (Arc::clone(&cell), tick));
-        cell
+        (cell, None)
     }
 }
 
@@ -116,8 +138,8 @@ struct Answer {
 impl Token {
     /// From a token server's JSON. `None` when there is no token in it that a header can carry.
     ///
-    /// The life begins now and not at `issued_at`, whose clock is another's; its last tenth is not used,
-    /// so that no token expires on the way.
+    /// The life begins now and not at `issued_at`, whose clock is another's; its last tenth is used only
+    /// while no other can be had, so that no token expires on the way.
     pub(crate) fn parse(json: &[u8]) -> Option<Self> {
         let answer: Answer = serde_json::from_slice(json).ok()?;
         let filled = |token: &Zeroizing<String>| !token.is_empty();
@@ -134,8 +156,18 @@ impl Token {
             .clamp(Duration::from_secs(1), LONGEST_LIFE);
         Some(Self {
             secret,
-            expires: Instant::now() + life.mul_f64(0.9),
+            renew: Instant::now() + life.mul_f64(0.9),
+            expires: Instant::now() + life,
         })
+    }
+
+    /// The same, to be used while the token server is in trouble.
+    fn for_now(&self) -> Self {
+        Self {
+            secret: self.secret.clone(),
+            renew: (Instant::now() + RENEWAL_PAUSE).min(self.expires),
+            expires: self.expires,
+        }
     }
 }
 
@@ -168,6 +200,10 @@ mod tests {
             secret(r#"{"token":"","access_token":"b"}"#).as_deref(),
             Some("b")
         );
+        assert_eq!(
+            secret(r#"{"token":"a","expires_in":18446744073709551615}"#).as_deref(),
+            Some("a")
+        );
         for json in [
             "",
             "{}",
@@ -175,6 +211,10 @@ mod tests {
             r#"{"token":"a\r\nb: c"}"#,
             r#"{"token":7}"#,
             r#"{"token":"a","expires_in":-1}"#,
+            r#"{"token":"a b"}"#,
+            "{\"token\":\"a\u{e9}\"}",
+            &"[".repeat(60_000),
+            &format!("{{\"token\":{}1{}}}", "[".repeat(200), "]".repeat(200)),
         ] {
             assert_eq!(secret(json), None, "{json}");
         }
@@ -202,6 +242,49 @@ mod tests {
         // Who still holds the second finds that it has been replaced already.
         assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
         assert_eq!(fetched.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_token_will_do_until_it_expires_while_none_can_be_had() {
+        let tokens = Tokens::default();
+        let key = key("x");
+        let fresh = || async { Ok(token(r#"{"token":"a","expires_in":1000}"#).unwrap()) };
+        let first = tokens.get(&key, None, fresh).await.unwrap();
+        let asked = AtomicUsize::new(0);
+        let down = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::pending().await
+        };
+        tokio::time::advance(Duration::from_secs(901)).await;
+        for _ in 0..3 {
+            let old = tokens.get(&key, None, down).await.unwrap();
+            assert_eq!(old.secret, first.secret);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "not at each request");
+        tokio::time::advance(RENEWAL_PAUSE).await;
+        let refused = || async {
+            Err(Error::Denied {
+                upstream: "x".into(),
+                status: 401,
+            })
+        };
+        assert!(tokens.get(&key, None, refused).await.is_err(), "a verdict");
+
+        let first = tokens.get(&key, None, fresh).await.unwrap();
+        tokio::time::advance(Duration::from_secs(901)).await;
+        let broken = || async {
+            Err(Error::Status {
+                upstream: "x".into(),
+                status: 503,
+            })
+        };
+        assert!(
+            tokens.get(&key, Some(&first), broken).await.is_err(),
+            "it was rejected"
+        );
+        tokens.get(&key, None, fresh).await.unwrap();
+        tokio::time::advance(Duration::from_secs(1001)).await;
+        assert!(tokens.get(&key, None, broken).await.is_err(), "expired");
     }
 
     #[tokio::test]

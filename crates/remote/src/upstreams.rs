@@ -13,7 +13,7 @@ use rustls_pki_types::pem::PemObject as _;
 
 use crate::authorize::Memory;
 use crate::client::Lasting;
-use crate::connect::Connector;
+use crate::connect::{Connector, SystemResolver};
 use crate::exchange::{Http, http};
 use crate::guard::{Reach, host_of, port_of};
 use crate::health::Health;
@@ -260,6 +260,10 @@ impl Network<'_> {
             reach,
             Arc::new(tls),
             self.proxy.clone(),
+            self.config
+                .resolver
+                .clone()
+                .unwrap_or_else(|| Arc::new(SystemResolver)),
             self.config.connect_timeout,
         )))
     }

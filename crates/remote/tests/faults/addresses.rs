@@ -50,6 +50,26 @@ impl Two {
         }
     }
 
+    /// Reloads with a minimum rate.
+    fn demand(&self, minimum_rate: u64) {
+        let upstream = Upstream {
+            url: self.mirror.url(),
+            mirror: true,
+            others: vec![Address {
+                url: self.registry.url(),
+                ..Address::default()
+            }],
+            ..Upstream::default()
+        };
+        let config = Config {
+            upstreams: [(name(), upstream)].into(),
+            stall_timeout: Duration::from_millis(400),
+            minimum_rate,
+            ..Config::default()
+        };
+        self.client.reload(config).expect("a good configuration");
+    }
+
     fn layer(&self) -> Digest {
         self.image.blobs[1].digest
     }
@@ -207,6 +227,16 @@ async fn a_blob_that_breaks_off_goes_on_at_the_next_address() {
         let request = &two.registry.requests()[0];
         assert_eq!(request.header("range"), Some("bytes=70000-"));
     }
+}
+
+#[tokio::test]
+async fn a_blob_that_is_slow_goes_on_at_the_next_address() {
+    let two = Two::start().await;
+    two.demand(1_000_000);
+    two.mirror.inject(Fault::Slow(100_000).on_blobs());
+    two.pulls().await;
+    assert_eq!(two.mirror.gets_of(&two.layer()), 1);
+    assert_eq!(two.registry.gets_of(&two.layer()), 1);
 }
 
 /// And where the next one lacks it, at the first again.

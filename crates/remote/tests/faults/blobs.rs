@@ -236,3 +236,28 @@ async fn the_size_is_what_a_head_says() {
     assert!(matches!(size().await, Err(Error::NotFound { .. })));
     assert_eq!(pair.upstream.gets_of(&pair.layer()), 0);
 }
+
+/// Faster than a stall, and still too slow: cut, tried once more, given up; its place goes to others.
+#[tokio::test]
+async fn one_that_is_too_slow_is_given_up() {
+    let demanding = |config: &mut Config, _: &mut Upstream| {
+        config.stall_timeout = Duration::from_millis(400);
+        config.minimum_rate = 1_000_000;
+        config.max_fetches = 1;
+    };
+    let pair = Pair::with(FakeRegistry::builder(), demanding).await;
+    let slow = pair.upstream.inject(Fault::Slow(100_000).on_blobs());
+    let (received, ended) = pair.pull(0).await;
+    let told = ended.expect_err("too slow").to_string();
+    assert!(told.contains("limits.upstream_minimum_rate"), "{told}");
+    assert!(!received.is_empty() && pair.upstream.gets_of(&pair.layer()) == 2);
+    slow.remove();
+    pair.pull(0).await.1.expect("the layer");
+    let lenient = Pair::with(FakeRegistry::builder(), |config, upstream| {
+        demanding(config, upstream);
+        config.minimum_rate = 0;
+    });
+    let lenient = lenient.await;
+    lenient.upstream.inject(Fault::Slow(100_000).on_blobs());
+    lenient.pulls_in(1).await;
+}

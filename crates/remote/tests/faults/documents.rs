@@ -310,3 +310,22 @@ async fn referrers_come_by_the_api_or_the_tag() {
         [""; 0]
     );
 }
+
+/// Somebody may have given an image the very tag that stands for a list of referrers.
+#[tokio::test]
+async fn an_image_under_the_referrers_tag_is_no_list_of_them() {
+    let pair = Pair::start().await;
+    pair.upstream
+        .configure(|settings| settings.referrers_api = false);
+    let subject = digest_of(b"the subject");
+    let tag = subject.to_string().replace(':', "-");
+    let root = pair.image.root;
+    pair.upstream.tag(REPOSITORY, &tag, root);
+    let (name, repository, known) = (name(), repository(), Known::default());
+    let list = pair.client.referrers(&name, &repository, &subject, &known);
+    let Ok(Fetched::Document { bytes, .. }) = soon(list).await else {
+        panic!("no list");
+    };
+    let index: Value = serde_json::from_slice(&bytes).expect("JSON");
+    assert_eq!(index["manifests"], Value::Array(Vec::new()));
+}

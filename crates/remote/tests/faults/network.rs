@@ -182,3 +182,172 @@ async fn trust_is_exact() {
         assert_eq!(pair.pull(0).await.1.is_ok(), reached);
     }
 }
+
+/// Answers in turn, and for ever with the last one.
+#[derive(Debug, Default)]
+struct Names(Mutex<std::collections::HashMap<String, Vec<Vec<std::net::IpAddr>>>>);
+
+impl Names {
+    fn knows(self, host: &str, answers: &[&[&str]]) -> Self {
+        let parse = |answer: &&[&str]| {
+            let texts = answer.iter();
+            texts
+                .map(|text| text.parse().expect("an address"))
+                .collect()
+        };
+        let answers = answers.iter().rev().map(parse).collect();
+        self.0
+            .lock()
+            .expect("not poisoned")
+            .insert(host.to_owned(), answers);
+        self
+    }
+}
+
+impl pierhead_remote::Resolve for Names {
+    fn resolve(&self, host: String, port: u16) -> pierhead_remote::Resolving {
+        let mut names = self.0.lock().expect("not poisoned");
+        let answer = match (names.get_mut(&host), host.parse()) {
+            (Some(answers), _) if answers.len() > 1 => answers.pop(),
+            (Some(answers), _) => answers.last().cloned(),
+            (None, Ok(address)) => Some(vec![address]),
+            (None, Err(_)) => None,
+        };
+        let answer = answer.ok_or_else(|| std::io::Error::other("no such name"));
+        let with_port = |address: std::net::IpAddr| (address, port).into();
+        let answer = answer.map(|addresses| addresses.into_iter().map(with_port).collect());
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+/// A port that shows whether anybody came.
+async fn trap() -> TcpListener {
+    TcpListener::bind("127.0.0.1:0").await.expect("a port")
+}
+
+fn is_untouched(trap: &TcpListener) -> bool {
+    use futures_util::FutureExt as _;
+    trap.accept().now_or_never().is_none()
+}
+
+/// What a name meant a moment ago, or also means, is no excuse: the address that would be connected to counts.
+#[tokio::test]
+async fn a_name_that_turns_internal_is_not_followed_there() {
+    let trap = trap().await;
+    let port = trap.local_addr().expect("bound").port();
+    let names = Names::default()
+        .knows("rebound.example", &[&["192.88.98.1"], &["127.0.0.1"]])
+        .knows("mixed.example", &[&["1.1.1.1", "127.0.0.1"]])
+        .knows("mapped.example", &[&["::ffff:127.0.0.1"]])
+        .knows("translated.example", &[&["64:ff9b::7f00:1"]]);
+    let client = Client::new(Config {
+        resolver: Some(Arc::new(names)),
+        connect_timeout: Duration::from_millis(200),
+        ..Config::default()
+    })
+    .expect("a good configuration");
+    for host in [
+        "rebound.example",
+        "mixed.example",
+        "mapped.example",
+        "translated.example",
+    ] {
+        let reference = format!("{host}:{port}/a/b:latest").parse().expect("one");
+        let fetched = soon(client.manifest(&reference, &Known::default())).await;
+        assert!(
+            matches!(fetched, Err(Error::Forbidden { .. })),
+            "{host}: {fetched:?}"
+        );
+    }
+    assert!(is_untouched(&trap));
+}
+
+#[tokio::test]
+async fn neither_a_redirect_nor_a_token_realm_leads_to_a_name_that_is_internal() {
+    let trap = trap().await;
+    let port = trap.local_addr().expect("bound").port();
+    let start = async |builder: Builder| {
+        let names = Names::default().knows("inside.example", &[&["127.0.0.1"]]);
+        let change = |config: &mut Config, _: &mut Upstream| {
+            config.resolver = Some(Arc::new(names));
+        };
+        Pair::with(builder, change).await
+    };
+    let place = format!("https://inside.example:{port}/x");
+    let pair = start(FakeRegistry::builder()).await;
+    pair.upstream
+        .inject(Fault::RedirectTo(place.clone()).on("/v2/*"));
+    let fetched = pair.manifest().await;
+    assert!(
+        matches!(fetched, Err(Error::Forbidden { .. })),
+        "{fetched:?}"
+    );
+    let ended = pair.pull(0).await.1;
+    assert!(matches!(ended, Err(Error::Forbidden { .. })), "{ended:?}");
+
+    let pair = start(FakeRegistry::builder().token_auth()).await;
+    let realm = format!("Bearer realm=\"{place}\",service=\"s\"");
+    let lure = Fault::Header("www-authenticate", realm);
+    pair.upstream.inject(lure.on("/v2/*").before_auth());
+    let fetched = pair.manifest().await;
+    assert!(
+        matches!(fetched, Err(Error::Forbidden { .. })),
+        "{fetched:?}"
+    );
+
+    // A token server of good name that sends us on.
+    let pair = start(FakeRegistry::builder().token_auth()).await;
+    pair.upstream.inject(Fault::RedirectTo(place).on_tokens());
+    let fetched = pair.manifest().await;
+    assert!(
+        matches!(fetched, Err(Error::Forbidden { .. })),
+        "{fetched:?}"
+    );
+    assert!(is_untouched(&trap));
+}
+
+/// As far as it can be seen from here: what does not resolve here goes to the proxy by its name.
+#[tokio::test]
+async fn behind_a_proxy_the_guard_judges_addresses_too() {
+    let proxy = Proxy::start(([127, 0, 0, 1], 1).into(), OPEN).await;
+    let names = Names::default().knows("inside.example", &[&["10.0.0.1"]]);
+    let client = Client::new(Config {
+        https_proxy: Some(proxy.url.clone()),
+        resolver: Some(Arc::new(names)),
+        ..Config::default()
+    })
+    .expect("a good configuration");
+    let fetch = async |host: &str| {
+        let reference = format!("{host}/a/b:latest").parse().expect("a reference");
+        soon(client.manifest(&reference, &Known::default())).await
+    };
+    let fetched = fetch("inside.example").await;
+    assert!(
+        matches!(fetched, Err(Error::Forbidden { .. })),
+        "{fetched:?}"
+    );
+    assert!(proxy.heads().is_empty());
+    fetch("unknown.example")
+        .await
+        .expect_err("it leads nowhere");
+    assert!(proxy.heads()[0].starts_with("CONNECT unknown.example:443 "));
+}
+
+#[tokio::test]
+async fn all_addresses_of_a_name_are_tried() {
+    let upstream = FakeRegistry::start().await;
+    upstream.push(REPOSITORY, "latest", &Image::random(7, &[10]));
+    // Nobody listens on the others: they are loopback too.
+    let names = Names::default().knows(
+        "many.example",
+        &[&["127.0.0.2", "::1", "127.0.0.3", "127.0.0.1"]],
+    );
+    let url = format!("http://many.example:{}", upstream.addr().port());
+    let pair = Pair::with(FakeRegistry::builder(), |config, upstream| {
+        config.resolver = Some(Arc::new(names));
+        upstream.url = url;
+    })
+    .await;
+    pair.manifest().await.expect("a manifest");
+    assert_eq!(upstream.requests().len(), 1);
+}
