@@ -70,6 +70,7 @@ pub(crate) fn remote(
         bandwidth: config.limits.upstream_bandwidth,
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),
+        resolver: None,
         no_proxy: environment.no_proxy.clone(),
         // Helpers are found by the system's search path.
         helper_folders: Vec::new(),

@@ -21,15 +21,18 @@ use crate::retry::{Patience, after};
 /// seconds, which leaves time for an answer within the five that clients are promised.
 const HEDGE: Duration = Duration::from_secs(1);
 
+/// The addresses of one upstream.
+pub(crate) type Places = Arc<[Arc<Place>]>;
+
 /// All addresses of one upstream in the order of preference, never none; and in whose name they are asked.
 #[derive(Clone)]
 pub(crate) struct Addresses {
-    places: Arc<[Arc<Place>]>,
+    places: Places,
     guest: Option<Arc<Guest>>,
 }
 
 impl Addresses {
-    pub(crate) fn new(places: Arc<[Arc<Place>]>, guest: Option<Arc<Guest>>) -> Self {
+    pub(crate) fn new(places: Places, guest: Option<Arc<Guest>>) -> Self {
         Self { places, guest }
     }
 

@@ -15,6 +15,7 @@ use crate::authorize::Memory;
 use crate::client::Lasting;
 use crate::connect::{Connector, SystemResolver};
 use crate::exchange::{Http, http};
+use crate::failover::Places;
 use crate::guard::{Reach, host_of, port_of};
 use crate::health::Health;
 use crate::metrics::Metrics;
@@ -37,7 +38,7 @@ pub fn default_url(name: &Registry) -> String {
 
 /// All upstreams of one configuration.
 pub(crate) struct Upstreams {
-    configured: HashMap<Registry, Arc<[Arc<Place>]>>,
+    configured: HashMap<Registry, Places>,
     strangers: Strangers,
     /// The connections of all strangers: they may reach the same places.
     public: Http,
@@ -131,7 +132,7 @@ impl Upstreams {
     }
 
     /// The addresses of the upstream of that name, in the order of preference.
-    pub(crate) fn places(&self, name: &Registry) -> Result<Arc<[Arc<Place>]>, Error> {
+    pub(crate) fn places(&self, name: &Registry) -> Result<Places, Error> {
         if let Some(places) = self.configured.get(name) {
             return Ok(Arc::clone(places));
         }
@@ -276,7 +277,7 @@ struct Strangers(Mutex<Recent>);
 /// With the tick of their last use.
 #[derive(Default)]
 struct Recent {
-    by_name: HashMap<Registry, (Arc<[Arc<Place>]>, u64)>,
+    by_name: HashMap<Registry, (Places, u64)>,
     tick: u64,
 }
 
@@ -285,7 +286,7 @@ const MAX_STRANGERS: usize = 256;
 
 impl Strangers {
     /// The one of that name, made when it is not there; the one not used for longest leaves.
-    fn get(&self, registry: &Registry, make: impl FnOnce() -> Place) -> Arc<[Arc<Place>]> {
+    fn get(&self, registry: &Registry, make: impl FnOnce() -> Place) -> Places {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.tick += 1;
         let tick = recent.tick;
