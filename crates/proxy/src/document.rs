@@ -5,15 +5,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, Name, Object, Record};
-use pierhead_oci::{Digest, MediaType, Reference, Registry, Repository, Target};
+use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
 use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
-use crate::Error;
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
+use crate::{Error, manifest};
 
 /// Documents up to so many bytes are read whole before their head leaves.
 pub(crate) const EAGER: u64 = 128 << 10;
@@ -238,6 +238,11 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
         let object = open(inner, digest).await?;
         // A blob without a type was never served as a manifest: the upstream must say what it is.
         let media_type = object.media_type()?.clone();
+        // Lists of tags have one, too.
+        if !media_type.is_manifest() && !media_type.is_index() {
+            let bytes = object.read_all(Manifest::MAX_SIZE).await.ok()?;
+            manifest::media_type(&bytes, media_type.clone()).ok()?;
+        }
         let document = Document {
             digest: *digest,
             media_type,
@@ -336,6 +341,10 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
             },
             _,
         ) => {
+            let media_type = match name {
+                Name::Manifest(_) => manifest::media_type(&bytes, media_type)?,
+                _ => media_type,
+            };
             inner.proved(registry, repository_of(name), &digest);
             let document = store(
                 inner,

@@ -1,0 +1,122 @@
+//! What is handed out as a manifest is one, of the type that it says itself.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use pierhead_oci::{Digest, MediaType};
+use pierhead_testkit::http::End;
+use stage::Stage;
+
+const CONFIG: &str = r#""config":{"mediaType":"a/b","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0}"#;
+
+fn image(own: Option<&str>) -> String {
+    let own = own.map_or(String::new(), |own| format!(r#""mediaType":"{own}","#));
+    format!(r#"{{"schemaVersion":2,{own}{CONFIG},"layers":[]}}"#)
+}
+
+fn path(repository: &str, digest: &Digest) -> String {
+    format!("/v2/{repository}/manifests/{digest}")
+}
+
+#[tokio::test]
+async fn no_registry_chooses_the_type_of_a_content_for_others() {
+    let stage = Stage::open().await;
+    let own = image(Some(MediaType::OCI_MANIFEST));
+    let none = image(None);
+    for (text, wrong) in [
+        (&own, "text/html"),
+        (&own, MediaType::DOCKER_MANIFEST),
+        (&own, MediaType::OCI_INDEX),
+        (&none, "text/html"),
+        (&none, "application/json"),
+    ] {
+        // A content that is new to the cache each time.
+        let text = format!("{text}{}", " ".repeat(wrong.len()));
+        stage.upstream.put_manifest("evil", wrong, text.clone());
+        let digest = stage
+            .upstream
+            .put_manifest("good", MediaType::OCI_MANIFEST, text.clone());
+        for repository in ["evil", "good", "good"] {
+            let got = stage.get(&path(repository, &digest)).await;
+            let outcome = (got.status, got.header("content-type"));
+            assert_eq!(
+                outcome,
+                (200, Some(MediaType::OCI_MANIFEST)),
+                "{wrong} {text}"
+            );
+            assert_eq!(got.body, text);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_manifest_is_not_handed_out_as_one() {
+    let stage = Stage::open().await;
+    let index_of_image = image(None);
+    let both = format!(r#"{{"schemaVersion":2,{CONFIG},"manifests":[]}}"#);
+    let empty = format!(
+        r#"{{"schemaVersion":2,"mediaType":"{}"}}"#,
+        MediaType::OCI_MANIFEST
+    );
+    for (sent, text) in [
+        (MediaType::OCI_MANIFEST, "{}"),
+        (MediaType::OCI_MANIFEST, "[2,\"application/x\"]"),
+        (MediaType::OCI_MANIFEST, "junk"),
+        (
+            MediaType::OCI_MANIFEST,
+            r#"{"architecture":"amd64","os":"linux"}"#,
+        ),
+        (
+            "application/json",
+            r#"{"architecture":"amd64","os":"linux"}"#,
+        ),
+        ("text/html", r#"{"name":"a","tags":[]}"#),
+        ("text/plain", r#"{"schemaVersion":2,"mediaType":""#),
+        (MediaType::OCI_INDEX, &index_of_image),
+        (MediaType::OCI_MANIFEST, &both),
+        ("text/plain", &empty),
+    ] {
+        let digest = stage.upstream.put_manifest("app", sent, text.to_owned());
+        stage.upstream.tag("app", "1", digest);
+        for path in [path("app", &digest), "/v2/app/manifests/1".to_owned()] {
+            let got = stage.get(&path).await;
+            assert_eq!((got.status, got.end), (503, End::Clean), "{sent} {text}");
+        }
+        assert!(!stage.cache.contains(&digest), "{sent} {text}");
+    }
+}
+
+#[tokio::test]
+async fn other_kinds_of_manifests_pass() {
+    let stage = Stage::open().await;
+    let schema_1 = "application/vnd.docker.distribution.manifest.v1+prettyjws";
+    let artifact = "application/vnd.oci.artifact.manifest.v1+json";
+    let own = format!(r#"{{"mediaType":"{artifact}","blobs":[]}}"#);
+    for (sent, text, kept) in [
+        (schema_1, r#"{"schemaVersion":1,"name":"app"}"#, schema_1),
+        ("application/json", own.as_str(), artifact),
+    ] {
+        let digest = stage.upstream.put_manifest("app", sent, text.to_owned());
+        for _ in 0..2 {
+            let got = stage.get(&path("app", &digest)).await;
+            assert_eq!((got.status, got.header("content-type")), (200, Some(kept)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cached_list_of_tags_is_no_manifest() {
+    let stage = Stage::open().await;
+    stage.push(1, &[10]);
+    assert_eq!(stage.get("/v2/app/tags/list").await.status, 200);
+    let listed = stage.cache.list(None, 100);
+    let of_tags = |entry: &&pierhead_cache::Entry| {
+        entry
+            .media_type
+            .as_ref()
+            .is_some_and(|media_type| media_type.as_str() == "application/json")
+    };
+    let list = listed.iter().find(of_tags).unwrap().digest;
+    assert_eq!(stage.get(&path("app", &list)).await.status, 404);
+}
