@@ -6,6 +6,7 @@ mod stage;
 
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::http::End;
+use pierhead_testkit::registry::Fault;
 use stage::Stage;
 
 const CONFIG: &str = r#""config":{"mediaType":"a/b","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":0}"#;
@@ -13,6 +14,17 @@ const CONFIG: &str = r#""config":{"mediaType":"a/b","digest":"sha256:e3b0c44298f
 fn image(own: Option<&str>) -> String {
     let own = own.map_or(String::new(), |own| format!(r#""mediaType":"{own}","#));
     format!(r#"{{"schemaVersion":2,{own}{CONFIG},"layers":[]}}"#)
+}
+
+/// Puts a manifest that its registry sends as `sent`, whoever asks for it there.
+fn put(stage: &Stage, repository: &str, sent: &str, text: &str) -> Digest {
+    let header = Fault::Header("content-type", sent.to_owned());
+    stage
+        .upstream
+        .inject(header.on(format!("/v2/{repository}/manifests/*")));
+    stage
+        .upstream
+        .put_manifest(repository, MediaType::OCI_MANIFEST, text.to_owned())
 }
 
 fn path(repository: &str, digest: &Digest) -> String {
@@ -33,10 +45,9 @@ async fn no_registry_chooses_the_type_of_a_content_for_others() {
     ] {
         // A content that is new to the cache each time.
         let text = format!("{text}{}", " ".repeat(wrong.len()));
-        stage.upstream.put_manifest("evil", wrong, text.clone());
-        let digest = stage
-            .upstream
-            .put_manifest("good", MediaType::OCI_MANIFEST, text.clone());
+        stage.upstream.clear_faults();
+        put(&stage, "evil", wrong, &text);
+        let digest = put(&stage, "good", MediaType::OCI_MANIFEST, &text);
         for repository in ["evil", "good", "good"] {
             let got = stage.get(&path(repository, &digest)).await;
             let outcome = (got.status, got.header("content-type"));
@@ -77,7 +88,8 @@ async fn what_is_no_manifest_is_not_handed_out_as_one() {
         (MediaType::OCI_MANIFEST, &both),
         ("text/plain", &empty),
     ] {
-        let digest = stage.upstream.put_manifest("app", sent, text.to_owned());
+        stage.upstream.clear_faults();
+        let digest = put(&stage, "app", sent, text);
         stage.upstream.tag("app", "1", digest);
         for path in [path("app", &digest), "/v2/app/manifests/1".to_owned()] {
             let got = stage.get(&path).await;
@@ -97,7 +109,8 @@ async fn other_kinds_of_manifests_pass() {
         (schema_1, r#"{"schemaVersion":1,"name":"app"}"#, schema_1),
         ("application/json", own.as_str(), artifact),
     ] {
-        let digest = stage.upstream.put_manifest("app", sent, text.to_owned());
+        stage.upstream.clear_faults();
+        let digest = put(&stage, "app", sent, text);
         for _ in 0..2 {
             let got = stage.get(&path("app", &digest)).await;
             assert_eq!((got.status, got.header("content-type")), (200, Some(kept)));
