@@ -99,6 +99,11 @@ impl Containerd {
         command
     }
 
+    /// The folder for `--hosts-dir`.
+    pub fn hosts(&self) -> String {
+        self.data.path().join("hosts").display().to_string()
+    }
+
     /// Runs `ctr` with these words; what it wrote to its standard output.
     pub fn ctr(&self, arguments: &[&str]) -> Result<String> {
         process::stdout(self.command().args(arguments))

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+mod auth;
 mod configuration;
 mod conformance;
 mod corpus;
@@ -18,6 +19,7 @@ mod lies;
 mod names;
 mod operations;
 mod pull;
+mod secrets;
 mod setup;
 mod tls;
 mod together;

@@ -1,0 +1,272 @@
+//! Clients that must say who they are: real ones, by password, by certificate, by their own upstream login.
+
+use std::{fs, net::SocketAddr, path::PathBuf};
+
+use anyhow::Result;
+use pierhead_testkit::registry::{Auth, Authority, FakeRegistry, TokenAuth};
+use pierhead_tests::{
+    clients::{Client, Containerd, Docker, Podman, Skopeo},
+    image::images,
+    layout::Image,
+    pierhead::{Options, Pierhead},
+    place,
+    registry::{self, Registry},
+    tool::or_skip,
+};
+use tempfile::TempDir;
+
+use crate::ask::get;
+
+const ANN: [&str; 2] = ["ann", "right-password"];
+const BOB: [&str; 2] = ["bob", "some-other-word"];
+
+/// Certificates of one authority, and a file of users.
+struct Files {
+    folder: TempDir,
+    authority: Authority,
+}
+
+impl Files {
+    fn new() -> Result<Self> {
+        let files = Self {
+            folder: place::scratch("auth")?,
+            authority: Authority::new(),
+        };
+        fs::write(files.path("ca.crt"), files.authority.pem())?;
+        let (certificate, key) = files.issue(&["127.0.0.1", "localhost"]);
+        fs::write(files.path("server.crt"), certificate)?;
+        fs::write(files.path("server.key"), key)?;
+        let hash = bcrypt::hash(ANN[1], 5)?;
+        fs::write(files.path("users"), format!("{}:{hash}\n", ANN[0]))?;
+        fs::write(
+            files.path("policy.json"),
+            r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
+        )?;
+        Ok(files)
+    }
+
+    fn issue(&self, names: &[&str]) -> (String, String) {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        self.authority.issue(&names)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn tls(&self) -> String {
+        let (certificate, key) = (self.path("server.crt"), self.path("server.key"));
+        format!("[tls]\ncert = {certificate:?}\nkey = {key:?}\n")
+    }
+
+    fn htpasswd(&self) -> String {
+        format!(
+            "[auth]\nmode = \"htpasswd\"\nhtpasswd = {:?}\n",
+            self.path("users")
+        )
+    }
+
+    /// A pull by podman with these words.
+    fn podman(&self, podman: &Podman, name: &str, words: &[&str]) -> Result<()> {
+        let policy = self.path("policy.json").display().to_string();
+        let fixed = ["pull", "--quiet", "--signature-policy", &policy];
+        podman.podman(&[&fixed, words, &[name]].concat()).map(drop)
+    }
+}
+
+/// A client and how it pulls with a login, or without; it keeps nothing from one pull to the next.
+type Pull<'a> = Box<dyn Fn(Option<[&str; 2]>) -> Result<()> + 'a>;
+
+/// Every client that is here, pulling `image` of Docker Hub through pierhead. `scheme` is what
+/// containerd is told; the others find out.
+fn clients<'a>(
+    files: &'a Files,
+    image: &'a Image,
+    pierhead: SocketAddr,
+    scheme: &str,
+) -> Result<Vec<(&'static str, Pull<'a>)>> {
+    let by_path = format!("{pierhead}/docker.io/{}", image.name());
+    let mut all: Vec<(&'static str, Pull<'a>)> = Vec::new();
+    if or_skip(Docker::find()).is_some() {
+        let docker = Docker::with_path(pierhead, "docker.io")?;
+        all.push((
+            "docker",
+            Box::new(move |login| {
+                let host = pierhead.to_string();
+                if let Some([user, password]) = login {
+                    docker.docker(&["login", "-u", user, "-p", password, &host])?;
+                }
+                let pulled = docker.pull(&image.name());
+                docker.docker(&["logout", &host])?;
+                docker.empty()?;
+                pulled.map(drop)
+            }),
+        ));
+    }
+    if or_skip(Podman::find()).is_some() {
+        let podman = Podman::with_mirror("nobody.example", pierhead)?;
+        let name = by_path.clone();
+        all.push((
+            "podman",
+            Box::new(move |login| {
+                let creds = login.map(|[user, password]| format!("--creds={user}:{password}"));
+                let mut words = vec!["--tls-verify=false"];
+                words.extend(creds.as_deref());
+                let pulled = files.podman(&podman, &name, &words);
+                podman.empty()?;
+                pulled
+            }),
+        ));
+    }
+    if or_skip(Skopeo::find()).is_some() {
+        let skopeo = Skopeo::with_path(pierhead, "docker.io")?;
+        all.push((
+            "skopeo",
+            Box::new(move |login| {
+                let creds = login.map(|[user, password]| format!("--src-creds={user}:{password}"));
+                let mut words = vec!["--src-tls-verify=false"];
+                words.extend(creds.as_deref());
+                skopeo.copy(&image.name(), false, &words).map(drop)
+            }),
+        ));
+    }
+    if or_skip(Containerd::find()).is_some() {
+        let keys = format!("ca = {:?}", files.path("ca.crt"));
+        let containerd = Containerd::start("docker.io", &format!("{scheme}://{pierhead}"), &keys)?;
+        let name = format!("docker.io/{}", image.name());
+        all.push((
+            "containerd",
+            Box::new(move |login| {
+                let hosts = containerd.hosts();
+                let login = login.map(|pair| pair.join(":"));
+                let mut words = vec!["images", "pull", "--hosts-dir", &hosts];
+                if let Some(login) = &login {
+                    words.extend(["--user", login.as_str()]);
+                }
+                words.push(&name);
+                let pulled = containerd.ctr(&words);
+                containerd.empty()?;
+                pulled.map(drop)
+            }),
+        ));
+    }
+    Ok(all)
+}
+
+/// Over TLS, and without it from this machine.
+#[test]
+fn a_user_of_the_file_may_pull_and_nobody_else() -> Result<()> {
+    if or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let (files, image) = (Files::new()?, images()?.small);
+    let registry = Registry::start(&[&image])?;
+    for (scheme, tls) in [("https", files.tls()), ("http", String::new())] {
+        let config = format!("{tls}{}", files.htpasswd());
+        let options = Options::new()
+            .upstream("docker.io", &registry.url())
+            .config(&config);
+        let pierhead = Pierhead::start(options)?;
+        for (name, pull) in clients(&files, &image, pierhead.address(), scheme)? {
+            assert!(
+                pull(None).is_err(),
+                "{name} over {scheme}: let in without a login"
+            );
+            pull(Some(ANN)).map_err(|error| error.context(format!("{name} over {scheme}")))?;
+            assert!(
+                pull(Some(BOB)).is_err(),
+                "{name} over {scheme}: bob was let in"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Everybody reads with a login of the upstream; also what another has brought into the cache.
+#[test]
+fn a_login_of_the_upstream_is_passed_through() -> Result<()> {
+    let (files, image) = (Files::new()?, images()?.small);
+    let rules = TokenAuth {
+        users: vec![(ANN[0].to_owned(), ANN[1].to_owned())],
+        private: vec![image.repository.clone()],
+        ..TokenAuth::default()
+    };
+    let hub = FakeRegistry::builder()
+        .with(|settings| settings.auth = Auth::Token(rules))
+        .start_in_background();
+    hub.push_layout(image.layout().folder())?;
+    let config = format!(
+        "{}[auth]\nmode = \"pass-through\"\nanonymous = false\n[upstreams.\"docker.io\"]\nurl = {:?}\ntrusted_hosts = [\"http://{}\"]\n",
+        files.tls(),
+        hub.url(),
+        hub.token_addr()
+    );
+    let pierhead = Pierhead::start(Options::new().config(&config))?;
+    for (name, pull) in clients(&files, &image, pierhead.address(), "https")? {
+        assert!(pull(None).is_err(), "{name}: let in without a login");
+        assert!(pull(Some(BOB)).is_err(), "{name}: bob was let in");
+        pull(Some(ANN)).map_err(|error| error.context(name))?;
+        assert!(
+            pull(Some(BOB)).is_err(),
+            "{name}: bob was let in to what is cached"
+        );
+    }
+    Ok(())
+}
+
+/// podman shows a certificate from its `certs.d`; a name that is not expected is refused, and the log
+/// says so to the operator.
+#[test]
+fn podman_with_a_certificate_of_its_own() -> Result<()> {
+    if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
+        return Ok(());
+    }
+    let (files, image) = (Files::new()?, images()?.small);
+    let registry = Registry::start(&[&image])?;
+    let config = format!(
+        "{}client_ca = {:?}\nclient_names = [\"vm-1\"]\n[auth]\nmode = \"mtls\"\n",
+        files.tls(),
+        files.path("ca.crt")
+    );
+    let options = Options::new()
+        .upstream("docker.io", &registry.url())
+        .config(&config);
+    let mut pierhead = Pierhead::start(options)?;
+    let address = pierhead.address();
+    let podman = Podman::with_mirror("nobody.example", address)?;
+    let name = format!("{address}/docker.io/{}", image.name());
+    let trusted = files.path("certs.d");
+    fs::create_dir(&trusted)?;
+    fs::copy(files.path("ca.crt"), trusted.join("ca.crt"))?;
+    let folder = format!("--cert-dir={}", trusted.display());
+    assert!(
+        files.podman(&podman, &name, &[&folder]).is_err(),
+        "without a certificate"
+    );
+    for (client, expected) in [("vm-2", false), ("vm-1", true)] {
+        let (certificate, key) = files.issue(&[client]);
+        fs::write(trusted.join("client.cert"), certificate)?;
+        fs::write(trusted.join("client.key"), key)?;
+        let pulled = files.podman(&podman, &name, &[&folder]);
+        assert_eq!(pulled.is_ok(), expected, "{client}: {pulled:?}");
+    }
+    for told in [
+        "showed no certificate",
+        "none of the names in tls.client_names",
+    ] {
+        pierhead
+            .daemon()
+            .until(told, |log| Ok(log.contains(told).then_some(())))?;
+    }
+    Ok(())
+}
+
+/// Nobody is asked for anything unless the configuration says so.
+#[test]
+fn everybody_is_let_in_by_default() -> Result<()> {
+    let pierhead = Pierhead::start(Options::new())?;
+    let answer = get(pierhead.address(), "/v2/")?;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("www-authenticate"), None);
+    Ok(())
+}
