@@ -49,7 +49,7 @@ fn file(folder: &Path, name: &str, content: &str) -> String {
 
 #[test]
 fn help_teaches() {
-    let all: [(&[&str], &[&str]); 8] = [
+    let all: [(&[&str], &[&str]); 10] = [
         (
             &[],
             &[
@@ -76,6 +76,32 @@ fn help_teaches() {
                 "--ready-file",
                 "SIGHUP",
                 "Examples:",
+            ],
+        ),
+        (
+            &["setup"],
+            &[
+                "docker",
+                "containerd",
+                "podman",
+                "crio",
+                "--undo",
+                "--dry-run",
+                "--address",
+                "--root",
+                "--restart",
+                "/var/lib/pierhead-setup",
+                "Exit codes:",
+            ],
+        ),
+        (
+            &["doctor"],
+            &[
+                "--json",
+                "--offline",
+                "--config",
+                "--registry",
+                "Exit codes:",
             ],
         ),
         (&["config"], &["check", "show"]),
@@ -135,6 +161,12 @@ fn completions_and_manual() {
         page.contains("warm") && page.contains("\\-\\-platform"),
         "{page}"
     );
+    for command in ["setup", "doctor"] {
+        assert!(succeeds(&["man", command]).contains(command));
+        assert!(
+            succeeds(&["completions", "bash"]).contains(&format!("pierhead__subcmd__{command}"))
+        );
+    }
     assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
 }
 
@@ -154,6 +186,11 @@ fn usage_errors_are_2() {
         &["cache", "warm", "a", "--platform", "linux"],
         &["cache", "stat", "--admin", "nowhere"],
         &["config", "check"],
+        &["setup"],
+        &["setup", "rkt"],
+        &["setup", "docker", "--address", "ftp://x"],
+        &["setup", "docker", "--undo", "--address", "http://a:1"],
+        &["doctor", "--offline", "--registry", "quay.io"],
         &["completions", "cmd"],
     ] {
         let message = fails(arguments, 2);

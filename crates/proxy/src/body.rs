@@ -62,6 +62,17 @@ struct Stream {
     /// Only bytes that were looked at may leave: the file could not be sent as it is.
     copy: bool,
     held: Option<Arc<Held>>,
+    /// What was read when it failed, for the log.
+    blob: Option<String>,
+}
+
+impl Content {
+    fn blob(&self) -> &str {
+        match self {
+            Self::Stream(stream) => stream.blob.as_deref().unwrap_or_default(),
+            Self::Bytes(_) => "",
+        }
+    }
 }
 
 type Read = Pin<Box<dyn Future<Output = (Box<Source>, Result<Bytes, Error>)> + Send>>;
@@ -94,6 +105,7 @@ impl Body {
                 turn: None,
                 copy: false,
                 held: None,
+                blob: None,
             }),
             account: None,
         }
@@ -176,7 +188,7 @@ impl Body {
         if let Some(account) = &mut this.account {
             match &next {
                 Some(Ok(bytes)) => account.sent(u64::try_from(bytes.len()).unwrap_or(u64::MAX)),
-                Some(Err(error)) => account.failed(error),
+                Some(Err(error)) => account.failed(error, this.content.blob()),
                 None => account.complete = true,
             }
         }
@@ -266,11 +278,15 @@ impl Stream {
     ) -> Option<Result<Bytes, Error>> {
         let bytes = match bytes {
             Ok(bytes) => bytes,
-            Err(error) => return Some(Err(error)),
+            Err(error) => {
+                self.blob = Some(source.name());
+                return Some(Err(error));
+            }
         };
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         match &mut self.remaining {
             Some(remaining) if bytes.is_empty() || length > *remaining => {
+                self.blob = Some(source.name());
                 return Some(Err(Error::Truncated {
                     at: source.offset(),
                 }));
@@ -329,10 +345,11 @@ impl Account {
         self.metrics.sent(self.kind, bytes);
     }
 
-    fn failed(&mut self, error: &Error) {
+    /// `blob`: of which, for whoever has to find it.
+    fn failed(&mut self, error: &Error, blob: &str) {
         self.failed = true;
         self.metrics.cut.inc();
-        tracing::warn!(endpoint = ?self.kind, sent = self.sent, %error, "answer cut");
+        tracing::warn!(endpoint = ?self.kind, blob, sent = self.sent, %error, "answer cut");
     }
 }
 

@@ -125,6 +125,17 @@ impl Source {
         (self.before, self.behind) = (before, behind);
     }
 
+    /// Of which blob, for the log.
+    pub(crate) fn name(&self) -> String {
+        let Wanted {
+            registry,
+            repository,
+            digest,
+            ..
+        } = &self.wanted;
+        format!("{registry}/{repository}@{digest}")
+    }
+
     /// Reads only `[first, end)`. To be called before the first read.
     pub(crate) async fn only(&mut self, first: u64, end: u64) -> Result<(), Error> {
         (self.start, self.offset) = (first, first);

@@ -14,6 +14,7 @@ mod corpus;
 mod crash;
 mod damage;
 mod direct;
+mod doctor;
 mod hub;
 mod lies;
 mod names;

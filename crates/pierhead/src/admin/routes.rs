@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
@@ -16,6 +17,8 @@ use crate::api::{Blob, Blobs, Pin, Pins, Prune, Pruned, Stat};
 
 /// No request here is longer.
 const MAX_BODY: usize = 256 << 10;
+/// It comes from this machine; who sends half of one holds one of few connections.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_PAGE: usize = 1000;
 
 /// An answer either way; boxed, because a response is large and an error is rare.
@@ -202,8 +205,10 @@ impl Admin {
 }
 
 async fn read<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Box<Answer>> {
-    let body = Limited::new(request.into_body(), MAX_BODY).collect().await;
+    let body = Limited::new(request.into_body(), MAX_BODY).collect();
+    let body = tokio::time::timeout(BODY_TIMEOUT, body).await;
     let bytes: Bytes = body
+        .map_err(|_| fail(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"))?
         .map_err(|error| fail(StatusCode::BAD_REQUEST, error))?
         .to_bytes();
     serde_json::from_slice(&bytes).map_err(|error| {

@@ -1,5 +1,7 @@
 //! `pierhead doctor`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use pierhead_oci::Registry;
 
@@ -31,6 +33,14 @@ pub(crate) struct DoctorArgs {
     /// Ask this registry, too; may be given several times
     #[arg(long = "registry", value_name = "NAME", conflicts_with = "offline")]
     pub(crate) registries: Vec<Registry>,
+
+    /// Where dockerd listens
+    #[arg(long, value_name = "PATH", default_value = "/run/docker.sock")]
+    pub(crate) docker_socket: PathBuf,
+
+    /// dockerd's daemon.json, where it is not the usual one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) docker_config: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) serve: ServeArgs,

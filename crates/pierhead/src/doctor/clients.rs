@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::daemon::Running;
 use super::docker_socket;
 use super::report::Finding;
+use crate::cli::doctor::DoctorArgs;
 use crate::cli::setup::Client;
 use crate::config::Config;
 use crate::environment::Environment;
@@ -16,6 +17,7 @@ pub(crate) async fn look(
     running: &Running,
     config: &Config,
     environment: &Environment,
+    args: &DoctorArgs,
 ) -> Vec<Finding> {
     let ours = Ours::new(running, config);
     let place = Place::machine(Path::new("/"));
@@ -30,8 +32,10 @@ pub(crate) async fn look(
             continue;
         }
         let about = format!("client {}", client.name());
-        match Installed::read(&place, client) {
-            Ok(found) => findings.push(one(&about, client, &found, &ours).await),
+        match Installed::read(&place, client, args.docker_config.as_deref()) {
+            Ok(found) => {
+                findings.push(one(&about, client, &found, &ours, &args.docker_socket).await)
+            }
             Err(error) => findings.push(Finding::fail(
                 about,
                 format!("{error:#}"),
@@ -73,7 +77,13 @@ impl Ours {
     }
 }
 
-async fn one(about: &str, client: Client, found: &Installed, ours: &Ours) -> Finding {
+async fn one(
+    about: &str,
+    client: Client,
+    found: &Installed,
+    ours: &Ours,
+    docker: &Path,
+) -> Finding {
     let mend = format!("pierhead setup {}", client.name());
     let mine: Vec<_> = found
         .mirrors
@@ -91,7 +101,7 @@ async fn one(about: &str, client: Client, found: &Installed, ours: &Ours) -> Fin
         return Finding::fail(about, problem, mend);
     }
     if client == Client::Docker {
-        return match docker_socket::mirrors(Path::new("/run/docker.sock")).await {
+        return match docker_socket::mirrors(docker).await {
             Ok(mirrors) if mirrors.iter().any(|mirror| ours.is(mirror)) => Finding::ok(
                 about,
                 format!("asks {first} for Docker Hub, and its daemon knows"),
@@ -152,7 +162,14 @@ mod tests {
                 Level::Fail,
             ),
         ] {
-            let finding = one("x", Client::Containerd, &found(mirrors, problem), &ours).await;
+            let finding = one(
+                "x",
+                Client::Containerd,
+                &found(mirrors, problem),
+                &ours,
+                Path::new("/nowhere"),
+            )
+            .await;
             assert_eq!(finding.level, level, "{finding:?}");
             assert_eq!(finding.mend.is_none(), level == Level::Ok, "{finding:?}");
         }

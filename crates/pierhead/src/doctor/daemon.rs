@@ -11,7 +11,7 @@ use http::uri::Authority;
 use super::report::Finding;
 use crate::api::Stat;
 use crate::client::Daemon;
-use crate::config::{Config, human_bytes};
+use crate::config::{Config, Overrides, human_bytes};
 use crate::setup::{Address, of_stat};
 
 /// It is on this machine.
@@ -39,6 +39,20 @@ impl Running {
         match self {
             Self::Yes { stat, .. } => stat.config.clone().map(PathBuf::from),
             _ => None,
+        }
+    }
+
+    /// What its command line may have said over its file, where ours says nothing.
+    pub(crate) fn complete(&self, overrides: &mut Overrides) {
+        let Self::Yes { stat, .. } = self else {
+            return;
+        };
+        if overrides.listen.is_empty() {
+            let listen = stat.listen.iter().filter_map(|text| text.parse().ok());
+            overrides.listen = listen.collect();
+        }
+        if overrides.data.is_none() {
+            overrides.data = Some(PathBuf::from(&stat.data));
         }
     }
 
@@ -86,11 +100,16 @@ pub(crate) async fn ask(admin: Option<SocketAddr>) -> Running {
         Ok(Ok(running)) => running,
         Ok(Err(error)) => Running::No {
             admin,
-            why: format!("{:#}", error.root_cause()),
+            // That nothing answers is all that there is to say of a refused connection.
+            why: if error.to_string().starts_with("nothing answers") {
+                String::new()
+            } else {
+                format!(": {error:#}")
+            },
         },
         Err(_) => Running::No {
             admin,
-            why: format!("no answer within {} s", PATIENCE.as_secs()),
+            why: format!(": no answer within {} s", PATIENCE.as_secs()),
         },
     }
 }
@@ -108,7 +127,7 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
         Running::No { admin, why } => {
             return vec![Finding::warn(
                 "daemon",
-                format!("no pierhead answers at http://{admin} ({why})"),
+                format!("no pierhead answers at http://{admin}{why}"),
                 "start it: `systemctl start pierhead` or `pierhead serve`; or name its address with --admin",
             )];
         }

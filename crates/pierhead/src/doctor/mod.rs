@@ -50,6 +50,9 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     let admin = overrides.admin.unwrap_or(Some(Config::DEFAULT_ADMIN));
     let mut running = daemon::ask(admin).await;
     let file = args.serve.config.clone().or_else(|| running.file());
+    if args.serve.config.is_none() {
+        running.complete(&mut overrides);
+    }
     let mut findings = Vec::new();
     let config = match config::load(file.as_deref(), &overrides, &environment.default_data) {
         Ok(config) => {
@@ -86,7 +89,10 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 move || machine::look(&config)
             })
         ),
-        bounded("clients", clients::look(&running, &config, environment)),
+        bounded(
+            "clients",
+            clients::look(&running, &config, environment, args)
+        ),
         bounded("upstreams", async {
             if args.offline {
                 return Vec::new();

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Registry;
-use pierhead_remote::{Answered, Client, Error};
+use pierhead_remote::{Answered, Client, Error, Probe};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -57,10 +57,11 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
     let start = Instant::now();
     let probes = match tokio::time::timeout(PATIENCE, client.probe(name)).await {
         Ok(Ok(probes)) => probes,
-        Ok(Err(error)) => return vec![failed(&about, name, false, None, &error)],
+        Ok(Err(error)) => return vec![failed(&about, name, None, &error)],
         Err(_) => {
             let what = format!("no answer within {} s", PATIENCE.as_secs());
-            return vec![Finding::fail(about, what, mend_of_silence(name))];
+            let url = format!("https://{name}");
+            return vec![Finding::fail(about, what, mend_of_silence(&url))];
         }
     };
     let took = start.elapsed().as_millis();
@@ -70,7 +71,7 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
         let at = several.then_some(probe.address.as_str());
         findings.push(match &probe.result {
             Ok(answered) => judge(&about, name, probe.has_login, at, answered, took),
-            Err(error) => failed(&about, name, probe.has_login, at, error),
+            Err(error) => failed(&about, name, Some((probe, at)), error),
         });
         if let Ok(Answered {
             date: Some(date), ..
@@ -144,22 +145,22 @@ fn skew(name: &Registry, theirs: SystemTime, ours: SystemTime) -> Option<Finding
     })
 }
 
-fn mend_of_silence(name: &Registry) -> String {
+fn mend_of_silence(url: &str) -> String {
     format!(
-        "see `curl -sI https://{name}/v2/`; behind a proxy, https_proxy must be in pierhead's environment"
+        "see `curl -sI {url}/v2/`; behind a proxy, https_proxy must be in pierhead's environment"
     )
 }
 
 fn failed(
     about: &str,
     name: &Registry,
-    has_login: bool,
-    at: Option<&str>,
+    probe: Option<(&Probe, Option<&str>)>,
     error: &Error,
 ) -> Finding {
     let text = error.to_string();
     let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text);
-    let what = match at {
+    let has_login = probe.is_some_and(|(probe, _)| probe.has_login);
+    let what = match probe.and_then(|(_, at)| at) {
         Some(at) => format!("{at}: {what}"),
         None => what.to_owned(),
     };
@@ -180,7 +181,10 @@ fn failed(
         Error::Transport { .. } if what.contains("TLS") => format!(
             "for a private authority set `ca` of [upstreams.\"{name}\"]; for plain HTTP a url with http://; and see the clock"
         ),
-        _ => mend_of_silence(name),
+        _ => match probe {
+            Some((probe, _)) => mend_of_silence(&probe.address),
+            None => mend_of_silence(&format!("https://{name}")),
+        },
     };
     Finding::fail(about, what, mend)
 }

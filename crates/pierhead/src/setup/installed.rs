@@ -19,20 +19,24 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
-    /// Reads the client's files.
+    /// Reads the client's files; `docker` is dockerd's where it is not the usual one.
     ///
     /// # Errors
     /// One that cannot be read or understood, with its line.
-    pub(crate) fn read(place: &Place, client: Client) -> anyhow::Result<Self> {
+    pub(crate) fn read(
+        place: &Place,
+        client: Client,
+        docker: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         match client {
-            Client::Docker => Self::of_docker(place),
+            Client::Docker => Self::of_docker(place, docker),
             Client::Containerd => Self::of_containerd(place),
             Client::Podman | Client::Crio => Self::of_containers(place),
         }
     }
 
-    fn of_docker(place: &Place) -> anyhow::Result<Self> {
-        let path = plan::docker_file(place, None);
+    fn of_docker(place: &Place, named: Option<&Path>) -> anyhow::Result<Self> {
+        let path = plan::docker_file(place, named);
         let text = place.read(&path)?.unwrap_or_default();
         let mirrors =
             docker::mirrors(&text).map_err(|problem| plan::in_file(place, &path, &problem))?;
