@@ -13,5 +13,6 @@ pub mod pierhead;
 pub mod place;
 pub mod process;
 pub mod registry;
+pub mod relay;
 pub mod tool;
 pub mod wait;

@@ -6,7 +6,7 @@ use std::{env, fs, net::SocketAddr, path::PathBuf, process::Command};
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::{Client, Pulled};
+use super::{Client, NOBODY, Pulled};
 use crate::{
     place,
     process::{self, Daemon},
@@ -39,18 +39,38 @@ impl Containerd {
         Self::start(registry, &format!("http://{mirror}"), "")
     }
 
+    /// As [`Containerd::with_mirror`], with the address of the registry itself: what the mirror does
+    /// not give is asked for there.
+    pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
+        let mirror = format!("http://{mirror}");
+        Self::between(Self::programs()?, registry, &mirror, "", origin)
+    }
+
     /// As [`Containerd::with_mirror`], with more keys for the host in its `hosts.toml`.
     pub fn start(registry: &str, mirror: &str, keys: &str) -> Result<Self> {
-        let programs = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
-        Self::start_as(programs, registry, mirror, keys)
+        Self::between(Self::programs()?, registry, mirror, keys, NOBODY)
     }
 
     /// As [`Containerd::start`], of these programs: a daemon and its `ctr`.
     pub fn start_as(
+        programs: (PathBuf, PathBuf),
+        registry: &str,
+        mirror: &str,
+        keys: &str,
+    ) -> Result<Self> {
+        Self::between(programs, registry, mirror, keys, NOBODY)
+    }
+
+    fn programs() -> Result<(PathBuf, PathBuf)> {
+        Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))
+    }
+
+    fn between(
         (daemon, ctr): (PathBuf, PathBuf),
         registry: &str,
         mirror: &str,
         keys: &str,
+        origin: SocketAddr,
     ) -> Result<Self> {
         let sockets = place::short("ph-ctd")?;
         let data = place::scratch("containerd")?;
@@ -59,7 +79,7 @@ impl Containerd {
         fs::write(
             hosts.join("hosts.toml"),
             format!(
-                "server = \"http://127.0.0.1:1\"\n[host.\"{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n{keys}\n"
+                "server = \"http://{origin}\"\n[host.\"{mirror}\"]\ncapabilities = [\"pull\", \"resolve\"]\n{keys}\n"
             ),
         )?;
         let config = data.path().join("config.toml");

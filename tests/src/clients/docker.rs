@@ -1,6 +1,11 @@
 //! Docker: a daemon of its own with its own data root, driven by the `docker` command.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -41,6 +46,22 @@ impl Docker {
         )
     }
 
+    /// As [`Docker::with_mirror`], with a Docker Hub to fall back on: reached through an HTTP proxy,
+    /// since its name is fixed, and trusted by the authority in that file alone. A download is tried
+    /// once, so that a failure of the mirror shows.
+    pub fn with_hub(mirror: SocketAddr, proxy: SocketAddr, authority: &Path) -> Result<Self> {
+        let settings = json!({
+            "registry-mirrors": [format!("http://{mirror}")],
+            "max-download-attempts": 1,
+        });
+        Self::spawn(&settings, String::new(), |command| {
+            command
+                .env("HTTPS_PROXY", format!("http://{proxy}"))
+                .env("NO_PROXY", "127.0.0.1")
+                .env("SSL_CERT_FILE", authority);
+        })
+    }
+
     /// The proxy as the registry: `docker pull 127.0.0.1:PORT/docker.io/library/app:1`. Docker takes
     /// loopback addresses as they are, without HTTPS.
     pub fn with_path(proxy: SocketAddr, registry: &str) -> Result<Self> {
@@ -49,6 +70,10 @@ impl Docker {
 
     /// With these settings (`daemon.json`), and this before each name.
     pub fn start(settings: &Value, prefix: String) -> Result<Self> {
+        Self::spawn(settings, prefix, |_| ())
+    }
+
+    fn spawn(settings: &Value, prefix: String, prepare: impl FnOnce(&mut Command)) -> Result<Self> {
         let (daemon, client) = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let sockets = place::short("ph-docker")?;
         let data = place::scratch("docker")?;
@@ -71,6 +96,7 @@ impl Docker {
         let mut command = process::command(&daemon);
         // Its containerd and runc are looked for on the PATH: the system's, which it was built for.
         command.arg("--config-file").arg(&config);
+        prepare(&mut command);
         let mut docker = Self {
             daemon: Daemon::start("dockerd", &mut command, &data.path().join("log"))?,
             client,

@@ -6,7 +6,10 @@ mod docker;
 mod podman;
 mod skopeo;
 
-use std::process::Command;
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    process::Command,
+};
 
 use anyhow::Result;
 
@@ -15,6 +18,9 @@ pub use crane::Crane;
 pub use docker::Docker;
 pub use podman::Podman;
 pub use skopeo::Skopeo;
+
+/// Where nobody listens: the registry itself, for a client that shall not go around its mirror.
+const NOBODY: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
 
 /// What a client says it has after a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]

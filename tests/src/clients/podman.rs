@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Client, Pulled, with_entrypoint};
+use super::{Client, NOBODY, Pulled, with_entrypoint};
 use crate::{
     place, process,
     tool::{self, Missing},
@@ -40,13 +40,19 @@ impl Podman {
     /// Images of `registry` through a mirror, which podman asks by the path
     /// `/v2/<prefix>/<repository>/…`; the registry itself is at an address that nobody has.
     pub fn with_mirror(registry: &str, mirror: SocketAddr) -> Result<Self> {
+        Self::with_origin(registry, mirror, NOBODY)
+    }
+
+    /// As [`Podman::with_mirror`], with the address of the registry itself: what the mirror does not
+    /// give is asked for there.
+    pub fn with_origin(registry: &str, mirror: SocketAddr, origin: SocketAddr) -> Result<Self> {
         let program = Self::find().map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let run = place::short("ph-podman")?;
         let data = place::scratch("podman")?;
         fs::write(
             data.path().join("registries.conf"),
             format!(
-                "[[registry]]\nprefix = {registry:?}\nlocation = \"127.0.0.1:1\"\ninsecure = true\n\
+                "[[registry]]\nprefix = {registry:?}\nlocation = \"{origin}\"\ninsecure = true\n\
                  [[registry.mirror]]\nlocation = \"{mirror}/{registry}\"\ninsecure = true\n"
             ),
         )?;

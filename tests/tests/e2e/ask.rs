@@ -139,6 +139,43 @@ pub(crate) fn pull(pierhead: &Pierhead, repository: &str, image: &Image) -> Resu
     Ok(())
 }
 
+/// Reads every committed blob of a data folder whose owner has ended: how many there are.
+///
+/// # Errors
+/// One whose content is not what its name says.
+pub(crate) fn committed(data: &Path) -> Result<usize> {
+    let mut files = Vec::new();
+    let mut folders = vec![data.join("blobs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                files.push(path);
+            }
+        }
+    }
+    for path in &files {
+        let bytes = fs::read(path)?;
+        // The content, its checksums, and a footer of 32 bytes that begins with the content's length.
+        let footer = bytes.len().checked_sub(32).map(|at| &bytes[at..at + 8]);
+        let footer = footer.with_context(|| format!("{} has no footer", path.display()))?;
+        let size = usize::try_from(u64::from_le_bytes(footer.try_into()?))?;
+        let content = bytes.get(..size).context("a length beyond the file")?;
+        let mut hash = Hash::default();
+        hash.update(content);
+        let digest = hash.digest();
+        ensure!(
+            path.to_string_lossy()
+                .ends_with(&digest.replacen("sha256:", "", 1)),
+            "{} holds {digest}",
+            path.display()
+        );
+    }
+    Ok(files.len())
+}
+
 /// Bytes of all files in a folder, those below it included.
 pub(crate) fn bytes_below(folder: &Path) -> Result<u64> {
     let mut sum = 0;

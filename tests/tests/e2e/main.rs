@@ -17,6 +17,7 @@ mod direct;
 mod doctor;
 mod hub;
 mod lies;
+mod matrix;
 mod names;
 mod operations;
 mod pull;

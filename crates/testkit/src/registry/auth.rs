@@ -25,6 +25,8 @@ pub(super) struct Issued {
 struct Grant {
     repositories: BTreeSet<String>,
     expires: Instant,
+    /// Requests that it is still good for.
+    uses: Option<u32>,
 }
 
 impl Issued {
@@ -68,10 +70,11 @@ fn bearer(shared: &Shared, request: &Request) -> Result<(), Reply> {
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let mut error = "";
     if let Some((_, token)) = token {
-        let issued = lock(&shared.issued);
-        match issued.tokens.get(token) {
-            Some(grant) if grant.expires > Instant::now() => {
+        let mut issued = lock(&shared.issued);
+        match issued.tokens.get_mut(token) {
+            Some(grant) if grant.expires > Instant::now() && grant.uses != Some(0) => {
                 if repository.is_none_or(|name| grant.repositories.contains(name)) {
+                    grant.uses = grant.uses.map(|left| left - 1);
                     return Ok(());
                 }
                 error = ",error=\"insufficient_scope\"";
@@ -152,6 +155,7 @@ pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
     let grant = Grant {
         repositories: granted,
         expires: Instant::now() + rules.lifetime,
+        uses: rules.uses,
     };
     issued.tokens.insert(token.clone(), grant);
     let mut answer = json!({ "access_token": token });

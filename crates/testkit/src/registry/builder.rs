@@ -18,6 +18,7 @@ use super::{Bases, FakeRegistry, Shared};
 pub struct Builder {
     settings: Settings,
     tls_names: Option<Vec<String>>,
+    tls_expired: bool,
     authority: Option<Arc<Authority>>,
 }
 
@@ -30,6 +31,12 @@ impl Builder {
     /// Speaks TLS by a certificate for just these names, right or wrong.
     pub fn tls_for(mut self, names: &[&str]) -> Self {
         self.tls_names = Some(names.iter().map(|&name| name.to_owned()).collect());
+        self
+    }
+
+    /// Its certificate was good once.
+    pub fn tls_expired(mut self) -> Self {
+        self.tls_expired = true;
         self
     }
 
@@ -69,7 +76,7 @@ impl Builder {
     pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
         let tls = self.tls_names.map(|names| {
             let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));
-            Identity::new(authority, &names)
+            Identity::new(authority, &names, self.tls_expired)
         });
         let scheme = if tls.is_some() { "https" } else { "http" };
         let shared = Arc::new(Shared {

@@ -62,6 +62,8 @@ pub struct TokenAuth {
     pub private: Vec<String>,
     /// How long a token is good for; zero issues expired ones.
     pub lifetime: Duration,
+    /// How many requests a token is good for; `None` for any number while it lives.
+    pub uses: Option<u32>,
     /// Whether the answer tells `expires_in`.
     pub tells_expiry: bool,
     /// Whether the token is in `access_token` only, not in `token`.
@@ -76,6 +78,7 @@ impl Default for TokenAuth {
             identity: None,
             private: Vec::new(),
             lifetime: Duration::from_secs(300),
+            uses: None,
             tells_expiry: true,
             only_access_token: false,
         }

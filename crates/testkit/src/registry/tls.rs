@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::TlsAcceptor;
 
@@ -41,15 +41,19 @@ impl Authority {
 
     /// A certificate for these host names and addresses, with its key, both as PEM.
     pub fn issue(&self, names: &[String]) -> (String, String) {
-        let (certificate, key) = self.sign(names);
+        let (certificate, key) = self.sign(names, false);
         (certificate.pem(), key.serialize_pem())
     }
 
-    fn sign(&self, names: &[String]) -> (rcgen::Certificate, KeyPair) {
+    fn sign(&self, names: &[String], expired: bool) -> (rcgen::Certificate, KeyPair) {
         let mut params = CertificateParams::new(names).expect("names that a certificate can hold");
         params
             .distinguished_name
             .push(DnType::CommonName, "pierhead test");
+        if expired {
+            (params.not_before, params.not_after) =
+                (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+        }
         let key = KeyPair::generate().expect("a key");
         (
             params.signed_by(&key, &self.issuer).expect("a certificate"),
@@ -65,8 +69,8 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub(super) fn new(authority: Arc<Authority>, names: &[String]) -> Self {
-        let (certificate, key) = authority.sign(names);
+    pub(super) fn new(authority: Arc<Authority>, names: &[String], expired: bool) -> Self {
+        let (certificate, key) = authority.sign(names, expired);
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
             rustls::crypto::ring::default_provider(),

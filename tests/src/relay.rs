@@ -1,0 +1,180 @@
+//! A wire between a client and whoever it asks: its end can be moved, and it tells how long answers
+//! took and what their status was.
+
+use std::{
+    io::{self, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+
+/// A port that passes connections on. Dropped, it closes; connections end with their ends.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    target: Mutex<SocketAddr>,
+    seen: Mutex<Seen>,
+    /// Connections begin with `CONNECT host:port`, as to an HTTP proxy; the target is the same for all.
+    is_proxy: bool,
+    closed: AtomicBool,
+}
+
+/// What went over the wire since the last look.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The longest time from a request to the first byte of its answer; of a request that was given up
+    /// without one, until it was.
+    pub slowest: Duration,
+    /// The status of each answer.
+    pub statuses: Vec<u16>,
+}
+
+impl Relay {
+    /// To one address, until [`Relay::point`] names another.
+    pub fn to(target: SocketAddr) -> Result<Self> {
+        Self::start(target, false)
+    }
+
+    /// An HTTP proxy that leads every `CONNECT` to one address.
+    pub fn proxy_to(target: SocketAddr) -> Result<Self> {
+        Self::start(target, true)
+    }
+
+    fn start(target: SocketAddr, is_proxy: bool) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            target: Mutex::new(target),
+            seen: Mutex::default(),
+            is_proxy,
+            closed: AtomicBool::new(false),
+        });
+        let accepting = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
+        });
+        Ok(Self {
+            address,
+            shared,
+            accepting: Some(accepting),
+        })
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// New connections lead there from now on.
+    pub fn point(&self, target: SocketAddr) {
+        *lock(&self.shared.target) = target;
+    }
+
+    /// What was seen since this was last asked.
+    pub fn take(&self) -> Seen {
+        std::mem::take(&mut *lock(&self.shared.seen))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::SeqCst);
+        // Wakes the one who accepts.
+        let _ = TcpStream::connect(self.address);
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for client in listener.incoming() {
+        if shared.closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok(client) = client else { continue };
+        let shared = Arc::clone(shared);
+        // A connection that fails is its two ends' business.
+        thread::spawn(move || {
+            let _ = connection(client, &shared);
+        });
+    }
+}
+
+fn connection(mut client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
+    if shared.is_proxy {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte)?;
+            head.push(byte[0]);
+        }
+        client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
+    }
+    let target = *lock(&shared.target);
+    // Whom nobody awaits is told so by the close of the connection.
+    let server = TcpStream::connect(target)?;
+    for stream in [&client, &server] {
+        stream.set_nodelay(true)?;
+    }
+    let asked = Arc::new(Mutex::new(None));
+    let back = thread::spawn({
+        let (from, to) = (server.try_clone()?, client.try_clone()?);
+        let (asked, shared) = (Arc::clone(&asked), Arc::clone(shared));
+        move || {
+            pump(from, to, |bytes| {
+                if let Some(since) = lock(&asked).take() {
+                    shared.answered(since, bytes);
+                }
+            });
+            if let Some(since) = lock(&asked).take() {
+                shared.answered(since, b"");
+            }
+        }
+    });
+    pump(client, server, |_| {
+        lock(&asked).get_or_insert_with(Instant::now);
+    });
+    let _ = back.join();
+    Ok(())
+}
+
+impl Shared {
+    fn answered(&self, since: Instant, bytes: &[u8]) {
+        let mut seen = lock(&self.seen);
+        seen.slowest = seen.slowest.max(since.elapsed());
+        let status: Option<u16> = bytes
+            .strip_prefix(b"HTTP/1.1 ")
+            .and_then(|rest| std::str::from_utf8(rest.get(..3)?).ok()?.parse().ok());
+        seen.statuses.extend(status);
+    }
+}
+
+/// Passes bytes on until either end is gone; an end that is closed properly is closed so on.
+fn pump(mut from: TcpStream, mut to: TcpStream, mut saw: impl FnMut(&[u8])) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        saw(&buffer[..read]);
+        if to.write_all(&buffer[..read]).is_err() {
+            let _ = from.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,336 @@
+//! What upstreams do wrong, and what of an image can be had from them all the same.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use pierhead_testkit::registry::{Auth, Fault as Wrong, Rule, TokenAuth};
+
+use super::{State, stage::Stage};
+
+/// What can be had from an upstream in spite of its fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaves {
+    /// The whole image: by a second try, by a resume, by another login.
+    Everything,
+    /// Manifests, but not every blob.
+    Manifests,
+    /// Nothing, by no fault of ours or the client's.
+    Nothing,
+    /// Nothing: the upstream says no.
+    Verdict,
+}
+
+pub(super) struct Fault {
+    pub(super) name: &'static str,
+    pub(super) leaves: Leaves,
+    /// Brings it about; what it returns goes into the upstream's table of the configuration.
+    pub(super) set: fn(&Stage) -> Result<String>,
+    /// What else must hold when the pull is over.
+    pub(super) and: fn(&Stage, State) -> Result<()>,
+    /// With pierhead's own time limits rather than short ones.
+    pub(super) defaults: bool,
+}
+
+impl Fault {
+    fn new(name: &'static str, leaves: Leaves, set: fn(&Stage) -> Result<String>) -> Self {
+        Self {
+            name,
+            leaves,
+            set,
+            and: |_, _| Ok(()),
+            defaults: false,
+        }
+    }
+
+    fn and(self, and: fn(&Stage, State) -> Result<()>) -> Self {
+        Self { and, ..self }
+    }
+
+    fn at_the_defaults(self) -> Self {
+        Self {
+            defaults: true,
+            ..self
+        }
+    }
+
+    /// Those in which the fault can make a difference.
+    pub(super) fn states(&self) -> &'static [State] {
+        match self.leaves {
+            _ if self.defaults => &[State::Cold],
+            Leaves::Everything => &[State::Cold, State::Stale],
+            Leaves::Manifests | Leaves::Verdict => &[State::Cold, State::Fresh, State::Stale],
+            Leaves::Nothing => &[State::Cold, State::Fresh, State::Stale, State::Holed],
+        }
+    }
+}
+
+/// The hub, in plain HTTP, with these faults.
+fn hub(stage: &Stage, rules: impl IntoIterator<Item = Rule>) -> Result<String> {
+    for rule in rules {
+        stage.hub.inject(rule);
+    }
+    Ok(format!("url = {:?}", stage.hub.url()))
+}
+
+fn everywhere(wrong: Wrong) -> Rule {
+    wrong.on("*").before_auth()
+}
+
+fn on_layer(stage: &Stage, wrong: Wrong) -> Result<Rule> {
+    Ok(wrong.on(format!("*/{}", stage.layer()?)))
+}
+
+/// The hub behind a token server.
+fn tokens(stage: &Stage, auth: TokenAuth) -> String {
+    stage
+        .hub
+        .configure(|settings| settings.auth = Auth::Token(auth));
+    format!(
+        "url = {:?}\ntrusted_hosts = [\"http://{}\"]",
+        stage.hub.url(),
+        stage.hub.token_addr()
+    )
+}
+
+/// GETs of the layer: so many, and each after the first goes on where the one before ended.
+fn resumed(stage: &Stage, least: usize, most: usize) -> Result<()> {
+    let layer = stage.layer()?;
+    let asked: Vec<_> = stage
+        .hub
+        .requests()
+        .into_iter()
+        .filter(|it| it.method == "GET" && it.path.ends_with(layer))
+        .collect();
+    let ranges: Vec<_> = asked.iter().map(|it| it.header("range")).collect();
+    ensure!(
+        (least..=most).contains(&asked.len()) && ranges.iter().skip(1).all(Option::is_some),
+        "the layer was asked for by {ranges:?}"
+    );
+    let sent: u64 = asked.iter().map(|it| it.sent).sum();
+    ensure!(
+        sent < 300_000 + 100_000,
+        "{sent} bytes of a layer of 300 kB crossed the uplink"
+    );
+    Ok(())
+}
+
+/// A dead upstream is not hammered: what a pull costs it is bounded.
+fn spared(stage: &Stage, _: State) -> Result<()> {
+    let asked = stage.hub.count(|_| true);
+    ensure!(asked <= 16, "the upstream was asked {asked} times");
+    Ok(())
+}
+
+pub(super) fn all() -> Vec<Fault> {
+    use Leaves::{Everything, Manifests, Nothing, Verdict};
+    vec![
+        // Connections.
+        Fault::new("refused", Nothing, |it| {
+            Ok(format!("url = {:?}", it.gone.url()))
+        }),
+        Fault::new("reset", Nothing, |it| hub(it, [everywhere(Wrong::Reset)])).and(spared),
+        Fault::new("reset once", Everything, |it| {
+            let layer = on_layer(it, Wrong::Reset)?.times(1);
+            hub(it, [Wrong::Reset.on_manifests().times(1), layer])
+        }),
+        Fault::new("closed without a word", Nothing, |it| {
+            hub(it, [everywhere(Wrong::Close)])
+        })
+        .and(spared),
+        Fault::new("no HTTP", Nothing, |it| {
+            hub(it, [everywhere(Wrong::Garbage)])
+        }),
+        Fault::new("a name that does not exist", Nothing, |_| {
+            Ok("url = \"https://registry.invalid\"".to_owned())
+        }),
+        // TLS.
+        Fault::new("a certificate that has expired", Nothing, |it| {
+            Ok(format!(
+                "url = {:?}\nca = {:?}",
+                it.expired.url(),
+                it.path("expired.pem")
+            ))
+        }),
+        Fault::new("a certificate for another name", Nothing, |it| {
+            Ok(format!(
+                "url = {:?}\nca = {:?}",
+                it.misnamed.url(),
+                it.path("misnamed.pem")
+            ))
+        }),
+        Fault::new("a certificate of an unknown authority", Nothing, |it| {
+            Ok(format!("url = {:?}", it.secure.url()))
+        }),
+        Fault::new("no TLS", Nothing, |it| {
+            Ok(format!("url = \"https://{}\"", it.hub.addr()))
+        }),
+        Fault::new("good TLS", Everything, |it| {
+            Ok(format!(
+                "url = {:?}\nca = {:?}",
+                it.secure.url(),
+                it.path("secure.pem")
+            ))
+        }),
+        // Silence.
+        Fault::new("hang before headers", Nothing, |it| {
+            hub(it, [everywhere(Wrong::HangHead)])
+        })
+        .and(spared),
+        Fault::new("hang before headers at the defaults", Nothing, |it| {
+            hub(it, [everywhere(Wrong::HangHead)])
+        })
+        .at_the_defaults(),
+        Fault::new("hang before headers once", Everything, |it| {
+            let layer = on_layer(it, Wrong::HangHead)?.times(1);
+            hub(it, [Wrong::HangHead.on_manifests().times(1), layer])
+        }),
+        Fault::new("hang mid-manifest", Nothing, |it| {
+            hub(it, [Wrong::HangBody(10).on_manifests()])
+        }),
+        Fault::new("hang mid-body", Everything, |it| {
+            let layer = on_layer(it, Wrong::HangBody(100_000))?.times(1);
+            hub(it, [layer])
+        })
+        .and(|it, state| match state {
+            State::Cold => resumed(it, 2, 2),
+            _ => Ok(()),
+        }),
+        Fault::new("hang mid-body at the defaults", Everything, |it| {
+            let layer = on_layer(it, Wrong::HangBody(100_000))?.times(1);
+            hub(it, [layer])
+        })
+        .at_the_defaults(),
+        Fault::new("hang mid-body for ever", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::HangBody(0))?])
+        }),
+        // Cuts.
+        Fault::new("cut once", Everything, |it| {
+            let layer = on_layer(it, Wrong::CutBody(100_000))?.times(1);
+            hub(it, [layer])
+        })
+        .and(|it, state| match state {
+            State::Cold => resumed(it, 2, 2),
+            _ => Ok(()),
+        }),
+        Fault::new("cut many times", Everything, |it| {
+            hub(it, [on_layer(it, Wrong::CutBody(40_000))?])
+        })
+        .and(|it, state| match state {
+            State::Cold => resumed(it, 7, 9),
+            _ => Ok(()),
+        }),
+        Fault::new("reset mid-body", Everything, |it| {
+            let layer = on_layer(it, Wrong::ResetBody(100_000))?.times(1);
+            hub(it, [layer])
+        }),
+        Fault::new("manifest cut once", Everything, |it| {
+            hub(it, [Wrong::CutBody(10).on_manifests().times(1)])
+        }),
+        // Statuses.
+        Fault::new("401", Verdict, |it| {
+            hub(it, [everywhere(Wrong::Status(401))])
+        }),
+        Fault::new("403", Verdict, |it| {
+            hub(it, [everywhere(Wrong::Status(403))])
+        }),
+        Fault::new("404", Verdict, |it| {
+            hub(it, [everywhere(Wrong::Status(404))])
+        }),
+        Fault::new("404 of a layer", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::Status(404))?])
+        }),
+        Fault::new("429", Nothing, |it| {
+            hub(it, [everywhere(Wrong::Status(429))])
+        })
+        .and(spared),
+        Fault::new("429 with Retry-After", Nothing, |it| {
+            hub(it, [everywhere(Wrong::RetryAfter(429, "30".to_owned()))])
+        })
+        .and(spared),
+        Fault::new("429 of a layer once, with Retry-After", Everything, |it| {
+            let layer = on_layer(it, Wrong::RetryAfter(429, "1".to_owned()))?.times(1);
+            hub(it, [layer])
+        }),
+        Fault::new("500", Nothing, |it| {
+            hub(it, [everywhere(Wrong::Status(500))])
+        })
+        .and(spared),
+        Fault::new("500 once", Everything, |it| {
+            let layer = on_layer(it, Wrong::Status(500))?.times(1);
+            hub(it, [Wrong::Status(500).on_manifests().times(1), layer])
+        }),
+        Fault::new("503", Nothing, |it| {
+            hub(it, [everywhere(Wrong::Status(503))])
+        })
+        .and(spared),
+        Fault::new("503 of a layer", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::Status(503))?])
+        }),
+        // Lies.
+        Fault::new("manifest of a wrong digest", Nothing, |it| {
+            hub(it, [Wrong::Corrupt(5).on_manifests()])
+        }),
+        Fault::new("layer of a wrong digest", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::Corrupt(200_000))?])
+        }),
+        Fault::new("layer of a wrong digest once", Everything, |it| {
+            let layer = on_layer(it, Wrong::Corrupt(200_000))?.times(1);
+            hub(it, [layer])
+        }),
+        Fault::new("manifest shorter than it says", Nothing, |it| {
+            hub(it, [Wrong::LengthTooLong(100).on_manifests()])
+        }),
+        Fault::new("manifest longer than it says", Nothing, |it| {
+            hub(it, [Wrong::LengthTooShort(100).on_manifests()])
+        }),
+        Fault::new("layer shorter than it says", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::LengthTooLong(1000))?])
+        }),
+        Fault::new("layer longer than it says", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::LengthTooShort(1000))?])
+        }),
+        Fault::new("headers without end", Nothing, |it| {
+            hub(it, [everywhere(Wrong::HugeHeaders(1 << 20))])
+        }),
+        // Redirects.
+        Fault::new("redirect loop", Nothing, |it| {
+            hub(it, [everywhere(Wrong::RedirectLoop)])
+        }),
+        Fault::new("redirect loop of a layer", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::RedirectLoop)?])
+        }),
+        // Tokens.
+        Fault::new("every token has expired", Verdict, |it| {
+            Ok(tokens(
+                it,
+                TokenAuth {
+                    lifetime: Duration::ZERO,
+                    tells_expiry: false,
+                    ..TokenAuth::default()
+                },
+            ))
+        }),
+        Fault::new("tokens expire from request to request", Everything, |it| {
+            Ok(tokens(
+                it,
+                TokenAuth {
+                    uses: Some(1),
+                    ..TokenAuth::default()
+                },
+            ))
+        }),
+        Fault::new("token server down", Nothing, |it| {
+            let keys = tokens(it, TokenAuth::default());
+            it.hub.wait(async |hub| hub.stop_tokens().await);
+            Ok(keys)
+        }),
+        Fault::new("token server hangs", Nothing, |it| {
+            it.hub.inject(Wrong::HangHead.on_tokens());
+            Ok(tokens(it, TokenAuth::default()))
+        }),
+        Fault::new("token server in trouble", Nothing, |it| {
+            it.hub.inject(Wrong::Status(503).on_tokens());
+            Ok(tokens(it, TokenAuth::default()))
+        }),
+    ]
+}

@@ -1,0 +1,157 @@
+//! Where the matrix is played: upstreams of every kind, the origin that clients fall back on, the wire
+//! between client and pierhead, and a data folder that holds the image.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use pierhead_testkit::registry::{Auth, Background, FakeRegistry};
+use pierhead_tests::{
+    clients::Pulled,
+    image::images,
+    layout::Image,
+    pierhead::{Options, Pierhead},
+    place, process,
+    relay::Relay,
+};
+use tempfile::TempDir;
+
+use super::{State, Wires, faults::Fault};
+
+pub(super) struct Stage {
+    /// The upstream, which misbehaves as it is told.
+    pub(super) hub: Background,
+    /// An upstream that has stopped listening.
+    pub(super) gone: Background,
+    /// Upstreams with a certificate that has expired, that is for another name, and a good one.
+    pub(super) expired: Background,
+    pub(super) misnamed: Background,
+    pub(super) secure: Background,
+    /// The registry itself, which always works.
+    pub(super) origin: Background,
+    proxy: Relay,
+    /// Between the client and pierhead.
+    pub(super) mirror: Relay,
+    pub(super) image: Image,
+    pub(super) expected: Pulled,
+    folder: TempDir,
+}
+
+impl Stage {
+    pub(super) fn set(origin: Background) -> Result<Self> {
+        let image = images()?.small;
+        let start = FakeRegistry::builder;
+        let stage = Self {
+            hub: start().start_in_background(),
+            gone: start().start_in_background(),
+            expired: start().tls().tls_expired().start_in_background(),
+            misnamed: start()
+                .tls_for(&["elsewhere.example"])
+                .start_in_background(),
+            secure: start().tls().start_in_background(),
+            proxy: Relay::proxy_to(origin.addr())?,
+            mirror: Relay::to(origin.addr())?,
+            origin,
+            expected: Pulled {
+                root: image.root.clone(),
+                config: image.here()?.config.clone(),
+            },
+            image,
+            folder: place::scratch("matrix")?,
+        };
+        stage.gone.stop();
+        for registry in [
+            &stage.hub,
+            &stage.expired,
+            &stage.misnamed,
+            &stage.secure,
+            &stage.origin,
+        ] {
+            registry.push_layout(stage.image.layout().folder())?;
+        }
+        for (name, registry) in [
+            ("expired.pem", &stage.expired),
+            ("misnamed.pem", &stage.misnamed),
+            ("secure.pem", &stage.secure),
+        ] {
+            fs::write(stage.path(name), registry.ca_pem())?;
+        }
+        if stage.origin.url().starts_with("https") {
+            fs::write(stage.path("origin.pem"), stage.origin.ca_pem())?;
+        }
+        stage.warm()?;
+        Ok(stage)
+    }
+
+    /// A data folder with the image, for every cell to begin with a copy of.
+    fn warm(&self) -> Result<()> {
+        let options = Options::new()
+            .upstream("docker.io", &self.hub.url())
+            .data(&self.path("warm"));
+        let mut pierhead = Pierhead::start(options)?;
+        pierhead.cache(&["warm", &format!("docker.io/{}", self.image.name())])?;
+        pierhead.stop()?;
+        let holed = self.path("holed");
+        copy(&self.path("warm"), &holed)?;
+        let blob = pierhead.blob(self.layer()?);
+        let blob = holed.join(blob.strip_prefix(self.path("warm"))?);
+        Ok(fs::remove_file(blob)?)
+    }
+
+    pub(super) fn wires(&self) -> Wires<'_> {
+        Wires {
+            mirror: self.mirror.address(),
+            origin: &self.origin,
+            proxy: self.proxy.address(),
+            authority: self.path("origin.pem"),
+        }
+    }
+
+    /// A file of this stage.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The digest of a layer of some 300 kB.
+    pub(super) fn layer(&self) -> Result<&str> {
+        let layer = self.image.here()?.layers.get(1).context("a second layer")?;
+        Ok(layer)
+    }
+
+    /// A pierhead in that state, its upstream in that trouble, and the client's wire led to it.
+    pub(super) fn pierhead(&self, fault: &Fault, state: State) -> Result<Pierhead> {
+        self.hub.clear_faults();
+        self.hub.configure(|settings| settings.auth = Auth::Open);
+        self.hub.restart();
+        let data = self.path("data");
+        let _ = fs::remove_dir_all(&data);
+        match state {
+            State::Cold => {}
+            State::Fresh | State::Stale => copy(&self.path("warm"), &data)?,
+            State::Holed => copy(&self.path("holed"), &data)?,
+        }
+        let freshness = if state == State::Fresh { "1h" } else { "0s" };
+        let limits = if fault.defaults {
+            ""
+        } else {
+            "[limits]\nanswer_within = \"3s\"\nconnect_timeout = \"1s\"\nheader_timeout = \"1s\"\nstall_timeout = \"1s\"\n"
+        };
+        let upstream = (fault.set)(self)?;
+        let config = format!(
+            "[tags]\nfreshness = \"{freshness}\"\n{limits}[upstreams.\"docker.io\"]\n{upstream}\n"
+        );
+        let pierhead = Pierhead::start(Options::new().data(&data).config(&config))?;
+        self.mirror.point(pierhead.address());
+        self.hub.clear_requests();
+        self.origin.clear_requests();
+        self.mirror.take();
+        Ok(pierhead)
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    process::run(Command::new("cp").arg("-a").args([from, to])).map(drop)
+}
