@@ -136,4 +136,14 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }
+    if matches!(
+        error,
+        CacheError::WrongDigest { resumed: false, .. } | CacheError::WrongSize { .. }
+    ) {
+        let lie = pierhead_remote::Error::Protocol {
+            upstream: registry.to_string(),
+            what: error.to_string(),
+        };
+        inner.recent.lied(wanted.subject(), lie);
+    }
 }

@@ -14,6 +14,9 @@ use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
 
+/// Images of an index that are looked for in the cache, at most: real ones have a dozen.
+const IMAGES: usize = 64;
+
 /// The manifest or index of that reference. Some clients (podman) fail a pull for good when a blob of
 /// a manifest that they got is missing, while all fall back to the origin when the manifest is. So
 /// while the upstream fails, a manifest must be backed by the cache.
@@ -39,13 +42,17 @@ async fn backed(
     document: &Document,
     deadline: Deadline,
 ) -> Result<(), Error> {
-    let Some(missing) = missing(inner, document).await else {
-        return Ok(());
+    let missing = match missing(inner, document).await {
+        None => return Ok(()),
+        Some(missing) => missing,
+    };
+    let Missing::Blob(digest) = missing else {
+        return Err(unbacked(reference, missing));
     };
     // The upstream may be back, or refuse manifests only (Docker Hub's rate limit): one HEAD tells.
     let size = inner
         .client
-        .blob_size(&reference.registry, &reference.repository, &missing);
+        .blob_size(&reference.registry, &reference.repository, &digest);
     match tokio::time::timeout_at(deadline.last(), size).await {
         Ok(Ok(_)) => {
             inner.recent.answered(&reference.registry);
@@ -55,29 +62,71 @@ async fn backed(
             let subject = Subject::Blob(
                 reference.registry.clone(),
                 reference.repository.clone(),
-                missing,
+                digest,
             );
             inner.recent.failed(&reference.registry, subject, &error);
         }
         Err(_) => {}
     }
-    Err(Error::Unbacked {
-        upstream: reference.registry.to_string(),
-        missing,
-    })
+    Err(unbacked(reference, missing))
 }
 
-/// The first blob of an image that is neither cached nor on its way. An index passes: its children are
-/// asked for one by one, and each is looked at then.
-async fn missing(inner: &Inner, document: &Document) -> Option<Digest> {
+fn unbacked(reference: &Reference, missing: Missing) -> Error {
+    let (Missing::Blob(missing) | Missing::Manifest(missing)) = missing;
+    Error::Unbacked {
+        upstream: reference.registry.to_string(),
+        missing,
+    }
+}
+
+/// What of an image is neither cached nor on its way.
+#[derive(Clone, Copy)]
+enum Missing {
+    Blob(Digest),
+    /// Of a platform; whoever has no manifest of it has no blobs of it either.
+    Manifest(Digest),
+}
+
+/// The first thing that an image lacks. For which platform an index is asked is not told, so it passes
+/// when one of its images is here whole: the machines of one host are of one kind, and what they do not
+/// run is not here at all.
+async fn missing(inner: &Inner, document: &Document) -> Option<Missing> {
     // Large ones are in memory one after the other.
-    let _permit = match document.size() > EAGER {
-        true => inner.parsing.acquire().await.ok(),
-        false => None,
-    };
+    let mut turn = None;
+    if document.size() > EAGER {
+        turn = inner.parsing.acquire().await.ok();
+    }
     let bytes = document.bytes(Manifest::MAX_SIZE).await.ok()?;
     // What cannot be parsed names nothing that we could look for.
     let manifest = Manifest::parse(bytes, Some(document.media_type.as_str())).ok()?;
+    if !matches!(manifest.body, Body::Index { .. }) {
+        return missing_blob(inner, &manifest).map(Missing::Blob);
+    }
+    let mut missing = None;
+    for child in manifest.children().filter(|child| runs(child)).take(IMAGES) {
+        if child.size > EAGER && turn.is_none() {
+            turn = inner.parsing.acquire().await.ok();
+        }
+        match image(inner, child).await {
+            None => missing = missing.or(Some(Missing::Manifest(child.digest))),
+            Some(image) => missing = Some(Missing::Blob(missing_blob(inner, &image)?)),
+        }
+    }
+    missing
+}
+
+/// A child of an index as the cache has it. An index in an index passes for an image without blobs.
+async fn image(inner: &Inner, child: &Descriptor) -> Option<Manifest> {
+    let object = inner.cache.get(&child.digest).await.ok()??;
+    // What the index claims of its size decided whether this is in memory alone.
+    let bytes = object
+        .read_all(usize::try_from(child.size).ok()?)
+        .await
+        .ok()?;
+    Manifest::parse(bytes, Some(child.media_type.as_str())).ok()
+}
+
+fn missing_blob(inner: &Inner, manifest: &Manifest) -> Option<Digest> {
     if matches!(manifest.body, Body::Index { .. }) {
         return None;
     }
@@ -86,6 +135,14 @@ async fn missing(inner: &Inner, document: &Document) -> Option<Digest> {
         .filter(|child| is_distributable(child))
         .map(|child| child.digest)
         .find(|digest| !inner.cache.contains(digest))
+}
+
+/// Whether an entry of an index is an image: BuildKit's attestations are of no platform.
+fn runs(child: &Descriptor) -> bool {
+    child
+        .platform
+        .as_ref()
+        .is_none_or(|platform| platform.os != "unknown")
 }
 
 /// The fields of a manifest that tell what it is.

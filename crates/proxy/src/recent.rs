@@ -46,6 +46,7 @@ impl Subject {
 #[derive(Default)]
 pub(crate) struct Recent {
     errors: Mutex<Table<Subject, Error>>,
+    lies: Mutex<Table<Subject, Error>>,
     unstorable: Mutex<Table<Digest, ()>>,
     failing: Mutex<Table<Registry, ()>>,
     personal: AtomicBool,
@@ -83,6 +84,13 @@ impl Recent {
         lock(&self.errors).insert(subject, error.clone(), lifetime);
     }
 
+    /// The upstream sent other content than it was asked for. That is believed for a moment whatever
+    /// else it answers: containerd comes back at once for the rest of a body that was cut for it, four
+    /// times, and falls back only when it is refused.
+    pub(crate) fn lied(&self, subject: Subject, error: Error) {
+        lock(&self.lies).insert(subject, error, FAILURE);
+    }
+
     /// The upstream answered sensibly.
     pub(crate) fn answered(&self, registry: &Registry) {
         lock(&self.failing).entries.remove(registry);
@@ -96,6 +104,9 @@ impl Recent {
     /// The error that was seen for this a moment ago. A failure of the upstream is forgotten as soon as
     /// the upstream has answered anything: a client that just got a manifest is not refused its blobs.
     pub(crate) fn error(&self, subject: &Subject) -> Option<Error> {
+        if let Some(error) = lock(&self.lies).get(subject) {
+            return Some(error);
+        }
         let error = lock(&self.errors).get(subject)?;
         let holds = error.fault() != Fault::Upstream || self.is_failing(subject.registry());
         holds.then_some(error)
@@ -186,6 +197,9 @@ mod tests {
             recent.error(&subject("b")),
             Some(Error::NotFound { .. })
         ));
+        recent.lied(subject("c"), down);
+        recent.answered(&registry);
+        assert!(recent.error(&subject("c")).is_some(), "it goes on lying");
     }
 
     #[test]

@@ -234,6 +234,12 @@ impl Source {
             {
                 self.again().await?
             }
+            // It may have been damaged on the way, and podman has no second try of its own.
+            CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
+                if nothing_sent && self.changes == 1 =>
+            {
+                self.again().await?
+            }
             // What came is wrong, and some of it may have left already.
             CacheError::WrongDigest { .. }
             | CacheError::WrongSize { .. }

@@ -168,21 +168,65 @@ async fn an_upstream_that_limits_manifests_only_backs_its_blobs() {
     stage.pull(&image).await;
 }
 
+/// podman has no way back once it was handed an index.
 #[tokio::test]
-async fn an_index_is_stale_by_itself() {
+async fn an_index_is_stale_with_one_of_its_images() {
     let stage = Plan::default().always_stale().open().await;
     let image = pierhead_testkit::images::Image::multi_arch(8, &["amd64", "arm64"]);
     stage.upstream.push("app", "1", &image);
     stage.get(MANIFEST).await;
-    let child = format!("/v2/app/manifests/{}", image.documents[0].digest);
-    stage.get(&child).await;
+    let root = format!("/v2/app/manifests/{}", image.root);
     stage.upstream.stop().await;
-    assert_eq!(stage.get(MANIFEST).await.header("x-cache"), Some("STALE"));
-    assert_eq!(
-        stage.get(&child).await.status,
-        503,
-        "its blobs are not there"
-    );
+    assert_eq!(stage.get(MANIFEST).await.status, 503, "none of its images");
+    stage.upstream.restart().await;
+    let child = &image.documents[0];
+    let path = format!("/v2/app/manifests/{}", child.digest);
+    eventually(async || stage.get(&path).await.status == 200).await;
+    stage.upstream.stop().await;
+    assert_eq!(stage.get(MANIFEST).await.status, 503, "none of its blobs");
+    assert_eq!(stage.get(&root).await.status, 503, "nor by digest");
+    assert_eq!(stage.get(&path).await.status, 503);
+
+    stage.upstream.restart().await;
+    let child = std::str::from_utf8(&child.bytes).unwrap();
+    for blob in &image.blobs {
+        if child.contains(&blob.digest.to_string()) {
+            let path = blob_path(&blob.digest);
+            eventually(async || stage.get(&path).await.status == 200).await;
+            stage.committed(&blob.digest).await;
+        }
+    }
+    stage.upstream.stop().await;
+    eventually(async || stage.get(MANIFEST).await.header("x-cache") == Some("STALE")).await;
+    for path in [root, path] {
+        assert_eq!(stage.get(&path).await.status, 200);
+    }
+}
+
+/// What was damaged on the way once is fetched once more, before anybody has any of it.
+#[tokio::test]
+async fn a_small_blob_that_is_wrong_once() {
+    let stage = Stage::open().await;
+    let image = stage.push(12, &[5000]);
+    let layer = &image.blobs[1];
+    stage
+        .upstream
+        .inject(Fault::Corrupt(7).on_blob(&layer.digest).times(1));
+    let answer = stage.get(&blob_path(&layer.digest)).await;
+    assert_eq!((answer.status, &answer.body), (200, &layer.bytes));
+    assert_eq!(stage.upstream.gets_of(&layer.digest), 2);
+
+    // For good, it is refused for a moment to those who come back for it at once.
+    let image = stage.push(13, &[5000]);
+    let layer = &image.blobs[1];
+    stage
+        .upstream
+        .inject(Fault::Corrupt(7).on_blob(&layer.digest));
+    stage.get_if_answered(&blob_path(&layer.digest)).await;
+    assert_eq!(stage.upstream.gets_of(&layer.digest), 2);
+    let refused = stage.get(&blob_path(&layer.digest)).await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(stage.upstream.gets_of(&layer.digest), 2);
 }
 
 #[tokio::test]

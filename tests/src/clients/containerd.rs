@@ -194,6 +194,10 @@ impl Client for Containerd {
         for image in images.lines() {
             self.ctr(&["images", "rm", "--sync", image])?;
         }
+        // What a pull left that failed, no image's removal takes along.
+        for digest in self.contents()? {
+            self.ctr(&["content", "rm", &digest])?;
+        }
         let left = self.contents()?;
         ensure!(left.is_empty(), "contents outlive their images: {left:?}");
         Ok(())

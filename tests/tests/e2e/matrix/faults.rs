@@ -14,6 +14,10 @@ pub(super) enum Leaves {
     Everything,
     /// Manifests, but not every blob.
     Manifests,
+    /// The same, and a client has many bytes of a wrong blob before that shows.
+    Lies,
+    /// Blobs, but no manifests.
+    Blobs,
     /// Nothing, by no fault of ours or the client's.
     Nothing,
     /// Nothing: the upstream says no.
@@ -29,6 +33,9 @@ pub(super) struct Fault {
     pub(super) and: fn(&Stage, State) -> Result<()>,
     /// With pierhead's own time limits rather than short ones.
     pub(super) defaults: bool,
+    /// Also with an image that is cached in full and fresh, and with one that is not cached in full: one
+    /// fault of each kind.
+    pub(super) more: bool,
 }
 
 impl Fault {
@@ -39,6 +46,7 @@ impl Fault {
             set,
             and: |_, _| Ok(()),
             defaults: false,
+            more: false,
         }
     }
 
@@ -53,13 +61,16 @@ impl Fault {
         }
     }
 
+    fn in_every_state(self) -> Self {
+        Self { more: true, ..self }
+    }
+
     /// Those in which the fault can make a difference.
     pub(super) fn states(&self) -> &'static [State] {
-        match self.leaves {
-            _ if self.defaults => &[State::Cold],
-            Leaves::Everything => &[State::Cold, State::Stale],
-            Leaves::Manifests | Leaves::Verdict => &[State::Cold, State::Fresh, State::Stale],
-            Leaves::Nothing => &[State::Cold, State::Fresh, State::Stale, State::Holed],
+        match self {
+            Self { defaults: true, .. } => &[State::Cold],
+            Self { more: true, .. } => &[State::Cold, State::Fresh, State::Stale, State::Holed],
+            _ => &[State::Cold, State::Stale],
         }
     }
 }
@@ -78,6 +89,11 @@ fn everywhere(wrong: Wrong) -> Rule {
 
 fn on_layer(stage: &Stage, wrong: Wrong) -> Result<Rule> {
     Ok(wrong.on(format!("*/{}", stage.layer()?)))
+}
+
+/// On a layer of which nothing leaves before all of it is known good.
+fn on_small_layer(stage: &Stage, wrong: Wrong) -> Result<Rule> {
+    Ok(wrong.on(format!("*/{}", stage.small_layer()?)))
 }
 
 /// The hub behind a token server.
@@ -117,17 +133,18 @@ fn resumed(stage: &Stage, least: usize, most: usize) -> Result<()> {
 /// A dead upstream is not hammered: what a pull costs it is bounded.
 fn spared(stage: &Stage, _: State) -> Result<()> {
     let asked = stage.hub.count(|_| true);
-    ensure!(asked <= 16, "the upstream was asked {asked} times");
+    ensure!(asked <= 32, "the upstream was asked {asked} times");
     Ok(())
 }
 
 pub(super) fn all() -> Vec<Fault> {
-    use Leaves::{Everything, Manifests, Nothing, Verdict};
+    use Leaves::{Blobs, Everything, Lies, Manifests, Nothing, Verdict};
     vec![
         // Connections.
         Fault::new("refused", Nothing, |it| {
             Ok(format!("url = {:?}", it.gone.url()))
-        }),
+        })
+        .in_every_state(),
         Fault::new("reset", Nothing, |it| hub(it, [everywhere(Wrong::Reset)])).and(spared),
         Fault::new("reset once", Everything, |it| {
             let layer = on_layer(it, Wrong::Reset)?.times(1);
@@ -175,7 +192,8 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("hang before headers", Nothing, |it| {
             hub(it, [everywhere(Wrong::HangHead)])
         })
-        .and(spared),
+        .and(spared)
+        .in_every_state(),
         Fault::new("hang before headers at the defaults", Nothing, |it| {
             hub(it, [everywhere(Wrong::HangHead)])
         })
@@ -184,9 +202,10 @@ pub(super) fn all() -> Vec<Fault> {
             let layer = on_layer(it, Wrong::HangHead)?.times(1);
             hub(it, [Wrong::HangHead.on_manifests().times(1), layer])
         }),
-        Fault::new("hang mid-manifest", Nothing, |it| {
+        Fault::new("hang mid-manifest", Blobs, |it| {
             hub(it, [Wrong::HangBody(10).on_manifests()])
-        }),
+        })
+        .in_every_state(),
         Fault::new("hang mid-body", Everything, |it| {
             let layer = on_layer(it, Wrong::HangBody(100_000))?.times(1);
             hub(it, [layer])
@@ -235,14 +254,16 @@ pub(super) fn all() -> Vec<Fault> {
         }),
         Fault::new("404", Verdict, |it| {
             hub(it, [everywhere(Wrong::Status(404))])
-        }),
+        })
+        .in_every_state(),
         Fault::new("404 of a layer", Manifests, |it| {
             hub(it, [on_layer(it, Wrong::Status(404))?])
         }),
         Fault::new("429", Nothing, |it| {
             hub(it, [everywhere(Wrong::Status(429))])
         })
-        .and(spared),
+        .and(spared)
+        .in_every_state(),
         Fault::new("429 with Retry-After", Nothing, |it| {
             hub(it, [everywhere(Wrong::RetryAfter(429, "30".to_owned()))])
         })
@@ -267,20 +288,23 @@ pub(super) fn all() -> Vec<Fault> {
             hub(it, [on_layer(it, Wrong::Status(503))?])
         }),
         // Lies.
-        Fault::new("manifest of a wrong digest", Nothing, |it| {
+        Fault::new("manifest of a wrong digest", Blobs, |it| {
             hub(it, [Wrong::Corrupt(5).on_manifests()])
         }),
-        Fault::new("layer of a wrong digest", Manifests, |it| {
-            hub(it, [on_layer(it, Wrong::Corrupt(200_000))?])
+        Fault::new("large layer of a wrong digest", Lies, |it| {
+            hub(it, [on_layer(it, Wrong::Corrupt(100_000))?])
+        })
+        .in_every_state(),
+        Fault::new("small layer of a wrong digest", Manifests, |it| {
+            hub(it, [on_small_layer(it, Wrong::Corrupt(1_000))?])
         }),
-        Fault::new("layer of a wrong digest once", Everything, |it| {
-            let layer = on_layer(it, Wrong::Corrupt(200_000))?.times(1);
-            hub(it, [layer])
+        Fault::new("small layer of a wrong digest once", Everything, |it| {
+            hub(it, [on_small_layer(it, Wrong::Corrupt(1_000))?.times(1)])
         }),
-        Fault::new("manifest shorter than it says", Nothing, |it| {
+        Fault::new("manifest shorter than it says", Blobs, |it| {
             hub(it, [Wrong::LengthTooLong(100).on_manifests()])
         }),
-        Fault::new("manifest longer than it says", Nothing, |it| {
+        Fault::new("manifest longer than it says", Blobs, |it| {
             hub(it, [Wrong::LengthTooShort(100).on_manifests()])
         }),
         Fault::new("layer shorter than it says", Manifests, |it| {
@@ -314,7 +338,8 @@ pub(super) fn all() -> Vec<Fault> {
             Ok(tokens(
                 it,
                 TokenAuth {
-                    uses: Some(1),
+                    // As many as may be under way at once: each of them finds a good one.
+                    uses: Some(4),
                     ..TokenAuth::default()
                 },
             ))
@@ -323,7 +348,8 @@ pub(super) fn all() -> Vec<Fault> {
             let keys = tokens(it, TokenAuth::default());
             it.hub.wait(async |hub| hub.stop_tokens().await);
             Ok(keys)
-        }),
+        })
+        .in_every_state(),
         Fault::new("token server hangs", Nothing, |it| {
             it.hub.inject(Wrong::HangHead.on_tokens());
             Ok(tokens(it, TokenAuth::default()))
