@@ -179,7 +179,10 @@ async fn an_index_is_stale_with_one_of_its_images() {
     stage.upstream.stop().await;
     assert_eq!(stage.get(MANIFEST).await.status, 503, "none of its images");
     stage.upstream.restart().await;
-    let child = &image.documents[0];
+    let index: serde_json::Value = serde_json::from_slice(&image.root_document().bytes).unwrap();
+    let child = index["manifests"][0]["digest"].as_str().unwrap();
+    let mut documents = image.documents.iter();
+    let child = documents.find(|it| it.digest.to_string() == child).unwrap();
     let path = format!("/v2/app/manifests/{}", child.digest);
     eventually(async || stage.get(&path).await.status == 200).await;
     stage.upstream.stop().await;
