@@ -124,8 +124,8 @@ where
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
-                    if is_head_too_large(&*error) {
-                        inner.metrics.limited(Limit::Headers);
+                    if let Some(limit) = reached(&*error) {
+                        inner.metrics.limited(limit);
                     }
                     tracing::debug!(%address, %error, "connection ended");
                 }
@@ -150,11 +150,14 @@ where
     }
 }
 
-/// What hyper has answered 431 or 414 by itself.
-fn is_head_too_large(error: &(dyn std::error::Error + 'static)) -> bool {
-    error
-        .downcast_ref::<hyper::Error>()
-        .is_some_and(hyper::Error::is_parse_too_large)
+/// The limit that hyper kept by itself: it has answered 431 or 414, or the client has not moved.
+fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
+    let hyper = error.downcast_ref::<hyper::Error>();
+    if hyper.is_some_and(hyper::Error::is_parse_too_large) {
+        return Some(Limit::Headers);
+    }
+    let io = std::error::Error::source(hyper?)?.downcast_ref::<std::io::Error>()?;
+    (io.kind() == std::io::ErrorKind::TimedOut).then_some(Limit::Stalled)
 }
 
 fn builder(limits: &Limits) -> Builder<TokioExecutor> {

@@ -25,6 +25,10 @@ const CHANGES: u32 = 4;
 /// when its client has left.
 const FILLS: u64 = 512;
 
+/// A part of a blob up to this size that is still coming waits until all of it is known good: nobody
+/// could tell that it is wrong, since a part has no digest. Of a larger one it leaves as it comes.
+const VERIFIED_FIRST: u64 = 8 << 20;
+
 /// Which blob of which repository: who is asked for it when the cache lacks it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
@@ -50,6 +54,8 @@ pub(crate) struct Source {
     offset: u64,
     /// Where to stop; `None` at the end of the content.
     end: Option<u64>,
+    /// Nothing leaves before the digest has matched.
+    verified_first: bool,
     /// What leaves before it and behind it.
     before: Bytes,
     behind: Bytes,
@@ -113,6 +119,7 @@ impl Source {
             start: 0,
             offset: 0,
             end: None,
+            verified_first: false,
             before: Bytes::new(),
             behind: Bytes::new(),
             changes: 0,
@@ -140,6 +147,11 @@ impl Source {
     pub(crate) async fn only(&mut self, first: u64, end: u64) -> Result<(), Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
+        if let From::Cache(Content::Tail(tail)) = &self.from {
+            // What fails here fails at the first read again, where there is a way out.
+            let size = tail.size().await.ok().flatten();
+            self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
+        }
         if first > 0 && matches!(self.from, From::Upstream(_)) {
             self.from = self.direct().await?;
         }
@@ -204,13 +216,15 @@ impl Source {
                 return Ok(std::mem::take(&mut self.behind));
             }
             let bytes = match &mut self.from {
-                From::Cache(content) => match content.read_at(self.offset, max).await {
-                    Ok(bytes) => bytes,
-                    Err(error) => {
-                        self.change(error).await?;
-                        continue;
+                From::Cache(content) => {
+                    match read(content, self.verified_first, self.offset, max).await {
+                        Ok(bytes) => bytes,
+                        Err(error) => {
+                            self.change(error).await?;
+                            continue;
+                        }
                     }
-                },
+                }
                 From::Upstream(direct) => direct.next(&self.inner, &self.wanted, max).await?,
             };
             self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -269,6 +283,18 @@ impl Source {
             Direct::open(&self.inner, &self.wanted, self.offset).await?,
         ))
     }
+}
+
+async fn read(
+    content: &Content,
+    verified_first: bool,
+    offset: u64,
+    max: usize,
+) -> Result<Bytes, CacheError> {
+    if let (true, Content::Tail(tail)) = (verified_first, content) {
+        tail.committed().await?;
+    }
+    content.read_at(offset, max).await
 }
 
 /// What a claim found, or `None` when another registry is filling this digest: nobody who does not mean

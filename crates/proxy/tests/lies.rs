@@ -265,3 +265,20 @@ async fn hostile_names_never_reach_the_upstream() {
     }
     assert_eq!(stage.upstream.requests().len(), 0);
 }
+
+#[tokio::test]
+async fn a_part_of_a_small_blob_leaves_when_all_of_it_is_right() {
+    let stage = Stage::open().await;
+    let (digest, bytes) = put(&stage, 70);
+    stage.upstream.inject(Fault::Corrupt(5).on_blob(&digest));
+    let part = || Request::get(blob_path(&digest)).header("range", "bytes=0-99");
+    let wrong = soon(part().send(stage.addr)).await;
+    assert!(
+        wrong.is_err() || wrong.is_ok_and(|it| it.status != 206 || it.end == End::Cut),
+        "a part of something else"
+    );
+    stage.upstream.clear_faults();
+    eventually(async || stage.ask(part()).await.status == 206).await;
+    let right = stage.ask(part()).await;
+    assert_eq!((right.end, &right.body[..]), (End::Clean, &bytes[..100]));
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_testkit::images::random_bytes;
-use pierhead_testkit::registry::{Fault, Gate};
+use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -165,4 +165,142 @@ async fn heads_that_are_too_long_are_told_which_key_to_raise() {
     }
     assert_eq!(stage.ask(more).await.status, 431);
     eventually(async || limited(&stage, "headers", 3)).await;
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_do_not_fill_the_memory() {
+    let frame = 128 << 10;
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.answer_memory = 3 * frame;
+            config.limits.answer_memory_per_client = 2 * frame;
+        })
+        .open()
+        .await;
+    let gate = Gate::new();
+    let blobs: Vec<_> = (0..4)
+        .map(|seed| {
+            let digest = stage.upstream.put_blob("app", random_bytes(seed, 900_000));
+            let held = Fault::GateBody(500_000, gate.clone());
+            stage.upstream.inject(held.on_blob(&digest));
+            digest
+        })
+        .collect();
+    let mut kept = Vec::new();
+    for (last, digest) in [(2, &blobs[0]), (2, &blobs[1]), (3, &blobs[2])] {
+        let (status, stream) = begin(&stage, last, digest).await;
+        assert_eq!(status, "HTTP/1.1 200");
+        kept.push(stream);
+    }
+    let own = ask(from(&stage, 2).await, &blob_path(&blobs[3])).await;
+    assert!(own.starts_with("HTTP/1.1 503"), "{own}");
+    assert!(own.contains("limits.answer_memory_per_client"), "{own}");
+    let all = ask(from(&stage, 4).await, &blob_path(&blobs[3])).await;
+    assert!(
+        all.starts_with("HTTP/1.1 503") && all.contains("retry-after: 1"),
+        "{all}"
+    );
+    assert!(all.contains("limits.answer_memory,"), "{all}");
+    assert!(limited(&stage, "bytes_per_client", 1) && limited(&stage, "bytes_in_flight", 1));
+    // What holds no memory is answered all the same.
+    assert_eq!(stage.get("/v2/").await.status, 200);
+    gate.release();
+    kept.clear();
+    eventually(async || stage.get(&blob_path(&blobs[3])).await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_registry_that_drips_is_the_trouble_of_those_who_name_it() {
+    let hostile = FakeRegistry::builder().start().await;
+    let mut plan = Plan::default();
+    plan.others = vec![("hostile.test", hostile.url())];
+    let stage = plan.open().await;
+    let image = stage.push(1, &[900_000]);
+    let layer = image
+        .blobs
+        .iter()
+        .find(|blob| blob.bytes.len() == 900_000)
+        .unwrap();
+    let manifest = image.root_document().bytes.clone();
+    hostile.put_blob("app", layer.bytes.clone());
+    hostile.put_blob("app", manifest.clone());
+    let gate = Gate::new();
+    for digest in [&layer.digest, &image.root] {
+        let drip = Fault::GateBody(100, gate.clone());
+        hostile.inject(drip.on_blob(digest));
+    }
+    let mut led = Vec::new();
+    for digest in [&layer.digest, &image.root] {
+        let mut stream = from(&stage, 2).await;
+        let path = format!("{}?ns=hostile.test", blob_path(digest));
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        led.push(stream);
+    }
+    soon(gate.reached(2)).await;
+    assert_eq!(stage.cache.stat().fills, 2, "the hostile one leads both");
+    // Nobody else notices: not for the blob, not for the manifest, not for a HEAD.
+    stage.pull(&image).await;
+    let head = stage.head(&blob_path(&layer.digest)).await;
+    assert_eq!(
+        (head.status, head.header("content-length")),
+        (200, Some("900000"))
+    );
+    // And when it has failed, the next one leads.
+    hostile.clear_faults();
+    drop(led);
+    gate.release();
+    eventually(async || stage.cache.stat().fills == 0).await;
+    stage.pull(&image).await;
+    stage.committed(&layer.digest).await;
+}
+
+#[tokio::test]
+async fn one_registry_does_not_take_all_fetches() {
+    let slow = FakeRegistry::builder().start().await;
+    let mut plan = Plan::default().config(|config| {
+        config.limits.fetches_per_registry = 2;
+        config.answer_within = Duration::from_secs(60);
+    });
+    plan.others = vec![("slow.test", slow.url())];
+    let stage = plan.open().await;
+    let gate = Gate::new();
+    slow.inject(Fault::GateBody(100, gate.clone()).on_blobs());
+    let mut kept = Vec::new();
+    for seed in 0..4 {
+        let digest = slow.put_blob("app", random_bytes(seed, 300_000));
+        let mut stream = from(&stage, 2).await;
+        let path = format!("{}?ns=slow.test", blob_path(&digest));
+        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        kept.push(stream);
+    }
+    eventually(async || stage.cache.stat().fills == 4).await;
+    soon(gate.reached(2)).await;
+    let digest = stage.upstream.put_blob("app", random_bytes(9, 300_000));
+    assert_eq!(stage.get(&blob_path(&digest)).await.status, 200);
+    let asked = slow.count(|request| request.path.contains("/blobs/"));
+    assert_eq!(asked, 2, "the others wait for their turn");
+    gate.release();
+    eventually(async || stage.cache.stat().fills == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_a_byte_at_a_time_is_cut() {
+    let stage = Plan::default()
+        .config(|config| config.client_stall = Duration::from_millis(300))
+        .open()
+        .await;
+    let digest = stage.upstream.put_blob("app", random_bytes(4, 32 << 20));
+    stage.get(&blob_path(&digest)).await;
+    stage.committed(&digest).await;
+    let (status, mut stream) = begin(&stage, 2, &digest).await;
+    assert_eq!(status, "HTTP/1.1 200");
+    // Each byte is progress of a kind, and none that a send buffer would notice.
+    eventually(async || {
+        let mut byte = [0];
+        let _ = stream.read(&mut byte).await;
+        limited(&stage, "stalled", 1)
+    })
+    .await;
 }

@@ -18,6 +18,7 @@ mod doctor;
 mod hub;
 mod lies;
 mod matrix;
+mod memory;
 mod names;
 mod operations;
 mod pull;
