@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
 };
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use pierhead_oci::Digest;
 
 use crate::Error;
@@ -75,7 +75,7 @@ impl Entity {
         let builder = respond(status, outcome)
             .header(DOCKER_CONTENT_DIGEST, digest)
             .header(ETAG, etag)
-            .header(ACCEPT_RANGES, "bytes");
+            .header(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
         if known {
             return Ok(finish(builder, Body::empty()));
         }

@@ -35,9 +35,9 @@ const RETRY: Duration = Duration::from_secs(5);
 pub(crate) fn respond(status: StatusCode, outcome: Outcome) -> http::response::Builder {
     let builder = Response::builder()
         .status(status)
-        .header(API_VERSION, "registry/2.0");
+        .header(API_VERSION, HeaderValue::from_static("registry/2.0"));
     match outcome.header() {
-        Some(value) => builder.header(X_CACHE, value),
+        Some(value) => builder.header(X_CACHE, HeaderValue::from_static(value)),
         None => builder,
     }
 }

@@ -120,8 +120,8 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             socket.unless_gone(answer).await?
         };
         close |= peer.over.is_some() || socket.clock.is_draining();
+        // Closing sends what is left, then the end.
         if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
-            socket.shut().await;
             return Ok(End::Over);
         }
         socket.clock.must_speak(HEAD);

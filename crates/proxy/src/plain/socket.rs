@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use pierhead_cache::Object;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use tokio::io::{AsyncRead as _, AsyncWriteExt as _, Interest, ReadBuf};
+use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::clock::Clock;
@@ -164,13 +164,6 @@ impl Socket<'_> {
                     return Ok(Sent::Nothing);
                 }
             }
-        }
-    }
-
-    /// Tells the client that nothing more comes.
-    pub(crate) async fn shut(&mut self) {
-        if let Err(error) = self.stream.shutdown().await {
-            tracing::debug!(%error, "the client has closed first");
         }
     }
 }
