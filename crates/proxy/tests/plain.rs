@@ -191,7 +191,16 @@ async fn a_client_that_leaves_in_the_middle_is_let_go() {
 
 #[tokio::test]
 async fn a_client_that_leaves_before_its_answer_is_let_go() {
-    let stage = Stage::open().await;
+    // Longer than the test waits: nothing else ends the matter.
+    let patience = Duration::from_secs(600);
+    let plan = Plan {
+        header_timeout: patience,
+        ..Plan::default()
+    };
+    let stage = plan
+        .config(|config| config.answer_within = patience)
+        .open()
+        .await;
     let digest = stage.upstream.put_blob("app", random_bytes(8, 1000));
     let gate = pierhead_testkit::registry::Gate::new();
     stage
