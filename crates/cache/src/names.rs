@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Repository};
+use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Repository, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::state::blocks;
@@ -198,6 +198,28 @@ impl Names {
                 .map_err(|error| Error::io("forget a name in", &inner.folder, error))?;
             lock(&inner.store.state).names -= slot.bytes;
             Ok(())
+        })
+        .await
+    }
+
+    /// Up to `limit` images that are known by a tag, in no order; what they consist of may have been evicted.
+    /// Reads the file of each name.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn images(&self, limit: usize) -> Result<Vec<Reference>, Error> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let mut images = Vec::new();
+            let visit = |stored: Stored| {
+                let text = stored.name.strip_prefix("manifest ");
+                let reference = text.and_then(|text| text.parse::<Reference>().ok());
+                images.extend(reference.filter(|it| matches!(it.target, Target::Tag(_))));
+                images.len() < limit
+            };
+            record::each(&inner.folder, visit)
+                .map_err(|error| Error::io("list the names in", &inner.folder, error))?;
+            Ok(images)
         })
         .await
     }

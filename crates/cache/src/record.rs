@@ -66,6 +66,22 @@ pub(crate) fn load<T: DeserializeOwned>(
     Ok(())
 }
 
+/// Reads the records of a folder for as long as `visit` wants more, and changes nothing: what is being written or
+/// is damaged is passed over.
+pub(crate) fn each<T: DeserializeOwned>(
+    folder: &Path,
+    mut visit: impl FnMut(T) -> bool,
+) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        if let Ok((_, value)) = read(&entry?.path())
+            && !visit(value)
+        {
+            break;
+        }
+    }
+    Ok(())
+}
+
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     File::open(path)?.take(LONGEST).read_to_end(&mut text)?;

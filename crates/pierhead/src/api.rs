@@ -56,6 +56,15 @@ pub(crate) struct Blob {
     /// Seconds since 1970.
     pub(crate) accessed: u64,
     pub(crate) pinned: bool,
+    /// Of which it is a part. The command line fills this in, from [`Images`].
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub(crate) images: Vec<String>,
+}
+
+/// `GET /v1/images`: the images known by a tag, at most 1000, with what of them is in the cache.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Images {
+    pub(crate) images: Vec<Pin>,
 }
 
 /// `GET /v1/pins`.

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::body::{Answer, document, json, refuse};
 use super::{Admin, guard, process};
-use crate::api::{Blob, Blobs, Pin, Pins, Prune, Pruned, Stat};
+use crate::api::{Blob, Blobs, Images, Pin, Pins, Prune, Pruned, Stat};
 
 /// No request here is longer.
 const MAX_BODY: usize = 256 << 10;
@@ -62,6 +62,7 @@ impl Admin {
             ("GET", "/metrics") => self.metrics(),
             ("GET", "/v1/stat") => Ok(json(&self.stat())),
             ("GET", "/v1/blobs") => self.blobs(&Query::of(&request)),
+            ("GET", "/v1/images") => self.images().await,
             ("GET", "/v1/pins") => Ok(json(&self.pins())),
             ("PUT", "/v1/pins") => self.pin(&Query::of(&request).reference()?).await,
             ("DELETE", "/v1/pins") => self.unpin(&Query::of(&request).reference()?).await,
@@ -70,8 +71,8 @@ impl Admin {
             ("POST", "/v1/warm") => self.warm(read(request).await?),
             (
                 _,
-                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/pins"
-                | "/v1/prune" | "/v1/verify" | "/v1/warm",
+                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/images"
+                | "/v1/pins" | "/v1/prune" | "/v1/verify" | "/v1/warm",
             ) => Err(fail(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{path} does not know {method}"),
@@ -147,11 +148,29 @@ impl Admin {
             media_type: entry.media_type.map(|it| it.to_string()),
             accessed: entry.accessed,
             pinned: entry.pinned,
+            images: Vec::new(),
         });
         Ok(json(&Blobs {
             blobs: blobs.collect(),
             next,
         }))
+    }
+
+    /// Reads a name and a manifest or two of each image from the disk.
+    async fn images(&self) -> Outcome {
+        let known = self.cache.names().images(MAX_PAGE).await;
+        let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let mut images = Vec::new();
+        for reference in known {
+            // Of one that was evicted the name is left.
+            if let Ok(mut digests) = self.proxy.closure(&reference).await {
+                digests.retain(|digest| self.cache.contains(digest));
+                let image = reference.to_string();
+                images.push(Pin { image, digests });
+            }
+        }
+        images.sort_by(|a, b| a.image.cmp(&b.image));
+        Ok(json(&Images { images }))
     }
 
     fn pins(&self) -> Pins {

@@ -34,8 +34,15 @@ pub(crate) struct CacheArgs {
 /// What to do with the cache.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List cached blobs, and with --pins what is pinned
+    /// List cached blobs and the images that they are part of
+    #[command(
+        after_help = "Images are known by their tags; what was pulled by digest alone has none."
+    )]
     Ls {
+        /// Images instead of blobs
+        #[arg(long, conflicts_with = "pins")]
+        images: bool,
+
         /// Pinned images instead of blobs
         #[arg(long)]
         pins: bool,

@@ -4,11 +4,13 @@ mod connection;
 mod output;
 mod progress;
 
+use std::collections::{HashMap, HashSet};
+
 use anyhow::Context as _;
 use http::Method;
 use pierhead_oci::{Digest, Reference};
 
-use crate::api::{Blobs, Event, Pin, Pins, Prune, Pruned, Stat, Warm};
+use crate::api::{Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Stat, Warm};
 use crate::cli::cache::{CacheArgs, CacheCommand};
 use crate::failure::Failure;
 pub(crate) use connection::Daemon;
@@ -24,10 +26,11 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
     let output = Output { json: args.json };
     runtime.block_on(async {
         match &args.command {
-            CacheCommand::Ls { pins: true } => {
+            CacheCommand::Ls { pins: true, .. } => {
                 output.pins(&daemon.get::<Pins>("/v1/pins").await?.pins)?
             }
-            CacheCommand::Ls { pins: false } => list(&daemon, output).await?,
+            CacheCommand::Ls { images: true, .. } => images(&daemon, output).await?,
+            CacheCommand::Ls { .. } => list(&daemon, output).await?,
             CacheCommand::Stat => output.stat(&daemon.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
                 for image in images {
@@ -77,13 +80,50 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
 }
 
 async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
+    let known: Images = daemon.get("/v1/images").await?;
+    let mut parts = HashMap::<Digest, Vec<String>>::new();
+    for image in known.images {
+        for digest in image.digests {
+            parts.entry(digest).or_default().push(image.image.clone());
+        }
+    }
+    each_page(daemon, |mut blobs| {
+        for blob in &mut blobs {
+            blob.images = parts.remove(&blob.digest).unwrap_or_default();
+        }
+        output.blobs(&blobs)
+    })
+    .await
+}
+
+async fn images(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
+    let known: Images = daemon.get("/v1/images").await?;
+    let mut sizes = HashMap::<Digest, u64>::new();
+    each_page(daemon, |blobs| {
+        sizes.extend(blobs.iter().map(|blob| (blob.digest, blob.size)));
+        Ok(())
+    })
+    .await?;
+    for image in &known.images {
+        let parts: HashSet<_> = image.digests.iter().collect();
+        let size = parts.iter().filter_map(|digest| sizes.get(*digest)).sum();
+        output.image(image, size)?;
+    }
+    Ok(())
+}
+
+/// All blobs, page by page.
+async fn each_page(
+    daemon: &Daemon,
+    mut visit: impl FnMut(Vec<Blob>) -> std::io::Result<()>,
+) -> anyhow::Result<()> {
     let mut after = None::<Digest>;
     loop {
         let query = after
             .map(|digest| format!("?after={digest}"))
             .unwrap_or_default();
         let page: Blobs = daemon.get(&format!("/v1/blobs{query}")).await?;
-        output.blobs(&page.blobs)?;
+        visit(page.blobs)?;
         match page.next {
             Some(next) => after = Some(next),
             None => return Ok(()),

@@ -72,13 +72,27 @@ impl Output {
             let pinned = if blob.pinned { "pinned" } else { "" };
             let kind = blob.media_type.as_deref().unwrap_or("");
             let text = format!(
-                "{}  {size:>10}  {:>8}  {pinned:6}  {kind}",
+                "{}  {size:>10}  {:>8}  {pinned:6}  {kind}{}",
                 blob.digest,
-                ago(blob.accessed)
+                ago(blob.accessed),
+                of(&blob.images),
             );
             self.line(text.trim_end())?;
         }
         Ok(())
+    }
+
+    /// `size`: bytes of what is in the cache.
+    pub(crate) fn image(self, image: &Pin, size: u64) -> io::Result<()> {
+        if self.json {
+            return self.object(&serde_json::json!({
+                "image": image.image,
+                "digests": image.digests,
+                "size": size,
+            }));
+        }
+        let (size, blobs) = (human_bytes(size), image.digests.len());
+        self.line(format!("{size:>10}  {blobs:>3} blobs  {}", image.image))
     }
 
     pub(crate) fn pins(self, pins: &[Pin]) -> io::Result<()> {
@@ -118,6 +132,15 @@ impl Output {
                 human_bytes(pruned.used)
             ))
         }
+    }
+}
+
+/// The image that a blob is part of, and of how many more.
+fn of(images: &[String]) -> String {
+    match images {
+        [] => String::new(),
+        [only] => format!("  {only}"),
+        [first, more @ ..] => format!("  {first} and {} more", more.len()),
     }
 }
 

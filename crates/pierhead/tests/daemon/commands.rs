@@ -47,6 +47,19 @@ async fn warm_list_and_stat() {
         "{list}"
     );
 
+    // Each line of the image says so; and the image has a line of its own.
+    assert_eq!(
+        list.matches(IMAGE).count(),
+        image.digests().count(),
+        "{list}"
+    );
+    let all = daemon.cached(&["ls", "--images"]).await;
+    assert!(
+        all.contains("5 blobs") && all.trim_end().ends_with(IMAGE),
+        "{all}"
+    );
+    assert_eq!(all.lines().count(), 1, "{all}");
+
     let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
     assert_eq!(stat["blobs"], image.digests().count());
     assert!(
