@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
+use pierhead_remote::Senders;
 
 use crate::access::Clean;
 use crate::lead::Lead;
@@ -68,7 +69,7 @@ async fn into(
 ) -> Result<Object, crate::Error> {
     let is_whole = fill.offset() == 0;
     let failed = match transfer(inner, wanted, &mut fill, arrived).await {
-        Ok(()) => match fill.finish().await {
+        Ok(senders) => match fill.finish().await {
             Ok(object) => {
                 inner.recent.answered(&wanted.registry);
                 if is_whole {
@@ -78,7 +79,11 @@ async fn into(
             }
             Err(error) => {
                 note(inner, wanted, &error);
-                return Err(error.into());
+                let error = crate::Error::from(error);
+                if error.is_wrong_content() {
+                    senders.sent_wrong();
+                }
+                return Err(error);
             }
         },
         Err(failed) => failed,
@@ -102,7 +107,7 @@ async fn transfer(
     wanted: &Wanted,
     fill: &mut Fill,
     arrived: &AtomicU64,
-) -> Result<(), crate::Error> {
+) -> Result<Senders, crate::Error> {
     let Wanted {
         registry,
         repository,
@@ -122,7 +127,7 @@ async fn transfer(
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
         fill.write(bytes).await?;
     }
-    Ok(())
+    Ok(stream.senders())
 }
 
 fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {

@@ -438,12 +438,15 @@ impl Direct {
     fn check(&mut self, inner: &Inner, wanted: &Wanted) -> Result<(), Error> {
         let expected = &wanted.digest;
         match self.hasher.take().map(Hasher::finish) {
-            Some(actual) if actual != *expected => Err(CacheError::WrongDigest {
-                expected: *expected,
-                actual: actual.into(),
-                resumed: false,
+            Some(actual) if actual != *expected => {
+                self.stream.senders().sent_wrong();
+                let error = CacheError::WrongDigest {
+                    expected: *expected,
+                    actual: actual.into(),
+                    resumed: false,
+                };
+                Err(error.into())
             }
-            .into()),
             Some(_) => {
                 inner.proved(&wanted.registry, &wanted.repository, expected);
                 Ok(())

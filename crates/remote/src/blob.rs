@@ -8,7 +8,7 @@ use pierhead_oci::{Digest, Repository};
 use crate::Error;
 use crate::authorize::request;
 use crate::exchange::{Answer, refusal, require_identity};
-use crate::failover::{Addresses, reach};
+use crate::failover::{Addresses, none, reach};
 use crate::metrics::{Errand, Kind};
 use crate::origin::{Origin, Place};
 use crate::range::ContentRange;
@@ -19,6 +19,7 @@ use crate::retry::Patience;
 pub(crate) struct Subject {
     pub(crate) addresses: Addresses,
     repository: Repository,
+    digest: Digest,
     path: String,
 }
 
@@ -37,8 +38,13 @@ impl Subject {
         Self {
             addresses,
             repository: repository.clone(),
+            digest: *digest,
             path: format!("/v2/{repository}/blobs/{digest}"),
         }
+    }
+
+    pub(crate) fn digest(&self) -> &Digest {
+        &self.digest
     }
 
     async fn ask(&self, origin: &Origin, method: &Method, offset: u64) -> Result<Answer, Error> {
@@ -61,7 +67,12 @@ impl Subject {
         known: Option<u64>,
     ) -> Result<Opened, Error> {
         let errand = Errand::get(Kind::Blob);
-        reach(&self.addresses, errand, patience, last, |origin| {
+        // What was wrong a moment ago is worse than what broke off.
+        let doubt = |place: &Place| {
+            let failed = last.is_some_and(|last| std::ptr::eq(last, place));
+            2 * u8::from(place.distrust.has(&self.digest)) + u8::from(failed)
+        };
+        reach(&self.addresses, errand, patience, doubt, |origin| {
             self.open_at(origin, offset, known)
         })
         .await
@@ -151,7 +162,7 @@ pub(crate) async fn size(
         &subject.addresses,
         errand,
         patience,
-        None,
+        none,
         |origin| async move {
             let answer = subject.ask(&origin, &Method::HEAD, 0).await?;
             match answer.response.status().as_u16() {

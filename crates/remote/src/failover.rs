@@ -46,11 +46,10 @@ impl Addresses {
         })
     }
 
-    /// All, with the one to be asked last at the end.
-    fn ordered(&self, last: Option<&Place>) -> Vec<Origin> {
-        let is_last = |origin: &Origin| last.is_some_and(|last| std::ptr::eq(last, &*origin.place));
-        let (back, mut all): (Vec<_>, Vec<_>) = self.allowed().partition(is_last);
-        all.extend(back);
+    /// All, the least doubtful first, and else in the order of preference.
+    fn ordered(&self, doubt: impl Fn(&Place) -> u8) -> Vec<Origin> {
+        let mut all: Vec<_> = self.allowed().collect();
+        all.sort_by_key(|origin| doubt(origin));
         all
     }
 
@@ -86,22 +85,27 @@ impl Addresses {
     }
 }
 
+/// For [`reach`]: nothing speaks against any address.
+pub(crate) fn none(_: &Place) -> u8 {
+    0
+}
+
 /// Runs `attempt` at the addresses until one succeeds, all fail for good, or patience or budgets end.
-/// `last` is an address that has just failed. Cancel safe when `attempt` is.
+/// `doubt` is what else speaks against an address. Cancel safe when `attempt` is.
 ///
 /// A 404, 401 or 403 is a verdict only when no address has more: see [`Failures::verdict`].
 pub(crate) async fn reach<T, F>(
     addresses: &Addresses,
     errand: Errand,
     patience: Patience,
-    last: Option<&Place>,
+    doubt: impl Fn(&Place) -> u8,
     attempt: impl Fn(Origin) -> F,
 ) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Error>>,
 {
     let first = addresses.first()?;
-    let order = addresses.ordered(last);
+    let order = addresses.ordered(doubt);
     let mut failures = 0;
     let mut seen: Option<Error> = None;
     loop {

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use crate::authorize::request;
 use crate::exchange::{Answer, refusal};
-use crate::failover::{Addresses, reach};
+use crate::failover::{Addresses, none, reach};
 use crate::metrics::{Errand, Kind};
 use crate::retry::Patience;
 use crate::{Credentials, Error, manifest};
@@ -148,7 +148,7 @@ pub(crate) async fn authorize(
     };
     let (errand, patience) = (Errand::head(kind), Patience::DOCUMENT);
     let (path, headers) = (&path, &headers);
-    let verdict = reach(addresses, errand, patience, None, |origin| async move {
+    let verdict = reach(addresses, errand, patience, none, |origin| async move {
         let uri = origin.url(path)?;
         let head = http::Method::HEAD;
         let answer = request(&origin, kind, &head, uri, headers.clone(), repository).await?;

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::authorize::request;
 use crate::exchange::{read_into, refusal};
-use crate::failover::{Addresses, reach};
+use crate::failover::{Addresses, none, reach};
 use crate::manifest::{etag, get};
 use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
@@ -168,7 +168,7 @@ pub(crate) async fn tags(
 ) -> Result<Fetched, Error> {
     // Each page is tried again by itself.
     let (errand, patience) = (Errand::get(Kind::Tags), Patience::ONCE);
-    reach(addresses, errand, patience, None, |origin| async move {
+    reach(addresses, errand, patience, none, |origin| async move {
         tags_at(&origin, repository, known).await
     })
     .await
@@ -227,7 +227,7 @@ pub(crate) async fn referrers(
     known: &Known,
 ) -> Result<Fetched, Error> {
     let (errand, patience) = (Errand::get(Kind::Referrers), Patience::ONCE);
-    let found = reach(addresses, errand, patience, None, |origin| async move {
+    let found = reach(addresses, errand, patience, none, |origin| async move {
         referrers_at(&origin, registry, repository, digest, known).await
     });
     match found.await {

@@ -9,7 +9,7 @@ use serde::de::IgnoredAny;
 
 use crate::authorize::request;
 use crate::exchange::{Answer, read_into, refusal};
-use crate::failover::{Addresses, reach};
+use crate::failover::{Addresses, none, reach};
 use crate::metrics::{Errand, Kind};
 use crate::origin::Origin;
 use crate::retry::Patience;
@@ -39,7 +39,7 @@ pub(crate) async fn manifest(
             addresses,
             Errand::head(kind),
             patience,
-            None,
+            none,
             |origin| async move { head(&origin, kind, reference, digest).await },
         );
         if verdict.await? == Verdict::Same {
@@ -50,7 +50,7 @@ pub(crate) async fn manifest(
         addresses,
         Errand::get(kind),
         patience,
-        None,
+        none,
         |origin| async move { get(&origin, kind, reference, known).await },
     );
     Ok(fetched.await?.unless(known))

@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::authorize::Memory;
 use crate::bandwidth::Bandwidth;
+use crate::distrust::Distrust;
 use crate::exchange::Http;
 use crate::fetches::Fetches;
 use crate::guest::Guest;
@@ -87,6 +88,7 @@ pub(crate) struct Place {
     pub(crate) metrics: UpstreamMetrics,
     pub(crate) memory: Mutex<Memory>,
     pub(crate) health: Arc<Health>,
+    pub(crate) distrust: Distrust,
     /// Run by others than the registry: sees no login of a client, and its 404 is no verdict.
     pub(crate) mirror: bool,
     pub(crate) shared: Arc<Shared>,

@@ -16,7 +16,7 @@ use crate::blob::{Opened, Subject};
 use crate::failover::Addresses;
 use crate::fetches::Turn;
 use crate::metrics::InFlight;
-use crate::origin::{Limits, Origin};
+use crate::origin::{Limits, Origin, Place};
 use crate::retry::{Patience, after};
 
 /// Resumes in a row that bring next to nothing, before the stream gives up. With the header limit of 4 s this
@@ -62,6 +62,7 @@ pub(crate) async fn open(
     let state = body.map_or(State::Ended, State::Reading);
     Ok(BlobStream {
         subject,
+        senders: vec![Arc::clone(&origin.place)],
         origin,
         size,
         start: offset,
@@ -80,6 +81,22 @@ pub(crate) async fn open(
     })
 }
 
+/// The addresses that a blob came from.
+pub struct Senders {
+    places: Vec<Arc<Place>>,
+    digest: Digest,
+}
+
+impl Senders {
+    /// What they sent has another digest: the next fetch of this blob asks other addresses first, where there
+    /// are any.
+    pub fn sent_wrong(&self) {
+        for place in &self.places {
+            place.distrust.note(self.digest);
+        }
+    }
+}
+
 type Resuming = Pin<Box<dyn Future<Output = Result<Opened, Error>> + Send>>;
 
 enum State {
@@ -96,6 +113,8 @@ pub struct BlobStream {
     subject: Subject,
     /// Who sends.
     origin: Origin,
+    /// And who has sent, each once.
+    senders: Vec<Arc<Place>>,
     size: Option<u64>,
     start: u64,
     /// Where the next byte lies that the caller has not been given.
@@ -128,6 +147,14 @@ impl BlobStream {
     /// earlier bytes thrown away.
     pub fn offset(&self) -> u64 {
         self.start
+    }
+
+    /// Who has sent so far.
+    pub fn senders(&self) -> Senders {
+        Senders {
+            places: self.senders.clone(),
+            digest: *self.subject.digest(),
+        }
     }
 
     /// The next bytes, not empty; `None` at the end. After an error there are no more.
@@ -189,6 +216,7 @@ impl BlobStream {
         }
         self.position += as_u64(bytes.len());
         if self.size.is_some_and(|size| self.position > size) {
+            origin.distrust.note(*self.subject.digest());
             return Err(origin.protocol("its blob is longer than it said"));
         }
         self.advanced = self.advanced.saturating_add(bytes.len());
@@ -262,6 +290,10 @@ impl BlobStream {
 
     fn resumed(&mut self, opened: Opened) -> Result<(), Error> {
         self.origin = opened.origin;
+        let place = &self.origin.place;
+        if !self.senders.iter().any(|known| Arc::ptr_eq(known, place)) {
+            self.senders.push(Arc::clone(place));
+        }
         self.skip = opened.skip;
         self.size = opened.size;
         self.state = opened.body.map_or(State::Ended, State::Reading);

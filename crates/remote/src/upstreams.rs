@@ -14,6 +14,7 @@ use rustls_pki_types::pem::PemObject as _;
 use crate::authorize::Memory;
 use crate::client::Lasting;
 use crate::connect::{Connector, SystemResolver};
+use crate::distrust::Distrust;
 use crate::exchange::{Http, http};
 use crate::failover::Places;
 use crate::guard::{Reach, host_of, port_of};
@@ -105,6 +106,7 @@ impl Upstreams {
                         let state = metrics.state(name.as_str(), Some(address));
                         Health::new(name.as_str(), address, state)
                     }),
+                    distrust: Distrust::default(),
                     mirror: address.mirror,
                     shared: Arc::clone(&shared),
                     base,
@@ -165,6 +167,7 @@ impl Upstreams {
                 let state = self.metrics.state(label, own);
                 Health::new(name.as_str(), where_of(&base), state)
             },
+            distrust: Distrust::default(),
             mirror: false,
             shared: Arc::clone(&self.shared),
             base,

@@ -5,3 +5,4 @@ mod commands;
 mod harness;
 mod signals;
 mod start;
+mod upstreams;

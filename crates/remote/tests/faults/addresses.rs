@@ -239,6 +239,27 @@ async fn a_blob_that_is_slow_goes_on_at_the_next_address() {
     assert_eq!(two.registry.gets_of(&two.layer()), 1);
 }
 
+/// Nobody here knows that bytes are wrong but who hashes them; told so, the next address is asked first.
+#[tokio::test]
+async fn who_sent_wrong_bytes_is_asked_last() {
+    let two = Two::start().await;
+    two.mirror.inject(Fault::Corrupt(5).on_blobs());
+    let received = two.pull().await.expect("bytes");
+    assert!(received != two.image.blobs[1].bytes);
+    let (name, repository, layer) = (name(), repository(), two.layer());
+    let stream = soon(two.client.blob(&name, &repository, &layer, 0)).await;
+    stream.expect("a stream").senders().sent_wrong();
+    two.pulls().await;
+    // Broken off there, it rather goes on there.
+    two.registry
+        .inject(Fault::CutBody(70_000).on_blobs().times(1));
+    let mirrored = two.mirror.gets_of(&layer);
+    two.pulls().await;
+    assert_eq!(two.mirror.gets_of(&layer), mirrored);
+    two.manifest().await.expect("a manifest");
+    assert!(two.mirror.count(|it| it.path.contains("/manifests/")) > 0);
+}
+
 /// And where the next one lacks it, at the first again.
 #[tokio::test]
 async fn a_blob_that_breaks_off_comes_back_to_who_has_it() {

@@ -1,0 +1,128 @@
+//! Upstreams of several addresses, and which of them may be asked for what.
+
+use pierhead_testkit::http::{Request, Response};
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::{FakeRegistry, Fault};
+use rustix::process::Signal;
+
+use crate::harness::{Daemon, soon};
+
+struct Two {
+    mirror: FakeRegistry,
+    registry: FakeRegistry,
+    daemon: Daemon,
+    image: Image,
+    config: String,
+}
+
+impl Two {
+    async fn start() -> Self {
+        let (mirror, registry) = (FakeRegistry::start().await, FakeRegistry::start().await);
+        let image = Image::random(5, &[300_000]);
+        for upstream in [&mirror, &registry] {
+            upstream.push("app", "1", &image);
+        }
+        let config = format!(
+            "tags.freshness = \"0s\"\n[upstreams.\"reg.example\"]\naddresses = [{:?}, {:?}]\nlogin_hosts = [\"{}\"]\n",
+            mirror.url(),
+            registry.url(),
+            registry.addr(),
+        );
+        let daemon = Daemon::start(&config, &[]).await;
+        Self {
+            mirror,
+            registry,
+            daemon,
+            image,
+            config,
+        }
+    }
+
+    async fn get(&self, path: &str) -> Response {
+        let path = format!("/v2/reg.example/app/{path}");
+        let request = Request::get(path);
+        soon("an answer", request.send(self.daemon.listen))
+            .await
+            .expect("one")
+    }
+
+    fn said(&self, words: &str) -> usize {
+        self.daemon.log().matches(words).count()
+    }
+
+    async fn has_metric(&self, line: &str) -> bool {
+        let metrics = self.daemon.get("/metrics").await;
+        String::from_utf8_lossy(&metrics.body)
+            .lines()
+            .any(|it| it == line)
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothing() {
+    let two = Two::start().await;
+    let state = |value: u8| {
+        let address = two.mirror.addr();
+        format!(
+            "pierhead_remote_upstream_state{{upstream=\"reg.example\",address=\"{address}\"}} {value}"
+        )
+    };
+    assert!(two.has_metric(&state(0)).await);
+    two.mirror.stop().await;
+    for _ in 0..12 {
+        assert_eq!(two.get("manifests/1").await.status, 200);
+    }
+    let layer = two.image.blobs[1].digest;
+    let blob = two.get(&format!("blobs/{layer}")).await;
+    assert!(blob.body == two.image.blobs[1].bytes);
+    two.daemon.logs("upstream down").await;
+    assert!(two.has_metric(&state(2)).await);
+    two.mirror.restart().await;
+    soon("its return", async {
+        while two.said("upstream back after") == 0 {
+            assert_eq!(two.get("manifests/1").await.status, 200);
+        }
+    })
+    .await;
+    assert!(two.has_metric(&state(0)).await);
+    assert_eq!(two.said("upstream down"), 1, "{}", two.daemon.log());
+    assert_eq!(two.said("upstream back after"), 1);
+    assert!(!two.mirror.requests().is_empty());
+}
+
+/// Bytes that do not fit their digest cut one client; the next gets them from elsewhere.
+#[tokio::test]
+async fn a_mirror_that_sends_wrong_bytes_spoils_one_pull_at_most() {
+    let two = Two::start().await;
+    two.mirror.inject(Fault::Corrupt(7).on_blobs());
+    let layer = two.image.blobs[1].digest;
+    let path = format!("blobs/{layer}");
+    let first = two.get(&path).await;
+    assert!(first.body != two.image.blobs[1].bytes || first.status != 200);
+    let second = two.get(&path).await;
+    assert_eq!(second.status, 200);
+    assert!(second.body == two.image.blobs[1].bytes);
+    assert_eq!(two.registry.gets_of(&layer), 1);
+}
+
+#[tokio::test]
+async fn hangup_takes_new_rules() {
+    let two = Two::start().await;
+    assert_eq!(two.get("manifests/1").await.status, 200);
+    let rules = "access.deny = [\"reg.example/app\"]\n";
+    two.daemon.configure(&format!("{rules}{}", two.config));
+    two.daemon.signal(Signal::HUP);
+    two.daemon.logs("configuration read again").await;
+    let denied = two.get("manifests/1").await;
+    assert_eq!(denied.status, 403);
+    let (code, out, err) = two.daemon.cache(&["warm", "reg.example/app:1"]).await;
+    let told = out + &err;
+    assert!(code != Some(0) && told.contains("access.deny"), "{told}");
+    two.daemon
+        .configure(&format!("access.deny = [\"docker.io/*\"]\n{}", two.config));
+    two.daemon.signal(Signal::HUP);
+    two.daemon
+        .logs("write docker.io/library/* or docker.io/**")
+        .await;
+    assert_eq!(two.get("manifests/1").await.status, 403, "nothing changed");
+}
