@@ -21,6 +21,9 @@ mod error;
 mod fill;
 mod flight;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod ingest;
 mod load;
 mod memory;

@@ -71,7 +71,7 @@ struct Slot {
 
 /// The file.
 #[derive(Serialize, Deserialize)]
-struct Stored {
+pub(crate) struct Stored {
     name: String,
     digest: Digest,
     media_type: String,

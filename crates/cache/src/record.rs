@@ -85,6 +85,11 @@ pub(crate) fn each<T: DeserializeOwned>(
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
+    Ok((text.len() as u64, decode(&text)?))
+}
+
+/// The value of a record's file.
+pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "checksum does not match");
     // A newline, eight digits, a newline.
     let (json, sum) = text
@@ -93,7 +98,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     if sum != format!("\n{:08x}\n", crc32c::crc32c(json)).as_bytes() {
         return Err(damaged());
     }
-    Ok((text.len() as u64, serde_json::from_slice(json)?))
+    Ok(serde_json::from_slice(json)?)
 }
 
 /// Write, fsync, rename, fsync the folder.

@@ -39,11 +39,11 @@ enum Held {
 
 impl Document {
     /// One that is in memory.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn of(bytes: Bytes) -> Self {
         Self {
             digest: Digest::of(pierhead_oci::Algorithm::Sha256, &bytes),
-            media_type: MediaType::new("application/json").unwrap(),
+            media_type: MediaType::new("application/json").expect("a constant"),
             held: Held::Bytes(bytes),
         }
     }

@@ -15,6 +15,9 @@ mod entity;
 mod error;
 mod fetch;
 mod flight;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod lead;
 mod limits;
 mod listener;

@@ -153,7 +153,7 @@ impl Asked<'_> {
 }
 
 /// Tags need no escaping in a query, by their grammar; one that does is not followed further.
-fn link(page: &Page<'_>, last: &str) -> String {
+pub(crate) fn link(page: &Page<'_>, last: &str) -> String {
     let last: String = last
         .chars()
         .filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c))
@@ -190,7 +190,7 @@ struct Typed<'a> {
     artifact_type: Option<Cow<'a, str>>,
 }
 
-fn filtered(document: &[u8], wanted: &str) -> Result<Bytes, Error> {
+pub(crate) fn filtered(document: &[u8], wanted: &str) -> Result<Bytes, Error> {
     let broken = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
     // An index made for one request: it is not content-addressed, so writing it anew changes no digest.
     let mut index: Index<'_> = serde_json::from_slice(document).map_err(broken)?;

@@ -124,7 +124,7 @@ pub(crate) fn is_helper_name(name: &str) -> bool {
 }
 
 /// Keys are `host`, `host:port`, `https://host/v1/` and the like.
-fn registry_of(key: &str) -> Option<Registry> {
+pub(crate) fn registry_of(key: &str) -> Option<Registry> {
     let rest = key.split_once("://").map_or(key, |(_, rest)| rest);
     rest.split('/').next()?.parse().ok()
 }

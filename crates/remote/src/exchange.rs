@@ -202,7 +202,7 @@ pub(crate) fn refusal(origin: &Origin, answer: &Answer) -> Error {
     }
 }
 
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers
         .get(http::header::RETRY_AFTER)?
         .to_str()

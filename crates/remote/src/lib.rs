@@ -18,6 +18,9 @@ mod error;
 mod exchange;
 mod failover;
 mod fetches;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod guest;
 mod health;

@@ -335,7 +335,7 @@ fn fallback_tag(digest: &Digest) -> String {
 }
 
 /// One index out of all pages; a single page stays byte for byte what it is.
-fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
+pub(crate) fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
     let mut whole: Option<Value> = None;
     for page in &pages {
         let mut page: Value = serde_json::from_slice(page).ok()?;

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod corpus;
 pub mod http;
 pub mod images;
 pub mod policy;

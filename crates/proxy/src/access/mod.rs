@@ -3,10 +3,10 @@
 //! Nobody is asked who they are unless the configuration says so, and then a verdict that is known costs
 //! one keyed hash and one look into a table.
 
-mod basic;
+pub(crate) mod basic;
 mod certificate;
 mod guests;
-mod htpasswd;
+pub(crate) mod htpasswd;
 mod known;
 mod logins;
 mod metrics;

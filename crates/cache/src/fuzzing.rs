@@ -1,0 +1,75 @@
+//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+
+use std::io;
+
+use pierhead_oci::{Algorithm, Digest};
+
+use crate::names::Stored;
+use crate::record;
+use crate::tier::{CHUNK, Trailer};
+
+/// A file of the disk tier: the content, and what stands behind it. What is taken for a trailer is the
+/// very one that would be written.
+pub fn trailer(file: &[u8]) {
+    let digest = Digest::of(Algorithm::Sha256, b"pierhead");
+    let len = file.len() as u64;
+    let mut asked = 0;
+    let read = |at: u64, into: &mut [u8]| {
+        asked += into.len();
+        let part = usize::try_from(at)
+            .ok()
+            .and_then(|at| file.get(at..)?.get(..into.len()))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        into.copy_from_slice(part);
+        Ok(())
+    };
+    let decoded = Trailer::decode(&digest, len, read);
+    assert!(asked <= 2 * file.len(), "more was read than there is");
+    let Ok(trailer) = decoded else { return };
+    let encoded = trailer.encode(&digest);
+    assert!(trailer.size() <= len && file.ends_with(&encoded));
+    assert_eq!(trailer.size() + encoded.len() as u64, len);
+    assert_eq!(
+        Trailer::encoded_len(trailer.size(), trailer.media_type()),
+        encoded.len() as u64
+    );
+    // Of another blob it is not the trailer.
+    let other = Digest::of(Algorithm::Sha256, b"other");
+    let read = |at: u64, into: &mut [u8]| {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        into.copy_from_slice(&file[at..at + into.len()]);
+        Ok(())
+    };
+    assert!(Trailer::decode(&other, len, read).is_err());
+    let _ = trailer.sums().check(0, &file[..file.len().min(CHUNK)]);
+}
+
+/// The file of a name, or of anything else that is kept as a record: it is read as it was written.
+pub fn record(file: &[u8]) {
+    if let Ok(value) = record::decode::<serde_json::Value>(file) {
+        let again =
+            record::encode(&value).and_then(|text| record::decode::<serde_json::Value>(&text));
+        assert_eq!(again.ok(), Some(value));
+    }
+    let Ok(stored) = record::decode::<Stored>(file) else {
+        return;
+    };
+    let text = record::encode(&stored).unwrap_or_default();
+    let again = record::decode::<Stored>(&text).and_then(|again| record::encode(&again));
+    assert_eq!(again.ok(), Some(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn trailer() {
+        each("trailer", super::trailer);
+    }
+
+    #[test]
+    fn record() {
+        each("record", super::record);
+    }
+}

@@ -1,0 +1,206 @@
+//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+
+use std::future::Future;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::header::{IF_NONE_MATCH, IF_RANGE, RANGE};
+use http::{HeaderMap, HeaderValue, Method};
+use pierhead_oci::Endpoint;
+
+use crate::access::basic::Basic;
+use crate::access::htpasswd::Users;
+use crate::connection::MAX_HEAD;
+use crate::document::Document;
+use crate::lists::{Page, filtered, link};
+use crate::plain::head::{Head, parse};
+use crate::range::{Selection, is_known, select};
+use crate::route::route;
+use crate::{Config, Pattern, page};
+
+/// The head of a request on a plain connection: what is taken for an ordinary one means one thing only.
+pub fn head(input: &[u8]) {
+    let Head::Ordinary(ordinary) = parse(input) else {
+        return;
+    };
+    let len = ordinary.len;
+    assert!(len <= input.len() && len <= MAX_HEAD);
+    assert!(matches!(ordinary.parts.method, Method::GET | Method::HEAD));
+    assert!(ordinary.parts.uri.path().starts_with('/'));
+    let headers = &ordinary.parts.headers;
+    assert!(!headers.contains_key("transfer-encoding") && !headers.contains_key("upgrade"));
+    let lengths = headers.get_all("content-length");
+    assert!(lengths.iter().all(|length| length == "0"), "it has a body");
+    // It does not depend on what follows, nor on how the bytes came in.
+    assert!(matches!(parse(&input[..len]), Head::Ordinary(again) if again.len == len));
+    assert!(matches!(
+        parse(&input[..len - 1]),
+        Head::Partial | Head::Other
+    ));
+}
+
+/// The headers that choose of a body: a line of `Range`, then maybe one of `If-Range` and one of
+/// `If-None-Match`.
+pub fn range(input: &[u8]) {
+    const TAG: &str = "\"sha256:aa\"";
+    let mut headers = HeaderMap::new();
+    let names = [RANGE, IF_RANGE, IF_NONE_MATCH];
+    for (name, line) in names.iter().zip(input.split(|byte| *byte == b'\n')) {
+        if let Ok(value) = HeaderValue::from_bytes(line)
+            && !value.is_empty()
+        {
+            headers.insert(name, value);
+        }
+    }
+    let _ = is_known(&headers, TAG);
+    for size in [0, 1, 2, 1000, u64::MAX] {
+        match select(&headers, TAG, size) {
+            Selection::Part { first, last } => assert!(first <= last && last < size),
+            Selection::Unsatisfiable => assert!(size > 0),
+            Selection::Whole => {}
+        }
+    }
+}
+
+/// A request's path and query: it names a repository of one registry, or is refused.
+pub fn routed(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else {
+        return;
+    };
+    let (path, query) = text
+        .split_once('?')
+        .map_or((text, None), |(path, query)| (path, Some(query)));
+    let Ok(endpoint) = Endpoint::parse(path, query) else {
+        return;
+    };
+    let Some(name) = endpoint.name() else { return };
+    let Ok((registry, repository)) = route(name, query, &Config::default()) else {
+        return;
+    };
+    let both = format!("{registry}/{repository}");
+    assert!(both.bytes().all(|byte| byte.is_ascii_graphic()), "{both}");
+    assert!(!both.contains(['?', '#', '%', '\\', '@']), "{both}");
+    let climbs = |part: &str| part.is_empty() || part == "." || part == "..";
+    assert!(!both.split('/').any(climbs), "{both}");
+}
+
+/// A list that is kept, and in the first line the query of a client who wants a page of it.
+pub fn lists(input: &[u8]) {
+    let cut = input.iter().position(|byte| *byte == b'\n');
+    let (query, list) = cut.map_or((&b""[..], input), |cut| (&input[..cut], &input[cut + 1..]));
+    if let Ok(kept) = filtered(list, "application/x") {
+        let kept: serde_json::Value = serde_json::from_slice(&kept).unwrap_or_default();
+        let kept = kept["manifests"].as_array().expect("an index");
+        assert!(kept.iter().all(|it| it["artifactType"] == "application/x"));
+    }
+    let Ok(query) = std::str::from_utf8(query) else {
+        return;
+    };
+    let Ok(endpoint) = Endpoint::parse("/v2/a/tags/list", Some(query)) else {
+        return;
+    };
+    let Endpoint::Tags { name, n, last } = &endpoint else {
+        return;
+    };
+    let document = Document::of(Bytes::copy_from_slice(list));
+    let Ok(cut) = at_once(page::cut(&document, *n, last.as_deref())) else {
+        return;
+    };
+    assert!(cut.first <= cut.end && cut.end <= document.size());
+    let run = at_once(page::read(&document, &cut, [b"[", b"]"])).expect("it is in memory");
+    assert_eq!(u64::try_from(run.len()).ok(), Some(cut.end - cut.first + 2));
+    if let Some(last) = &cut.more_behind {
+        let page = Page {
+            name,
+            query: Some(query),
+            n: *n,
+            last: None,
+        };
+        assert!(HeaderValue::from_str(&link(&page, last)).is_ok());
+    }
+}
+
+/// What has nothing to wait for.
+fn at_once<T>(future: impl Future<Output = T>) -> T {
+    match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => value,
+        Poll::Pending => panic!("it waits for something"),
+    }
+}
+
+/// The `Authorization` of a client: user and password, or nothing.
+pub fn authorization(input: &[u8]) {
+    let Ok(header) = HeaderValue::from_bytes(input) else {
+        return;
+    };
+    if let Some(basic) = Basic::parse(&header) {
+        assert!(basic.user().len() + basic.password().len() < input.len());
+        assert!(!basic.user().contains(':'));
+    }
+}
+
+/// A file of users: no error tells a hash.
+pub fn htpasswd(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else {
+        return;
+    };
+    match Users::parse(text) {
+        Ok(users) => assert!(users.len() <= text.lines().count()),
+        Err((line, why)) => {
+            assert!((1..=text.lines().count()).contains(&line) && !why.is_empty());
+        }
+    }
+}
+
+/// A pattern of the lists of what is allowed: it is read as it is written.
+pub fn pattern(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else {
+        return;
+    };
+    if let Ok(pattern) = text.parse::<Pattern>() {
+        assert_eq!(
+            pattern.to_string().parse::<Pattern>().as_ref(),
+            Ok(&pattern)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn head() {
+        each("head", super::head);
+    }
+
+    #[test]
+    fn range() {
+        each("range", super::range);
+    }
+
+    #[test]
+    fn routed() {
+        each("routed", super::routed);
+    }
+
+    #[test]
+    fn lists() {
+        each("lists", super::lists);
+    }
+
+    #[test]
+    fn authorization() {
+        each("authorization", super::authorization);
+    }
+
+    #[test]
+    fn htpasswd() {
+        each("htpasswd", super::htpasswd);
+    }
+
+    #[test]
+    fn pattern() {
+        each("pattern", super::pattern);
+    }
+}

@@ -1,0 +1,193 @@
+//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Uri};
+
+use crate::credentials::{is_helper_name, registry_of};
+use crate::guard::{Allowed, Reach, host_of, port_of};
+use crate::range::ContentRange;
+use crate::redirect::{next_link, resolve, same_origin};
+use crate::token::Token;
+use crate::{Credentials, challenge, docker_config, exchange, listing};
+
+/// `WWW-Authenticate`, one value a line.
+pub fn challenge(input: &[u8]) {
+    let mut headers = HeaderMap::new();
+    for line in input.split(|byte| *byte == b'\n') {
+        if let Ok(value) = HeaderValue::from_bytes(line) {
+            headers.append(http::header::WWW_AUTHENTICATE, value);
+        }
+    }
+    let challenges = challenge::of(&headers);
+    assert!(challenges.len() <= 64);
+    for challenge in challenges {
+        assert!(!challenge.scheme.is_empty() && is_lower(&challenge.scheme));
+        for name in ["realm", "service", "scope", "error"] {
+            let value = challenge.get(name);
+            assert!(value.is_none_or(|value| value.len() <= input.len()));
+        }
+    }
+}
+
+fn is_lower(text: &str) -> bool {
+    text.bytes().all(|byte| !byte.is_ascii_uppercase())
+}
+
+/// `Content-Range`: what is read is sound, and means the same when it is written again.
+pub fn content_range(input: &[u8]) {
+    let Some(range) = text(input).and_then(ContentRange::parse) else {
+        return;
+    };
+    let written = match range {
+        ContentRange::Part { first, last, total } => {
+            assert!(first <= last && last < u64::MAX && total.is_none_or(|total| last < total));
+            let total = total.map_or_else(|| "*".to_owned(), |total| total.to_string());
+            format!("bytes {first}-{last}/{total}")
+        }
+        ContentRange::Unsatisfied { total } => format!("bytes */{total}"),
+    };
+    assert_eq!(ContentRange::parse(&written), Some(range));
+}
+
+/// A `Location`, or the target of a `Link`, which may lead anywhere: to a URL that can be fetched, or
+/// nowhere. Nobody unknown is reached without TLS or at an internal address.
+pub fn location(input: &[u8]) {
+    let base = Uri::from_static("https://registry.example:5000/v2/a/blobs/x?y=z");
+    let Some(target) = text(input).and_then(|text| resolve(&base, text)) else {
+        return;
+    };
+    let (host, port) = (host_of(&target), port_of(&target));
+    let (Some(host), Some(_)) = (host, port) else {
+        panic!("{target} cannot be fetched");
+    };
+    assert!(
+        target
+            .authority()
+            .is_some_and(|it| !it.as_str().contains('@'))
+    );
+    assert!(same_origin(&target, &target));
+    assert_eq!(resolve(&base, &target.to_string()).as_ref(), Some(&target));
+    match Reach::default().judge(&target) {
+        Ok(Allowed::Any) => panic!("{target} was allowed all"),
+        Ok(Allowed::Public) => {
+            assert_eq!(target.scheme_str(), Some("https"));
+            let address = host.parse::<std::net::IpAddr>();
+            assert!(
+                address.is_ok_and(crate::guard::is_public)
+                    || host.parse::<std::net::IpAddr>().is_err()
+            );
+            assert!(host != "localhost");
+        }
+        Err(reason) => assert!(!reason.is_empty()),
+    }
+}
+
+/// `Link`: the next page is a part of what came.
+pub fn link(input: &[u8]) {
+    let Some(value) = text(input) else { return };
+    if let Some(target) = next_link(value) {
+        assert!(value.contains(&format!("<{target}>")) && !target.contains('>'));
+    }
+}
+
+/// Pages of a list of referrers, with an empty line between them.
+pub fn referrers(input: &[u8]) {
+    let Some(all) = text(input) else { return };
+    let pages: Vec<Bytes> = all
+        .split("\n\n")
+        .map(|page| Bytes::copy_from_slice(page.as_bytes()))
+        .collect();
+    let only = (pages.len() == 1).then(|| pages[0].clone());
+    let Some(merged) = listing::merge(pages) else {
+        return;
+    };
+    assert!(
+        only.is_none_or(|only| only == merged),
+        "a single page was changed"
+    );
+    let merged: serde_json::Value = serde_json::from_slice(&merged).unwrap_or_default();
+    assert!(merged["manifests"].is_array());
+}
+
+/// What a token server answers: a token that fits into a header, or none.
+pub fn token(input: &[u8]) {
+    let Some(token) = Token::parse(input) else {
+        return;
+    };
+    let header = HeaderValue::from_str(&format!("Bearer {}", *token.secret));
+    assert!(!token.secret.is_empty() && header.is_ok());
+}
+
+/// Docker's `config.json`: no error tells a secret, no helper is a path or an option.
+pub fn docker(input: &[u8]) {
+    match docker_config(input) {
+        Ok(all) => {
+            for credentials in all.values() {
+                assert_eq!(format!("{credentials:?}"), "Credentials(…)");
+                if let Credentials::Helper(name) = credentials {
+                    assert!(is_helper_name(name) && !name.contains('/') && !name.starts_with('-'));
+                }
+            }
+        }
+        Err(error) => assert!(error.to_string().len() <= 64 + input.len()),
+    }
+    let _ = text(input).and_then(registry_of);
+}
+
+/// `Retry-After`, in seconds or as a date: a time to wait, however far.
+pub fn retry_after(input: &[u8]) {
+    let mut headers = HeaderMap::new();
+    if let Ok(value) = HeaderValue::from_bytes(input) {
+        headers.insert(http::header::RETRY_AFTER, value);
+    }
+    let _ = exchange::retry_after(&headers);
+}
+
+fn text(input: &[u8]) -> Option<&str> {
+    std::str::from_utf8(input).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn challenge() {
+        each("challenge", super::challenge);
+    }
+
+    #[test]
+    fn content_range() {
+        each("content_range", super::content_range);
+    }
+
+    #[test]
+    fn location() {
+        each("location", super::location);
+    }
+
+    #[test]
+    fn link() {
+        each("link", super::link);
+    }
+
+    #[test]
+    fn referrers() {
+        each("referrers", super::referrers);
+    }
+
+    #[test]
+    fn token() {
+        each("token", super::token);
+    }
+
+    #[test]
+    fn docker() {
+        each("docker", super::docker);
+    }
+
+    #[test]
+    fn retry_after() {
+        each("retry_after", super::retry_after);
+    }
+}

@@ -1,0 +1,5 @@
+//! `Authorization` headers of clients.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_proxy::fuzzing::authorization(input));

@@ -1,0 +1,5 @@
+//! `Content-Range` headers.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_remote::fuzzing::content_range(input));

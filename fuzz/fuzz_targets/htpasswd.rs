@@ -1,0 +1,5 @@
+//! Files of users.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_proxy::fuzzing::htpasswd(input));

@@ -1,0 +1,5 @@
+//! `Link` headers.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_remote::fuzzing::link(input));

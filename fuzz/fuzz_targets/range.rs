@@ -1,0 +1,5 @@
+//! `Range`, `If-Range` and `If-None-Match` headers of clients.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_proxy::fuzzing::range(input));

@@ -1,0 +1,5 @@
+//! Pages of referrers.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_remote::fuzzing::referrers(input));

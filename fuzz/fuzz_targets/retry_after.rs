@@ -1,0 +1,5 @@
+//! `Retry-After` headers.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_remote::fuzzing::retry_after(input));
