@@ -1,11 +1,14 @@
 //! The measuring client: plain sockets and one buffer, so that the client costs as little as can be.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::sync::Barrier;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustls::{ClientConfig, ClientConnection, HandshakeKind, StreamOwned};
+use socket2::{Domain, Socket, Type};
 
 /// One finished download.
 #[derive(Clone, Copy, Debug)]
@@ -24,11 +27,15 @@ pub(crate) struct AtOnce {
     pub(crate) wall: Duration,
 }
 
-/// Small requests over kept connections.
+/// Small requests.
 pub(crate) struct Requests {
     /// Sorted.
     pub(crate) latencies: Vec<Duration>,
     pub(crate) wall: Duration,
+    /// Requests that had no answer, or another one.
+    pub(crate) errors: usize,
+    /// TLS sessions that were resumed.
+    pub(crate) resumed: usize,
 }
 
 impl Requests {
@@ -38,20 +45,40 @@ impl Requests {
             .copied()
             .unwrap_or_default()
     }
+
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    pub(crate) fn count(&self) -> f64 {
+        self.latencies.len() as f64
+    }
 }
 
 const ACCEPT: &str =
     "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json";
 
+/// Machines that the clients come from: limits for each client are not what is measured, and no pair of
+/// addresses runs out of ports.
+const MACHINES: usize = 200;
+
+/// Bytes read at once: of a head and of small answers, which must cost a new connection nothing, and of
+/// large ones.
+const SMALL_BUFFER: usize = 16 << 10;
+const LARGE_BUFFER: usize = 1 << 20;
+
+/// Where to, and how.
+#[derive(Clone)]
+pub(crate) struct Dial {
+    pub(crate) port: u16,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+}
+
 /// One GET over a connection of its own; the body is thrown away.
-pub(crate) fn get(port: u16, path: &str) -> Result<Download> {
+pub(crate) fn get(dial: &Dial, path: &str) -> Result<Download> {
     let start = Instant::now();
-    let mut connection = Connection::open(port)?;
-    connection.get(path, start)
+    dial.open()?.get(path, start)
 }
 
 /// `clients` threads, each with `gets` GETs one after the other, each over a connection of its own.
-pub(crate) fn at_once(port: u16, path: &str, clients: usize, gets: usize) -> Result<AtOnce> {
+pub(crate) fn at_once(dial: &Dial, path: &str, clients: usize, gets: usize) -> Result<AtOnce> {
     let barrier = Barrier::new(clients + 1);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..clients)
@@ -59,7 +86,7 @@ pub(crate) fn at_once(port: u16, path: &str, clients: usize, gets: usize) -> Res
                 scope.spawn(|| {
                     barrier.wait();
                     (0..gets)
-                        .map(|_| get(port, path))
+                        .map(|_| get(dial, path))
                         .collect::<Result<Vec<_>>>()
                 })
             })
@@ -77,53 +104,140 @@ pub(crate) fn at_once(port: u16, path: &str, clients: usize, gets: usize) -> Res
     })
 }
 
-/// `clients` kept connections that ask for the same small thing again and again for `time`.
-pub(crate) fn requests(port: u16, path: &str, clients: usize, time: Duration) -> Result<Requests> {
+/// `clients` threads that ask for the same small thing again and again for `time`, over a connection
+/// that is kept, or over a new one each time.
+pub(crate) fn requests(
+    dial: &Dial,
+    path: &str,
+    clients: usize,
+    kept: bool,
+    time: Duration,
+) -> Result<Requests> {
     let start = Instant::now();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..clients)
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut connection = Connection::open(port)?;
-                    let mut latencies = Vec::new();
-                    while start.elapsed() < time {
-                        latencies.push(connection.get(path, Instant::now())?.total);
-                    }
-                    anyhow::Ok(latencies)
-                })
-            })
+            .map(|_| scope.spawn(|| one_client(dial, path, kept, start + time)))
             .collect();
-        let mut latencies = Vec::new();
+        let mut sum = Requests {
+            latencies: Vec::new(),
+            wall: Duration::ZERO,
+            errors: 0,
+            resumed: 0,
+        };
         for thread in threads {
-            latencies.extend(thread.join().ok().context("a client thread panicked")??);
+            let one = thread.join().ok().context("a client thread panicked")?;
+            sum.latencies.extend(one.latencies);
+            sum.errors += one.errors;
+            sum.resumed += one.resumed;
         }
-        let wall = start.elapsed();
-        latencies.sort_unstable();
-        Ok(Requests { latencies, wall })
+        sum.wall = start.elapsed();
+        sum.latencies.sort_unstable();
+        ensure!(!sum.latencies.is_empty(), "{path}: not one answer");
+        Ok(sum)
     })
 }
 
-struct Connection {
-    stream: TcpStream,
+fn one_client(dial: &Dial, path: &str, kept: bool, end: Instant) -> Requests {
+    let mut sum = Requests {
+        latencies: Vec::new(),
+        wall: Duration::ZERO,
+        errors: 0,
+        resumed: 0,
+    };
+    let mut connection = None;
+    while Instant::now() < end {
+        let start = Instant::now();
+        let mut open = match connection.take().map_or_else(|| dial.open(), Ok) {
+            Ok(open) => open,
+            Err(_) => {
+                sum.errors += 1;
+                continue;
+            }
+        };
+        match open.get(path, start) {
+            Ok(got) => {
+                sum.latencies.push(got.total);
+                sum.resumed += usize::from(open.is_resumed());
+                connection = kept.then_some(open);
+            }
+            Err(_) => sum.errors += 1,
+        }
+    }
+    sum
+}
+
+impl Dial {
+    /// A connection from the next of the machines.
+    pub(crate) fn open(&self) -> Result<Connection> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let machine = NEXT.fetch_add(1, Ordering::Relaxed) % MACHINES;
+        let from = Ipv4Addr::new(127, 0, 1, 1 + u8::try_from(machine)?);
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.bind(&SocketAddr::from((from, 0)).into())?;
+        socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).into())?;
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
+        let stream = match &self.tls {
+            None => Stream::Plain(stream),
+            Some(config) => {
+                let name = "localhost".try_into()?;
+                let tls = ClientConnection::new(config.clone(), name)?;
+                Stream::Tls(Box::new(StreamOwned::new(tls, stream)))
+            }
+        };
+        Ok(Connection {
+            stream,
+            buffer: vec![0; SMALL_BUFFER],
+        })
+    }
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(into),
+            Self::Tls(stream) => stream.read(into),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.write_all(bytes),
+            Self::Tls(stream) => stream.write_all(bytes),
+        }
+    }
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    stream: Stream,
     buffer: Vec<u8>,
 }
 
 impl Connection {
-    fn open(port: u16) -> Result<Self> {
-        let stream = TcpStream::connect(("127.0.0.1", port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(120)))?;
-        Ok(Self {
-            stream,
-            buffer: vec![0; 1 << 20],
-        })
+    fn is_resumed(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(_) => false,
+            Stream::Tls(stream) => stream.conn.handshake_kind() == Some(HandshakeKind::Resumed),
+        }
     }
 
-    fn get(&mut self, path: &str, start: Instant) -> Result<Download> {
-        write!(
-            self.stream,
-            "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {ACCEPT}\r\n\r\n"
-        )?;
+    /// The connection alone: one that waits needs no buffer.
+    pub(crate) fn waiting(mut self) -> Self {
+        self.buffer = Vec::new();
+        self
+    }
+
+    /// One GET; the body is thrown away.
+    pub(crate) fn get(&mut self, path: &str, start: Instant) -> Result<Download> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {ACCEPT}\r\n\r\n");
+        self.stream.write_all(request.as_bytes())?;
         let mut filled = 0;
         let (head, mut body) = loop {
             let n = self.stream.read(&mut self.buffer[filled..])?;
@@ -150,6 +264,9 @@ impl Connection {
             .with_context(|| format!("{path}: no length"))?
             .trim()
             .parse()?;
+        if length > body + LARGE_BUFFER as u64 {
+            self.buffer.resize(LARGE_BUFFER, 0);
+        }
         while body < length {
             let n = self.stream.read(&mut self.buffer)?;
             ensure!(n > 0, "{path}: cut at byte {body} of {length}");

@@ -71,6 +71,15 @@ impl Process {
         self.status("VmHWM:")
     }
 
+    /// File descriptors of the whole tree.
+    pub(crate) fn open_files(&self) -> Result<usize> {
+        let mut count = 0;
+        for pid in self.tree() {
+            count += fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        }
+        Ok(count)
+    }
+
     fn status(&self, key: &str) -> Result<f64> {
         let mut kib = 0.0;
         for pid in self.tree() {

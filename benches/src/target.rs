@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::client::Dial;
 use crate::image::{Image, REPOSITORY};
 use crate::process::Process;
+use crate::tls::Tls;
 use crate::upstream::Upstream;
 
 /// Which program.
@@ -22,6 +24,13 @@ pub(crate) enum Kind {
     Nginx,
     /// CNCF distribution as a pull-through proxy.
     Distribution,
+}
+
+impl Kind {
+    /// As on the command line.
+    pub(crate) fn argument(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
 }
 
 impl fmt::Display for Kind {
@@ -42,7 +51,7 @@ pub(crate) struct Target {
 
 /// One that runs, with an empty cache; its folder is deleted with it.
 pub(crate) struct Running {
-    pub(crate) port: u16,
+    pub(crate) dial: Dial,
     pub(crate) process: Process,
     _folder: tempfile::TempDir,
 }
@@ -60,7 +69,12 @@ impl Target {
     }
 
     /// Starts it on a free port and waits until it answers.
-    pub(crate) fn start(&self, upstream: &Upstream, image: &Image) -> Result<Running> {
+    pub(crate) fn start(
+        &self,
+        upstream: &Upstream,
+        image: &Image,
+        tls: Option<&Tls>,
+    ) -> Result<Running> {
         let folder = tempfile::Builder::new()
             .prefix("pierhead-bench")
             .tempdir()?;
@@ -83,15 +97,29 @@ impl Target {
                     "--upstream",
                     &format!("docker.io=http://127.0.0.1:{from}"),
                 ]);
+                if let Some(tls) = tls {
+                    let config = folder.path().join("pierhead.toml");
+                    let (cert, key) = (tls.certificate.display(), tls.key.display());
+                    fs::write(
+                        &config,
+                        format!("[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n"),
+                    )?;
+                    command.arg("--config").arg(config);
+                }
             }
             Kind::Distribution => {
+                let tls = tls.map(|tls| {
+                    let (cert, key) = (tls.certificate.display(), tls.key.display());
+                    format!(", tls: {{certificate: {cert}, key: {key}}}")
+                });
+                let tls = tls.unwrap_or_default();
                 let config = folder.path().join("config.yml");
                 fs::write(
                     &config,
                     format!(
                         "version: 0.1\nlog: {{accesslog: {{disabled: true}}, level: warn}}\n\
                          storage: {{filesystem: {{rootdirectory: {at}/data}}, cache: {{blobdescriptor: inmemory}}, delete: {{enabled: true}}}}\n\
-                         http: {{addr: 127.0.0.1:{port}}}\nproxy: {{remoteurl: http://127.0.0.1:{from}, ttl: 168h}}\n"
+                         http: {{addr: 127.0.0.1:{port}{tls}}}\nproxy: {{remoteurl: http://127.0.0.1:{from}, ttl: 168h}}\n"
                     ),
                 )?;
                 command
@@ -108,6 +136,12 @@ impl Target {
                         root.join(name).join(digest.to_string()),
                     )?;
                 }
+                let secure = tls.map(|tls| {
+                    let (cert, key) = (tls.certificate.display(), tls.key.display());
+                    format!("ssl_certificate {cert}; ssl_certificate_key {key};")
+                });
+                let ssl = if tls.is_some() { " ssl" } else { "" };
+                let secure = secure.unwrap_or_default();
                 let config = folder.path().join("nginx.conf");
                 let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
                     .map(|name| format!("{name}_temp_path {at}/{name};"))
@@ -115,9 +149,9 @@ impl Target {
                 fs::write(
                     &config,
                     format!(
-                        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log {at}/log;\nevents {{ worker_connections 1024; }}\n\
+                        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log {at}/log;\nevents {{ worker_connections 4096; }}\n\
                          http {{ access_log off; sendfile on; tcp_nopush on; {temporary} open_file_cache max=100; keepalive_requests 10000000;\n\
-                         default_type application/octet-stream; server {{ listen 127.0.0.1:{port}; root {at}/root; }} }}\n"
+                         default_type application/octet-stream; server {{ listen 127.0.0.1:{port}{ssl} backlog=4096; {secure} root {at}/root; }} }}\n"
                     ),
                 )?;
                 command.arg("-c").arg(config).args([
@@ -137,7 +171,10 @@ impl Target {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(Running {
-            port,
+            dial: Dial {
+                port,
+                tls: tls.map(Tls::client),
+            },
             process,
             _folder: folder,
         })

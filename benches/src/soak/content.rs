@@ -1,0 +1,146 @@
+//! Content that costs neither memory nor disk: any byte of any blob follows from its number.
+
+use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};
+use serde_json::json;
+
+/// Bytes that a blob repeats, but for the first eight of each repetition.
+const BLOCK: usize = 64 << 10;
+/// Blobs of an image.
+const LAYERS: usize = 3;
+
+/// The repository of all images; each is a tag.
+pub(crate) const REPOSITORY: &str = "soak/image";
+
+/// One blob.
+pub(crate) struct Blob {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    block: Vec<u8>,
+}
+
+/// An image: its manifest, and its blobs.
+pub(crate) struct Image {
+    pub(crate) manifest: Vec<u8>,
+    pub(crate) digest: Digest,
+    pub(crate) blobs: Vec<Blob>,
+}
+
+impl Blob {
+    fn new(seed: u64, size: u64) -> Self {
+        let mut block = vec![0; BLOCK];
+        fastrand::Rng::with_seed(seed).fill(&mut block);
+        let mut blob = Self {
+            digest: Digest::of(Algorithm::Sha256, b""),
+            size,
+            block,
+        };
+        let mut hasher = Hasher::new(Algorithm::Sha256);
+        let mut piece = vec![0; 16 * BLOCK];
+        let mut at = 0;
+        while at < size {
+            let len = usize::try_from(size - at)
+                .unwrap_or(usize::MAX)
+                .min(piece.len());
+            blob.read(at, &mut piece[..len]);
+            hasher.update(&piece[..len]);
+            at += len as u64;
+        }
+        blob.digest = hasher.finish();
+        blob
+    }
+
+    /// The bytes from `at` on.
+    pub(crate) fn read(&self, at: u64, into: &mut [u8]) {
+        self.each(at, into.len(), |range, bytes| {
+            into[range].copy_from_slice(bytes);
+            true
+        });
+    }
+
+    /// Whether these are the bytes from `at` on.
+    pub(crate) fn is(&self, at: u64, bytes: &[u8]) -> bool {
+        self.each(at, bytes.len(), |range, expected| bytes[range] == *expected)
+    }
+
+    fn each(
+        &self,
+        at: u64,
+        len: usize,
+        mut visit: impl FnMut(std::ops::Range<usize>, &[u8]) -> bool,
+    ) -> bool {
+        let mut done = 0;
+        while done < len {
+            let position = at + done as u64;
+            let (number, inside) = (
+                position / BLOCK as u64,
+                usize::try_from(position % BLOCK as u64).unwrap_or(0),
+            );
+            let number = number.to_le_bytes();
+            let from = if inside < number.len() {
+                &number[inside..]
+            } else {
+                &self.block[inside..]
+            };
+            let take = from.len().min(len - done);
+            if !visit(done..done + take, &from[..take]) {
+                return false;
+            }
+            done += take;
+        }
+        true
+    }
+}
+
+/// Images whose blobs have `total` bytes together, of sizes that differ as layers' do.
+pub(crate) fn images(count: usize, total: u64) -> Vec<Image> {
+    let shares = [1, 3, 20];
+    let unit = total / (count as u64 * shares.iter().sum::<u64>());
+    (0..count)
+        .map(|nth| {
+            let blobs: Vec<Blob> = (0..LAYERS)
+                .map(|layer| {
+                    let seed = (nth * LAYERS + layer) as u64 + 1;
+                    Blob::new(seed, unit * shares[layer] + seed)
+                })
+                .collect();
+            let layer = |blob: &Blob| {
+                json!({
+                    "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                    "digest": blob.digest, "size": blob.size,
+                })
+            };
+            // The first one is small enough to be the config: nobody looks into it.
+            let manifest = json!({
+                "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
+                "config": layer(&blobs[0]), "layers": blobs[1..].iter().map(layer).collect::<Vec<_>>(),
+            });
+            let manifest = manifest.to_string().into_bytes();
+            Image {
+                digest: Digest::of(Algorithm::Sha256, &manifest),
+                manifest,
+                blobs,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_a_part_of_the_whole() {
+        let blob = Blob::new(7, 200_000);
+        let mut whole = vec![0; 200_000];
+        blob.read(0, &mut whole);
+        assert_eq!(Digest::of(Algorithm::Sha256, &whole), blob.digest);
+        for (at, len) in [(0, 3), (5, 10), (65_530, 20), (131_071, 60_000)] {
+            let mut part = vec![0; len];
+            blob.read(at as u64, &mut part);
+            assert_eq!(part, whole[at..at + len]);
+            assert!(blob.is(at as u64, &part));
+            part[len / 2] ^= 1;
+            assert!(!blob.is(at as u64, &part));
+        }
+    }
+}

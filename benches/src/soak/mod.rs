@@ -1,0 +1,184 @@
+//! Minutes of load: many clients, a cache of a third of what they want, changes of mind; then whether
+//! memory or open files grew, and whether anything went wrong that no upstream caused.
+
+mod client;
+mod content;
+mod upstream;
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::Process;
+use client::Tally;
+use upstream::Upstream;
+
+/// How long, and how much.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How long the load lasts.
+    #[arg(long, default_value_t = 10.0)]
+    minutes: f64,
+    /// The pierhead to load.
+    #[arg(long, default_value = "target/release/pierhead")]
+    pierhead: PathBuf,
+    /// Machines that pull at once.
+    #[arg(long, default_value_t = 64)]
+    clients: u8,
+    /// All that they want, in MiB; the cache has a third of it.
+    #[arg(long, default_value_t = 1536)]
+    wanted_mib: u64,
+}
+
+/// Images that there are.
+const IMAGES: usize = 48;
+/// What may come and go between two quarters without being growth: allocators and connections breathe.
+const MEMORY: f64 = 1.10;
+const MEMORY_MIB: f64 = 2.0;
+const FILES: usize = 16;
+
+/// What was seen at one look.
+struct Sample {
+    resident_mib: f64,
+    files: usize,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    eprintln!("preparing {} MiB of images …", options.wanted_mib);
+    let images = Arc::new(content::images(IMAGES, options.wanted_mib << 20));
+    let upstream = Upstream::start(&images)?;
+    // Beside the program, where a disk is: a folder for temporary files may be memory.
+    let program = options
+        .pierhead
+        .canonicalize()
+        .with_context(|| format!("{}: cargo build --release", options.pierhead.display()))?;
+    let folder = tempfile::tempdir_in(program.parent().context("a program in no folder")?)?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let config = folder.path().join("pierhead.toml");
+    std::fs::write(
+        &config,
+        format!(
+            "listen = [\"127.0.0.1:{port}\"]\nadmin = \"off\"\n[cache]\nsize = \"{}MiB\"\n[tags]\nfreshness = \"1s\"\n[upstreams.\"docker.io\"]\nurl = \"http://127.0.0.1:{}\"\n",
+            options.wanted_mib / 3,
+            upstream.port
+        ),
+    )?;
+    let process = Process::spawn(
+        Command::new(&program)
+            .arg("serve")
+            .arg("--config")
+            .arg(&config)
+            .arg("--data")
+            .arg(folder.path().join("data")),
+    )?;
+    let end = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        ensure!(Instant::now() < end, "pierhead does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (tally, done) = (Tally::default(), AtomicBool::new(false));
+    let cpu = process.cpu_seconds()?;
+    let samples = std::thread::scope(|scope| {
+        for number in 0..options.clients {
+            let (images, tally, done) = (&images, &tally, &done);
+            scope.spawn(move || client::pulls(port, number, images, tally, done));
+        }
+        let samples = watch(&process, Duration::from_secs_f64(options.minutes * 60.0));
+        done.store(true, Ordering::Relaxed);
+        samples
+    })?;
+    let cpu = process.cpu_seconds()? - cpu;
+    report(
+        options,
+        &samples,
+        &tally,
+        &upstream,
+        cpu,
+        process.peak_mib()?,
+    )
+}
+
+/// Looks at it every two seconds, or a hundred times where the time is short.
+fn watch(process: &Process, time: Duration) -> Result<Vec<Sample>> {
+    let end = Instant::now() + time;
+    let pause = Duration::from_secs(2).min(time / 100);
+    let mut samples = Vec::new();
+    while Instant::now() < end {
+        std::thread::sleep(pause);
+        samples.push(Sample {
+            resident_mib: process.resident_mib()?,
+            files: process.open_files()?,
+        });
+    }
+    Ok(samples)
+}
+
+/// Prints the row of the table, then says what is wrong.
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn report(
+    options: &Options,
+    samples: &[Sample],
+    tally: &Tally,
+    upstream: &Upstream,
+    cpu: f64,
+    peak_mib: f64,
+) -> Result<()> {
+    let quarter = samples.len() / 4;
+    ensure!(quarter > 0, "too short to say anything");
+    // The first quarter fills the cache and warms everything up.
+    let (second, last) = (&samples[quarter..2 * quarter], &samples[3 * quarter..]);
+    let memory = [second, last].map(|it| median(it.iter().map(|it| it.resident_mib).collect()));
+    let files = [second, last].map(|it| median(it.iter().map(|it| it.files as f64).collect()));
+    let served = tally.bytes.load(Ordering::Relaxed) as f64;
+    let errors = tally.errors.lock().map_or_else(
+        |poisoned| poisoned.into_inner().0.clone(),
+        |it| it.0.clone(),
+    );
+    let count = tally.errors.lock().map_or(0, |it| it.1);
+    println!(
+        "| soak | minutes, clients | requests, of which left in the middle | GB served, from upstream | CPU-s/GB | RSS MB, 2nd / last quarter, peak | open files, 2nd / last quarter | errors | arguments |"
+    );
+    println!("|{}", "---|".repeat(9));
+    println!(
+        "| **pierhead** | {}, {} | {}, {} | {:.1}, {:.1} | {:.2} | {:.1} / {:.1}, {peak_mib:.1} | {} / {} | {count} | `soak --minutes {}` |",
+        options.minutes,
+        options.clients,
+        tally.requests.load(Ordering::Relaxed),
+        tally.aborts.load(Ordering::Relaxed),
+        served / 1e9,
+        upstream.sent() as f64 / 1e9,
+        cpu / (served / 1e9),
+        memory[0],
+        memory[1],
+        files[0],
+        files[1],
+        options.minutes,
+    );
+    let mut wrong: Vec<String> = errors;
+    if memory[1] > memory[0] * MEMORY + MEMORY_MIB {
+        wrong.push(format!(
+            "memory grew from {} to {} MiB",
+            memory[0], memory[1]
+        ));
+    }
+    if files[1] > files[0] + FILES as f64 {
+        wrong.push(format!("open files grew from {} to {}", files[0], files[1]));
+    }
+    if served < 1e6 {
+        wrong.push("hardly anything was served".to_owned());
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    bail!("{}", wrong.join("\n"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -1,0 +1,42 @@
+//! A certificate for the targets, and clients that trust it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Result;
+use rustls::{ClientConfig, RootCertStore};
+
+/// Files for a server.
+pub(crate) struct Tls {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    config: Arc<ClientConfig>,
+}
+
+impl Tls {
+    /// A certificate for `localhost` that signs itself.
+    pub(crate) fn generate(folder: &Path) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+        let (certificate, key) = (folder.join("cert.pem"), folder.join("key.pem"));
+        fs::write(&certificate, made.cert.pem())?;
+        fs::write(&key, made.signing_key.serialize_pem())?;
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone())?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self {
+            certificate,
+            key,
+            config: Arc::new(config),
+        })
+    }
+
+    /// For a client, which keeps its sessions there.
+    pub(crate) fn client(&self) -> Arc<ClientConfig> {
+        self.config.clone()
+    }
+}
