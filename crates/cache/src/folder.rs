@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
 use rustix::fs::FlockOperation;
@@ -33,7 +34,7 @@ impl Folder {
     /// Makes the folder when it is missing, locks it, checks its version. A folder of somebody else's is
     /// refused before anything is written into it.
     pub(crate) fn open(data: &Path) -> Result<Self, Error> {
-        fs::create_dir_all(data).map_err(|error| Error::io("make the folder", data, error))?;
+        make(data).map_err(|error| Error::io("make the folder", data, error))?;
         Self::check_version(data, Missing::Leave)?;
         let lock = Self::lock(data)?;
         Self::check_version(data, Missing::Write)?;
@@ -125,5 +126,38 @@ impl Folder {
             found: found.to_owned(),
             known: VERSION,
         }
+    }
+}
+
+/// For us alone, since it may come to hold what is private; one that is there keeps the rights it has.
+fn make(data: &Path) -> io::Result<()> {
+    if data.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = data.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::DirBuilder::new().mode(0o700).create(data) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_folder_is_for_us_alone_and_an_old_one_keeps_its_rights() {
+        let folder = tempfile::tempdir().unwrap();
+        let rights = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let new = folder.path().join("a/b");
+        drop(Folder::open(&new).unwrap());
+        assert_eq!(rights(&new), 0o700);
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o750)).unwrap();
+        drop(Folder::open(&new).unwrap());
+        assert_eq!(rights(&new), 0o750);
     }
 }

@@ -117,6 +117,7 @@ impl Request<'_> {
         }
         let path = if path == "/v2" { "/v2/" } else { path };
         let endpoint = Endpoint::parse(path, query)?;
+        self.kind = Kind::of(&endpoint);
         let admitted =
             access::admit(self.inner, self.peer, self.parts, &endpoint, self.deadline).await?;
         let Some(guest) = admitted else {
@@ -140,16 +141,9 @@ impl Request<'_> {
         let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
             // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
-            Endpoint::Base => {
-                self.kind = Kind::Base;
-                Ok(self.constant("{}"))
-            }
-            Endpoint::Discover { .. } => {
-                self.kind = Kind::Discover;
-                Ok(self.constant(r#"{"extensions":[]}"#))
-            }
+            Endpoint::Base => Ok(self.constant("{}")),
+            Endpoint::Discover { .. } => Ok(self.constant(r#"{"extensions":[]}"#)),
             Endpoint::Manifest { name, target } => {
-                self.kind = Kind::Manifest;
                 let (registry, repository) = self.place(&name)?;
                 self.manifest(Reference {
                     registry,
@@ -159,7 +153,6 @@ impl Request<'_> {
                 .await
             }
             Endpoint::Blob { name, digest } => {
-                self.kind = Kind::Blob;
                 let (registry, repository) = self.place(&name)?;
                 self.blob(Wanted {
                     registry,
@@ -170,7 +163,6 @@ impl Request<'_> {
                 .await
             }
             Endpoint::Tags { name, n, last } => {
-                self.kind = Kind::Tags;
                 let (registry, repository) = self.place(&name)?;
                 let page = lists::Page {
                     name: &name,
@@ -192,7 +184,6 @@ impl Request<'_> {
                 digest,
                 artifact_type,
             } => {
-                self.kind = Kind::Referrers;
                 let (registry, repository) = self.place(&name)?;
                 let filter = artifact_type.as_ref().map(MediaType::as_str);
                 let asked = self.list(registry, repository);

@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use http::StatusCode;
+use pierhead_oci::Endpoint;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -22,6 +23,20 @@ pub(crate) enum Kind {
     Referrers,
     Discover,
     Other,
+}
+
+impl Kind {
+    pub(crate) fn of(endpoint: &Endpoint) -> Self {
+        match endpoint {
+            Endpoint::Base => Self::Base,
+            Endpoint::Manifest { .. } => Self::Manifest,
+            Endpoint::Blob { .. } => Self::Blob,
+            Endpoint::Tags { .. } => Self::Tags,
+            Endpoint::Referrers { .. } => Self::Referrers,
+            Endpoint::Discover { .. } => Self::Discover,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// Where an answer came from: the `X-Cache` header says the same.

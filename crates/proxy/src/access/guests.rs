@@ -214,11 +214,10 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Stands for the right of this login to that repository, or to one blob of it: some registries hand
-    /// out blobs to whoever knows a digest, and that says nothing of the rest.
-    fn right(&self, blob: Option<&Digest>) -> Seal {
+    /// Stands for the right of this login to that repository, or to a part of it: some registries hand out
+    /// blobs to whoever knows a digest, or lists to everybody, and that says nothing of the rest.
+    fn right(&self, part: &str) -> Seal {
         let (user, password) = self.login.map_or(("", ""), |it| (it.user(), it.password()));
-        let blob = blob.map(Digest::to_string).unwrap_or_default();
         self.guests.0.sealer.seal(&[
             b"right",
             if self.login.is_some() { b"1" } else { b"0" },
@@ -226,7 +225,7 @@ impl Asked<'_> {
             password.as_bytes(),
             self.registry.as_str().as_bytes(),
             self.repository.as_str().as_bytes(),
-            blob.as_bytes(),
+            part.as_bytes(),
         ])
     }
 
@@ -246,11 +245,12 @@ impl Asked<'_> {
         credentials: &ClientCredentials,
     ) -> Result<(), Error> {
         let state = &self.guests.0;
-        let whole = self.right(None);
+        let whole = self.right("");
         // The right that an answer to this wish would show.
         let right = match &self.wish {
-            Wish::Blob(digest) => self.right(Some(digest)),
-            _ => whole,
+            Wish::Blob(digest) => self.right(&digest.to_string()),
+            Wish::Tags => self.right("lists"),
+            Wish::Tag(_) | Wish::Document(_) => whole,
         };
         let content = match &self.wish {
             Wish::Blob(digest) | Wish::Document(digest) => Some(digest),
