@@ -18,6 +18,7 @@ const DEBIAN: &[(&str, &[&str])] = &[
     ("podman", &["podman"]),
     ("skopeo", &["skopeo"]),
     ("python3", &["python3"]),
+    ("strace", &["strace"]),
     (
         "aarch64-linux-gnu-gcc",
         &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
