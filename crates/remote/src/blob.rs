@@ -70,7 +70,8 @@ impl Subject {
         // What was wrong a moment ago is worse than what broke off.
         let doubt = |place: &Place| {
             let failed = last.is_some_and(|last| std::ptr::eq(last, place));
-            2 * u8::from(place.distrust.has(&self.digest)) + u8::from(failed)
+            let (wrong, barren) = (place.distrust.has(&self.digest), place.health.is_barren());
+            4 * u8::from(wrong) + 2 * u8::from(failed) + u8::from(barren)
         };
         reach(&self.addresses, errand, patience, doubt, |origin| {
             self.open_at(origin, offset, known)

@@ -27,6 +27,9 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// And no longer than this when there is no other: what is down is believed to be for seconds, not longer.
 const LONGEST_ALONE: Duration = Duration::from_secs(5);
 
+/// So many bodies in a row that bring nothing move an address behind the others, for [`LONGEST`].
+const BARREN: u32 = 2;
+
 /// A request that was given up without an answer counts as a failure after so long.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -54,6 +57,10 @@ struct Inner {
     /// Until when each errand is answered by 429. Docker Hub limits pulls of manifests, and neither
     /// their HEADs nor blobs.
     limited: [Option<Limit>; Errand::COUNT],
+    /// Bodies in a row that stood still or broke off before they brought anything, and when the last did.
+    /// Such an address answers every request, so that the breaker stays closed.
+    barren: u32,
+    barren_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -218,6 +225,24 @@ impl Health {
         }
     }
 
+    /// How a body went: whether it brought anything to speak of before it ended.
+    pub(crate) fn body(&self, fruitful: bool) {
+        let mut inner = self.lock();
+        match fruitful {
+            true => inner.barren = 0,
+            false => {
+                inner.barren = inner.barren.saturating_add(1);
+                inner.barren_at = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Whether its bodies came to nothing lately: another address is worth asking first.
+    pub(crate) fn is_barren(&self) -> bool {
+        let inner = self.lock();
+        inner.barren >= BARREN && inner.barren_at.is_some_and(|at| at.elapsed() < LONGEST)
+    }
+
     /// Whether it did not answer when it was last asked.
     pub(crate) fn is_failing(&self) -> bool {
         self.lock().failures > 0
@@ -368,6 +393,24 @@ mod tests {
         tokio::time::advance(SILENCE).await;
         drop(probe);
         assert!(is_out(&health, false), "silence is a failure");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bodies_that_bring_nothing_are_held_against_it_for_a_while() {
+        let health = health();
+        health.body(false);
+        health.body(true);
+        health.body(false);
+        assert!(!health.is_barren());
+        health.body(false);
+        go(&health).ended(BLOB, &Ok(()));
+        assert!(health.is_barren(), "that it answers is known");
+        tokio::time::advance(LONGEST).await;
+        assert!(!health.is_barren());
+        health.body(false);
+        assert!(health.is_barren(), "nothing has changed");
+        health.body(true);
+        assert!(!health.is_barren());
     }
 
     #[tokio::test(start_paused = true)]

@@ -219,9 +219,13 @@ impl BlobStream {
             origin.distrust.note(*self.subject.digest());
             return Err(origin.protocol("its blob is longer than it said"));
         }
+        let before = self.advanced;
         self.advanced = self.advanced.saturating_add(bytes.len());
         if self.advanced >= LEAST_PROGRESS {
             self.failures = 0;
+            if before < LEAST_PROGRESS {
+                origin.health.body(true);
+            }
         }
         self.uncredited += bytes.len();
         while self.uncredited >= WORTH_A_RETRY {
@@ -236,11 +240,15 @@ impl BlobStream {
         if self.skip > 0 || self.size.is_some_and(|size| self.position < size) {
             return self.cut("the blob ended early");
         }
+        self.origin.health.body(true);
         self.state = State::Ended;
         Ok(())
     }
 
     fn cut(&mut self, why: &str) -> Result<(), Error> {
+        if self.advanced < LEAST_PROGRESS {
+            self.origin.health.body(false);
+        }
         let error = self.origin.transport(why);
         self.again(error)
     }

@@ -229,6 +229,17 @@ async fn a_blob_that_breaks_off_goes_on_at_the_next_address() {
     }
 }
 
+/// An address whose bodies never come is found out by the second of them.
+#[tokio::test]
+async fn who_sends_heads_and_no_bodies_is_asked_last() {
+    let two = Two::start().await;
+    let hang = two.mirror.inject(Fault::HangBody(0).on_blobs());
+    for _ in 0..4 {
+        two.pulls().await;
+    }
+    assert_eq!(hang.hits(), 2);
+}
+
 #[tokio::test]
 async fn a_blob_that_is_slow_goes_on_at_the_next_address() {
     let two = Two::start().await;
