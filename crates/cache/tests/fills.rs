@@ -6,6 +6,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use common::{blob, lead, open, read_all};
@@ -390,4 +391,52 @@ async fn a_claim_that_is_cancelled_leads_nobody_astray() {
     fill.begin(Some(100)).await.unwrap();
     fill.write(Bytes::copy_from_slice(&content)).await.unwrap();
     fill.finish().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_few_bytes_do_not_wait_for_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(77, 1_000_000);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    for (start, end) in [(0, 100), (100, 101), (101, 5_000), (5_000, 300_000)] {
+        fill.write(content.slice(start..end)).await.unwrap();
+        let mut offset = start;
+        while offset < end {
+            let reading = tail.read_at(offset as u64, end - offset);
+            let read = tokio::time::timeout(Duration::from_secs(20), reading).await;
+            let read = read.expect("nobody writes more for a while").unwrap();
+            assert_eq!(read, content.slice(offset..offset + read.len()));
+            offset += read.len();
+        }
+    }
+    fill.write(content.slice(300_000..)).await.unwrap();
+    fill.finish().await.unwrap();
+    assert_eq!(common::read_all(&tail).await.unwrap(), content);
+}
+
+/// By a clock that stands still until nothing but time is waited for.
+#[tokio::test(start_paused = true)]
+async fn the_first_bytes_wait_for_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let (digest, content) = blob(78, 1_000_000);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(Some(1_000_000)).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    fill.write(content.slice(..100)).await.unwrap();
+    assert_eq!(tail.read_at(0, 100).await.unwrap(), content.slice(..100));
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    fill.write(content.slice(100..200)).await.unwrap();
+    assert_eq!(
+        tail.read_at(100, 100).await.unwrap(),
+        content.slice(100..200)
+    );
+    assert!(begun.elapsed() > Duration::ZERO, "these waited for more");
+    // Nor does the end.
+    let rest = tokio::time::Instant::now();
+    fill.write(content.slice(200..)).await.unwrap();
+    fill.finish().await.unwrap();
+    assert_eq!(rest.elapsed(), Duration::ZERO);
 }
