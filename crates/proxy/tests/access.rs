@@ -207,11 +207,13 @@ async fn a_verdict_ends() {
     plan.config.tag_freshness = Duration::from_secs(600);
     let stage = private(plan).await;
     let image = stage.push(1, &[1000]);
-    let mut config = pierhead_proxy::Config::default();
-    config.default_upstream = stage.upstream.addr().to_string().parse().unwrap();
-    config.auth = Auth::PassThrough {
-        lifetime: Duration::from_millis(1),
-        anonymous: true,
+    let config = pierhead_proxy::Config {
+        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        auth: Auth::PassThrough {
+            lifetime: Duration::from_millis(1),
+            anonymous: true,
+        },
+        ..pierhead_proxy::Config::default()
     };
     stage.proxy.reload(config);
     pulls(&stage, &image, ANN).await;

@@ -50,7 +50,7 @@ fn encoded(text: &str) -> Vec<String> {
 fn login(user: &str, password: &str) -> String {
     // The tests' own three lines of base64 know no padding, so the user is made as long as it takes.
     let mut user = user.to_owned();
-    while (user.len() + 1 + password.len()) % 3 != 0 {
+    while !(user.len() + 1 + password.len()).is_multiple_of(3) {
         user.push('x');
     }
     format!("Basic {}", encoded(&format!("{user}:{password}"))[0])

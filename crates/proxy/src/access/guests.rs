@@ -86,7 +86,7 @@ impl Guests {
         endpoint: &Endpoint,
         deadline: Deadline,
     ) -> Result<Arc<Inner>, Error> {
-        let login = login(peer, request)?;
+        let login = self.of(peer, request)?;
         let credentials = match &login {
             Some(basic) => ClientCredentials::basic(basic.user(), basic.password()),
             None if self.0.anonymous => ClientCredentials::anonymous(),
@@ -109,6 +109,22 @@ impl Guests {
             }
         }
         Ok(inner.on_behalf(&credentials))
+    }
+
+    /// Who the client says it is. Nobody, when it says nothing, or nothing in a form that means nobody: podman
+    /// sends an empty user and password when it has none.
+    pub(crate) fn of(&self, peer: &Peer, request: &Parts) -> Result<Option<Basic>, Error> {
+        let Some(header) = request.headers.get(AUTHORIZATION) else {
+            return Ok(None);
+        };
+        if !peer.is_private() {
+            return Err(Error::InTheClear);
+        }
+        match Basic::parse(header) {
+            Some(basic) if basic.user().is_empty() && basic.password().is_empty() => Ok(None),
+            Some(basic) => Ok(Some(basic)),
+            None => Err(Error::Login),
+        }
     }
 
     fn origin(&self, registry: &Registry, digest: &Digest) -> Seal {
@@ -172,22 +188,6 @@ impl Drop for Clean {
                 clean.remove(&self.1);
             }
         }
-    }
-}
-
-/// Who the client says it is. Nobody, when it says nothing, or nothing in a form that means nobody: podman
-/// sends an empty user and password when it has none.
-fn login(peer: &Peer, request: &Parts) -> Result<Option<Basic>, Error> {
-    let Some(header) = request.headers.get(AUTHORIZATION) else {
-        return Ok(None);
-    };
-    if !peer.is_private() {
-        return Err(Error::InTheClear);
-    }
-    match Basic::parse(header) {
-        Some(basic) if basic.user().is_empty() && basic.password().is_empty() => Ok(None),
-        Some(basic) => Ok(Some(basic)),
-        None => Err(Error::Login),
     }
 }
 

@@ -185,3 +185,92 @@ pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body
     }
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Client;
+
+    fn peer(address: &str, channel: Channel) -> Peer {
+        let address = std::net::SocketAddr::new(address.parse().unwrap(), 1);
+        let peer = Peer::new(address, Arc::new(Client::unlimited()), None);
+        Peer { channel, ..peer }
+    }
+
+    fn request(login: bool) -> Parts {
+        let mut request = http::Request::get("/v2/");
+        if login {
+            request = request.header(AUTHORIZATION, "Basic YW5uOnB3");
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn htpasswd() -> Arc<Access> {
+        let auth = Auth::Htpasswd {
+            file: "/absent/users".into(),
+            lifetime: Duration::from_secs(60),
+        };
+        Access::new(&auth, &Metrics::default()).unwrap()
+    }
+
+    /// The challenge goes with `Login`, so it must not arise where a password could be read on the way.
+    #[test]
+    fn passwords_travel_over_tls_or_within_this_machine_only() {
+        let access = htpasswd();
+        let guests = Guests::new(Duration::from_secs(60), true, Metrics::default());
+        for address in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
+            let plain = peer(address, Channel::Plain);
+            for login in [true, false] {
+                let verdict = access.at_once(&plain, &request(login));
+                assert!(
+                    matches!(verdict, Some(Err(Error::InTheClear))),
+                    "{address} {login}"
+                );
+            }
+            assert!(matches!(
+                guests.of(&plain, &request(true)),
+                Err(Error::InTheClear)
+            ));
+            assert!(matches!(guests.of(&plain, &request(false)), Ok(None)));
+            let tls = peer(address, Channel::Tls);
+            assert!(matches!(
+                access.at_once(&tls, &request(false)),
+                Some(Err(Error::Login))
+            ));
+            assert!(
+                access.at_once(&tls, &request(true)).is_none(),
+                "it is looked at"
+            );
+            assert!(matches!(guests.of(&tls, &request(true)), Ok(Some(_))));
+        }
+        for address in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            let here = peer(address, Channel::Plain);
+            assert!(matches!(
+                access.at_once(&here, &request(false)),
+                Some(Err(Error::Login))
+            ));
+        }
+    }
+
+    #[test]
+    fn a_certificate_is_as_good_as_a_password_and_nothing_else_is_as_good_as_a_certificate() {
+        let certified = peer("192.0.2.7", Channel::Certified);
+        assert!(matches!(
+            htpasswd().at_once(&certified, &request(false)),
+            Some(Ok(()))
+        ));
+        let access = Access::new(&Auth::Certificate, &Metrics::default()).unwrap();
+        assert!(matches!(
+            access.at_once(&certified, &request(false)),
+            Some(Ok(()))
+        ));
+        for channel in [Channel::Plain, Channel::Tls] {
+            let verdict = access.at_once(&peer("127.0.0.1", channel), &request(true));
+            assert!(
+                matches!(verdict, Some(Err(Error::NoCertificate))),
+                "{channel:?}"
+            );
+        }
+        assert!(Access::new(&Auth::Open, &Metrics::default()).is_none());
+    }
+}
