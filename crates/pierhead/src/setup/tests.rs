@@ -166,6 +166,9 @@ proptest! {
         prop_assert_eq!(&hosts::with_host(Some(&after), &address, None, None).expect("again"), &after);
         let headers: Vec<_> = after.lines().filter(|line| line.starts_with("[host.")).collect();
         prop_assert_eq!(headers.len(), names.len() + 1);
+        if crlf && text.contains('\n') {
+            prop_assert!(!after.replace("\r\n", "").contains('\n'), "{:?}", after);
+        }
         prop_assert_eq!(headers[0], "[host.\"http://10.0.0.1:5000\"]");
         for line in text.lines() {
             prop_assert!(after.lines().any(|it| it == line), "{} in {}", line, after);
