@@ -138,7 +138,10 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
         );
     }
     let (level, what) = one(&findings, "upstream token.lab");
-    ensure!(level == "ok", "{what}");
+    ensure!(
+        level == "ok" && !what.contains("wants a login"),
+        "no token: {what}"
+    );
     // One address of two is down: pulls go on.
     let two = about(&findings, "upstream two.lab");
     let levels: Vec<_> = two.iter().map(|(level, _)| *level).collect();
@@ -147,6 +150,11 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
         "{two:?}"
     );
     assert_eq!(one(&findings, "daemon").0, "warn");
+
+    token.wait(async |token| token.stop_tokens().await);
+    let (_, findings) = doctor(&["--config", config.to_str().context("UTF-8")?])?;
+    let (level, what) = one(&findings, "upstream token.lab");
+    ensure!(level == "fail", "its token server is down: {what}");
 
     let (_, findings) = doctor(&["--offline", "--config", config.to_str().context("UTF-8")?])?;
     ensure!(
