@@ -14,7 +14,7 @@ pub(super) enum Leaves {
     Everything,
     /// Manifests, but not every blob.
     Manifests,
-    /// The same, and a client has many bytes of a wrong blob before that shows.
+    /// The same, and a client has many bytes of a wrong blob, or a wrong length, before that shows.
     Lies,
     /// Blobs, but no manifests.
     Blobs,
@@ -69,8 +69,14 @@ impl Fault {
     pub(super) fn states(&self) -> &'static [State] {
         match self {
             Self { defaults: true, .. } => &[State::Cold],
-            Self { more: true, .. } => &[State::Cold, State::Fresh, State::Stale, State::Holed],
-            _ => &[State::Cold, State::Stale],
+            Self { more: true, .. } => &[
+                State::Cold,
+                State::Fresh,
+                State::Stale,
+                State::Holed,
+                State::Second,
+            ],
+            _ => &[State::Cold, State::Stale, State::Second],
         }
     }
 }
@@ -307,10 +313,10 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("manifest longer than it says", Blobs, |it| {
             hub(it, [Wrong::LengthTooShort(100).on_manifests()])
         }),
-        Fault::new("layer shorter than it says", Manifests, |it| {
+        Fault::new("layer shorter than it says", Lies, |it| {
             hub(it, [on_layer(it, Wrong::LengthTooLong(1000))?])
         }),
-        Fault::new("layer longer than it says", Manifests, |it| {
+        Fault::new("layer longer than it says", Lies, |it| {
             hub(it, [on_layer(it, Wrong::LengthTooShort(1000))?])
         }),
         Fault::new("headers without end", Nothing, |it| {

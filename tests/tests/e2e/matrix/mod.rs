@@ -36,6 +36,8 @@ enum State {
     Stale,
     /// All of the image but one layer, and its tag must be asked for.
     Holed,
+    /// Nothing; the upstream has a second address, which works.
+    Second,
 }
 
 /// Where a client has the image from in the end.
@@ -218,6 +220,9 @@ fn cell(
 fn expected(kind: &Kind, fault: &Fault, state: State) -> &'static [Way] {
     match (state, fault.leaves) {
         (State::Fresh, _) | (_, Leaves::Everything) => &[Way::Pierhead],
+        (State::Second, Leaves::Lies) if kind.starts_anew => &[Way::Pierhead, Way::Origin],
+        (State::Second, Leaves::Lies) => &[Way::Pierhead, Way::Origin, Way::Nowhere],
+        (State::Second, _) => &[Way::Pierhead],
         // Who is no longer let in gets nothing more from the cache.
         (_, Leaves::Verdict) => &[Way::Origin],
         (State::Stale, _) | (State::Holed, Leaves::Blobs) => &[Way::Pierhead],

@@ -24,6 +24,8 @@ use super::{State, Wires, faults::Fault};
 pub(super) struct Stage {
     /// The upstream, which misbehaves as it is told.
     pub(super) hub: Background,
+    /// Its second address, which always works.
+    second: Background,
     /// An upstream that has stopped listening.
     pub(super) gone: Background,
     /// Upstreams with a certificate that has expired, that is for another name, and a good one.
@@ -46,6 +48,7 @@ impl Stage {
         let start = FakeRegistry::builder;
         let stage = Self {
             hub: start().start_in_background(),
+            second: start().start_in_background(),
             gone: start().start_in_background(),
             expired: start().tls().tls_expired().start_in_background(),
             misnamed: start()
@@ -65,6 +68,7 @@ impl Stage {
         stage.gone.stop();
         for registry in [
             &stage.hub,
+            &stage.second,
             &stage.expired,
             &stage.misnamed,
             &stage.secure,
@@ -139,7 +143,7 @@ impl Stage {
         let data = self.path("data");
         let _ = fs::remove_dir_all(&data);
         match state {
-            State::Cold => {}
+            State::Cold | State::Second => {}
             State::Fresh | State::Stale => copy(&self.path("warm"), &data)?,
             State::Holed => copy(&self.path("holed"), &data)?,
         }
@@ -149,7 +153,13 @@ impl Stage {
         } else {
             "[limits]\nanswer_within = \"3s\"\nconnect_timeout = \"1s\"\nheader_timeout = \"1s\"\nstall_timeout = \"1s\"\n"
         };
-        let upstream = (fault.set)(self)?;
+        let mut upstream = (fault.set)(self)?;
+        if state == State::Second {
+            let (url, rest) = upstream.split_once('\n').unwrap_or((&upstream, ""));
+            let first = url.trim_start_matches("url = ");
+            let second = self.second.url();
+            upstream = format!("addresses = [{first}, {second:?}]\n{rest}");
+        }
         let config = format!(
             "[tags]\nfreshness = \"{freshness}\"\n{limits}[upstreams.\"docker.io\"]\n{upstream}\n"
         );
