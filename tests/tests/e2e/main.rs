@@ -23,6 +23,7 @@ mod medium;
 mod memory;
 mod names;
 mod operations;
+mod outage;
 mod pull;
 mod secrets;
 mod setup;

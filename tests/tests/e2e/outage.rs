@@ -1,0 +1,162 @@
+//! What operators and other clients see of an outage: the circuit breaker in the metrics, one line when
+//! an upstream goes and one when it is back, answers that are not remembered for longer than seconds,
+//! limits, and memory under a crowd.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use pierhead_testkit::{
+    images::{Image, random_bytes},
+    registry::{FakeRegistry, Fault, Gate},
+};
+use pierhead_tests::{
+    pierhead::{Options, Pierhead},
+    place, wait,
+};
+
+use crate::ask::{behind, get, get_at_once, get_soon, pull};
+
+/// What the metrics say, summed over labels, of lines that begin so.
+fn metric(pierhead: &Pierhead, name: &str) -> Result<u64> {
+    let answer = get(pierhead.admin(), "/metrics")?;
+    let text = std::str::from_utf8(&answer.body)?;
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    let values: Vec<u64> = lines
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    ensure!(!values.is_empty(), "no {name} in {text}");
+    Ok(values.iter().sum())
+}
+
+const STATE: &str = "pierhead_remote_upstream_state{";
+
+#[test]
+fn an_upstream_goes_and_comes_back() -> Result<()> {
+    let options = Options::new().config("[tags]\nfreshness = \"0s\"");
+    let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let image = Image::random(1, &[1000]);
+    hub.push("library/app", "1", &image);
+    pull(&pierhead, "library/app", &image)?;
+    assert_eq!(metric(&pierhead, STATE)?, 0);
+
+    hub.inject(Fault::Reset.on("*").before_auth());
+    let tag = "/v2/library/app/manifests/1";
+    wait::until("an open breaker", || {
+        assert_eq!(get(pierhead.address(), tag)?.status, 200, "not even stale");
+        Ok((metric(&pierhead, STATE)? == 2).then_some(()))
+    })?;
+    // Out of those asked for something, none goes there but probes, a second and more apart.
+    hub.clear_requests();
+    let started = Instant::now();
+    for nth in 0..100 {
+        let path = format!("/v2/library/none/manifests/{nth}");
+        let status = get(pierhead.address(), &path)?.status;
+        assert_eq!(status, 503, "{path}");
+    }
+    let probes = 1 + started.elapsed().as_secs();
+    let asked = hub.count(|_| true) as u64;
+    // A probe that fails may be one request and its retries.
+    assert!(asked <= 4 * probes, "{asked} requests to a dead upstream");
+    assert_eq!(pierhead.log().matches("upstream down").count(), 1);
+
+    hub.clear_faults();
+    wait::until("a closed breaker", || {
+        get(pierhead.address(), tag)?;
+        Ok((metric(&pierhead, STATE)? == 0).then_some(()))
+    })?;
+    let log = pierhead.log();
+    for line in ["upstream down", "upstream back"] {
+        assert_eq!(log.matches(line).count(), 1, "{line}:\n{log}");
+    }
+    assert_eq!(get(pierhead.address(), tag)?.header("x-cache"), Some("HIT"));
+    Ok(())
+}
+
+/// Somebody asks too early, and the image is pushed then.
+#[test]
+fn what_was_not_there_is_seen_within_seconds() -> Result<()> {
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let image = Image::random(2, &[1000]);
+    let blob = format!("/v2/library/app/blobs/{}", image.blobs[1].digest);
+    for path in ["/v2/library/app/manifests/1", &blob] {
+        for _ in 0..20 {
+            assert_eq!(get(pierhead.address(), path)?.status, 404);
+        }
+    }
+    // One each, and what they cost to be sure of.
+    let asked = hub.count(|_| true);
+    assert!(asked <= 4, "{asked} requests for what is not there");
+    hub.push("library/app", "1", &image);
+    let pushed = Instant::now();
+    for path in ["/v2/library/app/manifests/1", &blob] {
+        get_soon(pierhead.address(), path)?;
+    }
+    let took = pushed.elapsed();
+    // It is believed for five seconds; the rest is air.
+    assert!(took < Duration::from_secs(15), "seen after {took:?}");
+    Ok(())
+}
+
+/// One client that takes all connections leaves them to others; what it is answered says why.
+#[test]
+fn one_client_takes_not_all_connections() -> Result<()> {
+    let options =
+        Options::new().config("[limits]\nconnections_per_client = 4\n[tags]\nfreshness = \"1h\"");
+    let (_hub, pierhead) = behind(FakeRegistry::builder(), options)?;
+    let connect = || -> Result<(TcpStream, String)> {
+        let mut stream = TcpStream::connect(pierhead.address())?;
+        stream.set_read_timeout(Some(wait::PATIENCE))?;
+        write!(stream, "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n")?;
+        let mut head = vec![0; 512];
+        let read = stream.read(&mut head).context("no answer")?;
+        Ok((stream, String::from_utf8_lossy(&head[..read]).into_owned()))
+    };
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let (stream, head) = connect()?;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        held.push(stream);
+    }
+    let (_, head) = connect()?;
+    assert!(head.starts_with("HTTP/1.1 503"), "{head}");
+    assert!(head.to_ascii_lowercase().contains("retry-after"), "{head}");
+    drop(held);
+    wait::until("a free place", || {
+        Ok(connect()?.1.starts_with("HTTP/1.1 200").then_some(()))
+    })?;
+    Ok(())
+}
+
+/// A thousand connections that do nothing, and two hundred downloads that are all in the middle.
+#[test]
+fn a_crowd() -> Result<()> {
+    const ACTIVE: usize = 200;
+    const SIZE: usize = 2 << 20;
+    let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let digest = hub.put_blob("library/app", random_bytes(3, SIZE));
+    let gate = Gate::new();
+    hub.inject(Fault::GateBody(SIZE as u64 / 2, gate.clone()).on_blob(&digest));
+    let mut idle = Vec::new();
+    for _ in 0..1000 {
+        let mut stream = TcpStream::connect(pierhead.address())?;
+        write!(stream, "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n")?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head)?;
+        ensure!(head.ends_with(b"200"), "an idle connection was refused");
+        idle.push(stream);
+    }
+    let path = format!("/v2/library/app/blobs/{digest}");
+    let got = get_at_once(pierhead.address(), &path, ACTIVE, || gate.release())?;
+    assert_eq!(got, vec![digest.to_string(); ACTIVE]);
+    assert_eq!(hub.gets_of(&digest), 1);
+    let (_, peak) = pierhead.memory()?;
+    // What is promised is 64 MB, for the release profile: a debug build's own code is far larger.
+    let bound = if place::is_release()? { 64 } else { 128 };
+    assert!(peak <= bound * 1_000_000, "{peak} bytes at the peak");
+    drop(idle);
+    Ok(())
+}
