@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 
 use crate::install;
 use count::Count;
-use programs::Program;
+use programs::Built;
 
 /// Which checks to run, and how.
 #[derive(clap::Args)]
@@ -57,8 +57,8 @@ enum Outcome {
 /// What steps leave for later ones.
 #[derive(Default)]
 struct State {
-    /// Test programs, once built.
-    programs: Option<Vec<Program>>,
+    /// Test programs and the daemon, once built.
+    built: Option<Built>,
     /// Parts with their times, for the list of the slowest.
     times: Vec<(String, Duration)>,
 }

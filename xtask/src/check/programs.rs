@@ -30,11 +30,20 @@ pub(crate) struct Program {
     folder: PathBuf,
 }
 
-/// Compiles every target of the workspace and gives the test programs, sorted by name.
+/// What one call of cargo compiled.
+pub(crate) struct Built {
+    /// The test programs, sorted by name.
+    pub(crate) programs: Vec<Program>,
+    /// The daemon, which its own package's tests start, too. A `cargo build` would compile all that it
+    /// is made of a second time: what tests ask of tokio is more than the daemon does.
+    pub(crate) daemon: PathBuf,
+}
+
+/// Compiles every target of the workspace.
 ///
 /// # Errors
 /// When something does not compile; the compiler has said what.
-pub(crate) fn build() -> Result<Vec<Program>> {
+pub(crate) fn build() -> Result<Built> {
     let mut child = Command::new("cargo")
         .current_dir(place::root())
         .args(["test", "--workspace", "--no-run", "--quiet"])
@@ -56,7 +65,21 @@ pub(crate) fn build() -> Result<Vec<Program>> {
     if programs.is_empty() {
         bail!("cargo built no test program");
     }
-    Ok(programs)
+    let daemon = messages.lines().find_map(daemon);
+    Ok(Built {
+        programs,
+        daemon: daemon.context("cargo built no pierhead")?,
+    })
+}
+
+/// Reads a message of cargo about the daemon's program.
+fn daemon(line: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(line).ok()?;
+    let is_daemon =
+        message["target"]["kind"][0] == "bin" && message["target"]["name"] == "pierhead";
+    let is_test = message["profile"]["test"].as_bool()?;
+    let path = message["executable"].as_str()?;
+    (is_daemon && !is_test).then(|| path.into())
 }
 
 /// Reads a message of cargo about a test program.
@@ -160,4 +183,24 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         bail!("{status}, though no test failed");
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_is_the_program_and_not_its_tests() {
+        let message = |kind: &str, test: bool| {
+            format!(
+                r#"{{"target":{{"kind":["{kind}"],"name":"pierhead"}},"profile":{{"test":{test}}},"executable":"/target/debug/pierhead"}}"#
+            )
+        };
+        assert!(daemon(&message("bin", true)).is_none());
+        assert!(daemon(&message("lib", false)).is_none());
+        assert_eq!(
+            daemon(&message("bin", false)),
+            Some("/target/debug/pierhead".into())
+        );
+    }
 }

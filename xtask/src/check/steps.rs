@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use super::{
     Outcome, State,
     count::Count,
-    programs::{self, Program},
+    programs::{self, Built, Program},
 };
 use crate::{corpus, exec, install, place};
 
@@ -92,10 +92,7 @@ pub(super) fn corpus(_: &mut State) -> Result<Outcome> {
 }
 
 pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
-    // Built again only if the tests alone were built before: it shares all their libraries.
-    show(cargo().args(["build", "--workspace", "--bins", "--quiet"]))?;
-    let profile = place::target().join("debug");
-    let mut environment = vec![("PIERHEAD_BIN".to_owned(), profile.join("pierhead"))];
+    let mut environment = vec![("PIERHEAD_BIN".to_owned(), built(state)?.daemon.clone())];
     if place::corpus().join("index.json").exists() {
         environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
     }
@@ -117,6 +114,9 @@ pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {
         cargo()
             .env(format!("CARGO_TARGET_{variable}_LINKER"), &linker)
             .env(format!("CC_{}", target.replace('-', "_")), &linker)
+            // It is built and started, not measured: what costs is the optimiser.
+            .args(["--config", "profile.dev.package.\"*\".opt-level=0"])
+            .args(["--config", "profile.dev.debug=false"])
             .args([
                 "build",
                 "--quiet",
@@ -143,25 +143,35 @@ pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Builds the test programs unless they are there, and runs those that are wanted.
+/// All that tests need, compiled once.
+fn built(state: &mut State) -> Result<&Built> {
+    if state.built.is_none() {
+        let begun = Instant::now();
+        let built = programs::build()?;
+        state
+            .times
+            .push(("compiling the tests".to_owned(), begun.elapsed()));
+        state.built = Some(built);
+    }
+    state.built.as_ref().context("it was just built")
+}
+
+/// Runs the test programs that are wanted.
 fn run(
     state: &mut State,
     environment: &[(String, PathBuf)],
     wanted: impl Fn(&Program) -> bool,
 ) -> Result<Outcome> {
-    let programs = match state.programs.take() {
-        Some(programs) => programs,
-        None => {
-            let begun = Instant::now();
-            let programs = programs::build()?;
-            state
-                .times
-                .push(("compiling the tests".to_owned(), begun.elapsed()));
-            programs
-        }
+    built(state)?;
+    let State {
+        built: Some(built),
+        times,
+    } = state
+    else {
+        bail!("nothing was built");
     };
     let mut sum = Count::default();
-    for program in programs.iter().filter(|program| wanted(program)) {
+    for program in built.programs.iter().filter(|program| wanted(program)) {
         let begun = Instant::now();
         match program.run(environment) {
             Ok(count) => {
@@ -180,9 +190,8 @@ fn run(
                 sum.failures.push(format!("{}: {error:#}", program.name));
             }
         }
-        state.times.push((program.name.clone(), begun.elapsed()));
+        times.push((program.name.clone(), begun.elapsed()));
     }
-    state.programs = Some(programs);
     if sum.passed + sum.failed == 0 {
         bail!("no test ran");
     }
