@@ -13,7 +13,8 @@ use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, R
 
 use crate::access::{self, Channel};
 use crate::body::{Account, Body};
-use crate::document::{Deadline, EAGER};
+use crate::deadline::Deadline;
+use crate::document::EAGER;
 use crate::entity::Entity;
 use crate::limits::{self, Client, Limit};
 use crate::metrics::{Kind, Outcome};

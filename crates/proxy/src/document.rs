@@ -9,6 +9,7 @@ use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository,
 use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
+use crate::deadline::Deadline;
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
@@ -81,45 +82,6 @@ impl Document {
         match &self.held {
             Held::Bytes(bytes) => Ok(bytes.clone()),
             Held::Object(object) => object.read_all(limit).await,
-        }
-    }
-}
-
-/// By when an answer must leave, and when patience ends before that.
-#[derive(Clone, Copy)]
-pub(crate) struct Deadline {
-    started: Instant,
-    within: Duration,
-}
-
-impl Deadline {
-    pub(crate) fn new(within: Duration) -> Self {
-        Self {
-            started: Instant::now(),
-            within,
-        }
-    }
-
-    /// The last moment to wait for an upstream when there is nothing else to answer with. A tenth of
-    /// the time is left to say so.
-    pub(crate) fn last(&self) -> Instant {
-        self.started + self.within * 9 / 10
-    }
-
-    /// The last moment to wait for it when there is a stale answer, which may need a look upstream too.
-    pub(crate) fn patience(&self) -> Instant {
-        self.started + self.within * 3 / 5
-    }
-
-    /// The end of it.
-    pub(crate) fn end(&self) -> Instant {
-        self.started + self.within
-    }
-
-    pub(crate) fn slow(&self, registry: &Registry) -> Error {
-        Error::Slow {
-            upstream: registry.to_string(),
-            limit: self.within,
         }
     }
 }

@@ -10,6 +10,8 @@ mod answer;
 mod body;
 mod config;
 mod connection;
+mod deadline;
+mod direct;
 mod document;
 mod entity;
 mod error;

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::Error;
-use crate::document::{Deadline, Document, EAGER, resolve};
+use crate::deadline::Deadline;
+use crate::document::{Document, EAGER, resolve};
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::page::{self, cut};

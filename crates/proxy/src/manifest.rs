@@ -8,7 +8,8 @@ use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 use serde::Deserialize;
 
 use crate::Error;
-use crate::document::{Deadline, Document, EAGER, resolve};
+use crate::deadline::Deadline;
+use crate::document::{Document, EAGER, resolve};
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
-use pierhead_oci::{Digest, Hasher, Registry, Repository};
-use pierhead_remote::BlobStream;
+use pierhead_oci::{Digest, Registry, Repository};
 
 use crate::body::FRAME;
+use crate::direct::Direct;
 use crate::lead::Lead;
-use crate::limits::{Client, Limit, Turn};
+use crate::limits::{Client, Limit};
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -65,19 +65,6 @@ pub(crate) struct Source {
 enum From {
     Cache(Content),
     Upstream(Box<Direct>),
-}
-
-/// Straight from the upstream, past a disk that would not take it.
-struct Direct {
-    stream: BlobStream,
-    /// Bytes before the reader's offset, to be thrown away.
-    skip: u64,
-    /// The next bytes, held back until more come or the digest is known good.
-    held: Bytes,
-    /// `None` when the stream does not start at 0: then only the client can verify.
-    hasher: Option<Hasher>,
-    ended: bool,
-    _turn: Turn,
 }
 
 impl Source {
@@ -193,7 +180,7 @@ impl Source {
     pub(crate) async fn size(&mut self) -> Result<Option<u64>, Error> {
         loop {
             match &self.from {
-                From::Upstream(direct) => return Ok(direct.stream.size()),
+                From::Upstream(direct) => return Ok(direct.size()),
                 From::Cache(content) => match content.size().await {
                     Ok(size) => return Ok(size),
                     Err(error) => self.change(error).await?,
@@ -357,101 +344,4 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
             Some((content, Outcome::Miss))
         }
     })
-}
-
-impl Direct {
-    async fn open(inner: &Inner, wanted: &Wanted, offset: u64) -> Result<Box<Self>, Error> {
-        let Wanted {
-            registry,
-            repository,
-            digest,
-            client,
-        } = wanted;
-        let ticket = inner.limits.queue(client)?;
-        let turn = inner.limits.turn(ticket, registry).await;
-        let stream = match inner
-            .client
-            .blob(registry, repository, digest, offset)
-            .await
-        {
-            Ok(stream) => stream,
-            Err(error) => {
-                inner.recent.failed(registry, wanted.subject(), &error);
-                return Err(error.into());
-            }
-        };
-        inner.recent.answered(registry);
-        let skip = offset
-            .checked_sub(stream.offset())
-            .ok_or(Error::Truncated { at: offset })?;
-        let hasher = (stream.offset() == 0).then(|| Hasher::new(digest.algorithm()));
-        Ok(Box::new(Self {
-            stream,
-            skip,
-            held: Bytes::new(),
-            hasher,
-            ended: false,
-            _turn: turn,
-        }))
-    }
-
-    /// Up to `max` bytes. What is held back leaves when more has come, and last when the hash matched.
-    async fn next(&mut self, inner: &Inner, wanted: &Wanted, max: usize) -> Result<Bytes, Error> {
-        loop {
-            if self.held.len() > max || (self.ended && !self.held.is_empty()) {
-                let max = max.min(self.held.len());
-                return Ok(self.held.split_to(max));
-            }
-            if self.ended {
-                return Ok(Bytes::new());
-            }
-            let mut bytes = match self.stream.next().await {
-                Some(Ok(bytes)) => bytes,
-                Some(Err(error)) => {
-                    inner
-                        .recent
-                        .failed(&wanted.registry, wanted.subject(), &error);
-                    return Err(error.into());
-                }
-                None => {
-                    self.check(inner, wanted)?;
-                    self.ended = true;
-                    continue;
-                }
-            };
-            if let Some(hasher) = &mut self.hasher {
-                hasher.update(&bytes);
-            }
-            let skipped = usize::try_from(self.skip)
-                .unwrap_or(usize::MAX)
-                .min(bytes.len());
-            self.skip -= u64::try_from(skipped).unwrap_or(0);
-            let _ = bytes.split_to(skipped);
-            // At most `max`, by the first test of the loop.
-            let ready = std::mem::replace(&mut self.held, bytes);
-            if !ready.is_empty() {
-                return Ok(ready);
-            }
-        }
-    }
-
-    fn check(&mut self, inner: &Inner, wanted: &Wanted) -> Result<(), Error> {
-        let expected = &wanted.digest;
-        match self.hasher.take().map(Hasher::finish) {
-            Some(actual) if actual != *expected => {
-                self.stream.senders().sent_wrong();
-                let error = CacheError::WrongDigest {
-                    expected: *expected,
-                    actual: actual.into(),
-                    resumed: false,
-                };
-                Err(error.into())
-            }
-            Some(_) => {
-                inner.proved(&wanted.registry, &wanted.repository, expected);
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
 }

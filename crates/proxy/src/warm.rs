@@ -9,7 +9,7 @@ use pierhead_cache::Name;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
 use tokio::task::JoinSet;
 
-use crate::document::Deadline;
+use crate::deadline::Deadline;
 use crate::manifest::{is_distributable, manifest};
 use crate::service::Inner;
 use crate::source::{Claimed, Wanted, claim_of};

@@ -282,3 +282,21 @@ async fn a_part_of_a_small_blob_leaves_when_all_of_it_is_right() {
     let right = stage.ask(part()).await;
     assert_eq!((right.end, &right.body[..]), (End::Clean, &bytes[..100]));
 }
+
+#[tokio::test]
+async fn what_comes_past_a_full_disk_is_held_against_the_digest_too() {
+    let stage = Plan::default().capacity(4 << 20).open().await;
+    let bytes = random_bytes(71, 7_000_000);
+    let digest = stage.upstream.put_blob("app", bytes.clone());
+    // Of unknown length, so that the disk is full in the middle; then straight from the upstream.
+    stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+    let lie = Fault::Corrupt(6_500_000).on_blob(&digest).skip(1);
+    stage.upstream.inject(lie);
+    let wrong = stage.get_if_answered(&blob_path(&digest)).await;
+    assert!(
+        wrong.is_none_or(|it| it.end == End::Cut || it.body == bytes),
+        "a clean end of something else"
+    );
+    stage.upstream.clear_faults();
+    eventually(async || stage.get(&blob_path(&digest)).await.body == bytes).await;
+}

@@ -212,9 +212,11 @@ async fn answers_that_nobody_reads_do_not_fill_the_memory() {
 #[tokio::test]
 async fn a_registry_that_drips_is_the_trouble_of_those_who_name_it() {
     let hostile = FakeRegistry::builder().start().await;
-    let mut plan = Plan::default();
-    plan.others = vec![("hostile.test", hostile.url())];
-    let stage = plan.open().await;
+    let stage = Plan {
+        others: vec![("hostile.test", hostile.url())],
+        ..Plan::default()
+    };
+    let stage = stage.open().await;
     let image = stage.push(1, &[900_000]);
     let layer = image
         .blobs

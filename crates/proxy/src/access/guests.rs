@@ -22,7 +22,7 @@ use super::metrics::{Metrics, Verdict};
 use super::table::Table;
 use crate::Error;
 use crate::answer::Peer;
-use crate::document::Deadline;
+use crate::deadline::Deadline;
 use crate::flight::Flights;
 use crate::route::route;
 use crate::service::Inner;

@@ -27,7 +27,7 @@ use rustls::ServerConnection;
 use crate::Error;
 use crate::answer::Peer;
 use crate::body::Body;
-use crate::document::Deadline;
+use crate::deadline::Deadline;
 use crate::respond::CHALLENGE;
 use crate::service::Inner;
 pub(crate) use certificate::Named;
