@@ -17,7 +17,7 @@ use crate::{Error, lock};
 
 /// The most that [`Object::sound`] grants at once: what a socket takes in one call, and what of a client's
 /// turn the others wait for.
-const SOUND: u64 = 1 << 20;
+const SOUND: u64 = 2 << 20;
 
 /// One open handle, shared by all who read the blob. Its bytes count until it is dropped.
 pub(crate) struct OpenBlob {
@@ -109,7 +109,7 @@ impl Object {
         }
     }
 
-    /// How many bytes from `offset` (at most `max`, and 1 MiB) can be sent from [`Object::file`] as they
+    /// How many bytes from `offset` (at most `max`, and 2 MiB) can be sent from [`Object::file`] as they
     /// are: this process has checked them within the last minutes, the file is the same since, and they
     /// are in the page cache, so that sending them waits for no disk. For the rest there is
     /// [`Object::read_at`], which checks and so makes sound what it reads. A few system calls; does not block.

@@ -33,6 +33,10 @@ use head::{Head, Ordinary};
 use reply::{Date, Framing};
 use socket::{Sent, Socket};
 
+/// Bytes that a client who takes them as fast as they come gets before others have their turn: about a
+/// millisecond. A turn costs a wake-up of another thread, so that each MiB is too often.
+const TURN: u64 = 4 << 20;
+
 /// How a conversation of ours ends.
 enum End {
     Over,
@@ -199,6 +203,7 @@ async fn send(
         socket.send([&head, &[]], false).await?;
         return Ok(true);
     }
+    let mut in_a_row = 0;
     // Not held back for a body that takes its time.
     let mut first = first(&mut body).await;
     if first.is_none() {
@@ -233,8 +238,9 @@ async fn send(
                 match socket.send_file(&object, offset, len).await? {
                     Sent::Some(sent) => {
                         body.sent(sent);
-                        // Others have their turn, however fast this client is.
-                        if sent == len {
+                        in_a_row = if sent == len { in_a_row + sent } else { 0 };
+                        if in_a_row >= TURN {
+                            in_a_row = 0;
                             tokio::task::yield_now().await;
                         }
                     }
