@@ -38,7 +38,8 @@ impl Two {
         change(&mut upstream, &mirror, &registry);
         let config = Config {
             upstreams: [(name(), upstream)].into(),
-            header_timeout: Duration::from_secs(4),
+            // So long that only the next address can answer in time when one is silent.
+            header_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_millis(700),
             ..Config::default()
         };
