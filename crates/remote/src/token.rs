@@ -257,8 +257,9 @@ mod tests {
         };
         tokio::time::advance(Duration::from_secs(901)).await;
         for _ in 0..3 {
-            let old = tokens.get(&key, None, down).await.unwrap();
-            assert_eq!(old.secret, first.secret);
+            let get = tokens.get(&key, None, down);
+            let old = tokio::time::timeout(RENEWAL * 2, get).await;
+            assert_eq!(old.unwrap().unwrap().secret, first.secret);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 1, "not at each request");
         tokio::time::advance(RENEWAL_PAUSE).await;
