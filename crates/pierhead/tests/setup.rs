@@ -160,17 +160,16 @@ fn every_byte_comes_back() {
         assert!(shown.contains("10.9.8.7"), "{shown}");
         let fresh = Machine::new(files);
         fresh.ok(client, &elsewhere);
-        let relative = |machine: &Machine| -> Vec<_> {
-            let all = machine.everything().into_iter();
-            all.map(|(path, what)| {
-                (
-                    path.strip_prefix(machine.0.path())
-                        .expect("inside")
-                        .to_owned(),
-                    what,
-                )
-            })
-            .collect()
+        // The record also knows what the second run found.
+        let relative = |machine: &Machine| -> BTreeMap<_, _> {
+            let mut all = BTreeMap::new();
+            for (path, what) in machine.everything() {
+                let path = path.strip_prefix(machine.0.path()).expect("inside");
+                if !path.starts_with("var") {
+                    all.insert(path.to_owned(), what);
+                }
+            }
+            all
         };
         assert_eq!(
             relative(&machine),
@@ -362,6 +361,59 @@ fn what_others_changed_since_is_kept_or_named() {
                 && said.contains("-  \"registry-mirrors\": [\"http://127"),
             "{said}"
         );
+    }
+}
+
+/// Killed at any point: what is written is known from the record, which is written first.
+#[test]
+fn a_run_that_was_killed_is_taken_back() {
+    let files = [
+        (CONTAINERD, "version = 2\n# mine\n"),
+        (
+            "etc/containerd/certs.d/docker.io/hosts.toml",
+            "[host.\"https://m\"]\n",
+        ),
+    ];
+    let elsewhere = ["--address", "http://10.9.8.7:5000"];
+    let one = [
+        "--address",
+        "http://10.9.8.7:5000",
+        "--registry",
+        "docker.io",
+    ];
+    // The first run, one with another address, and one that no longer wants a file of the one before.
+    for runs in [
+        &[&[][..]][..],
+        &[&[], &elsewhere],
+        &[&elsewhere, &one],
+        &[&one, &[]],
+    ] {
+        let machine = Machine::new(&files);
+        let before = machine.everything();
+        let (last, earlier) = runs.split_last().expect("a run");
+        for words in earlier {
+            machine.ok("containerd", words);
+        }
+        let found = machine.everything();
+        machine.ok("containerd", last);
+        // Killed right after the record: each file is still as the run found it.
+        let record = |path: &Path| path.starts_with(machine.path("var"));
+        for (path, (_, bytes)) in machine.everything() {
+            if path.is_file() && !record(&path) && !found.contains_key(&path) {
+                fs::remove_file(&path).expect("removed");
+            } else if path.is_file() && !record(&path) {
+                assert!(!bytes.is_empty());
+            }
+        }
+        for (path, (_, bytes)) in &found {
+            let is_file = !path.is_dir() && !record(path) && !bytes.is_empty();
+            if is_file {
+                fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+                fs::write(path, bytes).expect("written");
+            }
+        }
+        machine.ok("containerd", &["--undo"]);
+        assert_eq!(machine.everything(), before, "{runs:?}");
     }
 }
 

@@ -103,15 +103,27 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     let mut wanted: BTreeMap<PathBuf, Option<String>> = before.files.clone();
     let mut entries = BTreeMap::new();
     for (path, text) in std::mem::take(&mut files) {
-        let was = match before.files.get(&path) {
-            Some(text) => text.clone(),
-            None => place.read(&path)?,
-        };
-        if was.as_deref() != Some(text.as_str()) {
-            let (before, after) = (was, Some(text.clone()));
-            entries.insert(path.clone(), Entry { before, after });
-        }
         wanted.insert(path, Some(text));
+    }
+    for (path, after) in &wanted {
+        let found = place.read(path)?;
+        let before = match before.files.get(path) {
+            Some(text) => text.clone(),
+            None => found.clone(),
+        };
+        if before == *after && found == before {
+            continue;
+        }
+        let found = found.filter(|text| before.as_ref() != Some(text));
+        let (path, after) = (path.clone(), after.clone());
+        entries.insert(
+            path,
+            Entry {
+                before,
+                after,
+                found,
+            },
+        );
     }
     let changes = changes(place, wanted)?;
     for note in &notes {

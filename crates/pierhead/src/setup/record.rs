@@ -30,6 +30,9 @@ pub(crate) struct Record {
 pub(crate) struct Entry {
     pub(crate) before: Option<String>,
     pub(crate) after: Option<String>,
+    /// What an earlier run had left there, when that is neither: a run that is killed before it wrote leaves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) found: Option<String>,
 }
 
 /// A file that was changed since, in the same lines as by us.
@@ -42,6 +45,9 @@ impl Entry {
     /// [`Changed`].
     pub(crate) fn without_us(&self, now: Option<&str>) -> Result<Option<String>, Changed> {
         if now == self.after.as_deref() || now == self.before.as_deref() {
+            return Ok(self.before.clone());
+        }
+        if now.is_some() && now == self.found.as_deref() {
             return Ok(self.before.clone());
         }
         match (&self.after, now, &self.before) {

@@ -178,7 +178,7 @@ proptest! {
     /// Undoing gives back what was there, exactly, and does not mind a run that was cut short.
     #[test]
     fn what_was_there_comes_back(before in proptest::option::of("\\PC{0,40}"), after in "\\PC{0,40}") {
-        let entry = Entry { before: before.clone(), after: Some(after.clone()) };
+        let entry = Entry { before: before.clone(), after: Some(after.clone()), found: None };
         prop_assert!(matches!(entry.without_us(Some(&after)), Ok(found) if found == before));
         prop_assert!(matches!(entry.without_us(before.as_deref()), Ok(found) if found == before));
     }
@@ -285,6 +285,7 @@ fn changes_since_are_kept() {
     let entry = Entry {
         before: Some(before.to_owned()),
         after: Some(after.to_owned()),
+        found: None,
     };
     let without = |now| entry.without_us(now).map_err(|_| "changed");
     assert_eq!(
@@ -299,6 +300,7 @@ fn changes_since_are_kept() {
     let new = Entry {
         before: None,
         after: Some("ours\n".to_owned()),
+        found: None,
     };
     assert!(matches!(new.without_us(None), Ok(None)));
 }
