@@ -15,6 +15,7 @@ use http::request::Parts;
 use pierhead_cache::Fill;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{ClientCredentials, Known as Cached, Verdict as Upstream, Wanted};
+use tokio::sync::Semaphore;
 
 use super::basic::Basic;
 use super::known::{Known, Seal, Sealer};
@@ -26,6 +27,9 @@ use crate::deadline::Deadline;
 use crate::flight::Flights;
 use crate::route::route;
 use crate::service::Inner;
+
+/// Lists that are asked for as a verdict at once: each takes up to 16 MiB while it comes.
+const LISTS: usize = 2;
 
 /// How long a "no" counts at most: rights are often given right after they were missed.
 const DENIED: Duration = Duration::from_secs(60);
@@ -47,6 +51,7 @@ struct State {
     origins: Known,
     /// Fills that hold nothing but what their registry sends.
     clean: Mutex<HashMap<Digest, usize>>,
+    lists: Semaphore,
     metrics: Metrics,
 }
 
@@ -73,6 +78,7 @@ impl Guests {
             holds: Known::default(),
             origins: Known::default(),
             clean: Mutex::default(),
+            lists: Semaphore::new(LISTS),
             metrics,
         }))
     }
@@ -94,7 +100,13 @@ impl Guests {
             None => return Err(Error::Login),
         };
         if let Some((name, wish)) = wish(endpoint) {
-            let (registry, repository) = route(name, request.uri.query(), &inner.config.load())?;
+            // Nobody is asked, in whosoever's name, about what the operator does not want pulled.
+            let (registry, repository) = {
+                let config = inner.config.load();
+                let (registry, repository) = route(name, request.uri.query(), &config)?;
+                config.rules.check(&registry, &repository)?;
+                (registry, repository)
+            };
             let asked = Asked {
                 guests: self,
                 login: login.as_ref(),
@@ -323,6 +335,7 @@ impl Asked<'_> {
         credentials: ClientCredentials,
     ) -> impl Future<Output = Result<Upstream, pierhead_remote::Error>> + Send + use<> {
         let (registry, repository) = (self.registry.clone(), self.repository.clone());
+        let guests = self.guests.clone();
         let (target, blob) = match &self.wish {
             Wish::Tag(target) => (Some(target.clone()), None),
             Wish::Document(digest) => (Some(Target::Digest(*digest)), None),
@@ -335,6 +348,7 @@ impl Asked<'_> {
                 (None, Some(digest)) => Wanted::Blob(digest),
                 // A list is the only way to learn who may read lists.
                 (None, None) => {
+                    let _turn = guests.0.lists.acquire().await;
                     let tags = inner
                         .client
                         .tags(&registry, &repository, &Cached::default())
