@@ -4,19 +4,17 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_eviction::Policy;
-use pierhead_oci::{Digest, Hasher, MediaType};
+use pierhead_oci::{Digest, MediaType};
 use prometheus_client::registry::Registry;
 
-use crate::buffer::BUFFER;
 use crate::catalog::Catalog;
 use crate::flight::{Flight, Order};
 use crate::folder::Folder;
-use crate::ingest::Ingest;
 use crate::metrics::Fullness;
 use crate::pins::Pins;
 use crate::state::{Slot, State};
 use crate::store::{Store, blocking};
-use crate::tier::{DiskTier, Tier, is_damage};
+use crate::tier::{DiskTier, Tier};
 use crate::upkeep::Upkeep;
 use crate::{Config, Content, Error, Fill, Names, Object, Tail, load, lock, now};
 
@@ -226,7 +224,7 @@ impl Cache {
             match flight {
                 Ok(flight) => {
                     self.store.metrics.misses.inc();
-                    let fill = blocking(move || lead(&flight)).await?;
+                    let fill = blocking(move || Fill::lead(&flight)).await?;
                     let tail = fill.tail();
                     return Ok(Claim::Leader(fill, Content::Tail(tail)));
                 }
@@ -366,33 +364,7 @@ impl Cache {
     /// [`Error::Io`].
     pub async fn verify(&self, digest: &Digest) -> Result<bool, Error> {
         let (store, digest) = (self.store.clone(), *digest);
-        blocking(move || {
-            let known = lock(&store.state).index.contains_key(&digest);
-            // Opening checks the trailer, and removes what is damaged there.
-            let Some(open) = store.open(&digest)? else {
-                return Ok(!known);
-            };
-            let mut hasher = Hasher::new(digest.algorithm());
-            let (mut offset, size) = (0, open.blob.trailer().size());
-            let mut buffer = store.pool.take(BUFFER);
-            while offset < size {
-                let len = usize::try_from(size - offset).unwrap_or(BUFFER).min(BUFFER);
-                let bytes = &mut buffer.as_mut()[..len];
-                match open.blob.read_at(offset, bytes) {
-                    Ok(()) => {}
-                    Err(error) if is_damage(&error) => break,
-                    Err(error) => return Err(store.io("read", &digest, error)),
-                }
-                hasher.update(bytes);
-                offset += len as u64;
-            }
-            let sound = offset == size && hasher.finish() == digest;
-            if !sound {
-                store.remove_damaged(&digest, Some(open.handle));
-            }
-            Ok(sound)
-        })
-        .await
+        blocking(move || store.verify(&digest)).await
     }
 
     /// Ends it: fills under way are given up (what is staged stays), what is pending (access ticks) is
@@ -424,23 +396,4 @@ impl Cache {
 
 fn closing() -> Error {
     Error::Abandoned("the cache is closing".into())
-}
-
-/// Opens the staging of a flight that was just entered. Blocks.
-fn lead(flight: &Arc<Flight>) -> Result<Fill, Error> {
-    match flight.store.stage(&flight.digest) {
-        Ok((staged, reserved)) => {
-            flight.take_off(&*staged, reserved);
-            let fill = Fill::new(flight.clone(), staged.len());
-            flight.start(Box::new(Ingest::new(flight, staged)));
-            Ok(fill)
-        }
-        Err(error) => {
-            flight.close();
-            flight
-                .progress
-                .send_modify(|progress| progress.outcome = Some(Err(error.clone())));
-            Err(error)
-        }
-    }
 }

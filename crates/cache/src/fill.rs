@@ -6,6 +6,7 @@ use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::{Flight, Order};
+use crate::ingest::Ingest;
 use crate::store::{Store, blocking};
 use crate::{Error, Object, Tail};
 
@@ -29,8 +30,27 @@ pub struct Fill {
 }
 
 impl Fill {
+    /// Opens the staging of a flight that was just entered. Blocks.
+    pub(crate) fn lead(flight: &Arc<Flight>) -> Result<Self, Error> {
+        match flight.store.stage(&flight.digest) {
+            Ok((staged, reserved)) => {
+                flight.take_off(&*staged, reserved);
+                let fill = Self::new(flight.clone(), staged.len());
+                flight.start(Box::new(Ingest::new(flight, staged)));
+                Ok(fill)
+            }
+            Err(error) => {
+                flight.close();
+                flight
+                    .progress
+                    .send_modify(|progress| progress.outcome = Some(Err(error.clone())));
+                Err(error)
+            }
+        }
+    }
+
     /// `offset`: bytes staged.
-    pub(crate) fn new(flight: Arc<Flight>, offset: u64) -> Self {
+    fn new(flight: Arc<Flight>, offset: u64) -> Self {
         Self {
             flight,
             media_type: None,

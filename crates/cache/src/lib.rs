@@ -4,7 +4,7 @@
 //! on its way is visible only to readers that tail the fill and know that they do.
 //!
 //! Layers, from the medium up: [`tier`] (bytes), `state` (what is there and what it weighs),
-//! `store` (tier and state kept in step: open, reserve, evict, remove), `ingest` and `flight`
+//! `store` and `reclaim` (tier and state kept in step: open, remove; reserve, evict), `ingest` and `flight`
 //! (one fill and its readers), [`Cache`].
 
 #![forbid(unsafe_code)]
@@ -32,6 +32,7 @@ mod names;
 mod object;
 mod partials;
 mod pins;
+mod reclaim;
 mod record;
 mod state;
 mod store;

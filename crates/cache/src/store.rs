@@ -6,15 +6,15 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::{Digest, Hasher, MediaType};
 
-use crate::buffer::Pool;
+use crate::buffer::{BUFFER, Pool};
 use crate::checked::{Checked, Identity};
 use crate::folder::Folder;
 use crate::memory::Small;
 use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
-use crate::state::{State, Victim, footprint};
+use crate::state::{State, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 use crate::turns::Turns;
 use crate::{Config, Error, lock, now};
@@ -29,9 +29,9 @@ pub(crate) struct Store {
     pub(crate) metrics: Metrics,
     pub(crate) checked: Checked,
     /// One eviction run at a time: two would both free what one needs.
-    reclaim: Mutex<()>,
+    pub(crate) reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
-    turns: Turns<Digest>,
+    pub(crate) turns: Turns<Digest>,
     /// Whether some fill is being synced early.
     pub(crate) syncing: AtomicBool,
     /// Held for its lock.
@@ -221,166 +221,6 @@ impl Store {
         }
     }
 
-    fn free(&self) -> u64 {
-        self.tier.free().unwrap_or(u64::MAX)
-    }
-
-    /// Refuses a content of `size` bytes that may not be stored, or whose `more` bytes on disk cannot be had even
-    /// if all that may leave did. Evicts nothing.
-    pub(crate) fn admit(&self, size: u64, more: u64) -> Result<(), Error> {
-        let limit = self.config.max_blob;
-        if limit > 0 && size > limit {
-            return Err(Error::TooLarge { size, limit });
-        }
-        if more == 0 {
-            return Ok(());
-        }
-        let free = self.free();
-        let state = lock(&self.state);
-        if self.short(&state, free, more) > state.evictable() {
-            return Err(Error::NoRoom { needed: more });
-        }
-        Ok(())
-    }
-
-    /// How much must leave before `bytes` more can be set aside.
-    fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
-        // What an upstream says of a length may be anything.
-        let total = state.total().saturating_add(bytes);
-        let wanted = self
-            .config
-            .min_free
-            .saturating_add(state.pending())
-            .saturating_add(bytes);
-        total
-            .saturating_sub(state.capacity)
-            .max(wanted.saturating_sub(free))
-    }
-
-    /// Sets `bytes` aside, evicting for them down to the low watermark.
-    ///
-    /// # Errors
-    /// [`Error::NoRoom`]; nothing is evicted when that could not help.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), Error> {
-        enum Next {
-            Sample,
-            Reclaim,
-            Delete(Victim),
-        }
-        let mut reclaim = None;
-        let mut spared = Vec::new();
-        let mut evicting = false;
-        // A figure of before a deletion will do to go on deleting, not to stop.
-        let (mut free, mut fresh) = (self.free(), true);
-        let outcome = loop {
-            let next = {
-                let mut state = lock(&self.state);
-                let short = self.short(&state, free, bytes);
-                let total = state.total().saturating_add(bytes);
-                // Once at it, a little more: so that not every fill has to wait for a deletion.
-                let slack = (state.capacity / 64).min(64 << 20);
-                let enough = !evicting || total.saturating_add(slack) <= state.capacity;
-                let scarce = short > total.saturating_sub(state.capacity);
-                if !fresh && (scarce || (short == 0 && enough)) {
-                    Next::Sample
-                } else if short == 0 && enough {
-                    state.reserved += bytes;
-                    break Ok(());
-                } else if reclaim.is_none() {
-                    Next::Reclaim
-                } else if short > state.evictable() {
-                    break Err(Error::NoRoom { needed: bytes });
-                } else {
-                    evicting = true;
-                    match state.victim(Some(&mut spared)) {
-                        Some(victim) => Next::Delete(victim),
-                        None if short > 0 => break Err(Error::NoRoom { needed: bytes }),
-                        None if fresh => {
-                            state.reserved += bytes;
-                            break Ok(());
-                        }
-                        None => Next::Sample,
-                    }
-                }
-            };
-            match next {
-                Next::Sample => (free, fresh) = (self.free(), true),
-                Next::Reclaim => reclaim = Some(lock(&self.reclaim)),
-                Next::Delete(victim) => {
-                    self.delete(victim);
-                    fresh = false;
-                }
-            }
-        };
-        if !spared.is_empty() {
-            lock(&self.state).spare(spared);
-        }
-        outcome
-    }
-
-    /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
-    pub(crate) fn shrink(&self) {
-        self.evict_while(|state| state.total() > state.capacity, true);
-    }
-
-    /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when
-    /// the last reader leaves); says how many were evicted.
-    pub(crate) fn prune(&self, target: u64) -> u64 {
-        self.evict_while(|state| state.used + state.partials.bytes() > target, false)
-    }
-
-    fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
-        let _reclaim = lock(&self.reclaim);
-        let (mut evicted, mut spared) = (0, Vec::new());
-        loop {
-            let victim = {
-                let mut state = lock(&self.state);
-                if !over(&state) {
-                    break;
-                }
-                state.victim(spare_open.then_some(&mut spared))
-            };
-            let Some(victim) = victim else { break };
-            let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
-            evicted += bytes;
-            self.delete(victim);
-        }
-        lock(&self.state).spare(spared);
-        evicted
-    }
-
-    /// Gives back bytes that were set aside.
-    pub(crate) fn release(&self, bytes: u64) {
-        lock(&self.state).reserved -= bytes;
-    }
-
-    /// Deletes the file of a victim and frees its bytes.
-    pub(crate) fn delete(&self, victim: Victim) {
-        let (Victim::Blob(digest, bytes) | Victim::Partial(digest, bytes)) = victim;
-        let _turn = self.turns.take(digest);
-        let removed = match victim {
-            // Committed again meanwhile: then the rename has deleted the old file.
-            Victim::Blob(..) if lock(&self.state).index.contains_key(&digest) => Ok(()),
-            Victim::Blob(..) => self.tier.remove(&digest),
-            // Claimed again meanwhile: then [`Store::stage`] empties it.
-            Victim::Partial(..) if lock(&self.state).fills.contains_key(&digest) => Ok(()),
-            Victim::Partial(..) => self.tier.discard(&digest),
-        };
-        if let Err(error) = removed {
-            // The bytes are still there, so they stay counted.
-            tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
-            return;
-        }
-        match victim {
-            Victim::Blob(..) => {
-                self.metrics.evictions.inc();
-                self.metrics.evicted_bytes.inc_by(bytes);
-                lock(&self.state).gone(&digest, bytes);
-            }
-            Victim::Partial(..) => self.release(bytes),
-        }
-    }
-
     /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them.
     /// After an error the flight is entered no more.
     pub(crate) fn stage(&self, digest: &Digest) -> Result<(Box<dyn Staged>, u64), Error> {
@@ -431,6 +271,34 @@ impl Store {
                 tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart")
             }
         }
+    }
+
+    /// Reads a blob in full against its digest, and removes it when it is damaged: `false`.
+    pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
+        let known = lock(&self.state).index.contains_key(digest);
+        // Opening checks the trailer, and removes what is damaged there.
+        let Some(open) = self.open(digest)? else {
+            return Ok(!known);
+        };
+        let mut hasher = Hasher::new(digest.algorithm());
+        let (mut offset, size) = (0, open.blob.trailer().size());
+        let mut buffer = self.pool.take(BUFFER);
+        while offset < size {
+            let len = usize::try_from(size - offset).unwrap_or(BUFFER).min(BUFFER);
+            let bytes = &mut buffer.as_mut()[..len];
+            match open.blob.read_at(offset, bytes) {
+                Ok(()) => {}
+                Err(error) if is_damage(&error) => break,
+                Err(error) => return Err(self.io("read", digest, error)),
+            }
+            hasher.update(bytes);
+            offset += len as u64;
+        }
+        let sound = offset == size && hasher.finish() == *digest;
+        if !sound {
+            self.remove_damaged(digest, Some(open.handle));
+        }
+        Ok(sound)
     }
 
     /// Bytes that a blob of that size needs on disk.

@@ -5,12 +5,10 @@
 
 #![forbid(unsafe_code)]
 
-mod fifo;
-mod lru;
+mod order;
 mod queue;
 
-pub use fifo::Fifo;
-pub use lru::Lru;
+pub use order::{Fifo, Lru, Ordered};
 
 /// One request for one key.
 #[derive(Clone, Copy, Debug, PartialEq)]

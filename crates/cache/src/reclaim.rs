@@ -1,0 +1,167 @@
+//! Room: what may be stored at all, how bytes are set aside, and what leaves for them. All of it blocks.
+
+use crate::state::{State, Victim};
+use crate::store::Store;
+use crate::{Error, lock};
+
+impl Store {
+    /// Refuses a content of `size` bytes that may not be stored, or whose `more` bytes on disk cannot be had even
+    /// if all that may leave did. Evicts nothing.
+    pub(crate) fn admit(&self, size: u64, more: u64) -> Result<(), Error> {
+        let limit = self.config.max_blob;
+        if limit > 0 && size > limit {
+            return Err(Error::TooLarge { size, limit });
+        }
+        if more == 0 {
+            return Ok(());
+        }
+        let free = self.free();
+        let state = lock(&self.state);
+        if self.short(&state, free, more) > state.evictable() {
+            return Err(Error::NoRoom { needed: more });
+        }
+        Ok(())
+    }
+
+    /// How much must leave before `bytes` more can be set aside.
+    fn short(&self, state: &State, free: u64, bytes: u64) -> u64 {
+        // What an upstream says of a length may be anything.
+        let total = state.total().saturating_add(bytes);
+        let wanted = self
+            .config
+            .min_free
+            .saturating_add(state.pending())
+            .saturating_add(bytes);
+        total
+            .saturating_sub(state.capacity)
+            .max(wanted.saturating_sub(free))
+    }
+
+    /// Sets `bytes` aside, evicting for them down to the low watermark.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`]; nothing is evicted when that could not help.
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), Error> {
+        enum Next {
+            Sample,
+            Reclaim,
+            Delete(Victim),
+        }
+        let mut reclaim = None;
+        let mut spared = Vec::new();
+        let mut evicting = false;
+        // A figure of before a deletion will do to go on deleting, not to stop.
+        let (mut free, mut fresh) = (self.free(), true);
+        let outcome = loop {
+            let next = {
+                let mut state = lock(&self.state);
+                let short = self.short(&state, free, bytes);
+                let total = state.total().saturating_add(bytes);
+                // Once at it, a little more: so that not every fill has to wait for a deletion.
+                let slack = (state.capacity / 64).min(64 << 20);
+                let enough = !evicting || total.saturating_add(slack) <= state.capacity;
+                let scarce = short > total.saturating_sub(state.capacity);
+                if !fresh && (scarce || (short == 0 && enough)) {
+                    Next::Sample
+                } else if short == 0 && enough {
+                    state.reserved += bytes;
+                    break Ok(());
+                } else if reclaim.is_none() {
+                    Next::Reclaim
+                } else if short > state.evictable() {
+                    break Err(Error::NoRoom { needed: bytes });
+                } else {
+                    evicting = true;
+                    match state.victim(Some(&mut spared)) {
+                        Some(victim) => Next::Delete(victim),
+                        None if short > 0 => break Err(Error::NoRoom { needed: bytes }),
+                        None if fresh => {
+                            state.reserved += bytes;
+                            break Ok(());
+                        }
+                        None => Next::Sample,
+                    }
+                }
+            };
+            match next {
+                Next::Sample => (free, fresh) = (self.free(), true),
+                Next::Reclaim => reclaim = Some(lock(&self.reclaim)),
+                Next::Delete(victim) => {
+                    self.delete(victim);
+                    fresh = false;
+                }
+            }
+        };
+        if !spared.is_empty() {
+            lock(&self.state).spare(spared);
+        }
+        outcome
+    }
+
+    /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
+    pub(crate) fn shrink(&self) {
+        self.evict_while(|state| state.total() > state.capacity, true);
+    }
+
+    /// Evicts until at most `target` bytes are used, also what is being read (those bytes are free when
+    /// the last reader leaves); says how many were evicted.
+    pub(crate) fn prune(&self, target: u64) -> u64 {
+        self.evict_while(|state| state.used + state.partials.bytes() > target, false)
+    }
+
+    fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
+        let _reclaim = lock(&self.reclaim);
+        let (mut evicted, mut spared) = (0, Vec::new());
+        loop {
+            let victim = {
+                let mut state = lock(&self.state);
+                if !over(&state) {
+                    break;
+                }
+                state.victim(spare_open.then_some(&mut spared))
+            };
+            let Some(victim) = victim else { break };
+            let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
+            evicted += bytes;
+            self.delete(victim);
+        }
+        lock(&self.state).spare(spared);
+        evicted
+    }
+
+    /// Gives back bytes that were set aside.
+    pub(crate) fn release(&self, bytes: u64) {
+        lock(&self.state).reserved -= bytes;
+    }
+
+    /// Deletes the file of a victim and frees its bytes.
+    pub(crate) fn delete(&self, victim: Victim) {
+        let (Victim::Blob(digest, bytes) | Victim::Partial(digest, bytes)) = victim;
+        let _turn = self.turns.take(digest);
+        let removed = match victim {
+            // Committed again meanwhile: then the rename has deleted the old file.
+            Victim::Blob(..) if lock(&self.state).index.contains_key(&digest) => Ok(()),
+            Victim::Blob(..) => self.tier.remove(&digest),
+            // Claimed again meanwhile: then [`Store::stage`] empties it.
+            Victim::Partial(..) if lock(&self.state).fills.contains_key(&digest) => Ok(()),
+            Victim::Partial(..) => self.tier.discard(&digest),
+        };
+        if let Err(error) = removed {
+            // The bytes are still there, so they stay counted.
+            tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
+            return;
+        }
+        match victim {
+            Victim::Blob(..) => {
+                self.metrics.evictions.inc();
+                self.metrics.evicted_bytes.inc_by(bytes);
+                lock(&self.state).gone(&digest, bytes);
+            }
+            Victim::Partial(..) => self.release(bytes),
+        }
+    }
+
+    fn free(&self) -> u64 {
+        self.tier.free().unwrap_or(u64::MAX)
+    }
+}
