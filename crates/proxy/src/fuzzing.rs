@@ -116,7 +116,9 @@ pub fn lists(input: &[u8]) {
             n: *n,
             last: None,
         };
-        assert!(HeaderValue::from_str(&link(&page, last)).is_ok());
+        let link = link(&page, last);
+        assert!(HeaderValue::from_str(&link).is_ok(), "{link:?}");
+        assert_eq!(link.matches(['<', '>']).count(), 2, "{link:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pierhead_cache::{Name, Object};
-use pierhead_oci::{self as oci, Digest, Manifest, MediaType, Registry, Repository};
+use pierhead_oci::{self as oci, Digest, Endpoint, Manifest, MediaType, Registry, Repository};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -161,12 +161,10 @@ pub(crate) fn link(page: &Page<'_>, last: &str) -> String {
         .collect();
     let name = page.name;
     let n = page.n.unwrap_or_default();
-    let namespace = page
-        .query
-        .into_iter()
-        .flat_map(|query| query.split('&'))
-        .find(|pair| pair.starts_with("ns="));
-    let namespace = namespace.map(|pair| format!("&{pair}")).unwrap_or_default();
+    // As it was understood, not as it was written: that may hold anything.
+    let namespace = Endpoint::namespace(page.query).ok().flatten();
+    let namespace = namespace.map(|registry| format!("&ns={registry}"));
+    let namespace = namespace.unwrap_or_default();
     format!("</v2/{name}/tags/list?n={n}&last={last}{namespace}>; rel=\"next\"")
 }
 
