@@ -57,21 +57,26 @@ pub(crate) async fn serve(
         ..Peer::new(address, client, over)
     };
     let stall = shared.inner.config.load().client_stall;
+    // Whoever is refused has little time for each step: there are few places for them.
+    let (head, stall) = match over {
+        Some(_) => (SHORT, stall.min(SHORT)),
+        None => (HEAD, stall),
+    };
     let clock = Clock::new();
     let ended = {
         let socket = Socket {
             stream,
             buffer: BytesMut::new(),
             clock: &clock,
+            head,
             stall,
         };
         let mut talk = pin!(talk(&shared, &peer, socket));
-        let limit = if over.is_some() { SHORT } else { Duration::MAX };
         let mut phase = shared.phase.clone();
         // A connection that was accepted just before the stop must see it too.
         phase.mark_changed();
-        let period = stall.min(HEAD).max(Duration::from_millis(100));
-        let mut sleep = pin!(tokio::time::sleep(period.min(limit)));
+        let period = stall.min(head).max(Duration::from_millis(100));
+        let mut sleep = pin!(tokio::time::sleep(period));
         loop {
             tokio::select! {
                 biased;
@@ -108,7 +113,7 @@ pub(crate) async fn serve(
 async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Result<End> {
     let mut date = Date::default();
     // Until hyper's own limits would hold, silence is not suffered for long.
-    socket.clock.must_speak(socket.stall.min(HEAD));
+    socket.clock.must_speak(socket.stall.min(socket.head));
     loop {
         let Ordinary {
             parts, mut close, ..
@@ -128,7 +133,7 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
         if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
             return Ok(End::Over);
         }
-        socket.clock.must_speak(HEAD);
+        socket.clock.must_speak(socket.head);
     }
 }
 
@@ -142,7 +147,7 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
             match head::parse(&socket.buffer) {
                 Head::Partial => {
                     if looked == 0 {
-                        socket.clock.must_speak(HEAD);
+                        socket.clock.must_speak(socket.head);
                     }
                     looked = socket.buffer.len();
                 }

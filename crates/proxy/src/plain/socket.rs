@@ -25,6 +25,8 @@ pub(crate) struct Socket<'a> {
     /// What was read and not understood yet; without memory while the connection idles.
     pub(crate) buffer: BytesMut,
     pub(crate) clock: &'a Clock,
+    /// How long a head may take, or the pause before it.
+    pub(crate) head: Duration,
     /// How long the client may take nothing.
     pub(crate) stall: Duration,
 }
