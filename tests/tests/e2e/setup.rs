@@ -167,7 +167,7 @@ fn containerd(programs: Result<(PathBuf, PathBuf), Missing>, config: &str) -> Re
     );
     // What stood in the file still counts.
     ensure!(
-        dump.contains("max_concurrent_downloads = 7"),
+        dump.contains("max_concurrent_downloads = 7") || !config.contains("= 7"),
         "a setting was lost:\n{dump}"
     );
 
@@ -204,6 +204,12 @@ fn containerd_2_with_a_file_of_version_3() -> Result<()> {
 #[test]
 fn containerd_2_with_a_file_of_version_2() -> Result<()> {
     containerd(Containerd::find(), &format!("version = 2\r\n{SECTION_2}"))
+}
+
+/// Its default drop-ins are those of the machine, and not of this file.
+#[test]
+fn containerd_2_with_a_file_of_nothing() -> Result<()> {
+    containerd(Containerd::find(), "version = 2")
 }
 
 /// Debian's, which comes with its dockerd.

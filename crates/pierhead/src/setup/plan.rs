@@ -203,11 +203,13 @@ pub(crate) fn containerd_files(
         files.push(read(main.to_owned(), text)?);
     }
     let of_main = files.first().map(|file| &file.says);
+    let is_usual = !place.is_user() && main == place.etc("containerd/config.toml");
     let cri_disabled = of_main.is_some_and(|says| says.cri_disabled);
     let imports = match of_main.and_then(|says| says.imports.clone()) {
         Some(imports) => imports,
-        // What containerd 2.2 and later import without being told.
-        None if daemons::containerd_imports_by_default(place) => {
+        // What containerd 2.2 and later import without being told, wherever their file is; so what is put there
+        // would be every containerd's.
+        None if is_usual && daemons::containerd_imports_by_default(place) => {
             vec![place.etc("containerd/conf.d/*.toml").display().to_string()]
         }
         None => Vec::new(),
