@@ -128,12 +128,7 @@ fn report(
     cpu: f64,
     peak_mib: f64,
 ) -> Result<()> {
-    let quarter = samples.len() / 4;
-    ensure!(quarter > 0, "too short to say anything");
-    // The first quarter fills the cache and warms everything up.
-    let (second, last) = (&samples[quarter..2 * quarter], &samples[3 * quarter..]);
-    let memory = [second, last].map(|it| median(it.iter().map(|it| it.resident_mib).collect()));
-    let files = [second, last].map(|it| median(it.iter().map(|it| it.files as f64).collect()));
+    let Growth { memory, files } = Growth::of(samples)?;
     let served = tally.bytes.load(Ordering::Relaxed) as f64;
     let errors = tally.errors.lock().map_or_else(
         |poisoned| poisoned.into_inner().0.clone(),
@@ -160,15 +155,7 @@ fn report(
         options.minutes,
     );
     let mut wrong: Vec<String> = errors;
-    if memory[1] > memory[0] * MEMORY + MEMORY_MIB {
-        wrong.push(format!(
-            "memory grew from {} to {} MiB",
-            memory[0], memory[1]
-        ));
-    }
-    if files[1] > files[0] + FILES as f64 {
-        wrong.push(format!("open files grew from {} to {}", files[0], files[1]));
-    }
+    wrong.extend(Growth { memory, files }.wrong());
     if served < 1e6 {
         wrong.push("hardly anything was served".to_owned());
     }
@@ -178,7 +165,72 @@ fn report(
     bail!("{}", wrong.join("\n"))
 }
 
+/// Medians of the second and the last quarter: the first one fills the cache and warms everything up.
+struct Growth {
+    memory: [f64; 2],
+    files: [f64; 2],
+}
+
+impl Growth {
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    fn of(samples: &[Sample]) -> Result<Self> {
+        let quarter = samples.len() / 4;
+        ensure!(quarter > 0, "too short to say anything");
+        let quarters = [&samples[quarter..2 * quarter], &samples[3 * quarter..]];
+        let of = |figure: fn(&Sample) -> f64| {
+            quarters.map(|quarter| median(quarter.iter().map(figure).collect()))
+        };
+        Ok(Self {
+            memory: of(|it| it.resident_mib),
+            files: of(|it| it.files as f64),
+        })
+    }
+
+    /// What grew.
+    #[expect(clippy::cast_precision_loss, reason = "figures for people")]
+    fn wrong(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let ([before, after], [opened, open]) = (self.memory, self.files);
+        if after > before * MEMORY + MEMORY_MIB {
+            wrong.push(format!("memory grew from {before} to {after} MiB"));
+        }
+        if open > opened + FILES as f64 {
+            wrong.push(format!("open files grew from {opened} to {open}"));
+        }
+        wrong
+    }
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(of: impl Fn(usize) -> (f64, usize)) -> usize {
+        let sample = |nth| {
+            let (resident_mib, files) = of(nth);
+            Sample {
+                resident_mib,
+                files,
+            }
+        };
+        let samples: Vec<_> = (0..100).map(sample).collect();
+        Growth::of(&samples).unwrap().wrong().len()
+    }
+
+    #[test]
+    fn growth_is_told_from_breathing() {
+        assert_eq!(
+            wrong(|nth| (30.0 + f64::from(u8::from(nth % 2 == 0)), 100 + nth % 7)),
+            0
+        );
+        // The cache fills while it starts.
+        assert_eq!(wrong(|nth| (if nth < 25 { 10.0 } else { 30.0 }, 100)), 0);
+        assert_eq!(wrong(|nth| (30.0 + nth as f64 * 0.2, 100)), 1);
+        assert_eq!(wrong(|nth| (30.0, 100 + nth)), 1);
+    }
 }
