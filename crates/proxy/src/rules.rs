@@ -138,7 +138,8 @@ fn glob(pattern: &str, text: &str) -> bool {
     let (mut p, mut t) = (0, 0);
     // Where to go back to: behind the last `*` and the last `**`, with how much they have taken so far. A
     // `**` can take whatever a later `*` cannot, so that these two are all that has to be remembered.
-    let (mut star, mut deep): (Option<(usize, usize)>, Option<(usize, usize)>) = (None, None);
+    let mut star: Option<(usize, usize)> = None;
+    let mut deep: Option<(usize, usize)> = None;
     loop {
         if pattern[p..].starts_with(b"**") {
             let rest = pattern[p..]

@@ -110,6 +110,9 @@ impl Drop for StateGauge {
     fn drop(&mut self) {
         if self.shared {
             self.set(State::Closed);
+        } else {
+            // An address that a reload took away is not out for ever.
+            self.all.remove(&self.by);
         }
     }
 }

@@ -453,3 +453,39 @@ async fn a_reload_keeps_what_is_known_of_health() {
     assert!(matches!(fetched, Err(Error::Down { .. })), "{fetched:?}");
     assert_eq!(pair.upstream.requests().len(), asked);
 }
+
+/// Those who are not configured share one label, which counts them; what a reload takes away is gone.
+#[tokio::test]
+async fn the_metrics_of_states_are_bounded() {
+    let two = Two::start().await;
+    for n in 0..3 {
+        // Nobody answers at any of them.
+        let stranger = format!("r{n}.invalid/a/b:c").parse().expect("a reference");
+        let known = Known::default();
+        soon(two.client.manifest(&stranger, &known))
+            .await
+            .expect_err("no such host");
+    }
+    two.mirror.stop().await;
+    for _ in 0..6 {
+        two.manifest().await.expect("a manifest");
+    }
+    let states = two.metric("x_upstream_state{");
+    assert_eq!(states.len(), 3, "{states:?}");
+    assert!(!states.iter().any(|line| line.contains("invalid")));
+    assert!(states.iter().any(|line| line.ends_with("} 2")));
+    let upstream = Upstream {
+        url: two.registry.url(),
+        ..Upstream::default()
+    };
+    let config = Config {
+        upstreams: [(name(), upstream)].into(),
+        ..Config::default()
+    };
+    two.client.reload(config).expect("a good configuration");
+    let states = two.metric("x_upstream_state{");
+    assert!(
+        !states.iter().any(|line| line.ends_with("} 2")),
+        "{states:?}"
+    );
+}
