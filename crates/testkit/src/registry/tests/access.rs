@@ -136,6 +136,25 @@ async fn a_lifetime_of_zero_issues_expired_tokens() {
 }
 
 #[tokio::test]
+async fn a_token_can_be_good_for_a_number_of_requests() {
+    let tokens = TokenAuth {
+        uses: Some(2),
+        ..TokenAuth::default()
+    };
+    let (registry, _) =
+        with_layer(FakeRegistry::builder().with(|settings| settings.auth = Auth::Token(tokens)))
+            .await;
+    for _ in 0..2 {
+        let (_, answer) = token(&registry, "", None).await;
+        let good = bearer(&answer);
+        for status in [200, 200, 401] {
+            let answer = ask(&registry, "/v2/", &[("authorization", &good)]).await;
+            assert_eq!(answer.status, status);
+        }
+    }
+}
+
+#[tokio::test]
 async fn users_get_what_nobody_gets() {
     let tokens = TokenAuth {
         users: vec![("ann".to_owned(), "secret".to_owned())],

@@ -383,6 +383,12 @@ async fn tls_is_for_those_who_trust_its_authority() {
             .await
             .is_err()
     );
+    let expired = FakeRegistry::builder().tls().tls_expired().start().await;
+    let refused = Connection::open_tls(expired.addr(), "localhost", expired.ca_pem()).await;
+    let Err(error) = refused else {
+        panic!("an expired certificate was good enough");
+    };
+    assert!(error.to_string().contains("xpired"), "{error}");
 }
 
 #[tokio::test]
