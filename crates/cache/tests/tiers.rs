@@ -22,6 +22,22 @@ fn the_disk_conforms() {
 }
 
 #[test]
+fn what_was_just_written_is_read_without_waiting() {
+    // The second is in memory on every Linux.
+    for folder in [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")] {
+        let folder = folder.unwrap();
+        let tier = DiskTier::new(folder.path()).unwrap();
+        let digest = Digest::of(Algorithm::Sha256, b"any");
+        let mut staged = tier.stage(&digest).unwrap();
+        let content = vec![7; CHUNK];
+        staged.write(&content).unwrap();
+        let mut read = vec![0; CHUNK];
+        assert_eq!(staged.reader().try_read_at(0, &mut read).unwrap(), CHUNK);
+        assert_eq!(read, content);
+    }
+}
+
+#[test]
 fn memory_conforms() {
     conforms(MemoryTier::default);
 }

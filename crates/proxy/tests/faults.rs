@@ -487,3 +487,36 @@ async fn a_redirect_to_a_cdn_is_followed() {
     let image = stage.push(32, &[100_000]);
     stage.pull(&image).await;
 }
+
+/// What is found to have no room only when its bytes come, because it is over a limit or because others have
+/// taken the room meanwhile, goes on to its readers from where they are.
+#[tokio::test]
+async fn a_blob_that_outgrows_its_room_is_passed_on_whole() {
+    let plans = [(2 << 20, 0), (64 << 20, 1 << 20)];
+    each(plans, |(capacity, max_blob)| async move {
+        let plan = Plan {
+            max_blob,
+            ..Plan::default().capacity(capacity)
+        };
+        let stage = plan.open().await;
+        let bytes = random_bytes(29, 5 << 20);
+        let digest = stage.upstream.put_blob("app", bytes.clone());
+        // Nobody says how long it is.
+        stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+        for _ in 0..2 {
+            let path = blob_path(&digest);
+            let (one, other) = tokio::join!(stage.get(&path), stage.get(&path));
+            for got in [one, other] {
+                assert_eq!((got.status, got.end), (200, End::Clean));
+                assert!(got.body == bytes);
+            }
+        }
+        assert!(!stage.cache.contains(&digest));
+        assert_eq!(stage.cache.stat().reserved, 0);
+        // And what fits is stored as ever.
+        let small = stage.upstream.put_blob("app", random_bytes(30, 1 << 20));
+        stage.get(&blob_path(&small)).await;
+        stage.committed(&small).await;
+    })
+    .await;
+}

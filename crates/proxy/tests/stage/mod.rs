@@ -36,6 +36,8 @@ pub(crate) struct Plan {
     pub(crate) upstream: Builder,
     pub(crate) config: Config,
     pub(crate) capacity: u64,
+    /// Larger blobs are not stored; 0: no limit.
+    pub(crate) max_blob: u64,
     pub(crate) tls: Option<Tls>,
     /// Other upstreams, by the name that clients mean them by and where they are.
     pub(crate) others: Vec<(&'static str, String)>,
@@ -51,6 +53,7 @@ impl Default for Plan {
             upstream: FakeRegistry::builder(),
             config: Config::default(),
             capacity: ROOM,
+            max_blob: 0,
             tls: None,
             others: Vec::new(),
             header_timeout: Duration::from_secs(20),
@@ -102,7 +105,8 @@ impl Plan {
         remote.header_timeout = self.header_timeout;
         remote.stall_timeout = self.stall_timeout;
         let data = tempfile::tempdir().unwrap();
-        let config = pierhead_cache::Config::new(data.path(), self.capacity);
+        let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
+        config.max_blob = self.max_blob;
         let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
         let client = Client::new(remote).unwrap();
         let mut config = self.config;
