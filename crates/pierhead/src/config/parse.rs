@@ -6,7 +6,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{KEYS, Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS};
+use super::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
 use super::value::Value;
 use super::{Config, Problem, Upstream};
 
@@ -91,17 +91,13 @@ impl Reader<'_> {
 
     fn key(&mut self, section: &str, entry: Entry<'_, '_>) {
         let name = entry.0.get_ref().as_ref();
-        let Some(key) = KEYS
-            .iter()
-            .find(|key| key.section == section && key.name == name)
-        else {
+        let Some(key) = keys().find(|key| key.section == section && key.name == name) else {
             let path = if section.is_empty() {
                 name.to_owned()
             } else {
                 format!("{section}.{name}")
             };
-            let known = KEYS
-                .iter()
+            let known = keys()
                 .map(Key::path)
                 .chain(SECTIONS.iter().map(|(name, _)| (*name).to_owned()));
             let message = unknown(&path, known.chain([UPSTREAMS.to_owned()]));

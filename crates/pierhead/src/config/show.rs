@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::keys::{KEYS, SECTIONS, UPSTREAM_KEYS, UPSTREAMS};
+use super::keys::{SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
 use super::{Config, Upstream};
 
 /// The whole file. Secrets are masked, so that it can be shown to anybody.
@@ -28,7 +28,7 @@ pub(crate) fn show(config: &Config) -> String {
 }
 
 fn section(text: &mut String, name: &str, config: &Config) {
-    for key in KEYS.iter().filter(|key| key.section == name) {
+    for key in keys().filter(|key| key.section == name) {
         entry(text, key.doc, key.name, key.example, (key.show)(config));
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::keys::{KEYS, SECTIONS, UPSTREAM_KEYS};
+use super::keys::{SECTIONS, UPSTREAM_KEYS, keys};
 use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::*;
@@ -319,7 +319,7 @@ fn what_is_shown_reads_back() {
 
 #[test]
 fn every_example_is_a_good_value() {
-    for key in KEYS {
+    for key in keys() {
         let text = if key.section.is_empty() {
             format!("{} = {}", key.name, key.example)
         } else {

@@ -1,6 +1,7 @@
 //! Every key: what it means, how it is read and shown. The parser, `config show` and the hints for
 //! misspelt keys all come from these tables, so that none can forget one.
 
+mod limits;
 mod upstream;
 
 use std::path::Path;
@@ -74,17 +75,16 @@ fn quote_path(path: &Path) -> String {
     quote(&path.to_string_lossy())
 }
 
-/// A number of bytes that fits into memory.
-fn quote_bytes(bytes: usize) -> String {
-    quote(&exact_bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
-}
-
 fn quote_duration(duration: Duration) -> Option<String> {
     Some(quote(&humantime::format_duration(duration).to_string()))
 }
 
-/// Keys of the file, in the order in which they are shown.
-pub(crate) static KEYS: &[Key<Config>] = &[
+/// All keys of the file; those of one section in the order in which they are shown.
+pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
+    KEYS.iter().chain(limits::KEYS)
+}
+
+static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "listen",
@@ -229,227 +229,6 @@ pub(crate) static KEYS: &[Key<Config>] = &[
         example: "[\"docker.io/somebody/**\"]",
         set: |config, value| value.patterns().map(|it| config.access.deny = it),
         show: |config| patterns(&config.access.deny),
-    },
-    Key {
-        section: "limits",
-        name: "connections",
-        doc: "Connections of clients at once; more are answered 503.",
-        example: "4096",
-        set: |config, value| {
-            value
-                .count(1, 1_000_000)
-                .map(|it| config.limits.connections = it)
-        },
-        show: |config| Some(config.limits.connections.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "connections_per_client",
-        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64); more are answered 503.",
-        example: "2048",
-        set: |config, value| {
-            value
-                .count(1, 1_000_000)
-                .map(|it| config.limits.connections_per_client = it)
-        },
-        show: |config| Some(config.limits.connections_per_client.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "upstream_bandwidth",
-        doc: "Bytes a second over all downloads, or \"off\".",
-        example: "\"100MB/s\"",
-        set: |config, value| value.rate().map(|it| config.limits.upstream_bandwidth = it),
-        show: |config| {
-            Some(config.limits.upstream_bandwidth.map_or_else(
-                || quote("off"),
-                |it| quote(&format!("{}/s", exact_bytes(it))),
-            ))
-        },
-    },
-    Key {
-        section: "limits",
-        name: "upstream_minimum_rate",
-        doc: "A download slower than this, on average over stall_timeout and as far as the upstream is to blame, is\ncut and resumed, at another address where there is one, and given up when it is slow there too. Or \"off\".",
-        example: "\"10KiB/s\"",
-        set: |config, value| {
-            value
-                .rate()
-                .map(|it| config.limits.upstream_minimum_rate = it)
-        },
-        show: |config| {
-            Some(config.limits.upstream_minimum_rate.map_or_else(
-                || quote("off"),
-                |it| quote(&format!("{}/s", exact_bytes(it))),
-            ))
-        },
-    },
-    Key {
-        section: "limits",
-        name: "upstream_fetches",
-        doc: "Downloads of blobs at once, over all upstreams; more wait.",
-        example: "32",
-        set: |config, value| {
-            value
-                .count(1, 4096)
-                .map(|it| config.limits.upstream_fetches = it)
-        },
-        show: |config| Some(config.limits.upstream_fetches.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "upstream_fetches_per_client",
-        doc: "Of these for one client. Four times as many may be under way or wait; more are answered 503.",
-        example: "16",
-        set: |config, value| {
-            value
-                .count(1, 4096)
-                .map(|it| config.limits.fetches_per_client = it)
-        },
-        show: |config| Some(config.limits.fetches_per_client.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "upstream_fetches_per_registry",
-        doc: "Of these from one registry; more wait.",
-        example: "24",
-        set: |config, value| {
-            value
-                .count(1, 4096)
-                .map(|it| config.limits.fetches_per_registry = it)
-        },
-        show: |config| Some(config.limits.fetches_per_registry.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "answer_memory",
-        doc: "Memory for answers on their way, until clients have taken them; more are answered 503.",
-        example: "\"128MiB\"",
-        set: |config, value| {
-            value
-                .memory(1 << 20, 1 << 40)
-                .map(|it| config.limits.answer_memory = it)
-        },
-        show: |config| Some(quote_bytes(config.limits.answer_memory)),
-    },
-    Key {
-        section: "limits",
-        name: "answer_memory_per_client",
-        doc: "Of this for one client.",
-        example: "\"64MiB\"",
-        set: |config, value| {
-            value
-                .memory(1 << 20, 1 << 40)
-                .map(|it| config.limits.answer_memory_per_client = it)
-        },
-        show: |config| Some(quote_bytes(config.limits.answer_memory_per_client)),
-    },
-    Key {
-        section: "limits",
-        name: "headers",
-        doc: "Headers of a request; more are answered 431.",
-        example: "100",
-        set: |config, value| value.count(1, 1000).map(|it| config.limits.headers = it),
-        show: |config| Some(config.limits.headers.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "header_size",
-        doc: "Bytes of a request's headers together; more are answered 431.",
-        example: "\"16KiB\"",
-        set: |config, value| {
-            value
-                .memory(1 << 10, 1 << 20)
-                .map(|it| config.limits.header_size = it)
-        },
-        show: |config| Some(quote_bytes(config.limits.header_size)),
-    },
-    Key {
-        section: "limits",
-        name: "uri",
-        doc: "Bytes of a request's path and query; more are answered 414.",
-        example: "\"4KiB\"",
-        set: |config, value| value.memory(256, 32 << 10).map(|it| config.limits.uri = it),
-        show: |config| Some(quote_bytes(config.limits.uri)),
-    },
-    Key {
-        section: "limits",
-        name: "answer_within",
-        doc: "A client gets data, stale data or an error within this time.",
-        example: "\"5s\"",
-        set: |config, value| {
-            value
-                .duration(100 * MILLISECOND, 60 * SECOND)
-                .map(|it| config.limits.answer_within = it)
-        },
-        show: |config| quote_duration(config.limits.answer_within),
-    },
-    Key {
-        section: "limits",
-        name: "connect_timeout",
-        doc: "For reaching an upstream: DNS, TCP and TLS together.",
-        example: "\"3s\"",
-        set: |config, value| {
-            value
-                .duration(MILLISECOND, HOUR)
-                .map(|it| config.limits.connect_timeout = it)
-        },
-        show: |config| quote_duration(config.limits.connect_timeout),
-    },
-    Key {
-        section: "limits",
-        name: "header_timeout",
-        doc: "From a request to an upstream to the head of its answer.",
-        example: "\"4s\"",
-        set: |config, value| {
-            value
-                .duration(MILLISECOND, HOUR)
-                .map(|it| config.limits.header_timeout = it)
-        },
-        show: |config| quote_duration(config.limits.header_timeout),
-    },
-    Key {
-        section: "limits",
-        name: "stall_timeout",
-        doc: "A download that brings nothing for so long is cut, and resumed.",
-        example: "\"15s\"",
-        set: |config, value| {
-            value
-                .duration(MILLISECOND, HOUR)
-                .map(|it| config.limits.stall_timeout = it)
-        },
-        show: |config| quote_duration(config.limits.stall_timeout),
-    },
-    Key {
-        section: "limits",
-        name: "client_stall",
-        doc: "A client that takes nothing of its answer for so long is cut.",
-        example: "\"30s\"",
-        set: |config, value| {
-            let duration = value.duration(SECOND, HOUR);
-            duration.map(|it| config.limits.client_stall = it)
-        },
-        show: |config| quote_duration(config.limits.client_stall),
-    },
-    Key {
-        section: "limits",
-        name: "drain",
-        doc: "After SIGTERM, answers under way may take so long.",
-        example: "\"30s\"",
-        set: |config, value| {
-            value
-                .duration(Duration::ZERO, HOUR)
-                .map(|it| config.limits.drain = it)
-        },
-        show: |config| quote_duration(config.limits.drain),
-    },
-    Key {
-        section: "limits",
-        name: "threads",
-        doc: "Worker threads; 0 is one for each core, at most 16. Needs a restart to change.",
-        example: "0",
-        set: |config, value| value.count(0, 1024).map(|it| config.limits.threads = it),
-        show: |config| Some(config.limits.threads.to_string()),
     },
     Key {
         section: "tls",
