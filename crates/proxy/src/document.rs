@@ -16,6 +16,9 @@ use crate::recent::Subject;
 use crate::service::Inner;
 use crate::{Error, manifest};
 
+/// Documents below this never take room in the client crate.
+const TINY: usize = 16 << 10;
+
 /// Documents up to so many bytes are read whole before their head leaves.
 pub(crate) const EAGER: u64 = 128 << 10;
 
@@ -347,11 +350,11 @@ async fn store(inner: &Inner, registry: &Registry, document: Document) -> Docume
             if let Some(failed) = stored {
                 note(failed);
             }
-            // A copy, as what the client crate handed over counts as its own until it is dropped.
-            Held::Bytes(if is_small {
-                bytes
-            } else {
-                Bytes::copy_from_slice(&bytes)
+            // A copy, as what the client crate handed over may take of its room until it is dropped,
+            // and clients are slow.
+            Held::Bytes(match bytes.len() {
+                0..TINY => bytes,
+                _ => Bytes::copy_from_slice(&bytes),
             })
         }
     };

@@ -89,7 +89,8 @@ impl Room {
 
     /// The document, which keeps as much of the room as it fills until nobody holds it.
     pub(crate) fn around(self, bytes: Bytes) -> Bytes {
-        let Some(mut permit) = self.permit else {
+        // Whoever keeps small documents in memory for good must not keep room with them.
+        let Some(mut permit) = self.permit.filter(|_| bytes.len() > FREE) else {
             return bytes;
         };
         let needed = bytes.len().div_ceil(1 << 10);
