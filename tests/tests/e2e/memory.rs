@@ -38,10 +38,10 @@ fn unread_documents_hold_no_memory() -> Result<()> {
     let tags: Vec<_> = (0..500_000).map(|nth| format!("\"v{nth:010}\"")).collect();
     let list = format!("{{\"name\":\"library/app\",\"tags\":[{}]}}", tags.join(","));
     hub.inject(Fault::Replace(list.into()).on("/v2/library/app/tags/list"));
-    let media_type = "application/vnd.oci.image.manifest.v1+json";
+    let media_type = "application/vnd.oci.image.index.v1+json";
     let filler = "x".repeat((4 << 20) - 1000);
     let manifest = format!(
-        "{{\"schemaVersion\":2,\"mediaType\":\"{media_type}\",\"annotations\":{{\"a\":\"{filler}\"}}}}"
+        "{{\"schemaVersion\":2,\"mediaType\":\"{media_type}\",\"manifests\":[],\"annotations\":{{\"a\":\"{filler}\"}}}}"
     );
     let digest = hub.put_manifest("library/app", media_type, manifest);
     for nth in 0..CLIENTS {
@@ -65,7 +65,8 @@ fn unread_documents_hold_no_memory() -> Result<()> {
         served += usize::from(status == 200);
         kept.push(stream);
     }
-    ensure!(served >= CLIENTS, "only {served} were served at all");
+    // Of either kind: an answer that is refused for another reason would hold no memory either.
+    ensure!(served > CLIENTS, "only {served} were served at all");
     let (now, peak) = pierhead.memory()?;
     eprintln!(
         "{served} of {} served; {now} bytes resident, {peak} at the peak",
