@@ -371,3 +371,51 @@ async fn what_a_fill_left_behind_is_not_either() {
     assert!(!leaks(&stage, &secret, &digest).await);
     assert!(liar.gets_of(&digest) > 0);
 }
+
+#[tokio::test]
+async fn slow_lists_of_one_registry_keep_no_other_from_its_verdict() {
+    let slow = FakeRegistry::builder().start().await;
+    slow.inject(Fault::HangBody(10).on("*/tags/list"));
+    let mut plan = Plan::default();
+    plan.others.push(("slow.example", slow.url()));
+    let stage = private(plan).await;
+    stage.push(1, &[1000]);
+    let addr = stage.addr;
+    let many = 8;
+    let waiting = (0..many).map(|n| {
+        let repository = format!("a{n}");
+        slow.push(&repository, "1", &Image::random(n, &[10]));
+        let path = format!("/v2/{repository}/tags/list?ns=slow.example");
+        tokio::spawn(async move { request(&path, NOBODY).send(addr).await })
+    });
+    let waiting: Vec<_> = waiting.collect();
+    soon(slow.wait_for(|all| all.len() >= 2)).await;
+    let answer = get(&stage, "/v2/app/tags/list", ANN).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    for one in waiting {
+        one.abort();
+    }
+}
+
+#[tokio::test]
+async fn the_first_lines_of_a_list_tell_who_may_read_lists() {
+    let stage = private(Plan::default()).await;
+    stage.push(1, &[1000]);
+    // A form to log in, which says 200 to everybody.
+    let form = stage
+        .upstream
+        .inject(Fault::Header("content-type", "text/html".to_owned()).on("/v2/app/tags/list"));
+    let answer = get(&stage, "/v2/app/tags/list", ANN).await;
+    assert!(answer.status >= 500, "{answer:?}");
+    form.remove();
+    stage.upstream.clear_requests();
+    assert_eq!(get(&stage, "/v2/app/tags/list", ANN).await.status, 200);
+    let pages = |n: &str| {
+        stage.upstream.count(|it| {
+            it.path.ends_with("/tags/list")
+                && it.param("n").as_deref() == Some(n)
+                && it.status == Some(200)
+        })
+    };
+    assert_eq!((pages("1"), pages("1000")), (1, 1));
+}

@@ -195,6 +195,20 @@ impl Client {
         listing::tags(&addresses, repository, known).await
     }
 
+    /// Whether a list of tags may be read, by the head of the answer to a request for one tag: how long
+    /// the list is, and how slowly it comes, does not matter.
+    ///
+    /// # Errors
+    /// The upstream could not be asked, or limits our rate: no verdict.
+    pub async fn may_list(
+        &self,
+        registry: &Registry,
+        repository: &Repository,
+    ) -> Result<Verdict, Error> {
+        let addresses = self.addresses(registry)?;
+        listing::may_list(&addresses, repository).await
+    }
+
     /// The complete referrers index (all pages, unfiltered); falls back to the tag schema
     /// (`<alg>-<hex>`) where the upstream lacks the API; an empty index where there are none.
     ///

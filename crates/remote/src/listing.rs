@@ -22,7 +22,7 @@ use crate::origin::Origin;
 use crate::redirect::{next_link, resolve, same_origin};
 use crate::retry::{Patience, retrying};
 use crate::room::Room;
-use crate::{Error, Fetched, Known};
+use crate::{Error, Fetched, Known, Verdict};
 
 /// Bytes of all pages of tags together.
 const MAX_TAGS_BYTES: usize = 16 << 20;
@@ -172,6 +172,36 @@ pub(crate) async fn tags(
         tags_at(&origin, repository, known).await
     })
     .await
+}
+
+/// Asks by GET, since few registries answer a HEAD for a list, and reads nothing of the body.
+pub(crate) async fn may_list(
+    addresses: &Addresses,
+    repository: &Repository,
+) -> Result<Verdict, Error> {
+    let (errand, patience) = (Errand::get(Kind::Tags), Patience::DOCUMENT);
+    let path = &format!("/v2/{repository}/tags/list?n=1");
+    let verdict = reach(addresses, errand, patience, none, |origin| async move {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        let uri = origin.url(path)?;
+        let answer = request(&origin, Kind::Tags, &Method::GET, uri, headers, repository).await?;
+        if answer.response.status() != StatusCode::OK {
+            return Err(refusal(&origin, &answer));
+        }
+        // The page of a login form says nothing of rights.
+        let kind = answer.response.headers().get(CONTENT_TYPE);
+        if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
+            return Err(origin.protocol("its list of tags is not one"));
+        }
+        origin.budget.succeeded();
+        Ok(Verdict::Granted)
+    });
+    match verdict.await {
+        Err(Error::Denied { .. }) => Ok(Verdict::Denied),
+        Err(Error::NotFound { .. }) => Ok(Verdict::Absent),
+        other => other,
+    }
 }
 
 async fn tags_at(

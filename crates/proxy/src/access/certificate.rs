@@ -29,7 +29,10 @@ impl Named {
             return false;
         };
         let expected = |name: &str| self.names.iter().any(|one| one == name);
-        let alternatives = certificate.subject_alternative_name().ok().flatten();
+        // Names that cannot be read are not the same as none: its common name does not stand in for them.
+        let Ok(alternatives) = certificate.subject_alternative_name() else {
+            return false;
+        };
         let alternatives = alternatives
             .iter()
             .flat_map(|extension| &extension.value.general_names);
@@ -154,6 +157,18 @@ mod tests {
         assert!(named(&["common"]).is_expected(&common));
         assert!(!named(&["other"]).is_expected(&common));
         assert!(!named(&["common"]).is_expected(&CertificateDer::from(vec![0x30])));
+    }
+
+    #[test]
+    fn alternative_names_that_cannot_be_read_leave_no_name() {
+        let odd = certificate(|params| {
+            params.distinguished_name.push(DnType::CommonName, "common");
+            // A number instead of the list.
+            let names = rcgen::CustomExtension::from_oid_content(&[2, 5, 29, 17], vec![2, 1, 7]);
+            params.custom_extensions = vec![names];
+        });
+        assert!(X509Certificate::from_der(&odd).is_ok());
+        assert!(!named(&["common"]).is_expected(&odd));
     }
 
     #[test]

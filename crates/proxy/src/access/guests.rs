@@ -14,8 +14,7 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_cache::Fill;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
-use pierhead_remote::{ClientCredentials, Known as Cached, Verdict as Upstream, Wanted};
-use tokio::sync::Semaphore;
+use pierhead_remote::{ClientCredentials, Verdict as Upstream, Wanted};
 
 use super::basic::Basic;
 use super::known::{Known, Seal, Sealer};
@@ -27,9 +26,6 @@ use crate::deadline::Deadline;
 use crate::flight::Flights;
 use crate::route::route;
 use crate::service::Inner;
-
-/// Lists that are asked for as a verdict at once: each takes up to 16 MiB while it comes.
-const LISTS: usize = 2;
 
 /// How long a "no" counts at most: rights are often given right after they were missed.
 const DENIED: Duration = Duration::from_secs(60);
@@ -51,7 +47,6 @@ struct State {
     origins: Known,
     /// Fills that hold nothing but what their registry sends.
     clean: Mutex<HashMap<Digest, usize>>,
-    lists: Semaphore,
     metrics: Metrics,
 }
 
@@ -67,18 +62,22 @@ enum Wish {
 pub(crate) struct Clean(Guests, Digest);
 
 impl Guests {
-    pub(crate) fn new(lifetime: Duration, anonymous: bool, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        lifetime: Duration,
+        anonymous: bool,
+        sealer: Sealer,
+        metrics: Metrics,
+    ) -> Self {
         Self(Arc::new(State {
             lifetime,
             anonymous,
-            sealer: Sealer::new(),
+            sealer,
             granted: Table::default(),
             denied: Table::default(),
             flights: Flights::new(),
             holds: Known::default(),
             origins: Known::default(),
             clean: Mutex::default(),
-            lists: Semaphore::new(LISTS),
             metrics,
         }))
     }
@@ -335,7 +334,6 @@ impl Asked<'_> {
         credentials: ClientCredentials,
     ) -> impl Future<Output = Result<Upstream, pierhead_remote::Error>> + Send + use<> {
         let (registry, repository) = (self.registry.clone(), self.repository.clone());
-        let guests = self.guests.clone();
         let (target, blob) = match &self.wish {
             Wish::Tag(target) => (Some(target.clone()), None),
             Wish::Document(digest) => (Some(Target::Digest(*digest)), None),
@@ -347,19 +345,7 @@ impl Asked<'_> {
                 (Some(target), _) => Wanted::Manifest(target),
                 (None, Some(digest)) => Wanted::Blob(digest),
                 // A list is the only way to learn who may read lists.
-                (None, None) => {
-                    let _turn = guests.0.lists.acquire().await;
-                    let tags = inner
-                        .client
-                        .tags(&registry, &repository, &Cached::default())
-                        .await;
-                    return match tags {
-                        Ok(_) => Ok(Upstream::Granted),
-                        Err(pierhead_remote::Error::Denied { .. }) => Ok(Upstream::Denied),
-                        Err(pierhead_remote::Error::NotFound { .. }) => Ok(Upstream::Absent),
-                        Err(error) => Err(error),
-                    };
-                }
+                (None, None) => return inner.client.may_list(&registry, &repository).await,
             };
             inner
                 .client

@@ -1,5 +1,6 @@
 //! Users of an htpasswd file: verdicts in memory, bcrypt behind a bound, the file followed as it changes.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -52,14 +53,14 @@ struct State {
 
 impl Logins {
     /// Reads the file, which blocks.
-    pub(crate) fn new(file: PathBuf, lifetime: Duration, metrics: Metrics) -> Self {
+    pub(crate) fn new(file: PathBuf, lifetime: Duration, sealer: Sealer, metrics: Metrics) -> Self {
         let stamp = stamp(&file);
         let users = read(&file).unwrap_or_else(Users::none);
         Self(Arc::new(State {
             file,
             lifetime,
             users: ArcSwap::from_pointee((users, stamp)),
-            sealer: Sealer::new(),
+            sealer,
             right: Table::default(),
             wrong: Table::default(),
             throttle: Throttle::default(),
@@ -139,6 +140,7 @@ impl State {
             return;
         }
         // A file that makes no sense (half written, say) changes nothing; it is read again when it changes.
+        // One that is gone has no users: whoever takes it away wants nobody let in.
         let Some(users) = read(&self.file) else {
             let old = self.users.load_full();
             // The old users under the new stamp, so that the mistake is told once.
@@ -199,12 +201,23 @@ fn stamp(file: &Path) -> Stamp {
     Some((it.dev(), it.ino(), it.size(), it.mtime(), it.mtime_nsec()))
 }
 
+/// `None`: the file is there, but of no use.
 fn read(file: &Path) -> Option<Users> {
-    Users::read(file)
-        .inspect_err(|error| {
-            tracing::error!("users cannot be read, those known so far stay: {error}")
-        })
-        .ok()
+    match Users::read(file) {
+        Ok(users) => Some(users),
+        Err(_) if is_gone(file) => {
+            tracing::warn!(file = %file.display(), "there is no file of users: nobody is let in until there is");
+            Some(Users::none())
+        }
+        Err(error) => {
+            tracing::error!("users cannot be read, those known so far stay: {error}");
+            None
+        }
+    }
+}
+
+fn is_gone(file: &Path) -> bool {
+    std::fs::metadata(file).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 #[cfg(test)]
@@ -233,7 +246,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("users");
         write(&file, users);
-        let logins = Logins::new(file.clone(), Duration::from_secs(60), Metrics::default());
+        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
+        let logins = Logins::new(file.clone(), lifetime, sealer, Metrics::default());
         (logins, file, folder)
     }
 
@@ -274,6 +288,19 @@ mod tests {
         logins.look_again();
         assert!(logins.ask(&bob, HERE.into()).await.is_ok());
         assert!(logins.ask(&ann, HERE.into()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_gone_has_no_users() {
+        let (logins, file, _folder) = open(&[("ann", "pw")]);
+        let ann = header("ann", "pw");
+        assert!(logins.ask(&ann, HERE.into()).await.is_ok());
+        std::fs::remove_file(&file).unwrap();
+        logins.look_again();
+        assert!(logins.ask(&ann, HERE.into()).await.is_err());
+        write(&file, &[("ann", "pw")]);
+        logins.look_again();
+        assert!(logins.ask(&ann, HERE.into()).await.is_ok());
     }
 
     #[tokio::test]

@@ -32,6 +32,7 @@ use crate::respond::CHALLENGE;
 use crate::service::Inner;
 pub(crate) use certificate::Named;
 pub(crate) use guests::{Clean, Guests};
+use known::Sealer;
 use logins::Logins;
 
 pub(crate) use metrics::Metrics;
@@ -99,23 +100,48 @@ pub(crate) enum Access {
     Certificate,
     Logins(Logins),
     Guests(Guests),
+    /// Something is missing without which nobody can be told from anybody.
+    Nobody,
 }
 
 impl Access {
     /// `None`: everybody is let in. Reads files, so it blocks; one that cannot be read lets nobody in.
     pub(crate) fn new(auth: &Auth, metrics: &Metrics) -> Option<Arc<Self>> {
-        let access = match auth {
+        Self::with(auth, metrics, Sealer::new).map(Arc::new)
+    }
+
+    fn with(
+        auth: &Auth,
+        metrics: &Metrics,
+        sealer: impl FnOnce() -> Option<Sealer>,
+    ) -> Option<Self> {
+        let sealed = |make: &dyn Fn(Sealer) -> Self| {
+            sealer().map_or_else(
+                || {
+                    tracing::error!("the system gives no random numbers: nobody is let in");
+                    Self::Nobody
+                },
+                make,
+            )
+        };
+        Some(match auth {
             Auth::Open => return None,
             Auth::Certificate => Self::Certificate,
             Auth::PassThrough {
                 lifetime,
                 anonymous,
-            } => Self::Guests(Guests::new(*lifetime, *anonymous, metrics.clone())),
-            Auth::Htpasswd { file, lifetime } => {
-                Self::Logins(Logins::new(file.clone(), *lifetime, metrics.clone()))
-            }
-        };
-        Some(Arc::new(access))
+            } => sealed(&|sealer| {
+                Self::Guests(Guests::new(*lifetime, *anonymous, sealer, metrics.clone()))
+            }),
+            Auth::Htpasswd { file, lifetime } => sealed(&|sealer| {
+                Self::Logins(Logins::new(
+                    file.clone(),
+                    *lifetime,
+                    sealer,
+                    metrics.clone(),
+                ))
+            }),
+        })
     }
 
     /// Files are looked at before the next verdict.
@@ -133,6 +159,7 @@ impl Access {
             // Where a certificate is optional, it says who one is as well as a password does.
             Self::Logins(_) if peer.channel == Channel::Certified => Some(Ok(())),
             Self::Logins(_) if !peer.is_private() => Some(Err(Error::InTheClear)),
+            Self::Nobody => Some(Err(Error::Internal)),
             Self::Guests(_) => None,
             Self::Logins(logins) => match request.headers.get(AUTHORIZATION) {
                 None => Some(Err(Error::Login)),
@@ -170,6 +197,7 @@ pub(crate) async fn admit(
                         None => Err(Error::Login),
                     },
                     Access::Certificate => Err(Error::NoCertificate),
+                    Access::Nobody => Err(Error::Internal),
                 }
             })
             .await
@@ -217,7 +245,8 @@ mod tests {
     #[test]
     fn passwords_travel_over_tls_or_within_this_machine_only() {
         let access = htpasswd();
-        let guests = Guests::new(Duration::from_secs(60), true, Metrics::default());
+        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
+        let guests = Guests::new(lifetime, true, sealer, Metrics::default());
         for address in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
             let plain = peer(address, Channel::Plain);
             for login in [true, false] {
@@ -250,6 +279,26 @@ mod tests {
                 Some(Err(Error::Login))
             ));
         }
+    }
+
+    #[test]
+    fn without_random_numbers_nobody_is_let_in() {
+        let pass_through = Auth::PassThrough {
+            lifetime: Duration::from_secs(60),
+            anonymous: true,
+        };
+        let access = Access::with(&pass_through, &Metrics::default(), || None).unwrap();
+        for channel in [Channel::Plain, Channel::Tls, Channel::Certified] {
+            let verdict = access.at_once(&peer("127.0.0.1", channel), &request(true));
+            assert!(matches!(verdict, Some(Err(Error::Internal))), "{channel:?}");
+        }
+        // Nothing is remembered about these.
+        let with = |auth| Access::with(auth, &Metrics::default(), || None);
+        assert!(with(&Auth::Open).is_none());
+        assert!(matches!(
+            with(&Auth::Certificate),
+            Some(Access::Certificate)
+        ));
     }
 
     #[test]

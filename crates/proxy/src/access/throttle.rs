@@ -20,13 +20,11 @@ impl Throttle {
     /// too much is owed, and nothing was charged.
     pub(crate) fn charge(&self, address: IpAddr, now: Instant) -> bool {
         let mut paid = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if paid.len() >= LIMIT {
-            paid.retain(|_, until| *until > now);
-            if paid.len() >= LIMIT {
-                paid.clear();
-            }
+        let network = network(address);
+        if paid.len() >= LIMIT && !paid.contains_key(&network) {
+            make_room(&mut paid, now);
         }
-        let until = paid.entry(network(address)).or_insert(now);
+        let until = paid.entry(network).or_insert(now);
         let next = (*until).max(now) + GUESS;
         if next > now + CREDIT {
             return false;
@@ -41,6 +39,20 @@ impl Throttle {
         if let Some(until) = paid.get_mut(&network(address)) {
             *until = until.checked_sub(GUESS).unwrap_or(*until);
         }
+    }
+}
+
+/// Forgets those who owe nothing; when all owe, the half that owes least: an army of addresses that guess
+/// once each is no way to be forgiven.
+fn make_room(paid: &mut HashMap<IpAddr, Instant>, now: Instant) {
+    paid.retain(|_, until| *until > now);
+    if paid.len() < LIMIT {
+        return;
+    }
+    let mut debts: Vec<_> = paid.iter().map(|(who, until)| (*until, *who)).collect();
+    let (least, _, _) = debts.select_nth_unstable(LIMIT / 2);
+    for (_, who) in least {
+        paid.remove(who);
     }
 }
 
@@ -89,5 +101,17 @@ mod tests {
             throttle.charge(of(format!("10.0.{}.{}", n / 256, n % 256)), now);
         }
         assert!(throttle.0.lock().unwrap().len() <= LIMIT);
+    }
+
+    #[test]
+    fn a_crowd_buys_nobody_off() {
+        let (throttle, now) = (Throttle::default(), Instant::now());
+        let guesser: IpAddr = "192.0.2.1".parse().unwrap();
+        while throttle.charge(guesser, now) {}
+        for n in 0..3 * LIMIT {
+            let one = format!("10.0.{}.{}", n / 256, n % 256);
+            assert!(throttle.charge(one.parse().unwrap(), now), "a newcomer");
+            assert!(!throttle.charge(guesser, now), "after {n}");
+        }
     }
 }
