@@ -53,13 +53,19 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Upstreams answer each client by its own rights: what one may not says nothing of others.
+    /// Upstreams answer each client by its own rights: what one may not, or not now, says nothing of
+    /// others.
     pub(crate) fn set_personal(&self, personal: bool) {
         self.personal.store(personal, Ordering::Relaxed);
     }
 
     /// Takes note of how an exchange with `registry` about `subject` failed.
     pub(crate) fn failed(&self, registry: &Registry, subject: Subject, error: &Error) {
+        let of_a_login = matches!(error, Error::Denied { .. } | Error::RateLimited { .. });
+        if of_a_login && self.personal.load(Ordering::Relaxed) {
+            self.answered(registry);
+            return;
+        }
         let lifetime = match error.fault() {
             Fault::Upstream => {
                 // Without an end: only an answer of the upstream shows that it is back.
@@ -68,10 +74,6 @@ impl Recent {
             }
             Fault::Request => {
                 self.answered(registry);
-                let is_denied = matches!(error, Error::Denied { .. });
-                if is_denied && self.personal.load(Ordering::Relaxed) {
-                    return;
-                }
                 REFUSAL
             }
             Fault::Policy => REFUSAL,
@@ -200,6 +202,31 @@ mod tests {
         recent.lied(subject("c"), down);
         recent.answered(&registry);
         assert!(recent.error(&subject("c")).is_some(), "it goes on lying");
+    }
+
+    #[test]
+    fn what_one_login_is_refused_says_nothing_of_others() {
+        let (recent, registry) = (Recent::default(), "example.com".parse().unwrap());
+        let upstream = || "example.com".to_owned();
+        let refusals = [
+            Error::Denied {
+                upstream: upstream(),
+                status: 403,
+            },
+            Error::RateLimited {
+                upstream: upstream(),
+                retry_after: Some(Duration::from_secs(3600)),
+            },
+        ];
+        for error in &refusals {
+            recent.set_personal(true);
+            recent.failed(&registry, subject("a"), error);
+            assert!(recent.error(&subject("a")).is_none(), "{error}");
+            assert!(!recent.is_failing(&registry), "{error}");
+            recent.set_personal(false);
+            recent.failed(&registry, subject("a"), error);
+            assert!(recent.error(&subject("a")).is_some(), "{error}");
+        }
     }
 
     #[test]

@@ -106,6 +106,8 @@ where
 {
     let first = addresses.first()?;
     let order = addresses.ordered(doubt);
+    // Upstreams limit the rate of a login: that of one guest says nothing of ours, or of another's.
+    let errand = addresses.guest.is_none().then_some(errand);
     let mut failures = 0;
     let mut seen: Option<Error> = None;
     loop {
@@ -132,7 +134,7 @@ where
 /// Every address at most once.
 async fn round<T, F>(
     order: &[Origin],
-    errand: Errand,
+    errand: Option<Errand>,
     attempt: &impl Fn(Origin) -> F,
 ) -> Result<T, Failures>
 where
@@ -179,7 +181,7 @@ where
 struct Waiting<'a> {
     order: &'a [Origin],
     next: usize,
-    errand: Errand,
+    errand: Option<Errand>,
     asked: bool,
 }
 

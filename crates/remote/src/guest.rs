@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use http::header::{CONTENT_RANGE, CONTENT_TYPE, RANGE};
+use http::{HeaderValue, Method, StatusCode};
 use pierhead_oci::{Digest, Repository, Target};
 use ring::hmac;
 use ring::rand::SystemRandom;
@@ -11,6 +13,7 @@ use crate::authorize::request;
 use crate::exchange::{Answer, refusal};
 use crate::failover::{Addresses, none, reach};
 use crate::metrics::{Errand, Kind};
+use crate::range::ContentRange;
 use crate::retry::Patience;
 use crate::{Credentials, Error, manifest};
 
@@ -128,7 +131,7 @@ pub enum Verdict {
     Absent,
 }
 
-/// Asks by HEAD.
+/// Asks by HEAD; what answers elsewhere and not well is asked for a byte by GET.
 pub(crate) async fn authorize(
     addresses: &Addresses,
     repository: &Repository,
@@ -150,13 +153,32 @@ pub(crate) async fn authorize(
     let (path, headers) = (&path, &headers);
     let verdict = reach(addresses, errand, patience, none, |origin| async move {
         let uri = origin.url(path)?;
-        let head = http::Method::HEAD;
-        let answer = request(&origin, kind, &head, uri, headers.clone(), repository).await?;
+        let (head, mut headers) = (Method::HEAD, headers.clone());
+        let mut answer = request(
+            &origin,
+            kind,
+            &head,
+            uri.clone(),
+            headers.clone(),
+            repository,
+        )
+        .await?;
+        if matches!(wanted, Wanted::Blob(_)) && is_doubtful(&answer) {
+            headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
+            // Its body is not read: dropped, it closes the connection if it is long.
+            answer = request(&origin, kind, &Method::GET, uri, headers, repository).await?;
+        }
         match answer.response.status().as_u16() {
-            200 if answers(wanted, &answer) => {}
-            // Signed URLs of object stores are often good for GET alone.
-            400..500 if answer.elsewhere && matches!(wanted, Wanted::Blob(_)) => {}
-            200 => return Err(origin.protocol("it answers with something else than was asked for")),
+            200 | 206 if answers(wanted, &answer) => {}
+            200 | 206 => {
+                return Err(origin.protocol("it answers with something else than was asked for"));
+            }
+            // A gateway's login as likely as a store in trouble. Were it held against the upstream,
+            // anybody who may nothing could take it out for all.
+            status @ (401 | 403) if answer.elsewhere => {
+                let upstream = origin.name.to_string();
+                return Err(Error::Denied { upstream, status });
+            }
             _ => return Err(refusal(&origin, &answer)),
         }
         origin.budget.succeeded();
@@ -169,18 +191,37 @@ pub(crate) async fn authorize(
     }
 }
 
-/// Whether a 200 is about what was asked for: the page of a login form says nothing of rights.
+/// Whether HEAD leaves it open what is elsewhere. Signed URLs of object stores are often good for GET
+/// alone; and the login of a gateway in front of the registry may answer HEAD by anything.
+fn is_doubtful(answer: &Answer) -> bool {
+    let untyped = !answer.response.headers().contains_key(CONTENT_TYPE);
+    answer.elsewhere
+        && match answer.response.status().as_u16() {
+            200 => untyped,
+            429 => false,
+            status => (400..500).contains(&status),
+        }
+}
+
+/// Whether a 200 or 206 is about what was asked for: the page of a login form says nothing of rights.
 fn answers(wanted: Wanted<'_>, answer: &Answer) -> bool {
     let headers = answer.response.headers();
-    let is = |word: &str| {
-        let value = headers.get(http::header::CONTENT_TYPE);
-        value.is_some_and(|value| value.to_str().is_ok_and(|text| text.contains(word)))
+    let text = |name| {
+        let value = headers.get(name).and_then(|value| value.to_str().ok());
+        value.map(str::to_ascii_lowercase)
     };
+    let kind = text(CONTENT_TYPE);
+    let is = |word: &str| kind.as_ref().is_some_and(|text| text.contains(word));
+    if answer.response.status() == StatusCode::PARTIAL_CONTENT {
+        let range = text(CONTENT_RANGE).and_then(|text| ContentRange::parse(&text));
+        let from_start = matches!(range, Some(ContentRange::Part { first: 0, .. }));
+        return from_start && matches!(wanted, Wanted::Blob(_)) && !is("html");
+    }
     match wanted {
         Wanted::Manifest(_) => {
             manifest::claimed_digest(headers).is_some() || is("manifest") || is("index")
         }
-        Wanted::Blob(_) => !is("text/html"),
+        Wanted::Blob(_) => !is("html") && (kind.is_some() || !answer.elsewhere),
     }
 }
 

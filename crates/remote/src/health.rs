@@ -105,11 +105,17 @@ impl Health {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request may go there now. `alone`: no other address can be asked.
-    pub(crate) fn admit(self: &Arc<Self>, errand: Errand, alone: bool) -> Admission {
+    /// Whether a request may go there now. `errand`: whose limit of our rate counts; `None` for a guest,
+    /// whom the upstream limits by a login of its own. `alone`: no other address can be asked.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        errand: impl Into<Option<Errand>>,
+        alone: bool,
+    ) -> Admission {
         let now = Instant::now();
         let mut inner = self.lock();
-        if let Some(Limit { from, until, told }) = inner.limited[errand.index()]
+        let limit = errand.into().and_then(|one| inner.limited[one.index()]);
+        if let Some(Limit { from, until, told }) = limit
             && until > now
             && (!alone || (told && from + LONGEST_ALONE > now))
         {
@@ -179,15 +185,15 @@ impl Health {
         );
     }
 
-    fn failed(&self, why: &str) {
+    fn failed(&self, why: &str, probe: bool) {
         let now = Instant::now();
         let mut inner = self.lock();
         inner.failures = inner.failures.saturating_add(1);
         let failures = inner.failures;
         match &mut inner.out {
             Some(out) => {
-                // Those who were under way when it went out say nothing new.
-                if out.probing {
+                // Those who were under way when it went out say nothing new, and nor do those who insist.
+                if probe && out.probing {
                     out.wait = jittered((out.wait * 2).min(LONGEST));
                     (out.failed, out.probing) = (now, false);
                     why.clone_into(&mut out.why);
@@ -264,17 +270,22 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// How it went. Whatever shows that the address works is an answer, a refusal too.
-    pub(crate) fn ended<T>(mut self, errand: Errand, result: &Result<T, Error>) {
+    /// How it went. Whatever shows that the address works is an answer, a refusal too. `errand`: as for
+    /// [`Health::admit`].
+    pub(crate) fn ended<T>(mut self, errand: impl Into<Option<Errand>>, result: &Result<T, Error>) {
         self.told = true;
         match result {
             Err(Error::RateLimited { retry_after, .. }) => {
                 self.health.answered();
-                self.health.limited(errand, *retry_after);
+                if let Some(errand) = errand.into() {
+                    self.health.limited(errand, *retry_after);
+                }
             }
-            Err(error @ Error::Transport { .. }) => self.health.failed(&error.to_string()),
+            Err(error @ Error::Transport { .. }) => {
+                self.health.failed(&error.to_string(), self.probe);
+            }
             Err(error @ Error::Status { status, .. }) if *status >= 500 || *status == 408 => {
-                self.health.failed(&error.to_string());
+                self.health.failed(&error.to_string(), self.probe);
             }
             // Our own policy says nothing of it.
             Err(Error::Forbidden { .. } | Error::Config { .. } | Error::Down { .. }) => {
@@ -295,7 +306,7 @@ impl Drop for Turn {
         let waited = self.started.elapsed();
         if waited >= SILENCE {
             let why = format!("{}: no answer within {waited:.1?}", self.health.upstream);
-            self.health.failed(&why);
+            self.health.failed(&why, self.probe);
         } else if self.probe {
             self.health.undecided();
         }
@@ -380,6 +391,23 @@ mod tests {
             turn.ended(BLOB, &down());
         }
         tokio::time::advance(FIRST * 5 / 4).await;
+        assert!(!is_out(&health, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_probe_speaks_while_it_is_out() {
+        let health = health();
+        let late = go(&health);
+        take_out(&health);
+        tokio::time::advance(FIRST * 2).await;
+        let probe = go(&health);
+        late.ended(BLOB, &down());
+        health.insist().ended(BLOB, &down());
+        tokio::time::advance(FIRST * 4).await;
+        assert!(is_out(&health, false), "one probe at a time");
+        probe.ended(BLOB, &down());
+        // Two seconds and up to a quarter of each step, had it not been told thrice.
+        tokio::time::advance(FIRST * 13 / 4).await;
         assert!(!is_out(&health, false));
     }
 

@@ -1,7 +1,7 @@
 //! Requests in the name of a client: its login and no other, and no token of one for another.
 
 use pierhead_remote::{ClientCredentials, Verdict, Wanted};
-use pierhead_testkit::registry::{Auth, Role, TokenAuth};
+use pierhead_testkit::registry::{Auth, Request, Role, Settings, TokenAuth};
 
 use super::*;
 
@@ -124,4 +124,120 @@ async fn no_verdict_comes_of_trouble_or_of_a_login_page() {
     pair.upstream.stop_tokens().await;
     pair.upstream.expire_tokens();
     assert!(ask().await.is_err());
+}
+
+#[tokio::test]
+async fn the_rate_of_one_login_limits_no_other() {
+    let pair = private().await;
+    let tag = reference(":latest").target;
+    let limit = Fault::RetryAfter(429, "3600".to_owned());
+    pair.upstream.inject(limit.on_manifests().times(2));
+    let ann = ClientCredentials::basic("ann", "secret");
+    let fetch = async |who: &ClientCredentials| {
+        let client = pair.client.on_behalf(who);
+        soon(client.manifest(&reference(":latest"), &Known::default())).await
+    };
+    let limited = fetch(&ann).await;
+    let told = matches!(limited, Err(Error::RateLimited { .. }));
+    assert!(told, "{limited:?}");
+    let (name, repository, wanted) = (name(), repository(), Wanted::Manifest(&tag));
+    let asked = soon(pair.client.authorize(&name, &repository, wanted, &ann)).await;
+    assert!(matches!(asked, Err(Error::RateLimited { .. })), "{asked:?}");
+    assert_eq!(verdict(&pair, wanted, &bob()).await, Verdict::Granted);
+    fetch(&bob()).await.expect("bob has a rate of his own");
+}
+
+/// Our own rate, which the upstream counts by our login, says nothing of theirs.
+#[tokio::test]
+async fn our_own_rate_limits_no_guest() {
+    let pair = private().await;
+    let limit = Fault::RetryAfter(429, "3600".to_owned());
+    pair.upstream.inject(limit.on_manifests().times(1));
+    for _ in 0..2 {
+        let limited = pair.manifest().await;
+        let told = matches!(limited, Err(Error::RateLimited { .. }));
+        assert!(told, "{limited:?}");
+    }
+    let bobs = pair.client.on_behalf(&bob());
+    let fetched = soon(bobs.manifest(&reference(":latest"), &Known::default())).await;
+    fetched.expect("bob has a rate of his own");
+}
+
+/// The CDN's paths begin so, and no others.
+const CDN: &str = "/blobs/*";
+
+async fn redirected() -> Pair {
+    let pair = private().await;
+    let redirect = |settings: &mut Settings| settings.redirect_blobs = true;
+    pair.upstream.configure(redirect);
+    pair
+}
+
+/// A gateway that sends everybody to its login says nothing of rights, however its login answers.
+#[tokio::test]
+async fn what_refuses_elsewhere_grants_nothing() {
+    let pair = redirected().await;
+    let layer = pair.layer();
+    let ask = async || {
+        let (name, repository, who) = (name(), repository(), bob());
+        let wanted = Wanted::Blob(&layer);
+        soon(pair.client.authorize(&name, &repository, wanted, &who)).await
+    };
+    for status in [401, 403, 404, 405, 410, 429] {
+        let refuses = pair.upstream.inject(Fault::Status(status).on(CDN));
+        for _ in 0..6 {
+            let asked = ask().await;
+            assert!(!matches!(asked, Ok(Verdict::Granted)), "{status}");
+            assert!(!matches!(asked, Err(Error::Down { .. })), "{status}");
+        }
+        refuses.remove();
+        assert_eq!(
+            ask().await.expect("nobody was held to blame"),
+            Verdict::Granted
+        );
+    }
+    // HEAD is not for that page, and GET shows it.
+    pair.upstream
+        .inject(Fault::Status(405).on(CDN).method("HEAD"));
+    pair.upstream.inject(Fault::IgnoreRange.on(CDN));
+    let page = Fault::Header("content-type", "Text/HTML; charset=utf-8".to_owned());
+    pair.upstream.inject(page.on(CDN));
+    let asked = ask().await;
+    assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_page_of_no_type_elsewhere_grants_nothing() {
+    let pair = redirected().await;
+    let layer = pair.layer();
+    pair.upstream.inject(Fault::IgnoreRange.on(CDN));
+    let untyped = pair
+        .upstream
+        .inject(Fault::WithoutHeader("content-type").on(CDN));
+    let (name, repository, wanted) = (name(), repository(), Wanted::Blob(&layer));
+    let asked = soon(pair.client.authorize(&name, &repository, wanted, &bob())).await;
+    assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
+    untyped.remove();
+    assert_eq!(verdict(&pair, wanted, &bob()).await, Verdict::Granted);
+}
+
+/// Signed URLs are often good for one method only.
+#[tokio::test]
+async fn an_object_store_that_refuses_head_shows_a_byte() {
+    let pair = redirected().await;
+    let layer = pair.layer();
+    for status in [400, 403, 405] {
+        let refuses = Fault::Status(status).on(CDN).method("HEAD");
+        let refuses = pair.upstream.inject(refuses);
+        let granted = verdict(&pair, Wanted::Blob(&layer), &bob()).await;
+        assert_eq!(granted, Verdict::Granted, "{status}");
+        refuses.remove();
+    }
+    let gets = |request: &Request| request.role == Role::Cdn && request.method == "GET";
+    let all: Vec<_> = pair.upstream.requests().into_iter().filter(gets).collect();
+    assert_eq!(all.len(), 3);
+    for get in &all {
+        assert_eq!(get.header("range"), Some("bytes=0-0"));
+        assert_eq!(get.header("authorization"), None);
+    }
 }
