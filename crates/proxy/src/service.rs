@@ -227,6 +227,8 @@ impl Inner {
         if let Some(error) = self.recent.error(&wanted.subject()) {
             return Err(error.into());
         }
+        // A registry that answers nothing holds a socket for each question.
+        let _ticket = self.limits.queue(&wanted.client)?;
         match self
             .client
             .blob_size(&wanted.registry, &wanted.repository, &wanted.digest)

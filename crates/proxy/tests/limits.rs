@@ -134,6 +134,47 @@ async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
 }
 
 #[tokio::test]
+async fn questions_for_sizes_wait_in_the_same_queue() {
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.fetches_per_client = 1;
+            config.answer_within = Duration::from_secs(60);
+        })
+        .open()
+        .await;
+    let gate = Gate::new();
+    let held = Fault::GateHead(gate.clone());
+    stage.upstream.inject(held.on_blobs());
+    let blobs: Vec<_> = (0..5)
+        .map(|seed| stage.upstream.put_blob("app", random_bytes(seed, 1000)))
+        .collect();
+    // As many as four times one allow, and the registry answers none of them.
+    let mut kept = Vec::new();
+    for digest in &blobs[..4] {
+        let mut stream = from(&stage, 2).await;
+        let request = format!("HEAD {} HTTP/1.1\r\nhost: a\r\n\r\n", blob_path(digest));
+        stream.write_all(request.as_bytes()).await.unwrap();
+        kept.push(stream);
+    }
+    soon(gate.reached(4)).await;
+    let mut stream = from(&stage, 2).await;
+    let request = format!("HEAD {} HTTP/1.1\r\nhost: a\r\n\r\n", blob_path(&blobs[4]));
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut status = [0; 12];
+    soon(stream.read_exact(&mut status)).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 503");
+    assert!(limited(&stage, "fetches_per_client", 1));
+    // Places are given back.
+    gate.release();
+    for mut stream in kept {
+        soon(stream.read_exact(&mut status)).await.unwrap();
+        assert_eq!(&status, b"HTTP/1.1 200");
+    }
+    let late = ask(from(&stage, 2).await, &blob_path(&blobs[4])).await;
+    assert!(late.starts_with("HTTP/1.1 200"), "{late}");
+}
+
+#[tokio::test]
 async fn heads_that_are_too_long_are_told_which_key_to_raise() {
     let stage = Plan::default()
         .config(|config| {
