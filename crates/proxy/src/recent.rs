@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_one_login_is_refused_says_nothing_of_others() {
-        let (recent, registry) = (Recent::default(), "example.com".parse().unwrap());
+        let registry = "example.com".parse().unwrap();
         let upstream = || "example.com".to_owned();
         let refusals = [
             Error::Denied {
@@ -219,6 +219,7 @@ mod tests {
             },
         ];
         for error in &refusals {
+            let recent = Recent::default();
             recent.set_personal(true);
             recent.failed(&registry, subject("a"), error);
             assert!(recent.error(&subject("a")).is_none(), "{error}");
