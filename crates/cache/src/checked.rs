@@ -12,10 +12,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
+use rustix::fs::fstatfs;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::lock;
-use crate::tier::CHUNK;
+use crate::tier::{CHUNK, is_in_memory};
 
 /// How long a check is believed. A GB costs about 0.2 CPU seconds to check: nothing, once in so long.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -178,8 +179,16 @@ pub(crate) fn resident(file: &File, range: Range<u64>) -> u64 {
         let buffer = &mut [IoSliceMut::new(&mut byte)];
         match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
             Ok(1..) => at = (at / PROBE + 1) * PROBE,
-            // A file system that cannot tell: it is not asked again for this piece.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => return range.end - range.start,
+            // A file system that cannot tell: in memory all is there. Elsewhere nothing is known to be, and what
+            // is read instead is read on another thread, and checked.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                let in_memory = fstatfs(file).is_ok_and(|stat| is_in_memory(&stat));
+                return if in_memory {
+                    range.end - range.start
+                } else {
+                    0
+                };
+            }
             // Not there, or the file ends before it should: whoever reads will see.
             _ => break,
         }

@@ -22,6 +22,15 @@ const BATCH: usize = 256 * 1024;
 /// only, and a fill that is faster than the disk does not fill the memory with what is to be written.
 const EARLY_SYNC: u64 = 32 << 20;
 
+/// The turn of one fill at [`Store::syncing`], given back by its drop.
+struct SyncTurn(Arc<Store>);
+
+impl Drop for SyncTurn {
+    fn drop(&mut self) {
+        self.0.syncing.store(false, Ordering::Relaxed);
+    }
+}
+
 pub(crate) struct Ingest {
     staged: Box<dyn Staged>,
     reader: Arc<dyn ReadAt>,
@@ -147,16 +156,17 @@ impl Ingest {
         if self.unsynced < EARLY_SYNC {
             return;
         }
-        let store = flight.store.clone();
-        if !store.syncing.swap(true, Ordering::Relaxed) {
-            self.unsynced = 0;
-            match self.staged.early_sync() {
-                Some(sync) => drop(flight.runtime.spawn_blocking(move || {
-                    sync();
-                    store.syncing.store(false, Ordering::Relaxed);
-                })),
-                None => store.syncing.store(false, Ordering::Relaxed),
-            }
+        if flight.store.syncing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Given back also when the work panics or never runs.
+        let turn = SyncTurn(flight.store.clone());
+        self.unsynced = 0;
+        if let Some(sync) = self.staged.early_sync() {
+            drop(flight.runtime.spawn_blocking(move || {
+                sync();
+                drop(turn);
+            }));
         }
     }
 

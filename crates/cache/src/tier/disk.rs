@@ -9,7 +9,7 @@ use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::{FsWord, statfs};
+use rustix::fs::{FsWord, StatFs, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
@@ -209,13 +209,17 @@ impl Tier for DiskTier {
 /// A file system in memory does not know `RWF_NOWAIT`, and never waits: with the flag each read of it goes to
 /// another thread, at three times the cost (the example `throughput` on `/dev/shm`, warm).
 fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
-    const TMPFS: FsWord = 0x0102_1994;
-    let is_memory = statfs(root)?.f_type == TMPFS;
-    Ok(if is_memory {
+    Ok(if is_in_memory(&statfs(root)?) {
         ReadWriteFlags::empty()
     } else {
         ReadWriteFlags::NOWAIT
     })
+}
+
+/// Whether what lies on this file system never waits for a disk.
+pub(crate) fn is_in_memory(stat: &StatFs) -> bool {
+    const TMPFS: FsWord = 0x0102_1994;
+    stat.f_type == TMPFS
 }
 
 /// The entries of a folder; none when it is missing.

@@ -10,6 +10,7 @@ use pierhead_oci::Digest;
 mod disk;
 mod trailer;
 
+pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
 pub use trailer::{CHUNK, Sums, Trailer};
 

@@ -26,7 +26,10 @@ pub(crate) fn all(place: &Place, changes: &[Change]) -> anyhow::Result<()> {
         let Err(mut error) = put(place, &change.path, change.to.as_deref()) else {
             continue;
         };
-        for done in changes[..index].iter().rev() {
+        // The one that failed too: its file may be in place, and only its folder not be synced.
+        let in_place = place.read(&change.path).is_ok_and(|now| now == change.to);
+        let done = if in_place { index + 1 } else { index };
+        for done in changes[..done].iter().rev() {
             if let Err(worse) = put(place, &done.path, done.from.as_deref()) {
                 error = error.context(format!("and {worse:#} while taking it back"));
             }
