@@ -10,7 +10,7 @@ use crate::{ParseError, Repository};
 /// A registry as clients name it: `docker.io`, `ghcr.io`, `localhost:5000`, `[::1]:5000`.
 ///
 /// Always lower case; Docker Hub's aliases (`index.docker.io`, `registry-1.docker.io`,
-/// `registry.hub.docker.com`) parse to `docker.io`. A host that ends in a number is an IPv4
+/// `registry.hub.docker.com`) parse to `docker.io`, and `:443` is left out. A host that ends in a number is an IPv4
 /// address in its usual four parts or nothing, since system resolvers take `127.1` and `0x7f.1`
 /// for addresses too and a guard that reads names would not see them.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,6 +73,9 @@ impl FromStr for Registry {
                 return Err(ParseError::Registry("the port is not a number"));
             }
             match port.parse::<u16>() {
+                // The port that is meant without one: two names of one registry would be two to every rule,
+                // right and memory. A host that only its port tells from a repository keeps it.
+                Ok(443) if Self::looks_like(&name) => {}
                 Ok(port) if port > 0 => {
                     let _ = write!(name, ":{port}");
                 }

@@ -10,10 +10,6 @@ use crate::limits::Turn;
 use crate::service::Inner;
 use crate::source::Wanted;
 
-/// A reader that goes on without the cache from an offset up to this takes the bytes before it once
-/// more, so that all of what it gets from the upstream can be held against the digest.
-const TAKEN_AGAIN: u64 = 8 << 20;
-
 /// Straight from the upstream, past a disk that would not take it.
 pub(crate) struct Direct {
     stream: BlobStream,
@@ -21,14 +17,15 @@ pub(crate) struct Direct {
     skip: u64,
     /// The next bytes, held back until more come or the digest is known good.
     held: Bytes,
-    /// `None` when the stream does not start at 0: then only the client can verify.
+    /// Taken at the end.
     hasher: Option<Hasher>,
     ended: bool,
     _turn: Turn,
 }
 
 impl Direct {
-    /// Opens it for a reader that is at `offset`.
+    /// Opens it for a reader that is at `offset`. The bytes before it are taken once more: nothing is ended
+    /// cleanly that was not held against the digest from its first byte.
     pub(crate) async fn open(
         inner: &Inner,
         wanted: &Wanted,
@@ -40,10 +37,9 @@ impl Direct {
             digest,
             client,
         } = wanted;
-        let from = if offset <= TAKEN_AGAIN { 0 } else { offset };
         let ticket = inner.limits.queue(client)?;
         let turn = inner.limits.turn(ticket, registry).await;
-        let stream = match inner.client.blob(registry, repository, digest, from).await {
+        let stream = match inner.client.blob(registry, repository, digest, 0).await {
             Ok(stream) => stream,
             Err(error) => {
                 inner.recent.failed(registry, wanted.subject(), &error);
@@ -51,15 +47,14 @@ impl Direct {
             }
         };
         inner.recent.answered(registry);
-        let skip = offset
-            .checked_sub(stream.offset())
-            .ok_or(Error::Truncated { at: offset })?;
-        let hasher = (stream.offset() == 0).then(|| Hasher::new(digest.algorithm()));
+        if stream.offset() != 0 {
+            return Err(Error::Truncated { at: 0 });
+        }
         Ok(Box::new(Self {
             stream,
-            skip,
+            skip: offset,
             held: Bytes::new(),
-            hasher,
+            hasher: Some(Hasher::new(digest.algorithm())),
             ended: false,
             _turn: turn,
         }))

@@ -520,3 +520,15 @@ async fn a_blob_that_outgrows_its_room_is_passed_on_whole() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_wrong_blob_that_outgrows_its_room_far_behind_its_start_never_ends_cleanly() {
+    let plan = Plan::default().capacity(20 << 20);
+    let stage = plan.open().await;
+    let digest = stage.upstream.put_blob("app", random_bytes(31, 24 << 20));
+    for fault in [Fault::Chunked, Fault::Corrupt(5)] {
+        stage.upstream.inject(fault.on_blob(&digest));
+    }
+    let got = stage.get(&blob_path(&digest)).await;
+    assert!(got.end != End::Clean || got.status != 200, "{:?}", got.end);
+}

@@ -16,7 +16,12 @@ fn a_registry_has_one_form_however_it_was_written() {
         ("GHCR.io", "ghcr.io"),
         ("LocalHost:5000", "localhost:5000"),
         ("hub", "hub"),
-        ("a-b.example:00443", "a-b.example:443"),
+        ("a-b.example:00443", "a-b.example"),
+        ("GHCR.io:443", "ghcr.io"),
+        ("index.docker.io:0443", "docker.io"),
+        ("[::1]:443", "[::1]"),
+        ("registry:443", "registry:443"),
+        ("a-b.example:08443", "a-b.example:8443"),
         ("10.0.0.1:5000", "10.0.0.1:5000"),
         ("[::1]:5000", "[::1]:5000"),
         ("[2001:DB8:0:0:0:0:0:1]", "[2001:db8::1]"),
@@ -214,7 +219,11 @@ fn a_name_keeps_both_readings_of_its_first_segment() {
     );
     assert_eq!(
         readings("registry.example:443/x"),
-        (some("registry.example:443"), "x".into(), None)
+        (
+            some("registry.example"),
+            "x".into(),
+            some("registry.example/x")
+        )
     );
     assert_eq!(
         readings("[::1]:5000/x"),

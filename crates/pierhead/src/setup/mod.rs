@@ -294,12 +294,15 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         !matches!(name, Some("hosts.toml" | "pierhead-ca.crt" | "ca.crt"))
     };
     let main_changed = changes.iter().any(is_main);
-    let forgets = changes.iter().any(|change| {
-        !change
-            .to
-            .as_deref()
-            .is_some_and(|text| text.contains(docker::MIRRORS))
-    });
+    let forgets = changes
+        .iter()
+        .filter(|change| is_main(change))
+        .any(|change| {
+            !change
+                .to
+                .as_deref()
+                .is_some_and(|text| text.contains(docker::MIRRORS))
+        });
     let Some(command) = daemons::reload(args.client, place, main_changed, forgets) else {
         return Ok(());
     };
