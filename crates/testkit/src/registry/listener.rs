@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
@@ -49,8 +50,7 @@ impl Listener {
 
     pub(super) async fn start(&self) {
         self.stop().await;
-        let socket = bound(self.addr()).expect("the port is reserved");
-        socket.listen(1024).expect("the port is reserved");
+        let socket = listening(self.addr()).await.expect("the port is reserved");
         let listener = TcpListener::from_std(socket.into()).expect("inside a tokio runtime");
         let (stop, stopped) = oneshot::channel();
         let accepting = tokio::spawn(accept(
@@ -78,6 +78,22 @@ fn bound(addr: SocketAddr) -> io::Result<Socket> {
     socket.set_nonblocking(true)?;
     socket.bind(&addr.into())?;
     Ok(socket)
+}
+
+/// A process that another test is about to start holds a copy of our last socket from its `fork` to its `exec`:
+/// until then the port is taken.
+async fn listening(addr: SocketAddr) -> io::Result<Socket> {
+    let mut tries = 0;
+    loop {
+        let socket = bound(addr).and_then(|socket| socket.listen(1024).map(|()| socket));
+        match socket {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < 500 => {
+                tries += 1;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            socket => return socket,
+        }
+    }
 }
 
 async fn accept(
