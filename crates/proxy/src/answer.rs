@@ -220,7 +220,16 @@ impl Request<'_> {
     fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
         let config = self.inner.config.load();
         let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
-        config.rules.check(&registry, &repository)?;
+        config
+            .rules
+            .check(&registry, &repository)
+            .inspect_err(|error| {
+                // The blobs of an image whose manifest was refused are not asked for.
+                if self.kind == Kind::Manifest {
+                    let client = self.peer.address;
+                    tracing::info!(%registry, %repository, %client, %error, "pull refused");
+                }
+            })?;
         Ok((registry, repository))
     }
 

@@ -10,6 +10,16 @@ use crate::limits::Turn;
 use crate::service::Inner;
 use crate::source::Wanted;
 
+/// A reader of a part that begins no later than this takes the bytes before it too, so that what it gets can be
+/// held against the digest. For later ones that would cost more than they ask for: only their client can verify.
+const TAKEN_TOO: u64 = 8 << 20;
+
+/// Where a reader is, and where it began: at 0 when it wants the whole blob.
+pub(crate) struct Position {
+    pub(crate) start: u64,
+    pub(crate) offset: u64,
+}
+
 /// Straight from the upstream, past a disk that would not take it.
 pub(crate) struct Direct {
     stream: BlobStream,
@@ -17,19 +27,19 @@ pub(crate) struct Direct {
     skip: u64,
     /// The next bytes, held back until more come or the digest is known good.
     held: Bytes,
-    /// Taken at the end.
+    /// Taken at the end. `None` of a part that begins late.
     hasher: Option<Hasher>,
     ended: bool,
     _turn: Turn,
 }
 
 impl Direct {
-    /// Opens it for a reader that is at `offset`. The bytes before it are taken once more: nothing is ended
-    /// cleanly that was not held against the digest from its first byte.
+    /// Opens it for a reader. Of a whole blob the bytes that have left are taken once more: it is not ended
+    /// cleanly unless it was held against the digest from its first byte.
     pub(crate) async fn open(
         inner: &Inner,
         wanted: &Wanted,
-        offset: u64,
+        position: Position,
     ) -> Result<Box<Self>, Error> {
         let Wanted {
             registry,
@@ -37,9 +47,11 @@ impl Direct {
             digest,
             client,
         } = wanted;
+        let Position { start, offset } = position;
+        let from = if start <= TAKEN_TOO { 0 } else { offset };
         let ticket = inner.limits.queue(client)?;
         let turn = inner.limits.turn(ticket, registry).await;
-        let stream = match inner.client.blob(registry, repository, digest, 0).await {
+        let stream = match inner.client.blob(registry, repository, digest, from).await {
             Ok(stream) => stream,
             Err(error) => {
                 inner.recent.failed(registry, wanted.subject(), &error);
@@ -47,14 +59,18 @@ impl Direct {
             }
         };
         inner.recent.answered(registry);
-        if stream.offset() != 0 {
+        let skip = offset
+            .checked_sub(stream.offset())
+            .ok_or(Error::Truncated { at: offset })?;
+        let hasher = (stream.offset() == 0).then(|| Hasher::new(digest.algorithm()));
+        if hasher.is_none() && start <= TAKEN_TOO {
             return Err(Error::Truncated { at: 0 });
         }
         Ok(Box::new(Self {
             stream,
-            skip: offset,
+            skip,
             held: Bytes::new(),
-            hasher: Some(Hasher::new(digest.algorithm())),
+            hasher,
             ended: false,
             _turn: turn,
         }))

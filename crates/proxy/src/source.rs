@@ -10,7 +10,7 @@ use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
 use pierhead_oci::{Digest, Registry, Repository};
 
 use crate::body::FRAME;
-use crate::direct::Direct;
+use crate::direct::{Direct, Position};
 use crate::lead::Lead;
 use crate::limits::{Client, Limit};
 use crate::metrics::Outcome;
@@ -86,7 +86,11 @@ impl Source {
             Some(Ok(Some((content, outcome)))) => (From::Cache(content), outcome),
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
-                let direct = Direct::open(inner, &wanted, 0).await?;
+                let whole = Position {
+                    start: 0,
+                    offset: 0,
+                };
+                let direct = Direct::open(inner, &wanted, whole).await?;
                 (From::Upstream(direct), Outcome::Miss)
             }
         };
@@ -266,8 +270,10 @@ impl Source {
     }
 
     async fn direct(&mut self) -> Result<From, Error> {
+        let Self { start, offset, .. } = *self;
+        let position = Position { start, offset };
         Ok(From::Upstream(
-            Direct::open(&self.inner, &self.wanted, self.offset).await?,
+            Direct::open(&self.inner, &self.wanted, position).await?,
         ))
     }
 }

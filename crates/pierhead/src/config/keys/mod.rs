@@ -50,7 +50,7 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("limits", "What protects pierhead, the disk and the uplink."),
     (
         "tls",
-        "HTTPS for clients. The files are reread when they change.",
+        "HTTPS for clients. The files are reread when they change; other keys or paths need a restart.",
     ),
     (
         "auth",
@@ -144,7 +144,7 @@ static KEYS: &[Key<Config>] = &[
     Key {
         section: "",
         name: "allow_open_proxy_with_credentials",
-        doc: "Start even though everybody who reaches a listen address can then pull whatever the configured\ncredentials can: there are upstream credentials and clients need no certificate (tls.client_ca).",
+        doc: "Start even though everybody who reaches a listen address can then pull whatever the configured\ncredentials can: there are upstream credentials and clients need neither a certificate (tls.client_ca)\nnor a login (auth.mode).",
         example: "false",
         set: |config, value| {
             value
