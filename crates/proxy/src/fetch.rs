@@ -78,12 +78,20 @@ async fn into(
                 return Ok(object);
             }
             Err(error) => {
-                note(inner, wanted, &error);
-                let error = crate::Error::from(error);
-                if error.is_wrong_content() {
+                let wrong = matches!(
+                    error,
+                    CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
+                );
+                if wrong {
                     senders.sent_wrong();
                 }
-                return Err(error);
+                // Whoever asks again gets it from an address that has not lied, where there is one.
+                let elsewhere = wrong
+                    && !inner
+                        .client
+                        .all_sent_wrong(&wanted.registry, &wanted.digest);
+                note(inner, wanted, &error, elsewhere);
+                return Err(error.into());
             }
         },
         Err(failed) => failed,
@@ -95,7 +103,7 @@ async fn into(
                 .recent
                 .failed(&wanted.registry, wanted.subject(), error)
         }
-        crate::Error::Cache(error) => note(inner, wanted, error),
+        crate::Error::Cache(error) => note(inner, wanted, error, false),
         _ => {}
     }
     fill.abandon(&failed.to_string());
@@ -130,7 +138,8 @@ async fn transfer(
     Ok(stream.senders())
 }
 
-fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {
+/// `elsewhere`: another address may have what this one has not.
+fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
     let Wanted {
         registry,
         repository,
@@ -141,10 +150,11 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError) {
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }
-    if matches!(
+    let is_lie = matches!(
         error,
         CacheError::WrongDigest { resumed: false, .. } | CacheError::WrongSize { .. }
-    ) {
+    );
+    if is_lie && !elsewhere {
         let lie = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),

@@ -289,6 +289,12 @@ impl Client {
             .is_ok_and(|addresses| addresses.is_failing())
     }
 
+    /// Whether no address of the upstream is left that has not sent other content under this digest lately.
+    pub fn all_sent_wrong(&self, registry: &Registry, digest: &Digest) -> bool {
+        self.addresses(registry)
+            .is_ok_and(|addresses| addresses.all_sent_wrong(digest))
+    }
+
     /// Registers the metrics of the client; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
         self.metrics.register(registry);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use pierhead_oci::Digest;
 use tokio::time::sleep;
 
 use crate::Error;
@@ -74,6 +75,11 @@ impl Addresses {
     /// Whether none of them answered when it was last asked.
     pub(crate) fn is_failing(&self) -> bool {
         self.places.iter().all(|place| place.health.is_failing())
+    }
+
+    /// Whether all that may be asked have sent other content under this digest lately.
+    pub(crate) fn all_sent_wrong(&self, digest: &Digest) -> bool {
+        self.allowed().all(|origin| origin.distrust.has(digest))
     }
 
     /// All, whatever is known of their health; each with its turn.

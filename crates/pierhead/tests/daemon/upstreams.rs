@@ -1,6 +1,6 @@
 //! Upstreams of several addresses, and which of them may be asked for what.
 
-use pierhead_testkit::http::{Request, Response};
+use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{FakeRegistry, Fault};
 use rustix::process::Signal;
@@ -90,7 +90,8 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     assert!(!two.mirror.requests().is_empty());
 }
 
-/// Bytes that do not fit their digest: as long as none has left they are fetched from elsewhere, unseen.
+/// Bytes that do not fit their digest cut one client, unless none has left yet: then, and for the next
+/// one, they are fetched from elsewhere, unseen.
 #[tokio::test]
 async fn a_mirror_that_sends_wrong_bytes_spoils_one_pull_at_most() {
     let two = Two::start().await;
@@ -98,8 +99,7 @@ async fn a_mirror_that_sends_wrong_bytes_spoils_one_pull_at_most() {
     let layer = two.image.blobs[1].digest;
     let path = format!("blobs/{layer}");
     let first = two.get(&path).await;
-    assert_eq!(first.status, 200);
-    assert!(first.body == two.image.blobs[1].bytes);
+    assert!(first.end != End::Clean || first.body == two.image.blobs[1].bytes);
     let second = two.get(&path).await;
     assert_eq!(second.status, 200);
     assert!(second.body == two.image.blobs[1].bytes);
