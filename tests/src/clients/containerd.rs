@@ -200,6 +200,14 @@ impl Client for Containerd {
         }
         let left = self.contents()?;
         ensure!(left.is_empty(), "contents outlive their images: {left:?}");
+        // What a pull that failed left half way: the next one would go on with its bytes, right or wrong.
+        let ingest = self
+            .data
+            .path()
+            .join("root/io.containerd.content.v1.content/ingest");
+        for left in fs::read_dir(ingest).into_iter().flatten() {
+            fs::remove_dir_all(left?.path())?;
+        }
         Ok(())
     }
 
