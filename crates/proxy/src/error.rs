@@ -66,6 +66,12 @@ impl From<Limit> for Error {
     }
 }
 
+/// Whether a fill got something else than its digest or its announced size says.
+pub(crate) fn is_wrong(error: &pierhead_cache::Error) -> bool {
+    use pierhead_cache::Error::{WrongDigest, WrongSize};
+    matches!(error, WrongDigest { .. } | WrongSize { .. })
+}
+
 impl Error {
     /// Whether it is our disk that failed: the bytes can still be had from the upstream.
     pub(crate) fn is_storage(&self) -> bool {
@@ -74,8 +80,7 @@ impl Error {
 
     /// Whether the upstream sent something else than was asked for.
     pub(crate) fn is_wrong_content(&self) -> bool {
-        use pierhead_cache::Error::{WrongDigest, WrongSize};
-        matches!(self, Self::Cache(error) if matches!(**error, WrongDigest { .. } | WrongSize { .. }))
+        matches!(self, Self::Cache(error) if is_wrong(error))
     }
 
     /// Whether an older answer is better than this: the upstream is in trouble, or we are.

@@ -7,6 +7,7 @@ use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
 use pierhead_remote::Senders;
 
 use crate::access::Clean;
+use crate::error::is_wrong;
 use crate::lead::Lead;
 use crate::limits::Ticket;
 use crate::service::Inner;
@@ -78,18 +79,13 @@ async fn into(
                 return Ok(object);
             }
             Err(error) => {
-                let wrong = matches!(
-                    error,
-                    CacheError::WrongDigest { .. } | CacheError::WrongSize { .. }
-                );
-                if wrong {
-                    senders.sent_wrong();
-                }
                 // Whoever asks again gets it from an address that has not lied, where there is one.
-                let elsewhere = wrong
-                    && !inner
-                        .client
-                        .all_sent_wrong(&wanted.registry, &wanted.digest);
+                let mut elsewhere = false;
+                if is_wrong(&error) {
+                    senders.sent_wrong();
+                    let (registry, digest) = (&wanted.registry, &wanted.digest);
+                    elsewhere = !inner.client.all_sent_wrong(registry, digest);
+                }
                 note(inner, wanted, &error, elsewhere);
                 return Err(error.into());
             }
@@ -150,11 +146,9 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }
-    let is_lie = matches!(
-        error,
-        CacheError::WrongDigest { resumed: false, .. } | CacheError::WrongSize { .. }
-    );
-    if is_lie && !elsewhere {
+    // What an earlier fill left may be what was wrong: then nobody has lied.
+    let is_leftover = matches!(error, CacheError::WrongDigest { resumed: true, .. });
+    if is_wrong(error) && !is_leftover && !elsewhere {
         let lie = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),

@@ -1,0 +1,54 @@
+//! Blobs that the cache has no room for: passed on whole, and never wrong.
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use pierhead_testkit::http::End;
+use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::registry::Fault;
+use stage::{Plan, blob_path, each};
+
+/// What is found to have no room only when its bytes come, because it is over a limit or because others have
+/// taken the room meanwhile, goes on to its readers from where they are.
+#[tokio::test]
+async fn a_blob_that_outgrows_its_room_is_passed_on_whole() {
+    let plans = [(2 << 20, 0), (64 << 20, 1 << 20)];
+    each(plans, |(capacity, max_blob)| async move {
+        let plan = Plan {
+            max_blob,
+            ..Plan::default().capacity(capacity)
+        };
+        let stage = plan.open().await;
+        let bytes = random_bytes(29, 5 << 20);
+        let digest = stage.upstream.put_blob("app", bytes.clone());
+        // Nobody says how long it is.
+        stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+        for _ in 0..2 {
+            let path = blob_path(&digest);
+            let (one, other) = tokio::join!(stage.get(&path), stage.get(&path));
+            for got in [one, other] {
+                assert_eq!((got.status, got.end), (200, End::Clean));
+                assert!(got.body == bytes);
+            }
+        }
+        assert!(!stage.cache.contains(&digest));
+        assert_eq!(stage.cache.stat().reserved, 0);
+        // And what fits is stored as ever.
+        let small = stage.upstream.put_blob("app", random_bytes(30, 1 << 20));
+        stage.get(&blob_path(&small)).await;
+        stage.committed(&small).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wrong_blob_that_outgrows_its_room_far_behind_its_start_never_ends_cleanly() {
+    let plan = Plan::default().capacity(20 << 20);
+    let stage = plan.open().await;
+    let digest = stage.upstream.put_blob("app", random_bytes(31, 24 << 20));
+    for fault in [Fault::Chunked, Fault::Corrupt(5)] {
+        stage.upstream.inject(fault.on_blob(&digest));
+    }
+    let got = stage.get(&blob_path(&digest)).await;
+    assert!(got.end != End::Clean || got.status != 200, "{:?}", got.end);
+}
