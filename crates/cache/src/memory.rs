@@ -52,7 +52,7 @@ impl Memory {
 
     pub(crate) fn get(&mut self, digest: &Digest, tick: u64) -> Option<&Arc<Small>> {
         let small = self.held.get(digest)?;
-        self.policy.hit(access(small, tick));
+        self.policy.hit(&access(small, tick));
         Some(small)
     }
 
@@ -63,12 +63,12 @@ impl Memory {
         }
         self.remove(&small.digest);
         self.bytes += cost(&small);
-        self.policy.insert(access(&small, tick));
+        self.policy.insert(&access(&small, tick));
         self.held.insert(small.digest, small);
         while self.bytes > self.limit
-            && let Some(victim) = self.policy.evict()
+            && let Some(victim) = self.policy.evict(&mut |_| false)
         {
-            self.forget(&victim);
+            self.forget(&victim.key);
         }
     }
 
@@ -99,11 +99,7 @@ fn cost(small: &Small) -> u64 {
 }
 
 fn access(small: &Small, tick: u64) -> Access<Digest> {
-    Access {
-        key: small.digest,
-        size: cost(small),
-        tick,
-    }
+    Access::new(small.digest, cost(small), tick)
 }
 
 #[cfg(test)]

@@ -48,11 +48,10 @@ impl Store {
             Delete(Victim),
         }
         let mut reclaim = None;
-        let mut spared = Vec::new();
         let mut evicting = false;
         // A figure of before a deletion will do to go on deleting, not to stop.
         let (mut free, mut fresh) = (self.free(), true);
-        let outcome = loop {
+        loop {
             let next = {
                 let mut state = lock(&self.state);
                 let short = self.short(&state, free, bytes);
@@ -65,19 +64,19 @@ impl Store {
                     Next::Sample
                 } else if short == 0 && enough {
                     state.reserved += bytes;
-                    break Ok(());
+                    return Ok(());
                 } else if reclaim.is_none() {
                     Next::Reclaim
                 } else if short > state.evictable() {
-                    break Err(Error::NoRoom { needed: bytes });
+                    return Err(Error::NoRoom { needed: bytes });
                 } else {
                     evicting = true;
-                    match state.victim(Some(&mut spared)) {
+                    match state.victim(true) {
                         Some(victim) => Next::Delete(victim),
-                        None if short > 0 => break Err(Error::NoRoom { needed: bytes }),
+                        None if short > 0 => return Err(Error::NoRoom { needed: bytes }),
                         None if fresh => {
                             state.reserved += bytes;
-                            break Ok(());
+                            return Ok(());
                         }
                         None => Next::Sample,
                     }
@@ -91,11 +90,7 @@ impl Store {
                     fresh = false;
                 }
             }
-        };
-        if !spared.is_empty() {
-            lock(&self.state).spare(spared);
         }
-        outcome
     }
 
     /// Evicts until no more is used and reserved than the capacity, as far as pins and readers allow.
@@ -111,21 +106,20 @@ impl Store {
 
     fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
         let _reclaim = lock(&self.reclaim);
-        let (mut evicted, mut spared) = (0, Vec::new());
+        let mut evicted = 0;
         loop {
             let victim = {
                 let mut state = lock(&self.state);
                 if !over(&state) {
                     break;
                 }
-                state.victim(spare_open.then_some(&mut spared))
+                state.victim(spare_open)
             };
             let Some(victim) = victim else { break };
             let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
             evicted += bytes;
             self.delete(victim);
         }
-        lock(&self.state).spare(spared);
         evicted
     }
 

@@ -126,11 +126,8 @@ impl State {
         if !std::mem::replace(&mut slot.dirty, true) {
             self.changed.push(*digest);
         }
-        self.policy.hit(Access {
-            key: *digest,
-            size: slot.footprint(),
-            tick,
-        });
+        self.policy
+            .hit(&Access::new(*digest, slot.footprint(), now));
         true
     }
 
@@ -184,18 +181,14 @@ impl State {
     /// Enters a blob as it was known before a restart. Callers go in the order of ticks.
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
-        let (bytes, tick) = (slot.footprint(), slot.tick);
+        let (bytes, accessed) = (slot.footprint(), slot.accessed);
         self.used += bytes;
         self.index.insert(digest, slot);
         if self.pinned.contains_key(&digest) {
             self.pinned_bytes += bytes;
-        } else {
-            self.policy.insert(Access {
-                key: digest,
-                size: bytes,
-                tick,
-            });
         }
+        self.policy
+            .insert(&Access::new(digest, bytes, accessed.into()));
     }
 
     /// Takes a blob out of the index; its bytes are counted as reserved until [`State::gone`].
@@ -208,9 +201,8 @@ impl State {
         self.reserved += bytes;
         if self.pinned.contains_key(digest) {
             self.pinned_bytes -= bytes;
-        } else {
-            self.policy.remove(digest);
         }
+        self.policy.remove(digest);
         self.changed.push(*digest);
         Some(bytes)
     }
@@ -239,36 +231,25 @@ impl State {
         }
     }
 
-    /// What to delete next: the oldest partial fill, else the policy's victim. Blobs that are being read
-    /// are put into `spared` instead, since deleting them frees nothing yet; see [`State::spare`].
-    pub(crate) fn victim(&mut self, mut spared: Option<&mut Vec<Digest>>) -> Option<Victim> {
+    /// What to delete next: the oldest partial fill, else the policy's victim that is not pinned. With
+    /// `spare_open`, not one that is being read either, since deleting that frees nothing yet.
+    pub(crate) fn victim(&mut self, spare_open: bool) -> Option<Victim> {
         if let Some((digest, partial)) = self.partials.pop_oldest() {
             return Some(Victim::Partial(digest, partial.bytes));
         }
-        while let Some(digest) = self.policy.evict() {
-            if self.open.contains_key(&digest)
-                && let Some(spared) = &mut spared
-            {
-                spared.push(digest);
-            } else if let Some(bytes) = self.take(&digest) {
+        loop {
+            let Self {
+                policy,
+                pinned,
+                open,
+                ..
+            } = self;
+            let mut held = |digest: &Digest| {
+                pinned.contains_key(digest) || (spare_open && open.contains_key(digest))
+            };
+            let digest = policy.evict(&mut held)?.key;
+            if let Some(bytes) = self.take(&digest) {
                 return Some(Victim::Blob(digest, bytes));
-            }
-        }
-        None
-    }
-
-    /// Gives spared blobs back to the policy.
-    pub(crate) fn spare(&mut self, spared: Vec<Digest>) {
-        for digest in spared {
-            let tick = self.next_tick();
-            if let Some(slot) = self.index.get(&digest)
-                && !self.pinned.contains_key(&digest)
-            {
-                self.policy.insert(Access {
-                    key: digest,
-                    size: slot.footprint(),
-                    tick,
-                });
             }
         }
     }
@@ -321,7 +302,6 @@ impl State {
             && let Some(slot) = self.index.get(&digest)
         {
             self.pinned_bytes += slot.footprint();
-            self.policy.remove(&digest);
         }
     }
 
@@ -335,14 +315,8 @@ impl State {
             return;
         }
         self.pinned.remove(&digest);
-        let tick = self.next_tick();
         if let Some(slot) = self.index.get(&digest) {
             self.pinned_bytes -= slot.footprint();
-            self.policy.insert(Access {
-                key: digest,
-                size: slot.footprint(),
-                tick,
-            });
         }
     }
 }

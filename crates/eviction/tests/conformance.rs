@@ -1,14 +1,12 @@
 //! Every policy runs the one suite.
 
-use pierhead_eviction::{Fifo, Lru};
-use pierhead_testkit::policy::conforms;
+use pierhead_eviction::Named;
+use pierhead_testkit::policy::{CAPACITY, Key, conforms};
 
 #[test]
-fn lru() {
-    conforms(Lru::default);
-}
-
-#[test]
-fn fifo() {
-    conforms(Fifo::default);
+fn every_named_policy() {
+    for named in Named::ALL {
+        println!("{named}");
+        conforms(|| named.build::<Key>(CAPACITY, 1));
+    }
 }

@@ -1,14 +1,37 @@
 //! What every eviction policy owes to the owner of the bytes, whatever it ranks by.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use pierhead_eviction::{Access, Policy};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Bytes of the cache that the suite plays: enough for all of its keys.
+pub const CAPACITY: u64 = 1 << 30;
 
 /// Counted, so that a key which a policy forgets without letting go of it shows.
-pub type Key = Arc<u32>;
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(Arc<u32>);
 
-/// The conformance suite. `new` gives an empty policy, each time with the same seed if it has one.
+impl Serialize for Key {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.as_ref().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        u32::deserialize(deserializer).map(key)
+    }
+}
+
+fn key(n: u32) -> Key {
+    Key(Arc::new(n))
+}
+
+/// The conformance suite. `new` gives an empty policy for a cache of [`CAPACITY`] bytes, each time with
+/// the same seed if it has one.
 ///
 /// # Panics
 /// When the policy breaks a promise of [`Policy`].
@@ -16,36 +39,54 @@ pub fn conforms<P: Policy<Key>>(new: impl Fn() -> P) {
     evicts_each_key_once(new());
     counts_a_key_that_enters_twice_once(new());
     ignores_what_it_does_not_know(new());
+    passes_over_what_is_held(new());
     takes_a_victim_back(new());
-    agrees_with_a_set(new());
+    agrees_with_a_map(new());
     replays_exactly(new(), new());
+    goes_on_where_it_was_saved(&new);
+    refuses_a_state_that_is_not_its_own(&new);
+    costs_little_beside_the_key(new());
     lets_go_of_its_keys(new());
 }
 
 fn access(n: u32, tick: u64) -> Access<Key> {
-    Access {
-        key: Arc::new(n),
-        size: u64::from(n) * 1000 + 1,
-        tick,
-    }
+    Access::new(key(n), u64::from(n) * 1000 + 1, tick)
 }
 
-fn drain(policy: &mut impl Policy<Key>) -> Vec<u32> {
-    std::iter::from_fn(|| policy.evict())
-        .map(|key| *key)
-        .collect()
+fn next(policy: &mut dyn Policy<Key>) -> Option<u32> {
+    let victim = policy.evict(&mut |_| false)?;
+    let n = *victim.key.0;
+    assert_eq!(
+        victim.size,
+        access(n, 0).size,
+        "a victim is as large as it entered"
+    );
+    Some(n)
+}
+
+fn drain(policy: &mut dyn Policy<Key>) -> Vec<u32> {
+    std::iter::from_fn(|| next(policy)).collect()
+}
+
+/// One request, as an owner with room for everything makes it.
+fn request(policy: &mut dyn Policy<Key>, n: u32, tick: u64) {
+    let access = access(n, tick);
+    if !policy.hit(&access) {
+        policy.miss(&access);
+        policy.insert(&access);
+    }
 }
 
 fn evicts_each_key_once(mut policy: impl Policy<Key>) {
     assert!(
-        policy.is_empty() && policy.evict().is_none(),
+        policy.is_empty() && next(&mut policy).is_none(),
         "a new policy knows nothing"
     );
-    (0..100).for_each(|n| policy.insert(access(n, n.into())));
+    (0..100).for_each(|n| policy.insert(&access(n, n.into())));
     assert_eq!(policy.len(), 100);
     let mut victims = drain(&mut policy);
     assert!(
-        policy.is_empty() && policy.evict().is_none(),
+        policy.is_empty() && next(&mut policy).is_none(),
         "nothing is left after the last victim"
     );
     victims.sort_unstable();
@@ -57,22 +98,30 @@ fn evicts_each_key_once(mut policy: impl Policy<Key>) {
 }
 
 fn counts_a_key_that_enters_twice_once(mut policy: impl Policy<Key>) {
-    (0..3).for_each(|tick| policy.insert(access(7, tick)));
-    assert_eq!(policy.len(), 1);
+    (0..3).for_each(|tick| policy.insert(&access(7, tick)));
+    let larger = Access::new(key(7), 1 << 20, 3);
+    policy.insert(&larger);
+    assert!(policy.hit(&larger));
+    assert_eq!(
+        (policy.len(), policy.bytes()),
+        (1, 7001),
+        "a key keeps its size"
+    );
     assert_eq!(drain(&mut policy), [7]);
 }
 
 fn ignores_what_it_does_not_know(mut policy: impl Policy<Key>) {
-    policy.hit(access(1, 0));
-    policy.remove(&Arc::new(1));
-    assert!(policy.is_empty(), "a hit does not let a key in");
-    policy.insert(access(2, 1));
-    policy.insert(access(3, 2));
-    policy.hit(access(1, 3));
-    policy.remove(&Arc::new(1));
-    policy.remove(&Arc::new(3));
-    policy.remove(&Arc::new(3));
-    policy.hit(access(3, 4));
+    assert!(!policy.hit(&access(1, 0)), "nothing is held yet");
+    policy.remove(&key(1));
+    policy.miss(&access(1, 0));
+    assert!(policy.is_empty(), "being asked for does not let a key in");
+    policy.insert(&access(2, 1));
+    policy.insert(&access(3, 2));
+    assert!(!policy.hit(&access(1, 3)));
+    policy.remove(&key(1));
+    policy.remove(&key(3));
+    policy.remove(&key(3));
+    assert!(!policy.hit(&access(3, 4)), "what was removed is not held");
     assert_eq!(
         drain(&mut policy),
         [2],
@@ -80,13 +129,28 @@ fn ignores_what_it_does_not_know(mut policy: impl Policy<Key>) {
     );
 }
 
+fn passes_over_what_is_held(mut policy: impl Policy<Key>) {
+    (0..20).for_each(|n| request(&mut policy, n, n.into()));
+    let mut odd = |key: &Key| *key.0 % 2 == 1;
+    let mut victims: Vec<u32> = std::iter::from_fn(|| policy.evict(&mut odd))
+        .map(|victim| *victim.key.0)
+        .collect();
+    victims.sort_unstable();
+    assert_eq!(victims, [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]);
+    assert_eq!(policy.len(), 10, "what is held back is not forgotten");
+    assert!((1..20).step_by(2).all(|n| policy.contains(&key(n))));
+    let mut victims = drain(&mut policy);
+    victims.sort_unstable();
+    assert_eq!(victims, [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]);
+}
+
 fn takes_a_victim_back(mut policy: impl Policy<Key>) {
-    (0..5).for_each(|n| policy.insert(access(n, n.into())));
-    // As the owner does with one that is pinned; it must come to every other in the end.
+    (0..5).for_each(|n| policy.insert(&access(n, n.into())));
+    // A client that asks for one key over and over must not hide the others.
     let mut victims = Vec::new();
     for tick in 5..10_000 {
-        match policy.evict().map(|key| *key) {
-            Some(0) => policy.insert(access(0, tick)),
+        match next(&mut policy) {
+            Some(0) => request(&mut policy, 0, tick),
             Some(other) => victims.push(other),
             None => break,
         }
@@ -103,31 +167,39 @@ fn takes_a_victim_back(mut policy: impl Policy<Key>) {
     assert_eq!(drain(&mut policy), [0]);
 }
 
-/// The same operations for everybody: `false` asks for a victim, and tells which it was.
-fn run(policy: &mut impl Policy<Key>, mut then: impl FnMut(&mut dyn Policy<Key>, Step)) {
+/// The same operations for everybody.
+fn run(policy: &mut dyn Policy<Key>, mut then: impl FnMut(&mut dyn Policy<Key>, Step)) {
     let mut random = fastrand::Rng::with_seed(0x0c1);
     for tick in 0..20_000 {
         let n = random.u32(..200);
-        let step = match random.u8(..8) {
+        let step = match random.u8(..9) {
             0..=2 => Step::Entered(n),
-            3..=5 => Step::Hit(n),
+            3..=5 => Step::Asked(n),
             6 => Step::Removed(n),
-            _ => Step::Evicted(None),
+            7 => Step::Evicted(None),
+            _ => Step::Missed(n),
         };
         let step = match step {
             Step::Entered(n) => {
-                policy.insert(access(n, tick));
+                policy.insert(&access(n, tick));
                 step
             }
-            Step::Hit(n) => {
-                policy.hit(access(n, tick));
+            Step::Asked(n) => {
+                request(policy, n, tick);
+                step
+            }
+            Step::Missed(n) => {
+                let access = access(n, tick);
+                if !policy.hit(&access) {
+                    policy.miss(&access);
+                }
                 step
             }
             Step::Removed(n) => {
-                policy.remove(&Arc::new(n));
+                policy.remove(&key(n));
                 step
             }
-            Step::Evicted(_) => Step::Evicted(policy.evict().map(|key| *key)),
+            Step::Evicted(_) => Step::Evicted(next(policy)),
         };
         then(policy, step);
     }
@@ -136,17 +208,18 @@ fn run(policy: &mut impl Policy<Key>, mut then: impl FnMut(&mut dyn Policy<Key>,
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Entered(u32),
-    Hit(u32),
+    Asked(u32),
+    Missed(u32),
     Removed(u32),
     Evicted(Option<u32>),
 }
 
-fn agrees_with_a_set(mut policy: impl Policy<Key>) {
+fn agrees_with_a_map(mut policy: impl Policy<Key>) {
     let mut known = BTreeMap::new();
     run(&mut policy, |policy, step| {
         match step {
-            Step::Entered(n) => drop(known.insert(n, ())),
-            Step::Hit(_) => {}
+            Step::Entered(n) | Step::Asked(n) => drop(known.insert(n, access(n, 0).size)),
+            Step::Missed(_) => {}
             Step::Removed(n) => drop(known.remove(&n)),
             Step::Evicted(Some(n)) => assert!(
                 known.remove(&n).is_some(),
@@ -155,7 +228,21 @@ fn agrees_with_a_set(mut policy: impl Policy<Key>) {
             Step::Evicted(None) => assert!(known.is_empty(), "no victim among {}", known.len()),
         }
         assert_eq!(policy.len(), known.len(), "after {step:?}");
+        assert_eq!(
+            policy.bytes(),
+            known.values().sum::<u64>(),
+            "after {step:?}"
+        );
     });
+    let mut seen = BTreeMap::new();
+    policy.visit(&mut |key, size| {
+        assert!(
+            seen.insert(*key.0, size).is_none(),
+            "each key is shown once"
+        );
+    });
+    assert_eq!(seen, known, "all keys are shown");
+    assert!((0..200).all(|n| policy.contains(&key(n)) == known.contains_key(&n)));
 }
 
 fn replays_exactly(mut first: impl Policy<Key>, mut second: impl Policy<Key>) {
@@ -171,21 +258,86 @@ fn replays_exactly(mut first: impl Policy<Key>, mut second: impl Policy<Key>) {
     });
 }
 
+fn goes_on_where_it_was_saved<P: Policy<Key>>(new: &impl Fn() -> P) {
+    let (mut saved, mut restored) = (new(), new());
+    run(&mut saved, |_, _| {});
+    (500..700).for_each(|n| request(&mut saved, n, 20_000));
+    restored
+        .restore(&saved.save())
+        .expect("a policy takes up its own state");
+    assert_eq!(
+        (restored.len(), restored.bytes()),
+        (saved.len(), saved.bytes())
+    );
+    let mut steps = Vec::new();
+    run(&mut saved, |_, step| steps.push(step));
+    let mut expected = steps.into_iter();
+    run(&mut restored, |_, step| {
+        assert_eq!(
+            Some(step),
+            expected.next(),
+            "a restored policy goes on as the saved one"
+        )
+    });
+    assert_eq!(drain(&mut restored), drain(&mut saved));
+}
+
+fn refuses_a_state_that_is_not_its_own<P: Policy<Key>>(new: &impl Fn() -> P) {
+    let (mut policy, mut other) = (new(), new());
+    (0..50).for_each(|n| request(&mut policy, n, 0));
+    (60..70).for_each(|n| request(&mut other, n, 0));
+    let state = other.save();
+    for end in 0..state.len() {
+        assert!(policy.restore(&state[..end]).is_err(), "cut at {end}");
+    }
+    for at in 0..state.len() {
+        let mut state = state.clone();
+        state[at] ^= 1;
+        assert!(policy.restore(&state).is_err(), "byte {at} changed");
+    }
+    assert_eq!(policy.len(), 50, "a refused state changes nothing");
+    assert!((0..50).all(|n| policy.contains(&key(n))));
+}
+
+fn costs_little_beside_the_key(mut policy: impl Policy<Key>) {
+    let before = policy.memory();
+    let count = 40_000;
+    for n in 0..count {
+        policy.insert(&Access::new(key(n), 1, 0));
+    }
+    let entries = policy.memory().saturating_sub(before);
+    let bound = count as usize * (size_of::<Key>() + 64);
+    assert!(
+        entries <= bound,
+        "{entries} bytes for {count} keys, not {bound}"
+    );
+    assert!(
+        entries >= count as usize * size_of::<Key>(),
+        "the keys count too"
+    );
+}
+
 fn lets_go_of_its_keys(mut policy: impl Policy<Key>) {
-    let keys: Vec<Key> = (0..30).map(Arc::new).collect();
+    let keys: Vec<Key> = (0..30).map(key).collect();
     let entering = |key: &Key, tick| Access {
-        key: Arc::clone(key),
-        size: 1,
-        tick,
+        key: key.clone(),
+        ..access(*key.0, tick)
     };
-    keys.iter().for_each(|key| policy.insert(entering(key, 0)));
-    keys.iter().for_each(|key| policy.insert(entering(key, 1)));
-    keys.iter().for_each(|key| policy.hit(entering(key, 2)));
+    keys.iter().for_each(|key| policy.insert(&entering(key, 0)));
+    for key in &keys {
+        assert!(policy.hit(&entering(key, 2)));
+    }
     keys.iter().take(10).for_each(|key| policy.remove(key));
-    (0..10).for_each(|_| drop(policy.evict()));
+    let held = |key: &Key| Arc::strong_count(&key.0) - 1;
+    assert!(
+        keys.iter().take(10).all(|key| held(key) == 0),
+        "a key that was removed is held no longer, not as a ghost either"
+    );
     drop(drain(&mut policy));
     assert!(
-        keys.iter().all(|key| Arc::strong_count(key) == 1),
-        "a key that left is held no longer"
+        keys.iter().all(|key| held(key) <= 1),
+        "a key that was evicted is remembered once at most"
     );
+    drop(policy);
+    assert!(keys.iter().all(|key| held(key) == 0));
 }

@@ -1,0 +1,74 @@
+//! The policies by the names that the configuration and `pierhead replay` know them by.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::{Key, Lru, Policy, lru};
+
+/// A policy that can be made without knowing the future, with its documented default parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Named {
+    /// [`Lru`].
+    Lru,
+}
+
+/// No policy has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no eviction policy is called {0:?}; there are: {names}", names = Named::names())]
+pub struct UnknownPolicy(pub String);
+
+impl Named {
+    /// All of them, in the order in which they are listed to people.
+    pub const ALL: &[Self] = &[Self::Lru];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lru => lru::NAME,
+        }
+    }
+
+    /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
+    // Some need neither.
+    #[allow(unused_variables)]
+    pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
+        match self {
+            Self::Lru => Box::new(Lru::new()),
+        }
+    }
+
+    fn names() -> String {
+        let names: Vec<&str> = Self::ALL.iter().map(|named| named.name()).collect();
+        names.join(", ")
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Named {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.iter().find(|named| named.name() == name);
+        found.copied().ok_or_else(|| UnknownPolicy(name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_and_another_is_told_which_there_are() {
+        for named in Named::ALL {
+            assert_eq!(named.name().parse(), Ok(*named));
+        }
+        let error = "belayd".parse::<Named>().map_err(|error| error.to_string());
+        assert!(error.is_err_and(|text| text.contains("\"belayd\"") && text.contains("lru")));
+    }
+}

@@ -1,0 +1,133 @@
+//! What every policy promises to the owner of the bytes.
+
+use crate::{Access, StateError};
+
+/// A key that shall go, and the size that it entered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim<K> {
+    /// What to delete.
+    pub key: K,
+    /// The bytes that this frees.
+    pub size: u64,
+}
+
+/// Ranks keys for removal. Every implementer runs the conformance suite of `testkit`.
+///
+/// Calls are O(1) or O(log n) in the keys held, and at most 64 bytes beside the key are kept for each;
+/// what remembers keys that left (a ghost) keeps at most about as many as are held.
+pub trait Policy<K>: Send {
+    /// A key was asked for: counts it and says `true` when it is held, else says `false` and changes
+    /// nothing. Called once for each request.
+    fn hit(&mut self, access: &Access<K>) -> bool;
+
+    /// A key that is not held was asked for, whether or not it will enter: for those that remember
+    /// more than they hold. Called once, after [`Policy::hit`] said `false` and before room is made.
+    fn miss(&mut self, _access: &Access<K>) {}
+
+    /// Whether a key had better go past the cache, because of its size.
+    fn refuses(&self, _access: &Access<K>) -> bool {
+        false
+    }
+
+    /// A key entered the cache. One that is held already stays as it is.
+    fn insert(&mut self, access: &Access<K>);
+
+    /// A key left the cache for a reason of its owner's. An unknown one is ignored; a held one leaves no
+    /// ghost.
+    fn remove(&mut self, key: &K);
+
+    /// Names the next victim and lets go of it. A key of which `held` says `true` (pinned, being read)
+    /// is passed over and keeps what is known about it. `None` when there is no other.
+    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>>;
+
+    /// Whether a key is held; counts nothing.
+    fn contains(&self, key: &K) -> bool;
+
+    /// How many keys are held.
+    fn len(&self) -> usize;
+
+    /// Whether none is.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sizes of all keys held, together.
+    fn bytes(&self) -> u64;
+
+    /// Shows each key held and its size, the next victims first as far as there is an order.
+    fn visit(&self, visit: &mut dyn FnMut(&K, u64));
+
+    /// The bound of the owner changed; queues that are a share of it follow as keys come and go.
+    fn resize(&mut self, _capacity: u64) {}
+
+    /// Bytes of memory that all this takes, the keys' own heap apart.
+    fn memory(&self) -> usize;
+
+    /// Everything that the ranking depends on, as bytes for [`Policy::restore`].
+    fn save(&self) -> Vec<u8>;
+
+    /// Goes on where a policy of the same kind was when it was saved; its parameters are this one's.
+    ///
+    /// # Errors
+    /// [`StateError`] when the bytes are of another version or policy, truncated or damaged; then this
+    /// policy is as it was.
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError>;
+}
+
+impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
+    fn hit(&mut self, access: &Access<K>) -> bool {
+        (**self).hit(access)
+    }
+
+    fn miss(&mut self, access: &Access<K>) {
+        (**self).miss(access);
+    }
+
+    fn refuses(&self, access: &Access<K>) -> bool {
+        (**self).refuses(access)
+    }
+
+    fn insert(&mut self, access: &Access<K>) {
+        (**self).insert(access);
+    }
+
+    fn remove(&mut self, key: &K) {
+        (**self).remove(key);
+    }
+
+    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
+        (**self).evict(held)
+    }
+
+    fn contains(&self, key: &K) -> bool {
+        (**self).contains(key)
+    }
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn bytes(&self) -> u64 {
+        (**self).bytes()
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
+        (**self).visit(visit);
+    }
+
+    fn resize(&mut self, capacity: u64) {
+        (**self).resize(capacity);
+    }
+
+    fn memory(&self) -> usize {
+        (**self).memory()
+    }
+
+    fn save(&self) -> Vec<u8> {
+        (**self).save()
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        (**self).restore(saved)
+    }
+}
