@@ -226,10 +226,15 @@ fn serve(folder: &Path, settings: &Settings, port: u16) -> Result<(Daemon, Socke
             "filesystem": { "rootdirectory": folder },
             // Its start would otherwise be followed by a walk over everything.
             "maintenance": { "uploadpurging": { "enabled": false } },
+            "delete": { "enabled": true },
         },
         "http": http,
-        // Layers from elsewhere are a part of the spec that it takes only when told.
-        "validation": { "manifests": { "urls": { "allow": ["^https://"] } } },
+        // Parts of the spec that it takes only when told: layers from elsewhere, and indexes of
+        // what is not all here.
+        "validation": { "manifests": {
+            "urls": { "allow": ["^https://"] },
+            "indexes": { "platforms": "none" },
+        } },
     });
     if let Some(auth) = &settings.auth {
         config["auth"] = auth.clone();

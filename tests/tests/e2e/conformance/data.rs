@@ -91,6 +91,11 @@ pub(crate) fn families() -> Vec<Family> {
         ("data in descriptors", data_field),
         ("layers from elsewhere", foreign_layers),
         ("unknown fields", unknown_fields),
+        ("parts that are missing", sparse),
+        ("well known blobs", |it| well_known(it, Hash::Sha256)),
+        ("well known blobs, sha512", |it| {
+            well_known(it, Hash::Sha512)
+        }),
         ("no layers", |it| {
             let root = it.image(0, json!({}));
             it.tag("no-layers", &root);
@@ -99,6 +104,18 @@ pub(crate) fn families() -> Vec<Family> {
             it.hash = Hash::Sha512;
             let entries = [it.image(2, json!({})), it.image(2, json!({}))];
             it.list(&entries, json!({}));
+        }),
+        ("tags of sha512", |it| {
+            it.hash = Hash::Sha512;
+            let entries = [it.image(1, json!({}))];
+            let root = it.list(&entries, json!({}));
+            for (tag, of) in [
+                ("long-1", &entries[0]),
+                ("long-2", &root),
+                ("long-3", &root),
+            ] {
+                it.tag(tag, of);
+            }
         }),
         ("docker", docker),
         ("spacing of its own", spaced),
@@ -292,6 +309,24 @@ fn unknown_fields(it: &mut Family) {
     it.tag("unknown-fields", &root);
 }
 
+/// What nobody has pushed of an image and of an index does not keep the rest from being read.
+fn sparse(it: &mut Family) {
+    let layers = [it.layer(), it.absent(LAYER)];
+    let config = it.config();
+    let root = it.manifest(MANIFEST, json!({ "config": config, "layers": layers }));
+    it.tag("sparse-image", &root);
+    let entries = [it.image(1, json!({})), it.absent(MANIFEST)];
+    let root = it.list(&entries, json!({}));
+    it.tag("sparse-index", &root);
+}
+
+/// Digests that half the world shares: of nothing, and of `{}`.
+fn well_known(it: &mut Family, hash: Hash) {
+    it.hash = hash;
+    it.blob(LAYER, Vec::new());
+    it.blob(EMPTY, b"{}".to_vec());
+}
+
 fn docker(it: &mut Family) {
     let mut entries = Vec::new();
     for _ in 0..2 {
@@ -334,6 +369,12 @@ impl Family {
             self.blobs.push((digest, bytes));
         }
         descriptor
+    }
+
+    /// Describes what is never pushed.
+    fn absent(&mut self, media_type: &str) -> Value {
+        let bytes = self.random(64);
+        json!({ "mediaType": media_type, "digest": self.hash.of(&bytes), "size": bytes.len() })
     }
 
     fn layer(&mut self) -> Value {

@@ -72,6 +72,21 @@ impl Place<'_> {
         ensure!(done.status == 201, "PUT {path}: {} {said}", done.status);
         Ok(())
     }
+
+    /// Takes a tag away.
+    pub(crate) fn untag(&self, repository: &str, tag: &str) -> Result<()> {
+        let address = match self {
+            Self::Real(address) => *address,
+            Self::Fake(fake) => {
+                fake.untag(repository, tag);
+                return Ok(());
+            }
+        };
+        let path = format!("/v2/{repository}/manifests/{tag}");
+        let done = ask(address, &Request::new("DELETE", &path))?;
+        ensure!(done.status == 202, "DELETE {path}: {}", done.status);
+        Ok(())
+    }
 }
 
 /// With a length, also when that is 0.

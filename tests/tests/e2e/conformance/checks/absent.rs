@@ -1,0 +1,140 @@
+//! What is not there, not yet, or not any more.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::{
+    super::data::{Family, Hash, MOVED},
+    ACCEPT, Reader, Report, short,
+};
+
+/// The codes that the spec lists.
+const CODES: [&str; 14] = [
+    "BLOB_UNKNOWN",
+    "BLOB_UPLOAD_INVALID",
+    "BLOB_UPLOAD_UNKNOWN",
+    "DIGEST_INVALID",
+    "MANIFEST_BLOB_UNKNOWN",
+    "MANIFEST_INVALID",
+    "MANIFEST_UNKNOWN",
+    "NAME_INVALID",
+    "NAME_UNKNOWN",
+    "SIZE_INVALID",
+    "UNAUTHORIZED",
+    "DENIED",
+    "UNSUPPORTED",
+    "TOOMANYREQUESTS",
+];
+
+impl Reader<'_> {
+    /// Before anything is pushed.
+    pub(super) fn empty(&self, report: &mut Report) {
+        let tags = || {
+            let answer = self.ask("GET", "tags/list", &[])?;
+            ensure!(matches!(answer.status, 200 | 404), "{}", answer.status);
+            Ok(())
+        };
+        report.note("empty: tags".into(), tags());
+        let nobody = Hash::Sha256.of(b"nobody");
+        report.note(
+            "empty: referrers".into(),
+            self.index_of(&format!("referrers/{nobody}"))
+                .and_then(|index| {
+                    ensure!(index["manifests"] == Value::Array(Vec::new()), "{index}");
+                    Ok(())
+                }),
+        );
+    }
+
+    /// What is not there is a 404 with an error that the spec knows, by GET and by HEAD.
+    pub(super) fn absent(&self, report: &mut Report) {
+        let (sha256, sha512) = (Hash::Sha256.of(b"absent"), Hash::Sha512.of(b"absent"));
+        for (name, rest, statuses) in [
+            ("blob", format!("blobs/{sha256}"), [404, 404]),
+            ("blob, sha512", format!("blobs/{sha512}"), [404, 404]),
+            ("manifest", format!("manifests/{sha256}"), [404, 404]),
+            (
+                "manifest, sha512",
+                format!("manifests/{sha512}"),
+                [404, 404],
+            ),
+            ("tag", "manifests/absent".to_owned(), [404, 404]),
+            (
+                "tag that cannot be",
+                "manifests/.absent".to_owned(),
+                [404, 404],
+            ),
+            (
+                "manifest without sense",
+                "manifests/sha256:absent".to_owned(),
+                [404, 400],
+            ),
+            (
+                "blob without sense",
+                "blobs/sha256:absent".to_owned(),
+                [404, 400],
+            ),
+        ] {
+            let get = || {
+                let answer = self.ask("GET", &rest, ACCEPT)?;
+                ensure!(statuses.contains(&answer.status), "{}", answer.status);
+                let errors: Value = serde_json::from_slice(&answer.body)?;
+                let code = errors["errors"][0]["code"].as_str().context("no code")?;
+                ensure!(CODES.contains(&code), "the spec has no code {code}");
+                Ok(())
+            };
+            report.note(format!("absent: GET {name}"), get());
+            let head = || {
+                let answer = self.ask("HEAD", &rest, ACCEPT)?;
+                ensure!(statuses.contains(&answer.status), "{}", answer.status);
+                ensure!(answer.body.is_empty(), "a HEAD with a body");
+                Ok(())
+            };
+            report.note(format!("absent: HEAD {name}"), head());
+        }
+    }
+
+    /// A tag that was there, and asked for, and was taken away.
+    pub(super) fn removed(&self, family: &Family, report: &mut Report) {
+        let Some((tag, _)) = family.tags.first() else {
+            return;
+        };
+        report.note(
+            "removed: tag".into(),
+            self.place.untag(self.repository, tag),
+        );
+        for method in ["HEAD", "GET"] {
+            let answer = self.ask(method, &format!("manifests/{tag}"), ACCEPT);
+            let outcome = answer.and_then(|it| {
+                ensure!(it.status == 404, "{}", it.status);
+                Ok(())
+            });
+            report.note(format!("removed: {method} tag"), outcome);
+        }
+        let gone = || {
+            let tags = self.list("tags/list")?;
+            ensure!(!tags.iter().any(|it| it == tag), "{tag} is listed");
+            Ok(())
+        };
+        report.note("removed: tags".into(), gone());
+    }
+
+    /// Tags and digests that are about to be pushed are not there, and that must not be remembered.
+    pub(super) fn absent_before(&self, family: &Family, report: &mut Report) {
+        // Of a tag that moves, and of content that several families share, something is there.
+        if family.name == MOVED {
+            return;
+        }
+        for (tag, _) in &family.tags {
+            let answer = self.ask("HEAD", &format!("manifests/{tag}"), ACCEPT);
+            let outcome = answer.and_then(|it| {
+                ensure!(it.status == 404, "{}", it.status);
+                Ok(())
+            });
+            report.note(
+                format!("{}: not there before: tag {}", family.name, short(tag)),
+                outcome,
+            );
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Lists of tags and of referrers.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, bail, ensure};
+use pierhead_testkit::http::{Request, Response};
+use serde_json::Value;
+
+use super::{
+    super::data::{Family, INDEX, Referrer},
+    Reader, Report, has,
+};
+use crate::ask::ask;
+
+impl Reader<'_> {
+    /// All tags of the family are listed, and `last` starts after the one that it names.
+    pub(super) fn tags(&self, family: &Family) -> Result<()> {
+        let all = self.list("tags/list")?;
+        for (tag, _) in &family.tags {
+            ensure!(all.iter().any(|it| it == tag), "{tag} is not listed");
+        }
+        let mut sorted = all;
+        sorted.sort_unstable();
+        if let Some(last) = sorted.len().checked_sub(1).map(|end| &sorted[end / 2]) {
+            let rest = self.list(&format!("tags/list?last={last}"))?;
+            let expected: Vec<&String> = sorted.iter().filter(|tag| *tag > last).collect();
+            ensure!(
+                rest.iter().collect::<BTreeSet<_>>() == expected.into_iter().collect(),
+                "after {last}: {rest:?}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Pages of each size give all tags in lexical order, by following the links.
+    pub(super) fn pages(&self, report: &mut Report) {
+        let whole = self.list("tags/list");
+        for n in [1, 2, 7, 1000] {
+            let walk = || {
+                let mut all = Vec::new();
+                let mut next = Some(format!("/v2/{}/tags/list?n={n}", self.repository));
+                while let Some(path) = next {
+                    let answer = ask(self.from, &Request::get(&path))?;
+                    ensure!(answer.status == 200, "{path}: {}", answer.status);
+                    let page = tags_of(&answer)?;
+                    ensure!(page.len() <= n, "{} tags on a page of {n}", page.len());
+                    all.extend(page);
+                    next = answer.header("link").map(link).transpose()?;
+                    ensure!(all.len() < 10_000, "the pages have no end");
+                }
+                let whole = whole.as_ref().ok().context("no list to compare with")?;
+                ensure!(all == *whole, "{all:?} instead of {whole:?}");
+                let mut sorted = all.clone();
+                sorted.sort_unstable();
+                ensure!(all == sorted, "not in lexical order");
+                Ok(())
+            };
+            report.note(format!("tags by pages of {n}"), walk());
+        }
+        let none = || {
+            let answer = self.ask("GET", "tags/list?n=0", &[])?;
+            ensure!(answer.status == 200, "{}", answer.status);
+            ensure!(tags_of(&answer)?.is_empty(), "n=0 asks for none");
+            ensure!(answer.header("link").is_none(), "n=0 with a next page");
+            Ok(())
+        };
+        report.note("tags by pages of 0".into(), none());
+    }
+
+    pub(super) fn list(&self, rest: &str) -> Result<Vec<String>> {
+        let answer = self.ask("GET", rest, &[])?;
+        ensure!(answer.status == 200, "{rest}: {}", answer.status);
+        tags_of(&answer)
+    }
+
+    pub(super) fn referrers(&self, subject: &str, expected: &[&Referrer]) -> Result<()> {
+        let index = self.index_of(&format!("referrers/{subject}"))?;
+        for referrer in expected {
+            listed(&index, &referrer.descriptor)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn filtered(&self, subject: &str, kind: &str, expected: &[&Referrer]) -> Result<()> {
+        let encoded = kind.replace('/', "%2F").replace('+', "%2B");
+        let rest = format!("referrers/{subject}?artifactType={encoded}");
+        let index = self.index_of(&rest)?;
+        let answer = self.ask("GET", &rest, &[])?;
+        has(&answer, "oci-filters-applied", "artifactType")?;
+        for referrer in expected {
+            match listed(&index, &referrer.descriptor) {
+                Ok(()) if referrer.descriptor["artifactType"] != kind => bail!("not only {kind}"),
+                Err(error) if referrer.descriptor["artifactType"] == kind => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn index_of(&self, rest: &str) -> Result<Value> {
+        let answer = self.ask("GET", rest, &[])?;
+        ensure!(answer.status == 200, "{rest}: {}", answer.status);
+        has(&answer, "content-type", INDEX)?;
+        let index: Value = serde_json::from_slice(&answer.body)?;
+        ensure!(
+            index["mediaType"] == INDEX && index["schemaVersion"] == 2,
+            "no index: {index}"
+        );
+        Ok(index)
+    }
+}
+
+fn listed(index: &Value, wanted: &Value) -> Result<()> {
+    let fits = |entry: &Value| {
+        ["mediaType", "digest", "size", "artifactType"]
+            .iter()
+            .all(|key| entry[key] == wanted[key])
+            && wanted["annotations"].as_object().is_none_or(|all| {
+                all.iter()
+                    .all(|(key, value)| entry["annotations"][key] == *value)
+            })
+    };
+    let entries = index["manifests"].as_array().context("no list")?;
+    ensure!(entries.iter().any(fits), "{wanted} is missing");
+    Ok(())
+}
+
+fn tags_of(answer: &Response) -> Result<Vec<String>> {
+    let list: Value = serde_json::from_slice(&answer.body)?;
+    // `null` is what some send for none.
+    let tags = list["tags"].as_array().cloned().unwrap_or_default();
+    let tags = tags.iter().map(|tag| tag.as_str().map(str::to_owned));
+    tags.collect::<Option<_>>().context("a tag that is no text")
+}
+
+/// The target of a `Link` to the next page, which may be a whole URL.
+fn link(value: &str) -> Result<String> {
+    let (target, rest) = value
+        .strip_prefix('<')
+        .and_then(|rest| rest.split_once('>'))
+        .context("no link")?;
+    ensure!(rest.contains("rel=\"next\""), "{value}");
+    match target
+        .strip_prefix("http://")
+        .and_then(|it| it.find('/').map(|at| &it[at..]))
+    {
+        Some(path) => Ok(path.to_owned()),
+        None => Ok(target.to_owned()),
+    }
+}

@@ -1,0 +1,156 @@
+//! What a reader may expect of a registry, each expectation a check with a name of its own.
+
+mod absent;
+mod content;
+mod lists;
+mod ranges;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
+
+use anyhow::{Result, ensure};
+use pierhead_testkit::http::{End, Request, Response};
+
+use super::{
+    data::{Family, INDEX, MANIFEST},
+    place::Place,
+};
+use crate::ask::ask;
+
+/// Which checks held.
+#[derive(Default)]
+pub(crate) struct Report {
+    pub(crate) passed: BTreeSet<String>,
+    /// With the reason.
+    pub(crate) failed: BTreeMap<String, String>,
+}
+
+impl Report {
+    fn note(&mut self, name: String, outcome: Result<()>) {
+        let known = self.passed.contains(&name) || self.failed.contains_key(&name);
+        assert!(!known, "two checks are called {name}");
+        match outcome {
+            Ok(()) => drop(self.passed.insert(name)),
+            Err(error) => drop(self.failed.insert(name, format!("{error:#}"))),
+        }
+    }
+}
+
+/// Reads from one address, in one repository, what is pushed somewhere.
+pub(crate) struct Reader<'a> {
+    pub(crate) place: Place<'a>,
+    pub(crate) from: SocketAddr,
+    pub(crate) repository: &'a str,
+}
+
+impl Reader<'_> {
+    /// Everything, in the order of somebody who pushes and looks at once: what is not there yet is
+    /// asked for before, so that a memory of absence shows.
+    pub(crate) fn at_once(&self, families: &[Family]) -> Result<Report> {
+        let mut report = Report::default();
+        report.note("base".into(), self.base());
+        self.empty(&mut report);
+        self.absent(&mut report);
+        self.ranges(&mut report)?;
+        for family in families {
+            self.absent_before(family, &mut report);
+            self.push(family, &mut report);
+            self.family(family, &mut report);
+        }
+        self.pages(&mut report);
+        if let Some(last) = families.last() {
+            self.removed(last, &mut report);
+        }
+        Ok(report)
+    }
+
+    /// The same for content that was pushed before anybody asked, and does not change.
+    pub(crate) fn later(&self, families: &[Family]) -> Result<Report> {
+        let mut report = Report::default();
+        for family in families {
+            self.push(family, &mut report);
+        }
+        report.note("base".into(), self.base());
+        self.absent(&mut report);
+        self.ranges(&mut report)?;
+        for family in families {
+            self.family(family, &mut report);
+        }
+        self.pages(&mut report);
+        Ok(report)
+    }
+
+    /// Not what is compared, but what follows rests on it.
+    fn push(&self, family: &Family, report: &mut Report) {
+        let mut note =
+            |what: String, outcome| report.note(format!("{}: push {what}", family.name), outcome);
+        for (nth, (digest, bytes)) in family.blobs.iter().enumerate() {
+            let pushed = self.place.blob(self.repository, digest, bytes);
+            note(format!("blob {nth}"), pushed);
+        }
+        for (nth, document) in family.documents.iter().enumerate() {
+            let pushed = self.place.manifest(self.repository, None, document);
+            note(format!("manifest {nth}"), pushed);
+        }
+        for (tag, nth) in &family.tags {
+            let document = &family.documents[*nth];
+            let pushed = self.place.manifest(self.repository, Some(tag), document);
+            note(format!("tag {}", short(tag)), pushed);
+        }
+    }
+
+    fn ask(&self, method: &str, rest: &str, headers: &[(&str, &str)]) -> Result<Response> {
+        let path = format!("/v2/{}/{rest}", self.repository);
+        let mut request = Request::new(method, path);
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        let answer = ask(self.from, &request)?;
+        ensure!(
+            answer.end == End::Clean,
+            "{method} {rest}: the body was cut"
+        );
+        Ok(answer)
+    }
+
+    fn base(&self) -> Result<()> {
+        let answer = ask(self.from, &Request::get("/v2/"))?;
+        ensure!(answer.status == 200, "{}", answer.status);
+        Ok(())
+    }
+}
+
+/// Two lines, as clients send them that know several types.
+const ACCEPT: &[(&str, &str)] = &[
+    ("accept", INDEX),
+    ("accept", MANIFEST),
+    (
+        "accept",
+        "application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json",
+    ),
+];
+
+fn has(answer: &Response, name: &str, value: &str) -> Result<()> {
+    let found = answer.header(name);
+    ensure!(
+        found == Some(value),
+        "{name}: {found:?} instead of {value:?}"
+    );
+    Ok(())
+}
+
+/// The spec wants it to be right where it is sent, and sent where it can be.
+fn may_have(answer: &Response, name: &str, value: &str) -> Result<()> {
+    let found = answer.header(name);
+    ensure!(
+        found.is_none_or(|it| it == value),
+        "{name}: {found:?} instead of {value:?}"
+    );
+    Ok(())
+}
+
+fn short(tag: &str) -> &str {
+    &tag[..tag.len().min(20)]
+}

@@ -1,0 +1,62 @@
+//! Parts of blobs.
+
+use anyhow::{Result, ensure};
+
+use super::{super::data::Hash, Reader, Report, has};
+
+/// First and last byte of what a range of 2048 bytes selects; none for what cannot be.
+const RANGES: &[(&str, Option<(usize, usize)>)] = &[
+    ("bytes=500-1499", Some((500, 1499))),
+    ("bytes=500-", Some((500, 2047))),
+    ("bytes=-500", Some((1548, 2047))),
+    ("bytes=2000-5000", Some((2000, 2047))),
+    ("bytes=0-0", Some((0, 0))),
+    ("bytes=0-", Some((0, 2047))),
+    ("bytes=2047-", Some((2047, 2047))),
+    ("bytes=500-0", None),
+    ("bytes=2048-", None),
+    ("bytes=5000-10000", None),
+];
+
+impl Reader<'_> {
+    /// Cold, then from wherever it is by then.
+    pub(super) fn ranges(&self, report: &mut Report) -> Result<()> {
+        for (hash, name) in [(Hash::Sha256, "sha256"), (Hash::Sha512, "sha512")] {
+            for temperature in ["cold", "warm"] {
+                // A cold blob for each of the cold ones.
+                for (nth, (range, expected)) in RANGES.iter().enumerate() {
+                    let mut bytes = vec![0; 2048];
+                    let blob = if temperature == "cold" { nth } else { 0 };
+                    fastrand::Rng::with_seed(500 + blob as u64).fill(&mut bytes);
+                    let digest = hash.of(&bytes);
+                    self.place.blob(self.repository, &digest, &bytes)?;
+                    let outcome = self.range(&digest, &bytes, range, *expected);
+                    report.note(format!("range, {name}, {temperature}: {range}"), outcome);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn range(
+        &self,
+        digest: &str,
+        bytes: &[u8],
+        range: &str,
+        expected: Option<(usize, usize)>,
+    ) -> Result<()> {
+        let answer = self.ask("GET", &format!("blobs/{digest}"), &[("range", range)])?;
+        let Some((first, last)) = expected else {
+            ensure!(answer.status == 416, "{}", answer.status);
+            return Ok(());
+        };
+        ensure!(answer.status == 206, "{}", answer.status);
+        ensure!(answer.body == bytes[first..=last], "other bytes");
+        has(&answer, "content-length", &(last - first + 1).to_string())?;
+        has(
+            &answer,
+            "content-range",
+            &format!("bytes {first}-{last}/{}", bytes.len()),
+        )
+    }
+}
