@@ -27,6 +27,7 @@ mod simulated;
 mod table;
 
 pub mod lru;
+pub mod trace;
 
 pub use access::{Access, Key};
 pub use admission::Admission;
