@@ -60,6 +60,14 @@ pub trait Policy<K>: Send {
     /// The bound of the owner changed; queues that are a share of it follow as keys come and go.
     fn resize(&mut self, _capacity: u64) {}
 
+    /// Does a little of what is put off while requests are answered, such as training a model: well
+    /// under a millisecond, and no more in all than the requests so far have earned. `true` when there is
+    /// more to do now. An owner calls it when it has time, off the path of requests; one that never does
+    /// loses nothing but what would have been learned. A replay calls it after each request.
+    fn idle(&mut self) -> bool {
+        false
+    }
+
     /// Bytes of memory that all this takes, the keys' own heap apart.
     fn memory(&self) -> usize;
 
@@ -117,6 +125,10 @@ impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
 
     fn resize(&mut self, capacity: u64) {
         (**self).resize(capacity);
+    }
+
+    fn idle(&mut self) -> bool {
+        (**self).idle()
     }
 
     fn memory(&self) -> usize {

@@ -40,8 +40,14 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
     }
 
     /// One request. The sizes of what is held never exceed the bound, also not for a moment: what is
-    /// larger than the whole cache goes past it.
+    /// larger than the whole cache goes past it. What the policy put off is done after it ([`Policy::idle`]).
     pub fn request(&mut self, access: &Access<K>) -> Outcome {
+        let outcome = self.answer(access);
+        self.policy.idle();
+        outcome
+    }
+
+    fn answer(&mut self, access: &Access<K>) -> Outcome {
         if self.policy.hit(access) {
             if let Some(admission) = &mut self.admission {
                 admission.hit(access);
