@@ -18,21 +18,28 @@
 
 mod access;
 mod admission;
+mod heap;
 mod named;
+mod parameter;
 #[cfg(test)]
 mod play;
 mod policy;
+mod ranked;
 mod saved;
 mod simulated;
 mod table;
 
+pub mod gdsf;
 pub mod lru;
 pub mod trace;
 
 pub use access::{Access, Key};
 pub use admission::Admission;
+pub use gdsf::Gdsf;
 pub use lru::Lru;
 pub use named::{Named, UnknownPolicy};
+pub use parameter::ParameterError;
 pub use policy::{Policy, Victim};
+pub use ranked::{Ranked, Rule};
 pub use saved::StateError;
 pub use simulated::{Outcome, Simulated};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Key, Lru, Policy, lru};
+use crate::{Gdsf, Key, Lru, Policy, gdsf, lru};
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +11,8 @@ use crate::{Key, Lru, Policy, lru};
 pub enum Named {
     /// [`Lru`].
     Lru,
+    /// [`Gdsf`].
+    Gdsf,
 }
 
 /// No policy has this name.
@@ -20,12 +22,13 @@ pub struct UnknownPolicy(pub String);
 
 impl Named {
     /// All of them, in the order in which they are listed to people.
-    pub const ALL: &[Self] = &[Self::Lru];
+    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
+            Self::Gdsf => gdsf::NAME,
         }
     }
 
@@ -35,6 +38,7 @@ impl Named {
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Lru => Box::new(Lru::new()),
+            Self::Gdsf => Box::new(Gdsf::default()),
         }
     }
 

@@ -189,6 +189,16 @@ impl<K: Key, T> Table<K, T> {
         some(self.slots[slot.0 as usize].previous)
     }
 
+    /// Where an entry that is on no list is in the order of whoever keeps it.
+    pub(crate) fn place(&self, slot: Slot) -> usize {
+        self.slots[slot.0 as usize].previous as usize
+    }
+
+    /// Notes where an entry is in such an order, which is no longer than this table.
+    pub(crate) fn set_place(&mut self, slot: Slot, place: usize) {
+        self.slots[slot.0 as usize].previous = u32::try_from(place).unwrap_or(NIL);
+    }
+
     fn size(&self, slot: Slot) -> u64 {
         self.slots[slot.0 as usize]
             .entry
