@@ -200,12 +200,17 @@ impl Client for Containerd {
         }
         let left = self.contents()?;
         ensure!(left.is_empty(), "contents outlive their images: {left:?}");
-        // What a pull that failed left half way: the next one would go on with its bytes, right or wrong.
-        let ingest = self
+        let content = self
             .data
             .path()
-            .join("root/io.containerd.content.v1.content/ingest");
-        for left in fs::read_dir(ingest).into_iter().flatten() {
+            .join("root/io.containerd.content.v1.content");
+        // Its files are left to the next collection, and until then a pull finds them without asking anybody.
+        let lease = self.ctr(&["leases", "create"])?;
+        self.ctr(&["leases", "delete", "--sync", lease.trim()])?;
+        let left = fs::read_dir(content.join("blobs/sha256")).map_or(0, Iterator::count);
+        ensure!(left == 0, "{left} files outlive their contents");
+        // What a pull that failed left half way: the next one would go on with its bytes, right or wrong.
+        for left in fs::read_dir(content.join("ingest")).into_iter().flatten() {
             fs::remove_dir_all(left?.path())?;
         }
         Ok(())
