@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
+use pierhead_oci::Registry;
 use pierhead_remote::Senders;
+use tokio::sync::mpsc::Sender;
 
 use crate::access::Clean;
 use crate::error::is_wrong;
 use crate::lead::Lead;
-use crate::limits::Ticket;
+use crate::limits::{Ticket, Turn};
 use crate::service::Inner;
 use crate::source::Wanted;
 
@@ -22,13 +24,40 @@ pub(crate) fn start(
     ticket: Ticket,
 ) {
     tokio::spawn(async move {
-        let _turn = inner.limits.turn(ticket, &wanted.registry).await;
+        let _turn = turn(&inner, &wanted, ticket, &lead).await;
         // How it ended is known to the fill's readers; nobody else waits.
         let _ = run(&inner, &wanted, fill, &AtomicU64::new(0)).await;
         // In this order: while it counts as clean, no other registry fills it.
         drop(clean);
         drop(lead);
     });
+}
+
+/// Waits until the fill has its turn: that of whoever began it, or of another who waits for it, whichever
+/// comes first.
+pub(crate) async fn turn(inner: &Inner, wanted: &Wanted, ticket: Ticket, lead: &Lead) -> Turn {
+    let mut offered = lead.offered(&wanted.client);
+    let other = async {
+        match &mut offered {
+            Some(offered) => offered.recv().await,
+            None => None,
+        }
+    };
+    tokio::select! {
+        turn = inner.limits.turn(ticket, &wanted.registry) => turn,
+        Some(turn) = other => turn,
+    }
+}
+
+/// Waits for a turn on behalf of a fill that somebody else began, until it has one.
+pub(crate) async fn offer(inner: &Inner, ticket: Ticket, registry: &Registry, fill: Sender<Turn>) {
+    tokio::select! {
+        turn = inner.limits.turn(ticket, registry) => {
+            // When another was quicker, this one is given back.
+            let _ = fill.try_send(turn);
+        }
+        () = fill.closed() => {}
+    }
 }
 
 /// Fetches to the end and commits. `arrived` counts bytes as they come.

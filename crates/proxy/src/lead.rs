@@ -1,13 +1,17 @@
 //! Which registry leads the fill of a digest.
 //!
 //! Anybody can name any registry for any digest. So a fill is shared only by those who mean the same
-//! registry: one that lies, drips or hangs is the trouble of those who asked for it.
+//! registry: one that lies, drips or hangs is the trouble of those who asked for it. And a fill that waits for its
+//! turn takes the first that any of its clients has: whoever asked first cannot hold it up for the others.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pierhead_oci::{Digest, Registry};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use crate::limits::{Client, Turn};
 
 type Table = Arc<Mutex<HashMap<Digest, Led>>>;
 
@@ -15,6 +19,36 @@ struct Led {
     registry: Registry,
     /// Those who are about to claim, and the one whose fill is under way.
     by: usize,
+    slot: Slot,
+}
+
+/// Where those who share a fill leave a turn for it.
+struct Slot {
+    /// Closed as soon as the fill has its turn.
+    offers: Sender<Turn>,
+    /// Until somebody fills.
+    receiver: Option<Receiver<Turn>>,
+    /// Whose turn is waited for already: one place in its queue is enough.
+    clients: Vec<Arc<Client>>,
+}
+
+impl Slot {
+    fn new() -> Self {
+        let (offers, receiver) = channel(1);
+        Self {
+            offers,
+            receiver: Some(receiver),
+            clients: Vec::new(),
+        }
+    }
+
+    fn is_new(&mut self, client: &Arc<Client>) -> bool {
+        let is_new = !self.clients.iter().any(|known| Arc::ptr_eq(known, client));
+        if is_new {
+            self.clients.push(client.clone());
+        }
+        is_new
+    }
 }
 
 /// See the head of this module.
@@ -40,6 +74,7 @@ impl Leads {
                 free.insert(Led {
                     registry: registry.clone(),
                     by: 1,
+                    slot: Slot::new(),
                 });
             }
         }
@@ -55,6 +90,34 @@ impl Leads {
         table
             .get(digest)
             .is_some_and(|led| led.registry != *registry)
+    }
+}
+
+impl Lead {
+    /// For the one that fills: where turns of those who wait for it arrive. To be dropped when it has one.
+    pub(crate) fn offered(&self, client: &Arc<Client>) -> Option<Receiver<Turn>> {
+        self.slot(|slot| {
+            // The fill before this one had it.
+            if slot.receiver.is_none() {
+                *slot = Slot::new();
+            }
+            slot.is_new(client);
+            slot.receiver.take()
+        })
+    }
+
+    /// For one that waits for a fill: where to leave a turn of `client`. `None` when the fill has one, or
+    /// somebody waits for this client's already.
+    pub(crate) fn offer(&self, client: &Arc<Client>) -> Option<Sender<Turn>> {
+        self.slot(|slot| {
+            (!slot.offers.is_closed() && slot.is_new(client)).then(|| slot.offers.clone())
+        })
+    }
+
+    fn slot<T>(&self, look: impl FnOnce(&mut Slot) -> Option<T>) -> Option<T> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        // It is there for as long as this lives.
+        look(&mut table.get_mut(&self.digest)?.slot)
     }
 }
 
@@ -75,6 +138,26 @@ mod tests {
     use pierhead_oci::Algorithm;
 
     use super::*;
+
+    #[test]
+    fn a_client_offers_one_turn_to_each_fill_that_has_none() {
+        let leads = Leads::default();
+        let digest = Digest::of(Algorithm::Sha256, b"a");
+        let registry: Registry = "one.example".parse().unwrap();
+        let [one, two] = [(); 2].map(|()| Arc::new(Client::new(1)));
+        let lead = leads.enter(&digest, &registry).unwrap();
+        let offered = lead.offered(&one);
+        assert!(offered.is_some());
+        assert!(lead.offer(&one).is_none(), "it waits for its own");
+        assert!(lead.offer(&two).is_some());
+        assert!(lead.offer(&two).is_none(), "one place is enough");
+        drop(offered);
+        let three = Arc::new(Client::new(1));
+        assert!(lead.offer(&three).is_none(), "the fill has begun");
+        // Another fill before the last of those who meant the first has left.
+        let _offered = lead.offered(&two);
+        assert!(lead.offer(&one).is_some());
+    }
 
     #[test]
     fn one_registry_leads_until_its_last_one_leaves() {

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
 use pierhead_oci::{Digest, Registry, Repository};
+use tokio::sync::mpsc::Sender;
 
 use crate::body::FRAME;
 use crate::direct::{Direct, Position};
 use crate::lead::Lead;
-use crate::limits::{Client, Limit};
+use crate::limits::{Client, Limit, Turn};
 use crate::metrics::Outcome;
 use crate::recent::Subject;
 use crate::service::Inner;
@@ -303,7 +304,10 @@ pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Cl
     };
     Ok(Some(match inner.cache.claim(digest).await? {
         Claim::Hit(object) => Claimed::Object(object),
-        Claim::Follower(content) => Claimed::Follower(content),
+        Claim::Follower(content) => {
+            let offer = lead.offer(&wanted.client);
+            Claimed::Follower(content, offer)
+        }
         Claim::Leader(fill, content) => Claimed::Leader(fill, content, lead),
     }))
 }
@@ -311,7 +315,8 @@ pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Cl
 /// As [`Claim`].
 pub(crate) enum Claimed {
     Object(Object),
-    Follower(Content),
+    /// With where to leave a turn for the fill, when it has none.
+    Follower(Content, Option<Sender<Turn>>),
     /// With what keeps other registries away until the fill has ended.
     Leader(Fill, Content, Lead),
 }
@@ -321,7 +326,7 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
     if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
         return Err(Limit::Fetches.into());
     }
-    // Taken before it is known who leads: whoever follows gives it back at once.
+    // Taken before it is known who leads: whoever follows a fill that has its turn gives it back at once.
     let ticket = match inner.cache.contains(&wanted.digest) {
         true => None,
         false => Some(inner.limits.queue(&wanted.client)?),
@@ -329,13 +334,22 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
     Ok(match claim_of(inner, wanted).await? {
         None => None,
         Some(Claimed::Object(_)) if !inner.may_share(&wanted.registry, &wanted.digest) => None,
-        Some(Claimed::Follower(_))
+        Some(Claimed::Follower(..))
             if inner.guest().is_some_and(|it| !it.is_clean(&wanted.digest)) =>
         {
             None
         }
         Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit)),
-        Some(Claimed::Follower(content)) => Some((content, Outcome::Miss)),
+        Some(Claimed::Follower(content, offer)) => {
+            // Whoever has no place to wait in waits along.
+            if let Some(offer) = offer
+                && let Ok(ticket) = ticket.map_or_else(|| inner.limits.queue(&wanted.client), Ok)
+            {
+                let (inner, registry) = (inner.clone(), wanted.registry.clone());
+                tokio::spawn(async move { fetch::offer(&inner, ticket, &registry, offer).await });
+            }
+            Some((content, Outcome::Miss))
+        }
         Some(Claimed::Leader(mut fill, content, lead)) => {
             let clean = match inner.guest() {
                 Some(guest) => Some(guest.begin(&mut fill).await?),

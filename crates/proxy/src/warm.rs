@@ -97,10 +97,16 @@ async fn one(
         };
         match claimed {
             Claimed::Object(object) => Ok((object.size(), 0)),
-            Claimed::Follower(content) => Ok((fetch::committed(content).await?.size(), 0)),
-            Claimed::Leader(fill, _, _lead) => {
+            Claimed::Follower(content, None) => Ok((fetch::committed(content).await?.size(), 0)),
+            Claimed::Follower(content, Some(offer)) => {
                 let ticket = inner.limits.queue(&wanted.client)?;
-                let _turn = inner.limits.turn(ticket, &wanted.registry).await;
+                let offered = fetch::offer(inner, ticket, &wanted.registry, offer);
+                let (object, ()) = tokio::join!(fetch::committed(content), offered);
+                Ok((object?.size(), 0))
+            }
+            Claimed::Leader(fill, _, lead) => {
+                let ticket = inner.limits.queue(&wanted.client)?;
+                let _turn = fetch::turn(inner, &wanted, ticket, &lead).await;
                 let staged = fill.offset();
                 let size = fetch::run(inner, &wanted, fill, arrived).await?.size();
                 Ok((size, size.saturating_sub(staged)))

@@ -347,3 +347,63 @@ async fn a_client_that_reads_a_byte_at_a_time_is_cut() {
     })
     .await;
 }
+
+/// Two who want the same, and the one who asked first has its own turns taken.
+#[tokio::test]
+async fn a_download_that_is_shared_waits_for_nobody_who_could_begin_it() {
+    let plan = Plan {
+        // Who is first in the queue stays there.
+        stall_timeout: Duration::from_secs(60),
+        ..Plan::default()
+    };
+    let stage = plan
+        .config(|config| config.limits.fetches_per_client = 1)
+        .open()
+        .await;
+    let gate = Gate::new();
+    let busy = stage.upstream.put_blob("app", random_bytes(1, 300_000));
+    let held = Fault::GateBody(200_000, gate.clone());
+    stage.upstream.inject(held.on_blob(&busy));
+    let (_, _first) = begin(&stage, 2, &busy).await;
+    soon(gate.reached(1)).await;
+
+    let image = stage.push(3, &[300_000, 200_000]);
+    let mut queued = Vec::new();
+    for blob in &image.blobs {
+        let mut stream = from(&stage, 2).await;
+        let request = format!(
+            "GET {} HTTP/1.1\r\nhost: a\r\n\r\n",
+            blob_path(&blob.digest)
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        queued.push(stream);
+    }
+    let fills = 1 + u64::try_from(queued.len()).unwrap();
+    eventually(async || stage.cache.stat().fills == fills).await;
+    assert_eq!(
+        stage.upstream.requests().len(),
+        1,
+        "they wait for their turn"
+    );
+
+    let (one, rest) = image.blobs.split_first().unwrap();
+    let got = ask(from(&stage, 3).await, &blob_path(&one.digest)).await;
+    assert!(got.starts_with("HTTP/1.1 200"), "{got}");
+    stage.committed(&one.digest).await;
+    // An operator waits for none of its clients, either.
+    let reference = stage.reference(":1");
+    let warmed = stage.proxy.warm(&reference, &[], |_| {});
+    assert_eq!(soon(warmed).await.unwrap().blobs, fills - 1);
+    for blob in rest {
+        stage.committed(&blob.digest).await;
+    }
+    gate.release();
+    eventually(async || stage.cache.stat().fills == 0).await;
+    drop(queued);
+    // All places were given back.
+    let late = stage.upstream.put_blob("app", random_bytes(99, 1000));
+    for last in [2, 3] {
+        let got = ask(from(&stage, last).await, &blob_path(&late)).await;
+        assert!(got.starts_with("HTTP/1.1 200"), "{got}");
+    }
+}
