@@ -29,12 +29,18 @@ mod saved;
 mod simulated;
 mod table;
 
+pub mod belady;
+pub mod belady_size;
+pub mod cherry;
 pub mod gdsf;
 pub mod lru;
 pub mod trace;
 
 pub use access::{Access, Key};
 pub use admission::Admission;
+pub use belady::{Belady, Future};
+pub use belady_size::BeladySize;
+pub use cherry::Cherry;
 pub use gdsf::Gdsf;
 pub use lru::Lru;
 pub use named::{Named, UnknownPolicy};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Gdsf, Key, Lru, Policy, gdsf, lru};
+use crate::{Cherry, Gdsf, Key, Lru, Policy, cherry, gdsf, lru};
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,6 +13,8 @@ pub enum Named {
     Lru,
     /// [`Gdsf`].
     Gdsf,
+    /// [`Cherry`].
+    Cherry,
 }
 
 /// No policy has this name.
@@ -22,13 +24,14 @@ pub struct UnknownPolicy(pub String);
 
 impl Named {
     /// All of them, in the order in which they are listed to people.
-    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf];
+    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf, Self::Cherry];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
             Self::Gdsf => gdsf::NAME,
+            Self::Cherry => cherry::NAME,
         }
     }
 
@@ -39,6 +42,7 @@ impl Named {
         match self {
             Self::Lru => Box::new(Lru::new()),
             Self::Gdsf => Box::new(Gdsf::default()),
+            Self::Cherry => Box::new(Cherry::default()),
         }
     }
 
