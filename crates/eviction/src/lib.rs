@@ -34,6 +34,7 @@ pub mod belady_size;
 pub mod cherry;
 pub mod gdsf;
 pub mod lru;
+pub mod replay;
 pub mod trace;
 
 pub use access::{Access, Key};

@@ -1,6 +1,21 @@
 //! Traces of requests: bytes in, accesses out. Whoever opens files is elsewhere.
 
+pub mod csv;
 mod error;
+mod fields;
+mod format;
+mod held;
+mod ibm;
+mod key;
+mod oracle;
 pub mod own;
+mod reader;
+#[cfg(test)]
+mod tests;
 
 pub use error::{Place, TraceError, Wrong};
+pub use format::{Format, UnknownFormat};
+pub use held::{Held, Holder};
+pub use reader::{Notes, Reader};
+
+pub(crate) use reader::Parsed;
