@@ -13,7 +13,7 @@ use pierhead_cache::Cache;
 use pierhead_eviction::Lru;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -101,6 +101,8 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hangup = signal(SignalKind::hangup())?;
+    // A file beyond a limit on its size is an error of that write alone; by default it ends the process.
+    drop(signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
     let started = Instant::now();
 
     wiring::warn_of_readable_secrets(&config, args.config.as_deref());

@@ -1,6 +1,6 @@
 //! What is not there, not yet, or not any more.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::{
