@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Cherry, Gdsf, Key, Lru, Policy, cherry, gdsf, lru};
+use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, cherry, gdsf, learned, lru};
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +15,8 @@ pub enum Named {
     Gdsf,
     /// [`Cherry`].
     Cherry,
+    /// [`Learned`].
+    Learned,
 }
 
 /// No policy has this name.
@@ -24,7 +26,7 @@ pub struct UnknownPolicy(pub String);
 
 impl Named {
     /// All of them, in the order in which they are listed to people.
-    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf, Self::Cherry];
+    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf, Self::Cherry, Self::Learned];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Named {
             Self::Lru => lru::NAME,
             Self::Gdsf => gdsf::NAME,
             Self::Cherry => cherry::NAME,
+            Self::Learned => learned::NAME,
         }
     }
 
@@ -43,6 +46,7 @@ impl Named {
             Self::Lru => Box::new(Lru::new()),
             Self::Gdsf => Box::new(Gdsf::default()),
             Self::Cherry => Box::new(Cherry::default()),
+            Self::Learned => Box::new(Learned::new(capacity, seed)),
         }
     }
 

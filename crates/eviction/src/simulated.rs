@@ -83,6 +83,12 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
         &mut self.policy
     }
 
+    /// Another bound; a smaller one holds from the next key that enters.
+    pub fn resize(&mut self, capacity: u64) {
+        self.capacity = capacity;
+        self.policy.resize(capacity);
+    }
+
     /// The bound in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity

@@ -1,0 +1,195 @@
+//! What the network knows about a key: a few bytes that each key keeps, and the inputs made of them.
+//!
+//! The choice of inputs follows HALP (Song et al., NSDI '23, section 4.2) and LRB (Song et al., NSDI '20,
+//! section 4.3): time since the last access, times between the accesses before, a count that decays, size;
+//! to which we add the cost of a miss and the count of images.
+
+use serde::{Deserialize, Serialize};
+
+/// Inputs of the network.
+pub(super) const INPUTS: usize = 16;
+
+/// A point of the network's input space; each input is within about ±4.
+pub(super) type Features = [f32; INPUTS];
+
+/// Times between accesses that are remembered.
+const GAPS: usize = 3;
+/// Steps of an octave in a logarithm that is kept in 16 bits: up to 2^32 in steps of 0.03 %.
+const STEPS: f32 = 2048.0;
+/// Below this many bytes the round trip is the larger part of [`crate::Access::prior`].
+const SMALL: u64 = 468_000;
+
+/// What a key keeps for the network, in 24 bytes. Times are counts of requests and wrap around; ages are
+/// differences of them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Note {
+    last: u32,
+    first: u32,
+    /// Logarithms of the times between the last accesses, the newest first; 0 where there was none.
+    gaps: [u16; GAPS],
+    /// Logarithm of the count of accesses in which one that is a turnover old counts half.
+    warmth: u16,
+    count: u16,
+    cost: f32,
+    shared: u8,
+    /// The list that its [`super::classes::Classes`] keeps it on.
+    pub(super) list: u8,
+}
+
+/// What the inputs are relative to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Moment {
+    /// Requests so far, wrapping around.
+    pub(super) now: u32,
+    /// Seconds of the caller's clock.
+    pub(super) tick: u64,
+    /// Requests that a key waits for its eviction after its last access, as of late; at least 1.
+    pub(super) turnover: f32,
+}
+
+impl Note {
+    /// A key that enters, with what its ghost remembers: how often it was asked for, and when last.
+    pub(super) fn new(at: &Moment, cost: f32, shared: u32, ghost: Option<(u16, u32)>) -> Self {
+        let mut note = Self {
+            last: at.now,
+            first: at.now,
+            gaps: [0; GAPS],
+            warmth: 0,
+            count: 1,
+            cost,
+            shared: byte(shared),
+            list: 0,
+        };
+        if let Some((count, last)) = ghost {
+            // The times before the last access are gone; what is known is that it was not the only one.
+            (note.count, note.first, note.last) = (count, last, last);
+            note.warmth = code(f32::from(count));
+            note.asked(at, cost, shared);
+        }
+        note
+    }
+
+    /// Counts an access.
+    pub(super) fn asked(&mut self, at: &Moment, cost: f32, shared: u32) {
+        let gap = self.age(at);
+        self.gaps.copy_within(..GAPS - 1, 1);
+        self.gaps[0] = code(gap);
+        self.warmth = code(1.0 + self.warmth(at).exp2());
+        self.last = at.now;
+        self.count = self.count.saturating_add(1);
+        self.cost = cost;
+        self.shared = byte(shared);
+    }
+
+    /// Accesses that are known of.
+    pub(super) fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// The last access, in requests.
+    pub(super) fn last(&self) -> u32 {
+        self.last
+    }
+
+    /// Requests since the last access, plus 1.
+    #[allow(clippy::cast_precision_loss)]
+    pub(super) fn age(&self, at: &Moment) -> f32 {
+        at.now.wrapping_sub(self.last) as f32 + 1.0
+    }
+
+    /// Logarithm of the decayed count of accesses as of now.
+    fn warmth(&self, at: &Moment) -> f32 {
+        decode(self.warmth) - (self.age(at) / at.turnover).min(16.0)
+    }
+
+    /// Seconds a byte that are lost when it is asked for and is not there, as a logarithm of base 2.
+    pub(super) fn density(&self, size: u64) -> f32 {
+        lg(self.cost.max(1e-6)) - lg(float(size) + 1.0)
+    }
+
+    /// What the heuristic takes for the logarithm of how soon the key is asked for again: accesses over
+    /// the time since the last one.
+    pub(super) fn rate(&self, at: &Moment) -> f32 {
+        decode(self.warmth) - lg(self.age(at))
+    }
+
+    /// The inputs of the network.
+    #[allow(clippy::cast_precision_loss)]
+    pub(super) fn features(&self, size: u64, at: &Moment) -> Features {
+        let turnover = lg(at.turnover);
+        let relative = |lg: f32| (lg - turnover) * 0.25;
+        let known = |n: usize| self.gaps[n] != 0;
+        let gap = |n: usize| {
+            if known(n) {
+                relative(decode(self.gaps[n]))
+            } else {
+                0.0
+            }
+        };
+        let age = lg(self.age(at));
+        let life = lg(at.now.wrapping_sub(self.first) as f32 + 1.0);
+        let count = lg(f32::from(self.count));
+        let hour = (at.tick % 86_400) as f32 / 86_400.0 * std::f32::consts::TAU;
+        [
+            relative(age),
+            gap(0),
+            gap(1),
+            gap(2),
+            f32::from(u8::from(known(0)) + u8::from(known(1)) + u8::from(known(2))) / 3.0,
+            count * 0.25,
+            decode(self.warmth) * 0.25,
+            (self.age(at) / at.turnover).min(8.0) * 0.5,
+            relative(life),
+            relative(life - count),
+            if known(0) {
+                (age - decode(self.gaps[0])) * 0.25
+            } else {
+                0.0
+            },
+            (lg(float(size) + 1.0) - 20.0) * 0.125,
+            lg(self.cost.max(1e-6)) * 0.25,
+            lg(f32::from(self.shared) + 1.0) * 0.25,
+            hour.sin(),
+            if size < SMALL { 1.0 } else { 0.0 },
+        ]
+    }
+}
+
+/// The linear part of a network that says what [`Note::rate`] says, in natural logarithms and up to a
+/// constant.
+pub(super) fn heuristic() -> Features {
+    let mut weights = [0.0; INPUTS];
+    weights[0] = -4.0 * std::f32::consts::LN_2;
+    weights[6] = 4.0 * std::f32::consts::LN_2;
+    weights
+}
+
+fn byte(shared: u32) -> u8 {
+    u8::try_from(shared).unwrap_or(u8::MAX)
+}
+
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn float(size: u64) -> f32 {
+    size as f32
+}
+
+/// The logarithm of base 2 of a positive number, within 0.01: the bits of a float are nearly one already,
+/// and a table or a library call would be most of the cost of an eviction.
+#[allow(clippy::cast_precision_loss)]
+pub(super) fn lg(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let exponent = (bits >> 23) as f32 - 127.0;
+    let m = f32::from_bits((bits & 0x007f_ffff) | 0x3f80_0000) - 1.0;
+    // The parabola through both ends with the least error between them.
+    exponent + m * (1.346 - 0.346 * m)
+}
+
+// Saturates, as floats do.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn code(x: f32) -> u16 {
+    (lg(x.max(1.0)) * STEPS + 0.5) as u16
+}
+
+fn decode(code: u16) -> f32 {
+    f32::from(code) / STEPS
+}

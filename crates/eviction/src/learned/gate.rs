@@ -1,0 +1,199 @@
+//! The gate: two shadow caches of a sample of the keys say whether the network or the heuristic is ahead.
+//!
+//! A shadow that holds only the keys whose hash falls under a threshold, in a cache that is smaller by the
+//! same factor, misses as often as the whole would (Waldspurger et al., "Efficient MRC construction with
+//! SHARDS", FAST '15, section 3); the threshold falls so that the shadow stays small (there, section 3.4).
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::classes::{Classes, State};
+use super::model::Model;
+use crate::{Access, Outcome, Policy, Simulated, StateError};
+
+/// Keys that a shadow holds at most.
+const KEYS: usize = 4096;
+/// Requests of the sample after which a second of waiting counts 1/e of what it did.
+const MEMORY: f64 = 4096.0;
+/// Requests of the sample before anything is believed.
+const TRIAL: u64 = 512;
+/// The network comes in when it has waited this much less than the heuristic, and goes when it is no
+/// longer ahead.
+const AHEAD: f64 = 0.01;
+/// The share of all that the heuristic alone would have waited that the cache may wait longer than it.
+/// Then the network is out until the debt is paid, whatever the shadows say: half of the promised 1 %
+/// for that, half for what the caches hold to change back.
+const DEBT: f64 = 0.005;
+
+/// Two shadows and their account, in seconds of waiting.
+pub(super) struct Gate {
+    heuristic: Simulated<u64, Classes<u64>>,
+    learned: Simulated<u64, Classes<u64>>,
+    capacity: u64,
+    account: Account,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Account {
+    /// A key is in the sample when so many of the lowest bits of its hash are 0.
+    zeros: u8,
+    requests: u64,
+    /// Of late.
+    heuristic: f64,
+    learned: f64,
+    /// Since ever: what the heuristic waited, and what the real cache waited beyond that.
+    total: f64,
+    debt: f64,
+    open: bool,
+}
+
+/// What is saved.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Saved {
+    heuristic: State<u64>,
+    learned: State<u64>,
+    account: Account,
+}
+
+impl Gate {
+    pub(super) fn new(capacity: u64, seed: u64, model: &Arc<Model>) -> Self {
+        let shadow = || Simulated::new(Classes::new(seed), capacity);
+        let mut gate = Self {
+            heuristic: shadow(),
+            learned: shadow(),
+            capacity,
+            account: Account::default(),
+        };
+        gate.take_up(model);
+        gate
+    }
+
+    /// Whether the network's choice is used.
+    pub(super) fn is_open(&self) -> bool {
+        self.account.open
+    }
+
+    /// New weights for the shadow that follows the network.
+    pub(super) fn take_up(&mut self, model: &Arc<Model>) {
+        self.learned.policy_mut().model = Some(Arc::clone(model));
+    }
+
+    fn samples(&self, hash: u64) -> bool {
+        hash & ((1 << self.account.zeros) - 1) == 0
+    }
+
+    /// A request, and whether the real cache had the key: O(1) as a cache of keys is, for one in
+    /// 2^`zeros` keys.
+    pub(super) fn request<K>(&mut self, hash: u64, access: &Access<K>, hit: bool) {
+        if !self.samples(hash) {
+            return;
+        }
+        let access = Access {
+            key: hash,
+            size: access.size,
+            tick: access.tick,
+            cost: access.cost,
+            shared: access.shared,
+        };
+        let cost = f64::from(access.cost);
+        let waits = |shadow: &mut Simulated<u64, Classes<u64>>| match shadow.request(&access) {
+            Outcome::Hit => 0.0,
+            _ => cost,
+        };
+        let heuristic = waits(&mut self.heuristic);
+        let learned = waits(&mut self.learned);
+        let real = if hit { 0.0 } else { cost };
+        self.account.count(heuristic, learned, real);
+        while self
+            .heuristic
+            .policy()
+            .len()
+            .max(self.learned.policy().len())
+            > KEYS
+        {
+            self.thin_out();
+        }
+    }
+
+    /// A key that left for a reason of its owner's.
+    pub(super) fn remove(&mut self, hash: u64) {
+        if self.samples(hash) {
+            self.heuristic.policy_mut().remove(&hash);
+            self.learned.policy_mut().remove(&hash);
+        }
+    }
+
+    pub(super) fn resize(&mut self, capacity: u64) {
+        self.capacity = capacity;
+        let capacity = capacity >> self.account.zeros;
+        for shadow in [&mut self.heuristic, &mut self.learned] {
+            shadow.resize(capacity);
+        }
+    }
+
+    /// Halves the sample.
+    fn thin_out(&mut self) {
+        self.account.zeros += 1;
+        for shadow in [&mut self.heuristic, &mut self.learned] {
+            let mut gone = Vec::new();
+            shadow.policy().visit(&mut |hash, _| gone.push(*hash));
+            let mask = (1 << self.account.zeros) - 1;
+            gone.retain(|hash| hash & mask != 0);
+            for hash in gone {
+                shadow.policy_mut().remove(&hash);
+            }
+        }
+        self.resize(self.capacity);
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.heuristic.policy().memory() + self.learned.policy().memory()
+    }
+
+    pub(super) fn save(&self) -> Saved {
+        Saved {
+            heuristic: self.heuristic.policy().state(),
+            learned: self.learned.policy().state(),
+            account: self.account,
+        }
+    }
+
+    pub(super) fn from_saved(
+        saved: Saved,
+        capacity: u64,
+        seed: u64,
+        model: &Arc<Model>,
+    ) -> Result<Self, StateError> {
+        if saved.account.zeros > 63 {
+            return Err(StateError::Content("its sample is of no keys"));
+        }
+        let shadow = |state| {
+            let classes = Classes::from_state(state, seed)?;
+            Ok(Simulated::new(classes, capacity >> saved.account.zeros))
+        };
+        let mut gate = Self {
+            heuristic: shadow(saved.heuristic)?,
+            learned: shadow(saved.learned)?,
+            capacity,
+            account: saved.account,
+        };
+        gate.take_up(model);
+        Ok(gate)
+    }
+}
+
+impl Account {
+    fn count(&mut self, heuristic: f64, learned: f64, real: f64) {
+        let keep = 1.0 - 1.0 / MEMORY;
+        self.requests = self.requests.saturating_add(1);
+        self.heuristic = self.heuristic * keep + heuristic;
+        self.learned = self.learned * keep + learned;
+        self.total += heuristic;
+        self.debt += real - heuristic;
+        let ahead = if self.open { 0.0 } else { AHEAD };
+        self.open = self.requests >= TRIAL
+            && self.learned < self.heuristic * (1.0 - ahead)
+            && self.debt <= self.total * DEBT;
+    }
+}
