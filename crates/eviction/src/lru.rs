@@ -3,110 +3,40 @@
 //! Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
 //! The measure that every other policy here has to beat.
 
-use crate::table::{List, Table};
-use crate::{Access, Key, Policy, StateError, Victim, saved};
+use crate::queued::{Queued, Rule};
+use crate::queues::Queues;
+use crate::table::Slot;
+use crate::{Access, Key};
 
 pub(crate) const NAME: &str = "lru";
 
-/// One queue, in the order of last accesses. All operations are O(1).
-#[derive(Debug)]
-pub struct Lru<K> {
-    table: Table<K, ()>,
-    queue: List,
-}
+/// One queue, in the order of last accesses.
+pub type Lru<K> = Queued<K, Recency>;
+
+/// The rule of [`Lru`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recency;
 
 impl<K: Key> Lru<K> {
     /// One that holds nothing.
     pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The keys in the order in which they would be evicted.
-    pub fn iter(&self) -> impl Iterator<Item = &K> {
-        self.queue.iter(&self.table).map(|(_, entry)| &entry.key)
+        Self::of(Recency)
     }
 }
 
-impl<K> Default for Lru<K> {
+impl<K: Key> Default for Lru<K> {
     fn default() -> Self {
-        Self {
-            table: Table::default(),
-            queue: List::default(),
-        }
+        Self::new()
     }
 }
 
-impl<K: Key> Policy<K> for Lru<K> {
-    fn hit(&mut self, access: &Access<K>) -> bool {
-        let found = self.table.find(&access.key);
-        if let Some(slot) = found {
-            self.queue.move_back(&mut self.table, slot);
-        }
-        found.is_some()
-    }
+impl Rule for Recency {
+    const NAME: &'static str = NAME;
+    const HOLDING: usize = 1;
+    type State = ();
 
-    fn insert(&mut self, access: &Access<K>) {
-        if self.table.find(&access.key).is_none() {
-            let slot = self.table.add(access.key.clone(), access.size, ());
-            self.queue.push_back(&mut self.table, slot);
-        }
-    }
-
-    fn remove(&mut self, key: &K) {
-        if let Some(slot) = self.table.find(key) {
-            self.queue.unlink(&mut self.table, slot);
-            self.table.take(slot);
-        }
-    }
-
-    fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
-        let slot = self.queue.first_free(&self.table, held)?;
-        self.queue.unlink(&mut self.table, slot);
-        self.table.take(slot).map(Victim::from)
-    }
-
-    fn contains(&self, key: &K) -> bool {
-        self.table.find(key).is_some()
-    }
-
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
-
-    fn visit(&self, visit: &mut dyn FnMut(&K, u64)) {
-        for (_, entry) in self.queue.iter(&self.table) {
-            visit(&entry.key, entry.size);
-        }
-    }
-
-    fn memory(&self) -> usize {
-        self.table.memory()
-    }
-
-    fn save(&self) -> Vec<u8> {
-        let queue: Vec<(&K, u64)> = self
-            .queue
-            .iter(&self.table)
-            .map(|(_, entry)| (&entry.key, entry.size))
-            .collect();
-        saved::seal(NAME, &queue)
-    }
-
-    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
-        let queue: Vec<(K, u64)> = saved::open(NAME, saved)?;
-        let mut restored = Self::default();
-        for (key, size) in queue {
-            if restored.contains(&key) {
-                return Err(StateError::Content("a key is in it twice"));
-            }
-            restored.insert(&Access::new(key, size, 0));
-        }
-        *self = restored;
-        Ok(())
+    fn hit<K: Key>(&mut self, queues: &mut Queues<K>, slot: Slot, _: &Access<K>) {
+        queues.shift(slot, 0);
     }
 }
 
@@ -115,6 +45,7 @@ mod tests {
     use super::*;
 
     use crate::play::play;
+    use crate::{Policy, Victim};
 
     #[test]
     fn the_queue_is_in_the_order_of_last_accesses() {
@@ -130,7 +61,7 @@ mod tests {
             ("!x -x a !x", "", "a"),
         ] {
             let mut lru = Lru::new();
-            let found = (play(&mut lru, trace), lru.iter().collect::<String>());
+            let found = (play(&mut lru, trace), lru.show());
             assert_eq!(found, (victims.into(), queue.into()), "{trace}");
         }
     }

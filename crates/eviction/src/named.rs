@@ -3,12 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::{Cherry, Gdsf, Key, Learned, Lru, Policy, cherry, gdsf, learned, lru};
+use crate::{
+    Cherry, Fifo, Gdsf, Key, Learned, Lru, Policy, S3Fifo, Sieve, cherry, fifo, gdsf, learned, lru,
+    s3_fifo, sieve,
+};
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Named {
+    /// [`Fifo`].
+    Fifo,
     /// [`Lru`].
     Lru,
     /// [`Gdsf`].
@@ -17,6 +22,10 @@ pub enum Named {
     Cherry,
     /// [`Learned`].
     Learned,
+    /// [`Sieve`].
+    Sieve,
+    /// [`S3Fifo`].
+    S3Fifo,
 }
 
 /// No policy has this name.
@@ -26,15 +35,26 @@ pub struct UnknownPolicy(pub String);
 
 impl Named {
     /// All of them, in the order in which they are listed to people.
-    pub const ALL: &[Self] = &[Self::Lru, Self::Gdsf, Self::Cherry, Self::Learned];
+    pub const ALL: &[Self] = &[
+        Self::Fifo,
+        Self::Lru,
+        Self::Sieve,
+        Self::S3Fifo,
+        Self::Gdsf,
+        Self::Cherry,
+        Self::Learned,
+    ];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Fifo => fifo::NAME,
             Self::Lru => lru::NAME,
             Self::Gdsf => gdsf::NAME,
             Self::Cherry => cherry::NAME,
             Self::Learned => learned::NAME,
+            Self::Sieve => sieve::NAME,
+            Self::S3Fifo => s3_fifo::NAME,
         }
     }
 
@@ -43,10 +63,13 @@ impl Named {
     #[allow(unused_variables)]
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
+            Self::Fifo => Box::new(Fifo::new()),
             Self::Lru => Box::new(Lru::new()),
             Self::Gdsf => Box::new(Gdsf::default()),
             Self::Cherry => Box::new(Cherry::default()),
             Self::Learned => Box::new(Learned::new(capacity, seed)),
+            Self::Sieve => Box::new(Sieve::new()),
+            Self::S3Fifo => Box::new(S3Fifo::with_defaults(capacity)),
         }
     }
 

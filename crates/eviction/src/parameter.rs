@@ -36,6 +36,13 @@ pub(crate) fn check<T: PartialOrd + Display>(
     })
 }
 
+/// That part of so many bytes, rounded down.
+// A share of a u64 is one: nothing is cut but the fraction.
+#[allow(clippy::cast_possible_truncation)]
+pub(crate) fn share(capacity: u64, part: f64) -> u64 {
+    (capacity as f64 * part) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ const NIL: u32 = u32::MAX;
 /// The place of an entry in its table; it stays the same until the entry is removed, and is then given
 /// to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Slot(u32);
+pub struct Slot(u32);
 
 /// Entries of key, size and notes, found by key or by slot, each on at most one [`List`]. Each operation
 /// is O(1) and each key is stored once.
@@ -184,11 +184,6 @@ impl<K: Key, T> Table<K, T> {
         some(self.slots[slot.0 as usize].next)
     }
 
-    /// The slot before this one on its list.
-    pub(crate) fn before(&self, slot: Slot) -> Option<Slot> {
-        some(self.slots[slot.0 as usize].previous)
-    }
-
     /// Where an entry that is on no list is in the order of whoever keeps it.
     pub(crate) fn place(&self, slot: Slot) -> usize {
         self.slots[slot.0 as usize].previous as usize
@@ -215,10 +210,6 @@ impl List {
     /// The end at which entries wait longest, by the convention of the policies: victims are at the front.
     pub(crate) fn front(&self) -> Option<Slot> {
         some(self.front)
-    }
-
-    pub(crate) fn back(&self) -> Option<Slot> {
-        some(self.back)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -1,0 +1,208 @@
+//! Keys on one of several queues, some of which are of keys that left: what the policies share that are
+//! made of queues.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::table::{Entry, List, Slot, Table};
+use crate::{Key, StateError, Victim};
+
+/// Ghosts that may be remembered however few keys are held: some thousand bytes, so that a cache of a few
+/// large objects learns too.
+const FEW: usize = 256;
+
+/// Which queue a key is on, and how often it was asked for there.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Note {
+    queue: u8,
+    pub(crate) frequency: u8,
+}
+
+/// One table of keys and the queues through it. Keys leave a queue at its front.
+///
+/// The first `holding` queues are of keys that are held, the others of ghosts.
+#[derive(Debug)]
+pub struct Queues<K> {
+    table: Table<K, Note>,
+    lists: Vec<List>,
+    holding: usize,
+}
+
+/// The queues as they are saved: key, size and frequency, front first.
+pub(crate) type Saved<K> = Vec<Vec<(K, u64, u8)>>;
+
+impl<K: Key> Queues<K> {
+    pub(crate) fn new(holding: usize, ghosts: usize) -> Self {
+        Self {
+            table: Table::default(),
+            lists: (0..holding + ghosts).map(|_| List::default()).collect(),
+            holding,
+        }
+    }
+
+    /// Where a key is, held or a ghost.
+    pub(crate) fn find(&self, key: &K) -> Option<Slot> {
+        self.table.find(key)
+    }
+
+    /// Where a key is that is held.
+    pub(crate) fn held(&self, key: &K) -> Option<Slot> {
+        self.find(key).filter(|slot| self.holds(*slot))
+    }
+
+    /// Whether the key there is held, so no ghost.
+    pub(crate) fn holds(&self, slot: Slot) -> bool {
+        self.queue(slot) < self.holding
+    }
+
+    pub(crate) fn queue(&self, slot: Slot) -> usize {
+        self.table.get(slot).note.queue.into()
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> &Entry<K, Note> {
+        self.table.get(slot)
+    }
+
+    pub(crate) fn frequency(&mut self, slot: Slot) -> &mut u8 {
+        &mut self.table.note(slot).frequency
+    }
+
+    /// The keys held.
+    pub(crate) fn len(&self) -> usize {
+        self.lists[..self.holding].iter().map(List::len).sum()
+    }
+
+    /// The bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        let sizes = self.lists[..self.holding].iter().map(List::bytes);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    /// One queue, to look at.
+    pub(crate) fn list(&self, queue: usize) -> &List {
+        &self.lists[queue]
+    }
+
+    /// The slot after this one on its queue.
+    pub(crate) fn after(&self, slot: Slot) -> Option<Slot> {
+        self.table.after(slot)
+    }
+
+    /// How many keys are before this one on its queue.
+    pub(crate) fn position(&self, slot: Slot) -> Option<usize> {
+        self.lists[self.queue(slot)]
+            .iter(&self.table)
+            .position(|(at, _)| at == slot)
+    }
+
+    /// The slot with so many keys before it on a queue.
+    pub(crate) fn nth(&self, queue: usize, before: usize) -> Option<Slot> {
+        let mut slots = self.lists[queue].iter(&self.table);
+        slots.nth(before).map(|(slot, _)| slot)
+    }
+
+    /// One queue from its front.
+    pub(crate) fn iter(&self, queue: usize) -> impl Iterator<Item = &Entry<K, Note>> {
+        self.lists[queue].iter(&self.table).map(|(_, entry)| entry)
+    }
+
+    /// The first key of a queue that `held` does not hold back.
+    pub(crate) fn first_free(
+        &self,
+        queue: usize,
+        held: &mut dyn FnMut(&K) -> bool,
+    ) -> Option<Slot> {
+        self.lists[queue].first_free(&self.table, held)
+    }
+
+    /// Appends a key that is on no queue.
+    pub(crate) fn add(&mut self, queue: usize, key: K, size: u64) -> Slot {
+        let note = Note {
+            queue: index(queue),
+            frequency: 0,
+        };
+        let slot = self.table.add(key, size, note);
+        self.lists[queue].push_back(&mut self.table, slot);
+        slot
+    }
+
+    /// Takes a key off its queue and appends it to this one, which may be the same.
+    pub(crate) fn shift(&mut self, slot: Slot, queue: usize) {
+        let from = self.queue(slot);
+        self.lists[from].unlink(&mut self.table, slot);
+        self.table.note(slot).queue = index(queue);
+        self.lists[queue].push_back(&mut self.table, slot);
+    }
+
+    /// Forgets a key.
+    pub(crate) fn drop(&mut self, slot: Slot) -> Option<Entry<K, Note>> {
+        let from = self.queue(slot);
+        self.lists[from].unlink(&mut self.table, slot);
+        self.table.take(slot)
+    }
+
+    /// Lets go of a key and remembers it on a queue of ghosts.
+    pub(crate) fn bury(&mut self, slot: Slot, ghosts: usize) -> Victim<K> {
+        self.shift(slot, ghosts);
+        *self.frequency(slot) = 0;
+        let entry = self.get(slot);
+        Victim {
+            key: entry.key.clone(),
+            size: entry.size,
+        }
+    }
+
+    /// Forgets the oldest of a queue of ghosts until it is within so many bytes, and has about as many
+    /// keys as are held.
+    pub(crate) fn trim(&mut self, ghosts: usize, bytes: u64) {
+        let keys = self.len().max(FEW);
+        while self.lists[ghosts].bytes() > bytes || self.lists[ghosts].len() > keys {
+            let Some(oldest) = self.lists[ghosts].front() else {
+                return;
+            };
+            self.drop(oldest);
+        }
+    }
+
+    /// Bytes of memory held.
+    pub(crate) fn memory(&self) -> usize {
+        self.table.memory()
+    }
+
+    pub(crate) fn save(&self) -> impl Serialize {
+        let queues: Vec<Vec<(&K, u64, u8)>> = (0..self.lists.len())
+            .map(|queue| {
+                let entries = self.iter(queue);
+                entries
+                    .map(|entry| (&entry.key, entry.size, entry.note.frequency))
+                    .collect()
+            })
+            .collect();
+        queues
+    }
+
+    /// The queues that were saved, of the same number as these.
+    pub(crate) fn restored(&self, saved: Saved<K>) -> Result<Self, StateError>
+    where
+        K: DeserializeOwned,
+    {
+        let mut restored = Self::new(self.holding, self.lists.len() - self.holding);
+        if saved.len() != restored.lists.len() {
+            return Err(StateError::Content("it has another number of queues"));
+        }
+        for (queue, entries) in saved.into_iter().enumerate() {
+            for (key, size, frequency) in entries {
+                if restored.find(&key).is_some() {
+                    return Err(StateError::Content("a key is in it twice"));
+                }
+                let slot = restored.add(queue, key, size);
+                *restored.frequency(slot) = frequency;
+            }
+        }
+        Ok(restored)
+    }
+}
+
+fn index(queue: usize) -> u8 {
+    u8::try_from(queue).unwrap_or(u8::MAX)
+}
