@@ -1,12 +1,14 @@
 //! The bytes of one blob straight from the upstream, past a cache that does not take them.
 
-use bytes::Bytes;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
 use pierhead_cache::Error as CacheError;
 use pierhead_oci::Hasher;
 use pierhead_remote::BlobStream;
 
 use crate::Error;
-use crate::limits::Turn;
+use crate::limits::{Held, Turn};
 use crate::service::Inner;
 use crate::source::Wanted;
 
@@ -30,6 +32,8 @@ pub(crate) struct Direct {
     /// Taken at the end. `None` of a part that begins late.
     hasher: Option<Hasher>,
     ended: bool,
+    /// What is held back for a part that is verified first.
+    counted: Option<Arc<Held>>,
     _turn: Turn,
 }
 
@@ -72,6 +76,7 @@ impl Direct {
             held: Bytes::new(),
             hasher,
             ended: false,
+            counted: None,
             _turn: turn,
         }))
     }
@@ -79,6 +84,28 @@ impl Direct {
     /// Total bytes of the blob; `None` when the upstream does not say.
     pub(crate) fn size(&self) -> Option<u64> {
         self.stream.size()
+    }
+
+    /// Whether the digest has matched.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.ended
+    }
+
+    /// Takes the next `len` bytes and all that is behind them: none of them leaves before the digest has matched.
+    pub(crate) async fn verify(
+        &mut self,
+        inner: &Inner,
+        wanted: &Wanted,
+        len: usize,
+    ) -> Result<(), Error> {
+        self.counted = Some(inner.limits.hold(&wanted.client, len)?);
+        let mut part = BytesMut::with_capacity(len);
+        while !self.ended {
+            let bytes = self.arrive(inner, wanted).await?;
+            part.extend_from_slice(&bytes[..bytes.len().min(len - part.len())]);
+        }
+        self.held = part.freeze();
+        Ok(())
     }
 
     /// Up to `max` bytes. What is held back leaves when more has come, and last when the hash matched.
@@ -96,6 +123,21 @@ impl Direct {
             if self.ended {
                 return Ok(Bytes::new());
             }
+            let bytes = self.arrive(inner, wanted).await?;
+            if self.ended {
+                continue;
+            }
+            // At most `max`, by the first test of the loop.
+            let ready = std::mem::replace(&mut self.held, bytes);
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+    }
+
+    /// The next bytes from the reader's offset on; none at the end, when the digest has matched.
+    async fn arrive(&mut self, inner: &Inner, wanted: &Wanted) -> Result<Bytes, Error> {
+        loop {
             let mut bytes = match self.stream.next().await {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(error)) => {
@@ -107,7 +149,7 @@ impl Direct {
                 None => {
                     self.check(inner, wanted)?;
                     self.ended = true;
-                    continue;
+                    return Ok(Bytes::new());
                 }
             };
             if let Some(hasher) = &mut self.hasher {
@@ -118,10 +160,8 @@ impl Direct {
                 .min(bytes.len());
             self.skip -= u64::try_from(skipped).unwrap_or(0);
             let _ = bytes.split_to(skipped);
-            // At most `max`, by the first test of the loop.
-            let ready = std::mem::replace(&mut self.held, bytes);
-            if !ready.is_empty() {
-                return Ok(ready);
+            if !bytes.is_empty() {
+                return Ok(bytes);
             }
         }
     }

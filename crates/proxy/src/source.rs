@@ -139,11 +139,13 @@ impl Source {
     pub(crate) async fn only(&mut self, first: u64, end: u64) -> Result<(), Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
-        if let From::Cache(Content::Tail(tail)) = &self.from {
+        let size = match &self.from {
+            From::Cache(Content::Object(_)) => None,
             // What fails here fails at the first read again, where there is a way out.
-            let size = tail.size().await.ok().flatten();
-            self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
-        }
+            From::Cache(Content::Tail(tail)) => tail.size().await.ok().flatten(),
+            From::Upstream(direct) => direct.size(),
+        };
+        self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
         if first > 0 && matches!(self.from, From::Upstream(_)) {
             self.from = self.direct().await?;
         }
@@ -217,7 +219,14 @@ impl Source {
                         }
                     }
                 }
-                From::Upstream(direct) => direct.next(&self.inner, &self.wanted, max).await?,
+                From::Upstream(direct) => {
+                    let (inner, wanted) = (&self.inner, &self.wanted);
+                    if self.verified_first && !direct.is_verified() {
+                        let len = usize::try_from(left).unwrap_or(usize::MAX);
+                        direct.verify(inner, wanted, len).await?;
+                    }
+                    direct.next(inner, wanted, max).await?
+                }
             };
             self.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
             return Ok(bytes);

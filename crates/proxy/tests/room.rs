@@ -3,10 +3,10 @@
 
 mod stage;
 
-use pierhead_testkit::http::End;
+use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::Fault;
-use stage::{Plan, blob_path, each};
+use stage::{Plan, blob_path, each, eventually, soon};
 
 /// What is found to have no room only when its bytes come, because it is over a limit or because others have
 /// taken the room meanwhile, goes on to its readers from where they are.
@@ -51,4 +51,36 @@ async fn a_wrong_blob_that_outgrows_its_room_far_behind_its_start_never_ends_cle
     }
     let got = stage.get(&blob_path(&digest)).await;
     assert!(got.end != End::Clean || got.status != 200, "{:?}", got.end);
+}
+
+/// Nobody can tell that a part is wrong, since it has no digest.
+#[tokio::test]
+async fn a_part_of_a_small_blob_without_room_leaves_when_all_of_it_is_right() {
+    let plan = Plan {
+        max_blob: 100_000,
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let bytes = random_bytes(33, 300_000);
+    let digest = stage.upstream.put_blob("app", bytes.clone());
+    for (range, part) in [("bytes=0-99", 0..100), ("bytes=1000-200999", 1000..201_000)] {
+        let part_of = || Request::get(blob_path(&digest)).header("range", range);
+        // The first time it is found that it has no room, the second that is known.
+        for _ in 0..2 {
+            stage
+                .upstream
+                .inject(Fault::Corrupt(u64::try_from(part.start).unwrap() + 50).on_blob(&digest));
+            // Refused, or cut before its first byte.
+            if let Ok(got) = soon(part_of().send(stage.addr)).await {
+                assert!(got.body.is_empty() || got.status == 503, "{range}: {got:?}");
+            }
+            stage.upstream.clear_faults();
+            eventually(async || {
+                let got = stage.ask(part_of()).await;
+                got.status == 206 && got.body == bytes[part.clone()]
+            })
+            .await;
+        }
+    }
+    assert!(!stage.cache.contains(&digest));
 }
