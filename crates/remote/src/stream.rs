@@ -31,6 +31,10 @@ const PATIENCE: Patience = Patience {
 /// place among the fetches for ever. So many, on the other hand, are progress.
 const LEAST_PROGRESS: usize = 16 << 10;
 
+/// Nothing at all for this part of the stall time is enough to try another connection, while there is a try left:
+/// clients have no time limit of their own for a body.
+const SILENT_PART: u32 = 3;
+
 /// So many bytes show that an upstream is worth one more retry.
 const WORTH_A_RETRY: usize = 256 << 10;
 
@@ -74,7 +78,7 @@ pub(crate) async fn open(
         trickle: 0,
         waiting: None,
         failures: 0,
-        slow: 0,
+        starved: 0,
         advanced: 0,
         uncredited: 0,
         _turn: (turn, in_flight),
@@ -129,8 +133,8 @@ pub struct BlobStream {
     /// When the present wait began; it goes on when `next` is called again.
     waiting: Option<Instant>,
     failures: u32,
-    /// Cuts in a row because it was slow.
-    slow: usize,
+    /// Cuts in a row because too little came.
+    starved: usize,
     /// Bytes handed on since the last failure.
     advanced: usize,
     uncredited: usize,
@@ -181,7 +185,10 @@ impl BlobStream {
                 State::Reading(body) => {
                     let limit = self.origin.shared.limits.stall_timeout;
                     let began = *self.waiting.get_or_insert_with(Instant::now);
-                    let deadline = began + limit.saturating_sub(self.waited);
+                    let mut deadline = began + limit.saturating_sub(self.waited);
+                    if self.starved < self.subject.addresses.count() {
+                        deadline = deadline.min(began + limit / SILENT_PART);
+                    }
                     let outcome = timeout_at(deadline, body.frame()).await;
                     self.waiting = None;
                     self.waited += began.elapsed();
@@ -189,7 +196,7 @@ impl BlobStream {
                         Ok(Some(Ok(frame))) => self.arrived(frame.into_data().unwrap_or_default()),
                         Ok(Some(Err(error))) => self.cut(&format!("the blob broke off: {error}")),
                         Ok(None) => self.ended(),
-                        Err(_) => self.starved(limit),
+                        Err(_) => self.starve(),
                     }
                 }
             };
@@ -205,7 +212,7 @@ impl BlobStream {
         origin.metrics.received.inc_by(as_u64(bytes.len()));
         self.trickle += bytes.len();
         if self.trickle >= enough(&origin.shared.limits) {
-            (self.trickle, self.waited, self.slow) = (0, Duration::ZERO, 0);
+            (self.trickle, self.waited, self.starved) = (0, Duration::ZERO, 0);
         }
         let skipped = usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
         let reserved = origin.shared.bandwidth.reserve(bytes.len());
@@ -246,26 +253,33 @@ impl BlobStream {
     }
 
     fn cut(&mut self, why: &str) -> Result<(), Error> {
-        if self.advanced < LEAST_PROGRESS {
-            self.origin.health.body(false);
-        }
-        let error = self.origin.transport(why);
+        let error = self.broken(why);
         self.again(error)
     }
 
-    /// Too little came within the stall time: nothing to speak of, or less than the minimum rate.
-    fn starved(&mut self, limit: Duration) -> Result<(), Error> {
-        if self.trickle < LEAST_PROGRESS {
-            return self.cut(&format!("the blob stands still for {limit:?}"));
+    fn broken(&self, why: &str) -> Error {
+        if self.advanced < LEAST_PROGRESS {
+            self.origin.health.body(false);
         }
-        self.slow += 1;
-        let (came, least) = (self.trickle, self.origin.shared.limits.minimum_rate);
-        let why = format!(
-            "the blob is slow: {came} bytes in {limit:?}, and limits.upstream_minimum_rate is {least} a second"
-        );
+        self.origin.transport(why)
+    }
+
+    /// Too little came: nothing to speak of, or less than the minimum rate.
+    fn starve(&mut self) -> Result<(), Error> {
+        self.starved += 1;
+        let limits = &self.origin.shared.limits;
+        let (came, waited, stall) = (self.trickle, self.waited, limits.stall_timeout);
+        let is_still = came < LEAST_PROGRESS || waited < stall;
+        let why = match is_still {
+            true => format!("the blob stands still: {came} bytes in {waited:.1?}"),
+            false => format!(
+                "the blob is slow: {came} bytes in {stall:?}, and limits.upstream_minimum_rate is {} a second",
+                limits.minimum_rate
+            ),
+        };
         // A new connection may fare better, and another address even more; then it is what it is.
-        if self.slow > self.subject.addresses.count() {
-            return Err(self.origin.transport(why));
+        if self.starved > self.subject.addresses.count() {
+            return Err(self.broken(&why));
         }
         self.cut(&why)
     }

@@ -81,6 +81,27 @@ async fn one_that_never_makes_way_is_given_up() {
     .await;
 }
 
+/// Nobody waits for one as long as for many that fail at once: its clients have no time limit of their own.
+#[tokio::test]
+async fn one_that_stands_still_is_tried_once_more() {
+    for hang in [0, 100] {
+        let pair = Pair::start().await;
+        pair.upstream.inject(Fault::HangBody(hang).on_blobs());
+        pair.pull(0).await.1.expect_err("it stands still");
+        assert_eq!(pair.upstream.gets_of(&pair.layer()), 2);
+    }
+}
+
+/// Long before the stall time is over, as long as it may get better elsewhere.
+#[tokio::test]
+async fn silence_is_not_sat_out_while_there_is_a_try_left() {
+    let patient = |config: &mut Config, _: &mut Upstream| config.stall_timeout = SOON;
+    let pair = Pair::with(FakeRegistry::builder(), patient).await;
+    pair.upstream
+        .inject(Fault::HangBody(100_000).on_blobs().times(1));
+    pair.pulls_in(2).await;
+}
+
 /// A byte now and then is no progress: it would hold a place among the fetches for ever.
 #[tokio::test]
 async fn a_drip_is_a_stall() {

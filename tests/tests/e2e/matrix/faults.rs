@@ -228,6 +228,10 @@ pub(super) fn all() -> Vec<Fault> {
         Fault::new("hang mid-body for ever", Manifests, |it| {
             hub(it, [on_layer(it, Wrong::HangBody(0))?])
         }),
+        Fault::new("hang mid-body for ever at the defaults", Manifests, |it| {
+            hub(it, [on_layer(it, Wrong::HangBody(0))?])
+        })
+        .at_the_defaults(),
         // Cuts.
         Fault::new("cut once", Everything, |it| {
             let layer = on_layer(it, Wrong::CutBody(100_000))?.times(1);
