@@ -1,10 +1,10 @@
 //! The cache as its callers see it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use pierhead_eviction::Policy;
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::{Body, Digest, Manifest, MediaType};
 use prometheus_client::registry::Registry;
 
 use crate::catalog::Catalog;
@@ -12,11 +12,16 @@ use crate::flight::{Flight, Order};
 use crate::folder::Folder;
 use crate::metrics::Fullness;
 use crate::pins::Pins;
+use crate::ranking::Ranking;
+use crate::ranks::RanksFile;
 use crate::state::{Slot, State};
 use crate::store::{Store, blocking};
 use crate::tier::{DiskTier, Tier};
 use crate::upkeep::Upkeep;
-use crate::{Config, Content, Error, Fill, Names, Object, Tail, load, lock, now};
+use crate::{Config, Content, Error, Eviction, Fill, Names, Object, Tail, load, lock, now};
+
+/// Parts of a manifest that are counted: images have some hundred at most.
+const MAX_PARTS: usize = 1000;
 
 /// A handle; clones share everything. All methods may be called from async code unless they say
 /// that they block.
@@ -72,6 +77,23 @@ pub struct Stat {
     pub pinned: u64,
 }
 
+/// Who leaves and who enters, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionStat {
+    /// The policy in use.
+    pub policy: String,
+    /// The admission in use.
+    pub admission: String,
+    /// Bytes of content written on this day (of UTC).
+    pub written_today: u64,
+    /// Most bytes of a day; 0: as many as come.
+    pub max_written_per_day: u64,
+    /// Blobs evicted since the start.
+    pub evictions: u64,
+    /// Fills that would have fit and were not let in, since the start.
+    pub refused: u64,
+}
+
 /// What is known of a blob without I/O.
 enum Look {
     Absent,
@@ -90,12 +112,13 @@ enum Wanted<'a> {
 
 impl Cache {
     /// Opens (or makes) the data folder: takes its lock, checks its version, reconciles catalog and
-    /// files, feeds `policy` in the order of persisted accesses. Blocks; cost: one directory walk.
+    /// files, gives the policy back what was saved of it, and feeds it the rest in the order of persisted accesses.
+    /// Blocks; cost: one directory walk.
     ///
     /// # Errors
     /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
-    pub fn open(config: Config, policy: Box<dyn Policy<Digest>>) -> Result<Self, Error> {
-        Self::open_on(config, policy, |config| {
+    pub fn open(config: Config, eviction: impl Into<Eviction>) -> Result<Self, Error> {
+        Self::open_on(config, eviction, |config| {
             Ok(Arc::new(DiskTier::new(&config.data)?))
         })
     }
@@ -106,16 +129,21 @@ impl Cache {
     /// As [`Cache::open`].
     pub fn open_on(
         config: Config,
-        policy: Box<dyn Policy<Digest>>,
+        eviction: impl Into<Eviction>,
         tier: impl FnOnce(&Config) -> std::io::Result<Arc<dyn Tier>>,
     ) -> Result<Self, Error> {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = Folder::open(&config.data)?;
         let pins = Pins::open(&config.data).map_err(failed)?;
         let tier = tier(&config).map_err(failed)?;
-        let mut state = State::new(policy, config.capacity, config.memory);
+        let ranking = Ranking::new(eviction.into(), config.recorder.clone(), now());
+        let mut state = State::new(ranking, config.capacity, config.memory);
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
             state.pin(digest);
+        }
+        let ranks = RanksFile::new(&config.data);
+        if let Some(ranks) = ranks.read() {
+            ranks.restore(&mut state);
         }
         let catalog = Catalog::open(&config.data);
         load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
@@ -124,7 +152,8 @@ impl Cache {
         catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
         let names = Arc::new(names);
-        let upkeep = Upkeep::start(store.clone(), names.clone(), catalog).map_err(failed)?;
+        let upkeep =
+            Upkeep::start(store.clone(), names.clone(), (catalog, ranks)).map_err(failed)?;
         Ok(Self {
             store,
             names,
@@ -233,6 +262,7 @@ impl Cache {
                 }
                 Err(flight) => {
                     self.store.metrics.joins.inc();
+                    flight.joined.fetch_add(1, Ordering::Relaxed);
                     return Ok(Claim::Follower(Content::Tail(Tail::new(flight))));
                 }
             }
@@ -249,6 +279,20 @@ impl Cache {
         media_type: &MediaType,
         content: Bytes,
     ) -> Result<Object, Error> {
+        self.put_costing(digest, media_type, content, None).await
+    }
+
+    /// The same, saying how many seconds a client would wait for it if it were not there.
+    ///
+    /// # Errors
+    /// As [`Cache::put`].
+    pub async fn put_costing(
+        &self,
+        digest: &Digest,
+        media_type: &MediaType,
+        content: Bytes,
+        cost: Option<f32>,
+    ) -> Result<Object, Error> {
         loop {
             match self.claim_as(digest, Wanted::As(media_type)).await? {
                 Claim::Hit(object) => return Ok(object),
@@ -262,11 +306,30 @@ impl Cache {
                         fill.restart().await?;
                     }
                     fill.set_media_type(media_type.clone());
+                    if let Some(cost) = cost {
+                        fill.set_cost(cost);
+                    }
                     fill.begin(Some(content.len() as u64)).await?;
-                    fill.write(content).await?;
-                    return fill.finish().await;
+                    fill.write(content.clone()).await?;
+                    let object = fill.finish().await?;
+                    self.count_parts(digest, media_type, content);
+                    return Ok(object);
                 }
             }
+        }
+    }
+
+    /// Of an image's manifest that was stored: its parts are known to be in one image more.
+    fn count_parts(&self, digest: &Digest, media_type: &MediaType, content: Bytes) {
+        // The children of an index are manifests, which are small whatever they are worth.
+        if !media_type.is_manifest() {
+            return;
+        }
+        if let Ok(manifest) = Manifest::parse(content, Some(media_type.as_str()))
+            && !matches!(manifest.body, Body::Index { .. })
+        {
+            let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
+            lock(&self.store.state).share(digest, parts);
         }
     }
 
@@ -340,11 +403,36 @@ impl Cache {
         }
     }
 
+    /// Who leaves and who enters now.
+    pub fn eviction(&self) -> EvictionStat {
+        let mut state = lock(&self.store.state);
+        let ranking = &mut state.ranking;
+        EvictionStat {
+            policy: ranking.policy_name.clone(),
+            admission: ranking.door.name.clone(),
+            written_today: ranking.door.written(now()),
+            max_written_per_day: ranking.door.cap(),
+            evictions: self.store.metrics.evictions.get(),
+            refused: self.store.metrics.refusals(),
+        }
+    }
+
     /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow.
     pub async fn set_capacity(&self, capacity: u64) {
-        lock(&self.store.state).capacity = capacity;
+        {
+            let mut state = lock(&self.store.state);
+            state.capacity = capacity;
+            state.ranking.policy.resize(capacity);
+        }
         let store = self.store.clone();
         blocking(move || store.shrink()).await;
+    }
+
+    /// Changes who leaves and who enters, while running and without losing a blob: another policy is fed all
+    /// blobs in the order of their last accesses. A policy or admission of the name in use stays as it is.
+    pub async fn set_eviction(&self, eviction: Eviction) {
+        let store = self.store.clone();
+        blocking(move || store.set_eviction(eviction)).await;
     }
 
     /// Evicts until at most `target` bytes are used, as far as pins allow; returns bytes evicted. What is

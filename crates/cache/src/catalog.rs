@@ -8,6 +8,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use pierhead_eviction::Access;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
 use crate::names::Key;
@@ -214,9 +215,10 @@ fn key(digest: &Digest) -> Vec<u8> {
     key
 }
 
-/// Size, tick (8 bytes each), access time (4 bytes), all little-endian, then the media type.
+/// Size, tick (8 bytes each), access time (4 bytes), all little-endian, then the media type; behind a zero byte,
+/// which no media type has, cost (4 bytes) and share count (2 bytes).
 fn encode(slot: &Slot) -> Vec<u8> {
-    let mut value = Vec::with_capacity(20);
+    let mut value = Vec::with_capacity(27);
     value.extend_from_slice(&slot.size.to_le_bytes());
     value.extend_from_slice(&slot.tick.to_le_bytes());
     value.extend_from_slice(&slot.accessed.to_le_bytes());
@@ -226,6 +228,9 @@ fn encode(slot: &Slot) -> Vec<u8> {
             .map_or("", |media| media.as_str())
             .as_bytes(),
     );
+    value.push(0);
+    value.extend_from_slice(&slot.cost.to_le_bytes());
+    value.extend_from_slice(&slot.shared.to_le_bytes());
     value
 }
 
@@ -238,19 +243,35 @@ fn decode(key: &[u8], value: &[u8]) -> Option<(Digest, Slot)> {
     };
     let (size, rest) = value.split_first_chunk()?;
     let (tick, rest) = rest.split_first_chunk()?;
-    let (accessed, media) = rest.split_first_chunk()?;
+    let (accessed, rest) = rest.split_first_chunk()?;
+    let size = u64::from_le_bytes(*size);
+    // Entries of before costs were known end with the media type.
+    let (media, rank) = match rest.iter().position(|byte| *byte == 0) {
+        Some(end) => (&rest[..end], Some(rank(&rest[end + 1..])?)),
+        None => (rest, None),
+    };
+    let (cost, shared) = rank.unwrap_or((Access::<Digest>::prior(size), 1));
     let media_type = match media {
         [] => None,
         text => Some(MediaType::new(std::str::from_utf8(text).ok()?)?),
     };
     let slot = Slot {
-        size: u64::from_le_bytes(*size),
+        size,
         tick: u64::from_le_bytes(*tick),
         accessed: u32::from_le_bytes(*accessed),
         media_type,
+        cost,
+        shared,
         dirty: false,
     };
     Some((Digest::from_bytes(algorithm, hash)?, slot))
+}
+
+/// Cost and share count; `None` when they are not what is ever written.
+fn rank(bytes: &[u8]) -> Option<(f32, u16)> {
+    let (cost, shared) = bytes.split_first_chunk()?;
+    let (cost, shared) = (f32::from_le_bytes(*cost), shared.try_into().ok()?);
+    (cost.is_finite() && cost >= 0.0).then_some((cost, u16::from_le_bytes(shared)))
 }
 
 #[cfg(test)]

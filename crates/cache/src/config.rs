@@ -1,10 +1,13 @@
 //! What the cache is told.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::Recorder;
+
 /// Settings of one [`Cache`](crate::Cache).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// The data folder; made when missing, owned by one process at a time.
     pub data: PathBuf,
@@ -28,6 +31,19 @@ pub struct Config {
     pub leftover_age: Duration,
     /// How often access ticks are written to the catalog: what a crash may forget of their order.
     pub flush_interval: Duration,
+    /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
+    pub ranks_interval: Duration,
+    /// Is told of each request.
+    pub recorder: Option<Recorder>,
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("data", &self.data)
+            .field("capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Config {
@@ -44,6 +60,8 @@ impl Config {
             max_names: 100_000,
             leftover_age: Duration::from_secs(24 * 3600),
             flush_interval: Duration::from_secs(30),
+            ranks_interval: Duration::from_secs(300),
+            recorder: None,
         }
     }
 }

@@ -69,6 +69,14 @@ pub enum Error {
         /// Most bytes of a blob.
         limit: u64,
     },
+    /// It would fit, and shall not be kept.
+    #[error("{digest} is passed on, not stored: {why}")]
+    NotAdmitted {
+        /// Which blob.
+        digest: Digest,
+        /// Who decided that.
+        why: &'static str,
+    },
     /// Another process owns the data folder.
     #[error("{} is in use by another pierhead (process {pid}): stop it, or give this one another --data", path.display())]
     InUse {
@@ -113,12 +121,15 @@ impl Error {
         }
     }
 
-    /// Whether it is the disk that failed or refused, not the content: whoever wants the bytes can still stream them
+    /// Whether it is the disk or the cache that failed or refused, not the content: whoever wants the bytes can still stream them
     /// from the upstream, from the offset reached, without storing them.
     pub fn is_storage(&self) -> bool {
         matches!(
             self,
-            Self::NoRoom { .. } | Self::TooLarge { .. } | Self::Io { .. }
+            Self::NoRoom { .. }
+                | Self::TooLarge { .. }
+                | Self::NotAdmitted { .. }
+                | Self::Io { .. }
         )
     }
 

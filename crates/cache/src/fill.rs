@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
 
-use crate::flight::{Flight, Order};
+use crate::flight::{Flight, Order, Terms};
 use crate::ingest::Ingest;
+use crate::memory::SMALL;
 use crate::store::{Store, blocking};
 use crate::{Error, Object, Tail};
 
@@ -26,6 +27,7 @@ pub struct Fill {
     offset: u64,
     position: u64,
     size: Option<u64>,
+    terms: Terms,
     over: bool,
 }
 
@@ -57,6 +59,7 @@ impl Fill {
             offset,
             position: offset,
             size: None,
+            terms: Terms::default(),
             over: false,
         }
     }
@@ -68,6 +71,17 @@ impl Fill {
 
     pub(crate) fn set_media_type(&mut self, media_type: MediaType) {
         self.media_type = Some(media_type);
+    }
+
+    /// Says how many seconds a client would wait for this if it were not there: what its rank goes by. Before
+    /// [`Fill::begin`]; without it, what a distant registry takes.
+    pub fn set_cost(&mut self, seconds: f32) {
+        self.terms.cost = Some(seconds).filter(|it| it.is_finite() && *it >= 0.0);
+    }
+
+    /// Somebody wants it kept: the admission is not asked. Before [`Fill::begin`].
+    pub fn insist(&mut self) {
+        self.terms.always = true;
     }
 
     /// Which blob.
@@ -82,10 +96,13 @@ impl Fill {
     }
 
     /// Says how long the whole content is, before the first write. Room is set aside in steps as bytes come,
-    /// evicting for them; a length that could never fit is refused here. Readers see nothing before this.
+    /// evicting for them; a length that could never fit is refused here. So is what the admission had rather not
+    /// keep; those who have joined by now count as so many requests, and one of them may tip the scale. Readers
+    /// see nothing before this.
     ///
     /// # Errors
-    /// [`Error::NoRoom`], [`Error::TooLarge`], and the fill is over: its readers are told to stream directly.
+    /// [`Error::NoRoom`], [`Error::TooLarge`], [`Error::NotAdmitted`], and the fill is over: its readers are told
+    /// to stream directly.
     /// [`Error::WrongSize`] when more than that is staged.
     pub async fn begin(&mut self, size: Option<u64>) -> Result<(), Error> {
         if let Some(expected) = size
@@ -100,7 +117,10 @@ impl Fill {
         }
         let flight = self.flight.clone();
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
-        let reserved = blocking(move || flight.announce(size, need)).await;
+        let mut terms = self.terms;
+        // Without its manifest and config an image is asked for in vain.
+        terms.always |= self.media_type.is_some() || size.is_some_and(|size| size <= SMALL);
+        let reserved = blocking(move || flight.announce(size, need, terms)).await;
         if let Err(error) = reserved {
             return Err(self.fail(error).await);
         }

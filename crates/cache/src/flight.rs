@@ -1,6 +1,6 @@
 //! What the leader of one fill, its ingest and its readers share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -43,6 +43,10 @@ pub(crate) struct Flight {
     expected: AtomicU64,
     /// Bytes staged.
     pub(crate) staged: AtomicU64,
+    /// How many others have asked for it since its leader did.
+    pub(crate) joined: AtomicU32,
+    /// The bits of what it costs in seconds; not a number until that is known.
+    cost: AtomicU32,
     queue: Mutex<Queue>,
     /// Woken when the queue has room again, or will never have.
     drained: Notify,
@@ -62,6 +66,15 @@ pub(crate) struct Progress {
     pub(crate) verified: bool,
     /// How it ended.
     pub(crate) outcome: Option<Result<(), Error>>,
+}
+
+/// On which terms a fill asks to be stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// Seconds that a client waits for it when it is not there.
+    pub(crate) cost: Option<f32>,
+    /// Whether it is kept whatever the admission says.
+    pub(crate) always: bool,
 }
 
 #[derive(Default)]
@@ -158,6 +171,8 @@ impl Flight {
             reserved: AtomicU64::new(0),
             expected: AtomicU64::new(u64::MAX),
             staged: AtomicU64::new(0),
+            joined: AtomicU32::new(0),
+            cost: AtomicU32::new(f32::NAN.to_bits()),
             queue: Mutex::default(),
             drained: Notify::new(),
             runtime: tokio::runtime::Handle::current(),
@@ -178,14 +193,31 @@ impl Flight {
         self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
     }
 
-    /// Takes note of the announced length, which may be a lie: refuses what cannot be, and sets the first step
-    /// aside. Blocks.
-    pub(crate) fn announce(self: &Arc<Self>, size: Option<u64>, need: u64) -> Result<(), Error> {
+    /// Seconds that a client waits for this when it is not there, as far as somebody said.
+    pub(crate) fn cost(&self) -> Option<f32> {
+        let cost = f32::from_bits(self.cost.load(Ordering::Relaxed));
+        cost.is_finite().then_some(cost)
+    }
+
+    /// Takes note of the announced length, which may be a lie: refuses what cannot be or shall not enter, and sets
+    /// the first step aside. Blocks.
+    pub(crate) fn announce(
+        self: &Arc<Self>,
+        size: Option<u64>,
+        need: u64,
+        terms: Terms,
+    ) -> Result<(), Error> {
+        if let Some(cost) = terms.cost {
+            self.cost.store(cost.to_bits(), Ordering::Relaxed);
+        }
         let held = self.reserved.load(Ordering::Relaxed);
         self.expected
             .store(size.map_or(u64::MAX, |_| need), Ordering::Relaxed);
+        self.store.ask(self, size, need, terms)?;
+        let more = need.saturating_sub(held);
         self.store
-            .admit(size.unwrap_or(0), need.saturating_sub(held))?;
+            .admit(size.unwrap_or(0), more)
+            .inspect_err(|_| self.store.passed(self, need))?;
         self.make_room(need.min(held.max(self.store.config.step)))
     }
 

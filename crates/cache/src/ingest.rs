@@ -131,6 +131,7 @@ impl Ingest {
         let len = bytes as u64;
         let size = self.staged.len() + len;
         flight.store.admit(size, 0)?;
+        flight.store.spend(&flight.digest, len)?;
         flight.make_room(Store::need(size, None))?;
         self.staged
             .write_all(batch)
@@ -215,9 +216,7 @@ impl Ingest {
             return self.fail(&flight, error, false);
         }
         let reserved = flight.reserved.load(Ordering::Relaxed);
-        let outcome = flight
-            .store
-            .commit(&flight.digest, self.staged, trailer, reserved);
+        let outcome = flight.store.commit(&flight, self.staged, trailer, reserved);
         let outcome = outcome.map(|open| {
             // Nobody else sets it.
             let _ = flight.committed.set(open);
@@ -249,7 +248,9 @@ impl Ingest {
             modified: now(),
         });
         end(flight, partial);
-        flight.store.metrics.failed_fills.inc();
+        if !matches!(error, Error::NotAdmitted { .. }) {
+            flight.store.metrics.failed_fills.inc();
+        }
         flight
             .progress
             .send_modify(|progress| progress.outcome = Some(Err(error)));

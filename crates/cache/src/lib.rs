@@ -15,8 +15,10 @@ mod buffer;
 mod cache;
 mod catalog;
 mod checked;
+mod clock;
 mod config;
 mod content;
+mod door;
 mod error;
 mod fill;
 mod flight;
@@ -32,21 +34,25 @@ mod names;
 mod object;
 mod partials;
 mod pins;
+mod ranking;
+mod ranks;
 mod reclaim;
 mod record;
+mod shares;
 mod state;
 mod store;
 pub mod tier;
 mod turns;
 mod upkeep;
 
-pub use cache::{Cache, Claim, Entry, Stat};
+pub use cache::{Cache, Claim, Entry, EvictionStat, Stat};
 pub use config::Config;
 pub use content::{Content, Tail};
 pub use error::Error;
 pub use fill::Fill;
 pub use names::{Name, Names, Record};
 pub use object::Object;
+pub use ranking::{Eviction, Outcome, Recorder};
 
 /// A lock whose holder panicked is taken over: every critical section here leaves its data whole.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

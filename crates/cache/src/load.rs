@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-use pierhead_oci::MediaType;
+use pierhead_eviction::Access;
+use pierhead_oci::{Digest, MediaType};
 
 use crate::catalog::Catalog;
 use crate::partials::Partial;
@@ -53,6 +54,8 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                     tick: state.tick_after(),
                     media_type: media_type.map(|media_type| shared(&mut types, media_type)),
                     accessed: u32::try_from(modified).unwrap_or(u32::MAX),
+                    cost: Access::<Digest>::prior(blob.trailer().size()),
+                    shared: 1,
                     dirty: true,
                 };
                 state.restore(digest, slot);
@@ -67,6 +70,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
         }
     }
     state.changed.extend(gone);
+    state.reconcile();
     partials(state, tier)
 }
 

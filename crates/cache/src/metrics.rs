@@ -3,14 +3,17 @@
 use std::sync::Weak;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::lock;
+use crate::door::Refusal;
 use crate::store::Store;
+use crate::{lock, now};
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -23,6 +26,7 @@ pub(crate) struct Metrics {
     pub(crate) evictions: Counter,
     pub(crate) evicted_bytes: Counter,
     pub(crate) rot: Counter,
+    refused: Family<RefusedBy, Counter>,
     pub(crate) commit_seconds: Histogram,
 }
 
@@ -38,13 +42,37 @@ impl Default for Metrics {
             evictions: Counter::default(),
             evicted_bytes: Counter::default(),
             rot: Counter::default(),
+            refused: Family::default(),
             // 0.5 ms (a fast disk) to 8 s (a large blob on a slow one).
             commit_seconds: Histogram::new(exponential_buckets(0.0005, 2.0, 15)),
         }
     }
 }
 
+/// Why something that would fit was passed on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RefusedBy {
+    by: &'static str,
+}
+
 impl Metrics {
+    pub(crate) fn refused(&self, refusal: Refusal) {
+        let by = match refusal {
+            Refusal::Admission => "admission",
+            Refusal::Policy => "policy",
+            Refusal::Worn => "written",
+        };
+        self.refused.get_or_create(&RefusedBy { by }).inc();
+    }
+
+    /// All refusals so far.
+    pub(crate) fn refusals(&self) -> u64 {
+        ["admission", "policy", "written"]
+            .map(|by| self.refused.get_or_create(&RefusedBy { by }).get())
+            .iter()
+            .sum()
+    }
+
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("hits", "Claims that found the blob", self.hits.clone());
         registry.register(
@@ -77,6 +105,11 @@ impl Metrics {
             self.evicted_bytes.clone(),
         );
         registry.register(
+            "refused",
+            "Fills that would fit and were passed on: by the admission, the policy, or what may be written in a day",
+            self.refused.clone(),
+        );
+        registry.register(
             "rot",
             "Stored blobs found damaged and removed",
             self.rot.clone(),
@@ -107,10 +140,36 @@ impl Collector for Fullness {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        let figures = {
-            let state = lock(&store.state);
+        let (figures, labels) = {
+            let mut state = lock(&store.state);
+            let written = state.ranking.door.written(now());
+            let ranking = &state.ranking;
+            let labels = [
+                ("policy", ranking.policy_name.clone()),
+                ("admission", ranking.door.name.clone()),
+            ];
+            let policy = u64::try_from(ranking.policy.memory()).unwrap_or(u64::MAX);
+            let limit = ranking.door.cap();
             let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-            [
+            let figures = [
+                (
+                    "written_today",
+                    "Content written since midnight (UTC)",
+                    Some(Unit::Bytes),
+                    written,
+                ),
+                (
+                    "written_today_limit",
+                    "Most of that; 0: no limit",
+                    Some(Unit::Bytes),
+                    limit,
+                ),
+                (
+                    "policy_memory",
+                    "What the policy takes of memory",
+                    Some(Unit::Bytes),
+                    policy,
+                ),
                 ("blobs", "Committed blobs", None, count(state.index.len())),
                 (
                     "used",
@@ -150,8 +209,17 @@ impl Collector for Fullness {
                     None,
                     count(state.memory.len()),
                 ),
-            ]
+            ];
+            (figures, labels)
         };
+        let info = Info::new(labels);
+        let described = encoder.encode_descriptor(
+            "eviction",
+            "Who leaves and who enters",
+            None,
+            info.metric_type(),
+        )?;
+        info.encode(described)?;
         for (name, help, unit, value) in figures {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let encoder =

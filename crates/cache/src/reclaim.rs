@@ -1,8 +1,16 @@
 //! Room: what may be stored at all, how bytes are set aside, and what leaves for them. All of it blocks.
 
-use crate::state::{State, Victim};
+use std::sync::atomic::Ordering;
+
+use pierhead_oci::Digest;
+
+use crate::door::Refusal;
+use crate::flight::{Flight, Terms};
+use crate::memory::SMALL;
+use crate::ranking::{Eviction, Outcome};
+use crate::state::{BLOCK, State, Victim, blocks};
 use crate::store::Store;
-use crate::{Error, lock};
+use crate::{Error, lock, now};
 
 impl Store {
     /// Refuses a content of `size` bytes that may not be stored, or whose `more` bytes on disk cannot be had even
@@ -21,6 +29,109 @@ impl Store {
             return Err(Error::NoRoom { needed: more });
         }
         Ok(())
+    }
+
+    /// Counts the requests of a fill that begins, and asks whether it may enter: the admission, the policy, and
+    /// what may be written today. `size`: of all the content, when that is known.
+    pub(crate) fn ask(
+        &self,
+        flight: &Flight,
+        size: Option<u64>,
+        need: u64,
+        terms: Terms,
+    ) -> Result<(), Error> {
+        // Of an unknown length at least a step is set aside.
+        let need = size.map_or(self.config.step.max(need), |_| need);
+        let staged = flight.staged.load(Ordering::Relaxed);
+        let requests = 1 + flight.joined.load(Ordering::Relaxed);
+        let wall = now();
+        let mut state = lock(&self.state);
+        let access = state.request(&flight.digest, need, flight.cost(), wall);
+        let always = terms.always || state.pinned.contains_key(&flight.digest);
+        let is_small = need <= blocks(SMALL) + BLOCK;
+        let mut verdict = state.ranking.miss(&access, requests, always);
+        let bytes = size.map_or(0, |size| size.saturating_sub(staged));
+        if verdict.is_ok() && !state.ranking.door.allows(bytes, is_small, wall) {
+            verdict = Err(Refusal::Worn);
+        }
+        if verdict.is_err() {
+            state.ranking.record(&access, Outcome::Passed);
+        }
+        drop(state);
+        verdict.map_err(|refusal| self.refused(&flight.digest, refusal))
+    }
+
+    /// Bytes are about to be written: of a length that was not known, or that others wrote past meanwhile, they
+    /// may be too many for this day.
+    pub(crate) fn spend(&self, digest: &Digest, bytes: u64) -> Result<(), Error> {
+        let wall = now();
+        let mut state = lock(&self.state);
+        let door = &mut state.ranking.door;
+        if door.allows(bytes, true, wall) {
+            door.spend(bytes, wall);
+            return Ok(());
+        }
+        drop(state);
+        Err(self.refused(digest, Refusal::Worn))
+    }
+
+    fn refused(&self, digest: &Digest, refusal: Refusal) -> Error {
+        self.metrics.refused(refusal);
+        Error::NotAdmitted {
+            digest: *digest,
+            why: match refusal {
+                Refusal::Admission => "the admission does not expect it again (eviction.admission)",
+                Refusal::Policy => "the policy has no place for its size (eviction.policy)",
+                Refusal::Worn => "enough was written today (eviction.max_written_per_day)",
+            },
+        }
+    }
+
+    /// Notes a fill of so many bytes on disk for which there is no room.
+    pub(crate) fn passed(&self, flight: &Flight, need: u64) {
+        let mut state = lock(&self.state);
+        let access = state.request(&flight.digest, need, flight.cost(), now());
+        state.ranking.record(&access, Outcome::Passed);
+    }
+
+    /// Takes another policy without losing what is held: it is fed everything in the order of its last access.
+    /// What only the old one knew is forgotten. Blocks; the state is locked for two walks through the index.
+    pub(crate) fn set_eviction(&self, eviction: Eviction) {
+        let Eviction {
+            policy_name,
+            mut policy,
+            admission_name,
+            admission,
+            max_written_per_day,
+        } = eviction;
+        // One at a time, and meanwhile nobody is evicted by the old rules.
+        let _reclaim = lock(&self.reclaim);
+        let (mut all, since) = {
+            let mut state = lock(&self.state);
+            let door = &mut state.ranking.door;
+            door.set_cap(max_written_per_day);
+            if door.name != admission_name {
+                (door.name, door.admission) = (admission_name, admission);
+            }
+            if state.ranking.policy_name == policy_name {
+                return;
+            }
+            state.ranking.clock.read(now());
+            state.ranking.prepare();
+            (state.accesses(0), state.tick_after() - 1)
+        };
+        all.sort_unstable_by_key(|(tick, _)| *tick);
+        for (_, access) in &all {
+            policy.insert(access);
+        }
+        let mut state = lock(&self.state);
+        let mut later = state.accesses(since);
+        later.sort_unstable_by_key(|(tick, _)| *tick);
+        policy.resize(state.capacity);
+        state.ranking.replace(policy_name, policy);
+        for (_, access) in &later {
+            state.ranking.restore(access, true);
+        }
     }
 
     /// How much must leave before `bytes` more can be set aside.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest};
 use serde::{Serialize, de::DeserializeOwned};
@@ -101,11 +101,17 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(json)?)
 }
 
+/// Where a file is written before it has its name.
+pub(crate) fn partial(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(PARTIAL);
+    partial.into()
+}
+
 /// Write, fsync, rename, fsync the folder.
 pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(PARTIAL);
+    let partial = partial(path);
     let mut file = File::create(&partial)?;
     let written = file
         .write_all(bytes)

@@ -3,17 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
-use pierhead_eviction::{Access, Policy};
+use pierhead_eviction::Access;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::Flight;
 use crate::memory::{Memory, Small};
 use crate::object::OpenBlob;
 use crate::partials::Partials;
+use crate::ranking::{Outcome, Ranking};
 use crate::tier::Trailer;
 
 /// Files count in blocks of the file system: 4 KiB nearly everywhere.
-const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
+
+/// Readers of one fill that count as so many requests, at most: each is a call under the lock.
+const CROWD: u32 = 64;
 
 /// One committed blob.
 #[derive(Clone, Debug)]
@@ -23,6 +27,10 @@ pub(crate) struct Slot {
     pub(crate) media_type: Option<MediaType>,
     /// Seconds since 1970, good until 2106.
     pub(crate) accessed: u32,
+    /// Seconds that a client would wait for it if it were not there.
+    pub(crate) cost: f32,
+    /// In how many images it is known to be.
+    pub(crate) shared: u16,
     /// Whether the catalog has not been told of the last change.
     pub(crate) dirty: bool,
 }
@@ -36,7 +44,7 @@ pub(crate) enum Victim {
 
 pub(crate) struct State {
     pub(crate) index: BTreeMap<Digest, Slot>,
-    pub(crate) policy: Box<dyn Policy<Digest>>,
+    pub(crate) ranking: Ranking,
     /// A part of what is in `index`.
     pub(crate) memory: Memory,
     pub(crate) fills: HashMap<Digest, Arc<Flight>>,
@@ -58,6 +66,8 @@ pub(crate) struct State {
     /// Nothing new is taken in.
     pub(crate) closed: bool,
     tick: u64,
+    /// The last tick that the restored ranks know of.
+    ranked: u64,
     handles: u64,
     /// Digests whose slot is dirty, or gone.
     pub(crate) changed: Vec<Digest>,
@@ -67,6 +77,17 @@ impl Slot {
     /// Bytes on disk.
     pub(crate) fn footprint(&self) -> u64 {
         footprint(self.size, self.media_type.as_ref())
+    }
+
+    /// A request for it, as those see it who rank.
+    pub(crate) fn access(&self, digest: &Digest, tick: u64) -> Access<Digest> {
+        Access {
+            key: *digest,
+            size: self.footprint(),
+            tick,
+            cost: self.cost,
+            shared: self.shared.into(),
+        }
     }
 }
 
@@ -81,10 +102,10 @@ pub(crate) fn blocks(bytes: u64) -> u64 {
 }
 
 impl State {
-    pub(crate) fn new(policy: Box<dyn Policy<Digest>>, capacity: u64, memory: u64) -> Self {
+    pub(crate) fn new(ranking: Ranking, capacity: u64, memory: u64) -> Self {
         Self {
             index: BTreeMap::new(),
-            policy,
+            ranking,
             memory: Memory::new(memory),
             fills: HashMap::new(),
             partials: Partials::default(),
@@ -98,6 +119,7 @@ impl State {
             capacity,
             closed: false,
             tick: 0,
+            ranked: 0,
             handles: 0,
             changed: Vec::new(),
         }
@@ -126,8 +148,8 @@ impl State {
         if !std::mem::replace(&mut slot.dirty, true) {
             self.changed.push(*digest);
         }
-        self.policy
-            .hit(&Access::new(*digest, slot.footprint(), now));
+        let access = slot.access(digest, self.ranking.clock.read(now));
+        self.ranking.hit(&access);
         true
     }
 
@@ -146,12 +168,12 @@ impl State {
         }
     }
 
-    /// Enters a blob that is on disk now, in place of an older one of that digest.
+    /// Enters a blob that is on disk now, in place of an older one of that digest. Whoever `joined` has found it.
     pub(crate) fn insert(
         &mut self,
         digest: Digest,
-        size: u64,
-        media_type: Option<MediaType>,
+        (size, media_type): (u64, Option<MediaType>),
+        (cost, joined): (Option<f32>, u32),
         now: u64,
     ) {
         if let Some(bytes) = self.take(&digest) {
@@ -159,18 +181,28 @@ impl State {
             self.gone(&digest, bytes);
         }
         let tick = self.next_tick();
-        let accessed = u32::try_from(now).unwrap_or(u32::MAX);
-        self.restore(
-            digest,
-            Slot {
-                size,
-                tick,
-                media_type,
-                accessed,
-                dirty: true,
-            },
-        );
+        let slot = Slot {
+            size,
+            tick,
+            media_type,
+            accessed: u32::try_from(now).unwrap_or(u32::MAX),
+            cost: cost.unwrap_or_else(|| Access::<Digest>::prior(size)),
+            shared: self.ranking.shares.of(&digest),
+            dirty: true,
+        };
+        let access = slot.access(&digest, self.ranking.clock.read(now));
+        self.enter(digest, slot);
         self.changed.push(digest);
+        self.ranking.insert(&access);
+        self.ranking.record(&access, Outcome::Kept);
+        for _ in 0..joined.min(CROWD) {
+            self.ranking.joined(&access);
+        }
+    }
+
+    /// The ranks that were restored know of no access after this tick.
+    pub(crate) fn ranked_until(&mut self, tick: u64) {
+        self.ranked = tick;
     }
 
     /// The tick after all that were restored.
@@ -181,14 +213,84 @@ impl State {
     /// Enters a blob as it was known before a restart. Callers go in the order of ticks.
     pub(crate) fn restore(&mut self, digest: Digest, slot: Slot) {
         self.tick = self.tick.max(slot.tick);
-        let (bytes, accessed) = (slot.footprint(), slot.accessed);
+        let access = slot.access(&digest, self.ranking.clock.past(slot.accessed.into()));
+        let later = slot.tick > self.ranked;
+        self.ranking.shares.restore(&digest, slot.shared);
+        self.enter(digest, slot);
+        self.ranking.restore(&access, later);
+    }
+
+    /// Enters a slot where there was none.
+    fn enter(&mut self, digest: Digest, slot: Slot) {
+        let bytes = slot.footprint();
         self.used += bytes;
         self.index.insert(digest, slot);
         if self.pinned.contains_key(&digest) {
             self.pinned_bytes += bytes;
         }
-        self.policy
-            .insert(&Access::new(digest, bytes, accessed.into()));
+    }
+
+    /// A request for what is not here and takes so many bytes on disk.
+    pub(crate) fn request(
+        &mut self,
+        digest: &Digest,
+        need: u64,
+        cost: Option<f32>,
+        wall: u64,
+    ) -> Access<Digest> {
+        let access = Access::new(*digest, need, self.ranking.clock.read(wall));
+        Access {
+            cost: cost.unwrap_or(access.cost),
+            shared: self.ranking.shares.of(digest).into(),
+            ..access
+        }
+    }
+
+    /// The last access of each blob that was accessed after tick `since`, in no order, with its tick.
+    pub(crate) fn accesses(&self, since: u64) -> Vec<(u64, Access<Digest>)> {
+        let later = self.index.iter().filter(|(_, slot)| slot.tick > since);
+        let access = |(digest, slot): (&Digest, &Slot)| {
+            let tick = self.ranking.clock.past(slot.accessed.into());
+            (slot.tick, slot.access(digest, tick))
+        };
+        later.map(access).collect()
+    }
+
+    /// An image is here that has these parts.
+    pub(crate) fn share(&mut self, manifest: &Digest, parts: impl Iterator<Item = Digest>) {
+        if !self.ranking.shares.enter(manifest) {
+            return;
+        }
+        for part in parts {
+            let count = self.ranking.shares.add(&part);
+            if let Some(slot) = self.index.get_mut(&part) {
+                slot.shared = count;
+                if !std::mem::replace(&mut slot.dirty, true) {
+                    self.changed.push(part);
+                }
+            }
+        }
+    }
+
+    /// After all blobs were restored: the policy holds what is here and nothing else, each at its size.
+    pub(crate) fn reconcile(&mut self) {
+        let mut wrong = Vec::new();
+        let index = &self.index;
+        self.ranking.policy.visit(&mut |digest, size| {
+            if index
+                .get(digest)
+                .is_none_or(|slot| slot.footprint() != size)
+            {
+                wrong.push(*digest);
+            }
+        });
+        for digest in wrong {
+            self.ranking.policy.remove(&digest);
+            if let Some(slot) = self.index.get(&digest) {
+                let tick = self.ranking.clock.past(slot.accessed.into());
+                self.ranking.policy.insert(&slot.access(&digest, tick));
+            }
+        }
     }
 
     /// Takes a blob out of the index; its bytes are counted as reserved until [`State::gone`].
@@ -202,7 +304,7 @@ impl State {
         if self.pinned.contains_key(digest) {
             self.pinned_bytes -= bytes;
         }
-        self.policy.remove(digest);
+        self.ranking.remove(digest);
         self.changed.push(*digest);
         Some(bytes)
     }
@@ -239,7 +341,7 @@ impl State {
         }
         loop {
             let Self {
-                policy,
+                ranking,
                 pinned,
                 open,
                 ..
@@ -247,7 +349,7 @@ impl State {
             let mut held = |digest: &Digest| {
                 pinned.contains_key(digest) || (spare_open && open.contains_key(digest))
             };
-            let digest = policy.evict(&mut held)?.key;
+            let digest = ranking.evict(&mut held)?.key;
             if let Some(bytes) = self.take(&digest) {
                 return Some(Victim::Blob(digest, bytes));
             }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use pierhead_oci::{Digest, Hasher, MediaType};
 
 use crate::buffer::{BUFFER, Pool};
 use crate::checked::{Checked, Identity};
+use crate::flight::Flight;
 use crate::folder::Folder;
 use crate::memory::Small;
 use crate::metrics::Metrics;
@@ -174,11 +175,12 @@ impl Store {
     /// Commits staged bytes and enters them into the index; `reserved` bytes were set aside for them.
     pub(crate) fn commit(
         self: &Arc<Self>,
-        digest: &Digest,
+        flight: &Flight,
         staged: Box<dyn Staged>,
         trailer: Trailer,
         reserved: u64,
     ) -> Result<Arc<OpenBlob>, Error> {
+        let digest = &flight.digest;
         let _turn = self.turns.take(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
         let begun = Instant::now();
@@ -194,7 +196,9 @@ impl Store {
                 }
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
-                    state.insert(*digest, size, media_type, now());
+                    // Nobody joins once the flight is out, which is under this very lock.
+                    let asked = (flight.cost(), flight.joined.load(Ordering::Relaxed));
+                    state.insert(*digest, (size, media_type), asked, now());
                     state.fills.remove(digest);
                 });
                 // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.

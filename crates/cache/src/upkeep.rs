@@ -1,10 +1,11 @@
-//! What is done beside requests: the catalog is written behind, old partial fills are deleted.
+//! What is done beside requests: catalog and ranks are written behind, old partial fills are deleted.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::catalog::Catalog;
 use crate::names::Names;
+use crate::ranks::{Ranks, RanksFile};
 use crate::state::Victim;
 use crate::store::Store;
 use crate::{lock, now};
@@ -15,7 +16,18 @@ pub(crate) struct Upkeep {
     names: Arc<Names>,
     /// `None` once closed.
     catalog: Mutex<Option<Catalog>>,
+    ranks: Mutex<Saved>,
     stop: Arc<Stop>,
+}
+
+/// Where the ranks are saved, and what of.
+struct Saved {
+    file: RanksFile,
+    /// The access counter of the last time.
+    tick: u64,
+    at: Instant,
+    /// Whether it failed the last time: that is said once.
+    failed: bool,
 }
 
 #[derive(Default)]
@@ -29,13 +41,19 @@ impl Upkeep {
     pub(crate) fn start(
         store: Arc<Store>,
         names: Arc<Names>,
-        catalog: Catalog,
+        (catalog, ranks): (Catalog, RanksFile),
     ) -> std::io::Result<Arc<Self>> {
         let (interval, stop) = (store.config.flush_interval, Arc::<Stop>::default());
         let upkeep = Arc::new(Self {
             store,
             names,
             catalog: Mutex::new(Some(catalog)),
+            ranks: Mutex::new(Saved {
+                file: ranks,
+                tick: 0,
+                at: Instant::now(),
+                failed: false,
+            }),
             stop: stop.clone(),
         });
         let weak = Arc::downgrade(&upkeep);
@@ -46,6 +64,7 @@ impl Upkeep {
                     let Some(upkeep) = weak.upgrade() else { return };
                     upkeep.expire();
                     upkeep.flush();
+                    upkeep.save_when_due();
                     upkeep.store.pool.trim();
                 }
             })?;
@@ -75,9 +94,37 @@ impl Upkeep {
         }
     }
 
+    fn save_when_due(&self) {
+        if lock(&self.ranks).at.elapsed() >= self.store.config.ranks_interval {
+            self.save();
+        }
+    }
+
+    /// Saves the ranks if there was an access since the last time. Blocks.
+    fn save(&self) {
+        let mut saved = lock(&self.ranks);
+        saved.at = Instant::now();
+        let (ranks, capacity) = {
+            let mut state = lock(&self.store.state);
+            if state.tick_after() == saved.tick {
+                return;
+            }
+            (Ranks::of(&mut state, now()), state.capacity)
+        };
+        match saved.file.write(&ranks, capacity) {
+            Ok(()) => (saved.tick, saved.failed) = (ranks.tick + 1, false),
+            Err(error) if !saved.failed => {
+                saved.failed = true;
+                tracing::warn!(%error, "the ranks of blobs cannot be saved; a restart will go by their last access");
+            }
+            Err(_) => {}
+        }
+    }
+
     /// The last flush. Blocks.
     pub(crate) fn close(&self) {
         self.flush();
+        self.save();
         lock(&self.catalog).take();
         self.stop.tell();
     }

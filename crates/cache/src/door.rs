@@ -1,0 +1,126 @@
+//! Who may enter: an admission, and a bound on what is written in a day.
+
+use pierhead_eviction::{Access, Admission};
+use pierhead_oci::Digest;
+
+const DAY: u64 = 24 * 3600;
+
+/// Of the bytes of a day, what small blobs and documents may take beyond them: without its manifest a tag costs
+/// its upstream a request each time.
+const SPARE: u64 = 16;
+
+/// More requests for one blob at once are not told apart.
+const CROWD: u32 = 64;
+
+pub(crate) struct Door {
+    pub(crate) name: String,
+    pub(crate) admission: Option<Box<dyn Admission<Digest>>>,
+    /// Bytes a day; 0: no bound.
+    cap: u64,
+    /// Days since 1970.
+    day: u64,
+    /// Bytes written that day.
+    written: u64,
+}
+
+/// Why something is not kept that would fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The admission does not expect it again.
+    Admission,
+    /// The policy had rather keep what is there.
+    Policy,
+    /// The bytes of this day are written.
+    Worn,
+}
+
+impl Door {
+    pub(crate) fn new(
+        name: String,
+        admission: Option<Box<dyn Admission<Digest>>>,
+        cap: u64,
+    ) -> Self {
+        Self {
+            name,
+            admission,
+            cap,
+            day: 0,
+            written: 0,
+        }
+    }
+
+    pub(crate) fn hit(&mut self, access: &Access<Digest>) {
+        if let Some(admission) = &mut self.admission {
+            admission.hit(access);
+        }
+    }
+
+    /// Counts so many requests at once for what is not held, and says whether one of them admits it.
+    pub(crate) fn admits(&mut self, access: &Access<Digest>, requests: u32) -> bool {
+        let Some(admission) = &mut self.admission else {
+            return true;
+        };
+        (0..requests.clamp(1, CROWD)).fold(false, |admitted, _| admission.admit(access) || admitted)
+    }
+
+    /// Whether `bytes` more may be written today.
+    pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, wall: u64) -> bool {
+        self.turn(wall);
+        let spare = if is_small { self.cap / SPARE } else { 0 };
+        self.cap == 0 || self.written.saturating_add(bytes) <= self.cap.saturating_add(spare)
+    }
+
+    /// Counts bytes as written.
+    pub(crate) fn spend(&mut self, bytes: u64, wall: u64) {
+        self.turn(wall);
+        self.written = self.written.saturating_add(bytes);
+    }
+
+    /// Bytes written on the day of `wall`.
+    pub(crate) fn written(&mut self, wall: u64) -> u64 {
+        self.turn(wall);
+        self.written
+    }
+
+    /// Takes over what an earlier process wrote.
+    pub(crate) fn restore(&mut self, written: u64, at: u64) {
+        (self.day, self.written) = (at / DAY, written);
+    }
+
+    pub(crate) fn set_cap(&mut self, cap: u64) {
+        self.cap = cap;
+    }
+
+    pub(crate) fn cap(&self) -> u64 {
+        self.cap
+    }
+
+    fn turn(&mut self, wall: u64) {
+        let day = wall / DAY;
+        if day != self.day {
+            (self.day, self.written) = (day, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_day_takes_its_bytes_and_small_ones_a_little_more() {
+        let mut door = Door::new(String::new(), None, 1600);
+        assert!(door.allows(1600, false, 5) && !door.allows(1601, false, 5));
+        door.spend(1600, 5);
+        assert!(!door.allows(1, false, DAY - 1));
+        assert!(door.allows(100, true, DAY - 1) && !door.allows(101, true, DAY - 1));
+        assert_eq!(door.written(DAY - 1), 1600);
+        assert!(door.allows(1600, false, DAY), "another day");
+        assert_eq!(door.written(DAY), 0);
+        door.restore(1000, DAY);
+        assert!(!door.allows(601, false, DAY) && door.allows(601, false, 2 * DAY));
+        door.set_cap(0);
+        door.spend(u64::MAX, 2 * DAY);
+        assert!(door.allows(u64::MAX, false, 2 * DAY));
+    }
+}

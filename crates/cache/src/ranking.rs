@@ -1,0 +1,161 @@
+//! Who leaves and who may enter, on one clock: what the state asks of `pierhead_eviction`.
+
+use std::sync::Arc;
+
+use pierhead_eviction::{Access, Admission, Policy, Victim};
+use pierhead_oci::Digest;
+
+use crate::clock::Clock;
+use crate::door::{Door, Refusal};
+use crate::shares::Shares;
+
+/// Who leaves, who may enter, and how much may be written: all that can be changed while running.
+pub struct Eviction {
+    /// What the policy is called, for logs and metrics. Another one of the same name is not taken in place
+    /// of it.
+    pub policy_name: String,
+    /// Names victims.
+    pub policy: Box<dyn Policy<Digest>>,
+    /// What the admission is called.
+    pub admission_name: String,
+    /// Keeps the door; `None`: whatever fits may enter.
+    pub admission: Option<Box<dyn Admission<Digest>>>,
+    /// Bytes of content written to the disk in one day (of UTC); 0: as many as come.
+    pub max_written_per_day: u64,
+}
+
+impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
+    /// That policy, and an open door.
+    fn from(policy: Box<P>) -> Self {
+        Self {
+            policy_name: "custom".into(),
+            policy,
+            admission_name: "always".into(),
+            admission: None,
+            max_written_per_day: 0,
+        }
+    }
+}
+
+/// What became of a request, for whoever records them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was in the cache.
+    Hit,
+    /// It was fetched and kept.
+    Kept,
+    /// It was fetched, and went past the cache.
+    Passed,
+}
+
+/// Is told of each request, on the thread that serves it and under a lock: it must not wait.
+pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
+
+pub(crate) struct Ranking {
+    pub(crate) policy_name: String,
+    pub(crate) policy: Box<dyn Policy<Digest>>,
+    pub(crate) door: Door,
+    pub(crate) clock: Clock,
+    pub(crate) shares: Shares,
+    pub(crate) recorder: Option<Recorder>,
+    /// What left since another policy began to be fed; `None` while none is.
+    left: Option<Vec<Digest>>,
+}
+
+impl Ranking {
+    pub(crate) fn new(eviction: Eviction, recorder: Option<Recorder>, wall: u64) -> Self {
+        let Eviction {
+            policy_name,
+            policy,
+            admission_name,
+            admission,
+            max_written_per_day,
+        } = eviction;
+        Self {
+            policy_name,
+            policy,
+            door: Door::new(admission_name, admission, max_written_per_day),
+            clock: Clock::new(wall),
+            shares: Shares::default(),
+            recorder,
+            left: None,
+        }
+    }
+
+    /// What is held was asked for.
+    pub(crate) fn hit(&mut self, access: &Access<Digest>) {
+        self.policy.hit(access);
+        self.door.hit(access);
+        self.record(access, Outcome::Hit);
+    }
+
+    /// What is not held was asked for, so many times at once. `always`: it is to be kept whatever the door says;
+    /// it is counted all the same.
+    pub(crate) fn miss(
+        &mut self,
+        access: &Access<Digest>,
+        requests: u32,
+        always: bool,
+    ) -> Result<(), Refusal> {
+        self.policy.miss(access);
+        let admitted = self.door.admits(access, requests);
+        let refused = match (admitted, self.policy.refuses(access)) {
+            _ if always => None,
+            (false, _) => Some(Refusal::Admission),
+            (true, true) => Some(Refusal::Policy),
+            (true, false) => None,
+        };
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// It has entered.
+    pub(crate) fn insert(&mut self, access: &Access<Digest>) {
+        self.policy.insert(access);
+    }
+
+    /// Somebody asked for it while it came. The door has seen that.
+    pub(crate) fn joined(&mut self, access: &Access<Digest>) {
+        self.policy.hit(access);
+        self.record(access, Outcome::Hit);
+    }
+
+    /// Goes on with what was known before a restart. `later`: it was asked for after the ranks were saved.
+    pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
+        if !later || !self.policy.hit(access) {
+            self.policy.insert(access);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, digest: &Digest) {
+        self.policy.remove(digest);
+        if let Some(left) = &mut self.left {
+            left.push(*digest);
+        }
+    }
+
+    pub(crate) fn evict(
+        &mut self,
+        held: &mut dyn FnMut(&Digest) -> bool,
+    ) -> Option<Victim<Digest>> {
+        self.policy.evict(held)
+    }
+
+    pub(crate) fn record(&self, access: &Access<Digest>, outcome: Outcome) {
+        if let Some(recorder) = &self.recorder {
+            recorder(access, outcome);
+        }
+    }
+
+    /// From now on, what leaves is noted for [`Ranking::replace`].
+    pub(crate) fn prepare(&mut self) {
+        self.left = Some(Vec::new());
+    }
+
+    /// Takes another policy, that was fed with what was held when [`Ranking::prepare`] was called.
+    pub(crate) fn replace(&mut self, name: String, mut policy: Box<dyn Policy<Digest>>) {
+        for digest in self.left.take().into_iter().flatten() {
+            policy.remove(&digest);
+        }
+        (self.policy_name, self.policy) = (name, policy);
+    }
+}

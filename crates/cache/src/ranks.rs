@@ -1,0 +1,223 @@
+//! What a restart would forget: the file with the state of policy and admission, and what was written today.
+//!
+//! Nothing in it is the truth. What cannot be used is left out with a line in the log, and ranks start cold.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use pierhead_eviction::StateError;
+
+use crate::record;
+use crate::state::State;
+
+const MAGIC: &[u8; 8] = b"PIERRANK";
+const VERSION: u16 = 1;
+/// Magic, version, five numbers.
+const HEAD: usize = 8 + 2 + 5 * 8;
+const CHECKSUM: usize = 4;
+
+/// More is not saved, and a larger file is not ours: state for some 800 000 blobs.
+const LONGEST: usize = 64 << 20;
+/// Nor is more than this part of the cache's bound.
+const SHARE: u64 = 16;
+
+/// The state of a moment.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ranks {
+    /// What the cache's access counter showed: later accesses are told to the policy again.
+    pub(crate) tick: u64,
+    /// What the clock of those who rank showed.
+    pub(crate) clock: u64,
+    /// Bytes written on the day of `wall`.
+    pub(crate) written: u64,
+    /// Seconds since 1970.
+    pub(crate) wall: u64,
+    pub(crate) policy: Vec<u8>,
+    pub(crate) admission: Vec<u8>,
+}
+
+impl Ranks {
+    /// What is to be saved now. Under the state's lock: about 0.1 µs a blob.
+    pub(crate) fn of(state: &mut State, wall: u64) -> Self {
+        let tick = state.tick_after() - 1;
+        let ranking = &mut state.ranking;
+        Self {
+            tick,
+            clock: ranking.clock.read(wall),
+            written: ranking.door.written(wall),
+            wall,
+            policy: ranking.policy.save(),
+            admission: ranking
+                .door
+                .admission
+                .as_ref()
+                .map_or_else(Vec::new, |admission| admission.save()),
+        }
+    }
+
+    /// Hands it to an empty state. What does not fit is said and left out.
+    pub(crate) fn restore(&self, state: &mut State) {
+        let ranking = &mut state.ranking;
+        ranking.clock.resume(self.clock);
+        ranking.door.restore(self.written, self.wall);
+        match ranking.policy.restore(&self.policy) {
+            Ok(()) => state.ranked_until(self.tick),
+            Err(error) => cold(&error),
+        }
+        if let Some(admission) = &mut state.ranking.door.admission
+            && let Err(error) = admission.restore(&self.admission)
+        {
+            tracing::warn!(%error, "what the admission knew cannot be used; it starts anew");
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes =
+            Vec::with_capacity(HEAD + self.policy.len() + self.admission.len() + CHECKSUM);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        let len = u64::try_from(self.policy.len()).unwrap_or(u64::MAX);
+        for number in [self.tick, self.clock, self.written, self.wall, len] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(&self.policy);
+        bytes.extend(&self.admission);
+        let sum = crc32c::crc32c(&bytes);
+        bytes.extend(sum.to_le_bytes());
+        bytes
+    }
+
+    /// `None` when it is not what was written.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (body, sum) = bytes.split_last_chunk::<CHECKSUM>()?;
+        let rest = body.strip_prefix(MAGIC)?;
+        let (version, mut rest) = rest.split_first_chunk()?;
+        if u16::from_le_bytes(*version) != VERSION
+            || crc32c::crc32c(body) != u32::from_le_bytes(*sum)
+        {
+            return None;
+        }
+        let mut number = || {
+            let (number, after) = rest.split_first_chunk()?;
+            rest = after;
+            Some(u64::from_le_bytes(*number))
+        };
+        let [tick, clock, written, wall] = [number()?, number()?, number()?, number()?];
+        let len = usize::try_from(number()?).ok()?;
+        let (policy, admission) = rest.split_at_checked(len)?;
+        Some(Self {
+            tick,
+            clock,
+            written,
+            wall,
+            policy: policy.into(),
+            admission: admission.into(),
+        })
+    }
+}
+
+fn cold(why: &dyn std::fmt::Display) {
+    tracing::warn!(%why, "what was saved of the ranks cannot be used: blobs rank by their last access");
+}
+
+/// The file of a data folder.
+#[derive(Debug)]
+pub(crate) struct RanksFile(PathBuf);
+
+impl RanksFile {
+    pub(crate) fn new(data: &Path) -> Self {
+        Self(data.join("ranks"))
+    }
+
+    /// What was saved last. Blocks.
+    pub(crate) fn read(&self) -> Option<Ranks> {
+        // What a crash left of a write.
+        let _ = fs::remove_file(record::partial(&self.0));
+        let mut bytes = Vec::new();
+        let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
+        match File::open(&self.0).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                cold(&error);
+                return None;
+            }
+            Ok(_) => {}
+        }
+        let ranks = Ranks::decode(&bytes);
+        if ranks.is_none() {
+            cold(&StateError::Damaged);
+        }
+        ranks
+    }
+
+    /// Saves durably, all or nothing, in place of what was saved before. A state that is too large for a cache
+    /// of `capacity` bytes is not saved. Blocks.
+    pub(crate) fn write(&self, ranks: &Ranks, capacity: u64) -> io::Result<()> {
+        let bytes = ranks.encode();
+        let share = usize::try_from(capacity / SHARE).unwrap_or(LONGEST);
+        // One block is small, whatever the cache.
+        let limit = share.clamp(4096, LONGEST);
+        if bytes.len() > limit {
+            let message = format!("{} bytes are more than {limit}", bytes.len());
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        record::write_file(&self.0, &bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ranks() -> Ranks {
+        Ranks {
+            tick: 1,
+            clock: 2,
+            written: 3,
+            wall: 4,
+            policy: vec![7; 300],
+            admission: vec![8; 50],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_damaged_is_not() {
+        let bytes = ranks().encode();
+        assert_eq!(Ranks::decode(&bytes), Some(ranks()));
+        for end in 0..bytes.len() {
+            assert_eq!(Ranks::decode(&bytes[..end]), None, "cut at {end}");
+        }
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 4;
+            assert_eq!(Ranks::decode(&bytes), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_too_large_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = RanksFile::new(folder.path());
+        file.write(&ranks(), 1 << 20).unwrap();
+        let large = Ranks {
+            policy: vec![0; 100_000],
+            ..ranks()
+        };
+        file.write(&large, 1 << 20).unwrap_err();
+        assert_eq!(file.read(), Some(ranks()), "the older one stays");
+        file.write(&large, 1 << 30).unwrap();
+        assert_eq!(file.read(), Some(large));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn strangers_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert_eq!(Ranks::decode(&bytes), None);
+        }
+    }
+}
