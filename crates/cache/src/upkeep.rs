@@ -10,6 +10,11 @@ use crate::state::Victim;
 use crate::store::Store;
 use crate::{lock, now};
 
+/// While there are requests, the policy is given time this often,
+const TRAIN_EVERY: Duration = Duration::from_secs(1);
+/// for so many steps of well under a millisecond: a tenth of a core at the very most.
+const TRAIN_STEPS: u32 = 100;
+
 /// Dropping it stops the thread.
 pub(crate) struct Upkeep {
     store: Arc<Store>,
@@ -60,8 +65,18 @@ impl Upkeep {
         std::thread::Builder::new()
             .name("cache-upkeep".into())
             .spawn(move || {
-                while stop.wait(interval) {
+                let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
+                while stop.wait(wait) {
                     let Some(upkeep) = weak.upgrade() else { return };
+                    // An idle machine is not woken for it.
+                    wait = match upkeep.train(&mut tick) {
+                        true => interval.min(TRAIN_EVERY),
+                        false => interval,
+                    };
+                    if written.elapsed() < interval {
+                        continue;
+                    }
+                    written = Instant::now();
                     upkeep.expire();
                     upkeep.flush();
                     upkeep.save_when_due();
@@ -69,6 +84,19 @@ impl Upkeep {
                 }
             })?;
         Ok(upkeep)
+    }
+
+    /// Lets the policy do what it put off, a little at a time, since requests wait for the lock. `false` when there
+    /// was no access since `tick`, which is brought up to date.
+    fn train(&self, tick: &mut u64) -> bool {
+        for _ in 0..TRAIN_STEPS {
+            if !lock(&self.store.state).ranking.policy.idle() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let now = lock(&self.store.state).tick_after();
+        std::mem::replace(tick, now) != now
     }
 
     /// Deletes partial fills that nobody has continued for long.

@@ -36,6 +36,24 @@ pub(crate) struct Stat {
     pub(crate) pinned: u64,
     /// Resident memory of the daemon in bytes.
     pub(crate) memory: u64,
+    /// Who leaves and who enters.
+    #[serde(default)]
+    pub(crate) eviction: Eviction,
+}
+
+/// Of [`Stat`].
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Eviction {
+    pub(crate) policy: String,
+    pub(crate) admission: String,
+    /// Bytes of content written since midnight (UTC).
+    pub(crate) written_today: u64,
+    /// Most of that; 0 is no limit.
+    pub(crate) max_written_per_day: u64,
+    /// Blobs evicted since the start.
+    pub(crate) evictions: u64,
+    /// Downloads since the start that would have fit and were not kept.
+    pub(crate) refused: u64,
 }
 
 /// `GET /v1/blobs?after=DIGEST&limit=N`: one page, in order of digest.

@@ -1,6 +1,7 @@
 //! From the one configuration to the small one of each crate.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -96,6 +97,20 @@ fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
     };
     Ok(secret(&upstream.password, &upstream.password_file)?
         .map(|password| Credentials::Basic { user, password }))
+}
+
+/// Who leaves the cache and who enters it, for a cache of `capacity` bytes.
+pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Eviction {
+    // Lots that nobody outside can foresee.
+    let seed = RandomState::new().build_hasher().finish();
+    let eviction = &config.eviction;
+    pierhead_cache::Eviction {
+        policy_name: eviction.policy.name().into(),
+        policy: eviction.policy.build(capacity, seed),
+        admission_name: "always".into(),
+        admission: None,
+        max_written_per_day: eviction.max_written_per_day,
+    }
 }
 
 /// For the proxy.

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::body::{Answer, document, json, refuse};
 use super::{Admin, guard, process};
-use crate::api::{Blob, Blobs, Images, Pin, Pins, Prune, Pruned, Stat};
+use crate::api::{Blob, Blobs, Eviction, Images, Pin, Pins, Prune, Pruned, Stat};
 
 /// No request here is longer.
 const MAX_BODY: usize = 256 << 10;
@@ -109,6 +109,7 @@ impl Admin {
 
     fn stat(&self) -> Stat {
         let stat = self.cache.stat();
+        let eviction = self.cache.eviction();
         Stat {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
@@ -123,6 +124,14 @@ impl Admin {
             fills: stat.fills,
             pinned: stat.pinned,
             memory: process::resident_bytes(),
+            eviction: Eviction {
+                policy: eviction.policy,
+                admission: eviction.admission,
+                written_today: eviction.written_today,
+                max_written_per_day: eviction.max_written_per_day,
+                evictions: eviction.evictions,
+                refused: eviction.refused,
+            },
         }
     }
 

@@ -59,7 +59,20 @@ impl Output {
             human_bytes(stat.reserved)
         ))?;
         self.line(format!("pinned      {}", human_bytes(stat.pinned)))?;
-        self.line(format!("memory      {}", human_bytes(stat.memory)))
+        self.line(format!("memory      {}", human_bytes(stat.memory)))?;
+        let eviction = &stat.eviction;
+        self.line(format!(
+            "eviction    {}, {} evicted; admission {}, {} refused",
+            eviction.policy, eviction.evictions, eviction.admission, eviction.refused
+        ))?;
+        let limit = match eviction.max_written_per_day {
+            0 => String::new(),
+            limit => format!(" of {} a day", human_bytes(limit)),
+        };
+        self.line(format!(
+            "written     {}{limit} today (UTC)",
+            human_bytes(eviction.written_today)
+        ))
     }
 
     pub(crate) fn blobs(self, blobs: &[Blob]) -> io::Result<()> {

@@ -6,6 +6,7 @@
 pub(crate) mod files;
 mod keys;
 mod load;
+mod nearest;
 mod parse;
 mod secret;
 mod show;
@@ -20,6 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pierhead_eviction::Named;
 use pierhead_oci::Registry;
 
 pub(crate) use keys::check_level;
@@ -40,6 +42,7 @@ pub(crate) struct Config {
     pub(crate) docker_config: Option<PathBuf>,
     pub(crate) allow_open_proxy_with_credentials: bool,
     pub(crate) cache: Cache,
+    pub(crate) eviction: Eviction,
     pub(crate) tags: Tags,
     pub(crate) access: pierhead_proxy::Rules,
     pub(crate) limits: Limits,
@@ -57,6 +60,13 @@ pub(crate) struct Cache {
     pub(crate) max_blob: u64,
     /// Bytes.
     pub(crate) memory: u64,
+}
+
+#[derive(Clone)]
+pub(crate) struct Eviction {
+    pub(crate) policy: Named,
+    /// Bytes; 0: as many as come.
+    pub(crate) max_written_per_day: u64,
 }
 
 #[derive(Clone)]
@@ -211,6 +221,10 @@ impl Config {
                 min_free: Size::Bytes(512 << 20),
                 max_blob: 0,
                 memory: pierhead_cache::Config::new("", 0).memory,
+            },
+            eviction: Eviction {
+                policy: Named::Lru,
+                max_written_per_day: 0,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{Key, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
+use super::nearest::nearest;
 use super::value::Value;
 use super::{Config, Problem, Upstream};
 
@@ -185,35 +186,4 @@ fn unknown(path: &str, known: impl Iterator<Item = String>) -> String {
         Some(near) => format!("unknown key {path:?}: did you mean {near:?}?"),
         None => format!("unknown key {path:?}: `pierhead config show --default` lists all keys"),
     }
-}
-
-/// The known key that was most likely meant: a beginning of it, the closest spelling, or the same name
-/// in another table.
-fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option<String> {
-    // Hostile lengths cost nothing.
-    if path.len() > 64 {
-        return None;
-    }
-    let last = |path: &str| {
-        path.rsplit('.')
-            .next()
-            .unwrap_or_default()
-            .to_ascii_lowercase()
-    };
-    let (path, name) = (path.to_ascii_lowercase(), last(path));
-    let score = |candidate: &String| {
-        let other = last(candidate);
-        let abbreviated = name.len() > 2 && (other.starts_with(&name) || name.starts_with(&other));
-        let whole = strsim::damerau_levenshtein(&path, candidate);
-        let part = strsim::damerau_levenshtein(&name, &other);
-        // One letter in the whole path is nearer than an equal name in another table.
-        whole
-            .min(part + 1)
-            .min(if abbreviated { 2 } else { usize::MAX })
-    };
-    let (distance, candidate) = known
-        .map(|candidate| (score(&candidate), candidate))
-        .min()?;
-    // Beyond a third of the letters a guess confuses more than it helps.
-    (distance <= 1 + name.chars().count() / 3).then_some(candidate)
 }

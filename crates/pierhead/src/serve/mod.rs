@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use pierhead_cache::Cache;
-use pierhead_eviction::Lru;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -230,7 +229,8 @@ async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
     settings.min_free = config.cache.min_free.resolve(space.total, 0);
     settings.max_blob = config.cache.max_blob;
     settings.memory = config.cache.memory;
-    let open = move || Cache::open(settings, Box::new(Lru::default())).map_err(anyhow::Error::from);
+    let eviction = wiring::eviction(config, provisional);
+    let open = move || Cache::open(settings, eviction).map_err(anyhow::Error::from);
     let cache = tokio::task::spawn_blocking(open).await??;
     cache.set_capacity(capacity(&cache, config)?).await;
     Ok(cache)

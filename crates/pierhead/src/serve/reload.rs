@@ -46,6 +46,8 @@ impl Running {
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
         self.level.set(&new.log);
         self.cache.set_capacity(capacity).await;
+        let eviction = wiring::eviction(&new, capacity);
+        self.cache.set_eviction(eviction).await;
         self.config = new;
         Ok(())
     }

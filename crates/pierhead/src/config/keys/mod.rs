@@ -1,6 +1,7 @@
 //! Every key: what it means, how it is read and shown. The parser, `config show` and the hints for
 //! misspelt keys all come from these tables, so that none can forget one.
 
+mod eviction;
 mod limits;
 mod upstream;
 
@@ -42,6 +43,7 @@ impl<T> Key<T> {
 /// What stands above each table in `config show`.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("cache", "How much of the disk."),
+    ("eviction", "What stays in the cache, and what enters it."),
     ("tags", "When a tag is asked for anew."),
     (
         "access",
@@ -81,7 +83,7 @@ fn quote_duration(duration: Duration) -> Option<String> {
 
 /// All keys of the file; those of one section in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
-    KEYS.iter().chain(limits::KEYS)
+    KEYS.iter().chain(eviction::KEYS).chain(limits::KEYS)
 }
 
 static KEYS: &[Key<Config>] = &[

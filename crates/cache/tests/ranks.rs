@@ -1,0 +1,355 @@
+//! What policies learned outlives a restart, a crash costs no more than that, and policies can be exchanged.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use common::{ROOMY, blob, store};
+use pierhead_cache::{Cache, Config, Eviction, Outcome};
+use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
+use pierhead_oci::{Digest, MediaType};
+
+const LEN: usize = 100_000;
+/// One blob of [`LEN`] with its trailer, in whole blocks.
+const ONE: u64 = 102_400;
+
+/// A policy that the test looks into while the cache drives it.
+#[derive(Clone)]
+struct Watched(Arc<Mutex<Box<dyn Policy<Digest>>>>);
+
+impl Watched {
+    fn new(named: Named) -> Self {
+        Self(Arc::new(Mutex::new(named.build(ROOMY, 0))))
+    }
+
+    fn held(&self) -> Vec<(Digest, u64)> {
+        let mut held = Vec::new();
+        let policy = self.0.lock().unwrap();
+        policy.visit(&mut |digest, size| held.push((*digest, size)));
+        held.sort_unstable();
+        held
+    }
+}
+
+impl Policy<Digest> for Watched {
+    fn hit(&mut self, access: &Access<Digest>) -> bool {
+        self.0.lock().unwrap().hit(access)
+    }
+    fn insert(&mut self, access: &Access<Digest>) {
+        self.0.lock().unwrap().insert(access);
+    }
+    fn remove(&mut self, key: &Digest) {
+        self.0.lock().unwrap().remove(key);
+    }
+    fn evict(&mut self, held: &mut dyn FnMut(&Digest) -> bool) -> Option<Victim<Digest>> {
+        self.0.lock().unwrap().evict(held)
+    }
+    fn contains(&self, key: &Digest) -> bool {
+        self.0.lock().unwrap().contains(key)
+    }
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+    fn bytes(&self) -> u64 {
+        self.0.lock().unwrap().bytes()
+    }
+    fn visit(&self, visit: &mut dyn FnMut(&Digest, u64)) {
+        self.0.lock().unwrap().visit(visit);
+    }
+    fn memory(&self) -> usize {
+        self.0.lock().unwrap().memory()
+    }
+    fn save(&self) -> Vec<u8> {
+        self.0.lock().unwrap().save()
+    }
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        self.0.lock().unwrap().restore(saved)
+    }
+}
+
+fn open_as(folder: &Path, named: Named) -> (Cache, Watched) {
+    let policy = Watched::new(named);
+    let cache = Cache::open(Config::new(folder, ROOMY), Box::new(policy.clone())).unwrap();
+    (cache, policy)
+}
+
+/// Four blobs of which the first was asked for often, and the longest ago.
+async fn populate(folder: &Path, named: Named) {
+    let (cache, _) = open_as(folder, named);
+    let (favourite, content) = blob(0, LEN);
+    store(&cache, &favourite, &content).await;
+    for _ in 0..5 {
+        cache.get(&favourite).await.unwrap().unwrap();
+    }
+    for seed in 1..4 {
+        let (digest, content) = blob(seed, LEN);
+        store(&cache, &digest, &content).await;
+    }
+    cache.close().await;
+}
+
+/// The policy holds what the cache holds, each at its size on disk.
+async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
+    let held = policy.held();
+    let digests: Vec<_> = held.iter().map(|(digest, _)| *digest).collect();
+    let listed = cache.list(None, 100);
+    let listed: Vec<_> = listed.iter().map(|entry| entry.digest).collect();
+    assert_eq!(digests, listed, "{what}");
+    let bytes: u64 = held.iter().map(|(_, size)| size).sum();
+    assert_eq!(bytes, cache.stat().used, "{what}");
+}
+
+#[tokio::test]
+async fn a_restart_forgets_no_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Gdsf).await;
+    let (cache, policy) = open_as(folder.path(), Named::Gdsf);
+    agrees(&cache, &policy, "restored").await;
+    cache.prune(ONE).await.unwrap();
+    assert!(cache.contains(&blob(0, LEN).0), "asked for the most");
+    cache.close().await;
+    drop(cache);
+
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Gdsf).await;
+    fs::remove_file(folder.path().join("ranks")).unwrap();
+    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    cache.prune(ONE).await.unwrap();
+    assert!(!cache.contains(&blob(0, LEN).0), "nobody remembers");
+}
+
+#[tokio::test]
+async fn accesses_after_the_last_save_are_made_up_for() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Lru).await;
+    let old = fs::read(folder.path().join("ranks")).unwrap();
+    let (cache, _) = open_as(folder.path(), Named::Lru);
+    // The least recently used one becomes the most recently used.
+    cache.get(&blob(0, LEN).0).await.unwrap().unwrap();
+    cache.close().await;
+    drop(cache);
+    fs::write(folder.path().join("ranks"), old).unwrap();
+    let (cache, _) = open_as(folder.path(), Named::Lru);
+    cache.prune(ONE).await.unwrap();
+    assert!(cache.contains(&blob(0, LEN).0));
+}
+
+#[tokio::test]
+async fn ranks_of_another_time_are_reconciled_with_what_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Gdsf).await;
+    let old = fs::read(folder.path().join("ranks")).unwrap();
+    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    cache.prune(2 * ONE).await.unwrap();
+    let (digest, content) = blob(9, LEN);
+    store(&cache, &digest, &content).await;
+    // The same content as a document has a longer trailer, and here another size in blocks.
+    let media_type = MediaType::new(&format!("application/{}", "x".repeat(120))).unwrap();
+    let (digest, content) = blob(8, 4040);
+    store(&cache, &digest, &content).await;
+    cache.close().await;
+    drop(cache);
+    let (cache, _) = open_as(folder.path(), Named::Gdsf);
+    let before = fs::read(folder.path().join("ranks")).unwrap();
+    cache.put(&digest, &media_type, content).await.unwrap();
+    cache.close().await;
+    drop(cache);
+    for ranks in [old, before] {
+        fs::write(folder.path().join("ranks"), ranks).unwrap();
+        let (cache, policy) = open_as(folder.path(), Named::Gdsf);
+        assert_eq!(cache.stat().blobs, 4);
+        agrees(&cache, &policy, "another time").await;
+        cache.prune(0).await.unwrap();
+        assert_eq!(cache.stat().blobs, 0, "each of them can be named");
+        drop(cache);
+        populate_again(folder.path(), &media_type).await;
+    }
+}
+
+/// The four blobs of the test above.
+async fn populate_again(folder: &Path, media_type: &MediaType) {
+    let (cache, _) = open_as(folder, Named::Gdsf);
+    for seed in [0, 3, 9] {
+        let (digest, content) = blob(seed, LEN);
+        store(&cache, &digest, &content).await;
+    }
+    let (digest, content) = blob(8, 4040);
+    cache.put(&digest, media_type, content).await.unwrap();
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn no_state_of_the_file_keeps_the_cache_from_opening() {
+    let source = tempfile::tempdir().unwrap();
+    populate(source.path(), Named::Gdsf).await;
+    let whole = fs::read(source.path().join("ranks")).unwrap();
+    let foreign = {
+        let folder = tempfile::tempdir().unwrap();
+        populate(folder.path(), Named::Lru).await;
+        fs::read(folder.path().join("ranks")).unwrap()
+    };
+    let mut later = whole.clone();
+    later[8] += 1;
+    // What a loss of power leaves, whichever of its steps was the last to reach the disk.
+    let torn = (0..whole.len()).step_by(97).map(|end| {
+        (
+            "cut",
+            [&whole[..end], &vec![0; whole.len() - end][..]].concat(),
+        )
+    });
+    let states = torn.chain([
+        ("of another policy", foreign),
+        ("of a later version", later),
+        ("empty", Vec::new()),
+        ("of somebody else", b"not a state at all".to_vec()),
+        ("whole", whole.clone()),
+    ]);
+    for (what, state) in states {
+        let file = source.path().join("ranks");
+        fs::write(&file, &state).unwrap();
+        fs::write(source.path().join("ranks.partial"), &state).unwrap();
+        let (cache, policy) = open_as(source.path(), Named::Gdsf);
+        assert!(!source.path().join("ranks.partial").exists());
+        agrees(&cache, &policy, what).await;
+        for seed in 0..4 {
+            assert!(cache.verify(&blob(seed, LEN).0).await.unwrap(), "{what}");
+        }
+        drop(cache);
+    }
+    fs::remove_file(source.path().join("ranks")).unwrap();
+    fs::create_dir(source.path().join("ranks")).unwrap();
+    let (cache, policy) = open_as(source.path(), Named::Gdsf);
+    agrees(&cache, &policy, "a folder").await;
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn another_policy_takes_over_with_all_blobs_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Lru).await;
+    let (cache, _) = open_as(folder.path(), Named::Lru);
+    let (favourite, _) = blob(0, LEN);
+    for _ in 0..3 {
+        cache.get(&favourite).await.unwrap().unwrap();
+    }
+    let policy = Watched::new(Named::Gdsf);
+    let change = |policy: &Watched| Eviction {
+        policy_name: "gdsf".into(),
+        ..Eviction::from(Box::new(policy.clone()))
+    };
+    cache.set_eviction(change(&policy)).await;
+    agrees(&cache, &policy, "after the change").await;
+    assert_eq!(cache.eviction().policy, "gdsf");
+    // One of the same name is not taken in its place.
+    let same = Watched::new(Named::Gdsf);
+    cache.set_eviction(change(&same)).await;
+    assert_eq!((policy.held().len(), same.held().len()), (4, 0));
+    cache.prune(3 * ONE).await.unwrap();
+    let gone = blob(1, LEN).0;
+    assert!(!cache.contains(&gone), "the least recently used");
+    agrees(&cache, &policy, "in use").await;
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn a_change_under_load_loses_and_invents_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let policies: Vec<_> = (0..6).map(|_| Watched::new(Named::Lru)).collect();
+    let cache = Cache::open(
+        Config::new(folder.path(), 40 * ONE),
+        Box::new(Lru::default()),
+    )
+    .unwrap();
+    let load = async {
+        for seed in 0..120_u64 {
+            let (digest, content) = blob(seed, LEN);
+            store(&cache, &digest, &content).await;
+            let _ = cache.get(&blob(seed / 2, LEN).0).await.unwrap();
+        }
+    };
+    let change = async {
+        for (number, policy) in policies.iter().enumerate() {
+            let eviction = Eviction {
+                policy_name: number.to_string(),
+                ..Eviction::from(Box::new(policy.clone()))
+            };
+            cache.set_eviction(eviction).await;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::join!(load, change);
+    agrees(&cache, &policies[5], "the last one").await;
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn those_who_came_while_it_was_filled_count_as_hits() {
+    let folder = tempfile::tempdir().unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let mut config = Config::new(folder.path(), ROOMY);
+    let recorded = seen.clone();
+    config.recorder = Some(Arc::new(move |access, outcome| {
+        recorded.lock().unwrap().push((*access, outcome));
+    }));
+    let cache = Cache::open(config, Box::new(Gdsf::default())).unwrap();
+    let (digest, content) = blob(1, LEN);
+    let (mut fill, _tail) = common::lead(&cache, &digest).await;
+    for _ in 0..2 {
+        cache.claim(&digest).await.unwrap();
+    }
+    fill.set_cost(2.5);
+    fill.begin(Some(LEN as u64)).await.unwrap();
+    fill.write(content).await.unwrap();
+    fill.finish().await.unwrap();
+    let seen: Vec<_> = std::mem::take(&mut *seen.lock().unwrap());
+    let outcomes: Vec<_> = seen.iter().map(|(_, outcome)| *outcome).collect();
+    assert_eq!(outcomes, [Outcome::Kept, Outcome::Hit, Outcome::Hit]);
+    for (access, _) in seen {
+        assert_eq!((access.key, access.size, access.cost), (digest, ONE, 2.5));
+    }
+}
+
+#[tokio::test]
+async fn blobs_of_many_images_are_known_to_be_and_stay_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let seen = Arc::new(Mutex::new(0));
+    let open = || {
+        let mut config = Config::new(folder.path(), ROOMY);
+        let recorded = seen.clone();
+        config.recorder = Some(Arc::new(move |access, _| {
+            *recorded.lock().unwrap() = access.shared
+        }));
+        Cache::open(config, Box::new(Lru::default())).unwrap()
+    };
+    let cache = open();
+    let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+    let (base, content) = blob(1, LEN);
+    let image = |number: u64| {
+        let config = blob(100 + number, 10).0;
+        format!(
+            r#"{{"schemaVersion":2,"mediaType":"{media_type}","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{config}","size":10}},"layers":[{{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"{base}","size":{LEN}}}]}}"#
+        )
+    };
+    let shared = async |cache: &Cache| {
+        cache.get(&base).await.unwrap().unwrap();
+        *seen.lock().unwrap()
+    };
+    for number in 0..3 {
+        let image = image(number);
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, image.as_bytes());
+        cache.put(&digest, &media_type, image.into()).await.unwrap();
+        if number == 0 {
+            store(&cache, &base, &content).await;
+        }
+    }
+    assert_eq!(shared(&cache).await, 3);
+    cache.close().await;
+    drop(cache);
+    let cache = open();
+    assert_eq!(shared(&cache).await, 3);
+    cache.close().await;
+}

@@ -1,0 +1,56 @@
+//! Keys of `[eviction]` and `[trace]`.
+
+use pierhead_eviction::Named;
+
+use super::{Key, quote};
+use crate::config::Config;
+use crate::config::nearest::nearest;
+use crate::config::units::exact_bytes;
+
+pub(super) static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "eviction",
+        name: "policy",
+        doc: "What leaves first when room is needed; docs/eviction.md compares them. A change feeds the new one all blobs\nin the order of their last use.",
+        example: "\"lru\"",
+        set: |config, value| {
+            let known = Named::ALL.iter().map(|named| named.name());
+            let name = one_of(value.text()?, "eviction policy", known)?;
+            config.eviction.policy = name.parse().map_err(|error| format!("{error}"))?;
+            Ok(())
+        },
+        show: |config| Some(quote(config.eviction.policy.name())),
+    },
+    Key {
+        section: "eviction",
+        name: "max_written_per_day",
+        doc: "Most bytes of content written to the disk from midnight to midnight (UTC), for flash that wears out; 0 is no\nlimit. What comes beyond it is passed on and not stored, but for blobs up to 64KiB and manifests, which may\ntake a sixteenth more.",
+        example: "\"0\"",
+        set: |config, value| {
+            value
+                .bytes()
+                .map(|it| config.eviction.max_written_per_day = it)
+        },
+        show: |config| Some(quote(&exact_bytes(config.eviction.max_written_per_day))),
+    },
+];
+
+/// `name` if it is known, else what there is to choose from.
+fn one_of<'a>(
+    name: &'a str,
+    what: &str,
+    known: impl Iterator<Item = &'static str> + Clone,
+) -> Result<&'a str, String> {
+    if known.clone().any(|it| it == name) {
+        return Ok(name);
+    }
+    let hint = match nearest(name, known.clone().map(str::to_owned)) {
+        Some(near) => format!(" (did you mean {near:?}?)"),
+        None => String::new(),
+    };
+    let known: Vec<_> = known.map(|it| format!("{it:?}")).collect();
+    Err(format!(
+        "{name:?} is no {what}{hint}: write {}",
+        known.join(", ")
+    ))
+}
