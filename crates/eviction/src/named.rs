@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::{
-    Cherry, Fifo, Gdsf, Key, Learned, Lru, Policy, S3Fifo, Sieve, cherry, fifo, gdsf, learned, lru,
-    s3_fifo, sieve,
+    Cherry, Fifo, Gdsf, Key, Learned, Lhd, Lru, Policy, S3Fifo, Sieve, cherry, fifo, gdsf, learned,
+    lhd, lru, s3_fifo, sieve,
 };
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
@@ -18,6 +18,8 @@ pub enum Named {
     Lru,
     /// [`Gdsf`].
     Gdsf,
+    /// [`Lhd`].
+    Lhd,
     /// [`Cherry`].
     Cherry,
     /// [`Learned`].
@@ -41,6 +43,7 @@ impl Named {
         Self::Sieve,
         Self::S3Fifo,
         Self::Gdsf,
+        Self::Lhd,
         Self::Cherry,
         Self::Learned,
     ];
@@ -51,6 +54,7 @@ impl Named {
             Self::Fifo => fifo::NAME,
             Self::Lru => lru::NAME,
             Self::Gdsf => gdsf::NAME,
+            Self::Lhd => lhd::NAME,
             Self::Cherry => cherry::NAME,
             Self::Learned => learned::NAME,
             Self::Sieve => sieve::NAME,
@@ -59,13 +63,12 @@ impl Named {
     }
 
     /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
-    // Some need neither.
-    #[allow(unused_variables)]
     pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Policy<K>> {
         match self {
             Self::Fifo => Box::new(Fifo::new()),
             Self::Lru => Box::new(Lru::new()),
             Self::Gdsf => Box::new(Gdsf::default()),
+            Self::Lhd => Box::new(Lhd::with_defaults(capacity, seed)),
             Self::Cherry => Box::new(Cherry::default()),
             Self::Learned => Box::new(Learned::new(capacity, seed)),
             Self::Sieve => Box::new(Sieve::new()),
