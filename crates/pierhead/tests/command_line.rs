@@ -3,8 +3,12 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 fn pierhead(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+    // What hangs is a failure.
+    let mut command = Command::new("timeout");
+    command.args(["60", env!("CARGO_BIN_EXE_pierhead")]);
     // A fixed width and home, whatever the machine.
     command
         .env("COLUMNS", "100")
@@ -264,6 +268,52 @@ fn check_reads_the_files_that_are_named() {
         );
     }
     assert_eq!(lines.len(), 5, "{message}");
+}
+
+/// Reading a pipe that nobody writes to never ends.
+#[test]
+fn only_files_are_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let (kind, mode) = (FileType::Fifo, Mode::from(0o600));
+    mknodat(CWD, &pipe, kind, mode, 0).expect("a pipe");
+    let name = pipe.to_str().expect("UTF-8");
+    let message = fails(&["config", "check", name], 2);
+    assert!(message.contains("a pipe, not a file"), "{message}");
+    let message = fails(&["serve", "--config", name], 2);
+    assert!(message.contains("a pipe, not a file"), "{message}");
+    let message = fails(&["config", "check", "/"], 2);
+    assert!(message.contains("a folder, not a file"), "{message}");
+    let output = pierhead(&["doctor", "--offline", "--admin", "off", "--config", name]);
+    let said = text(&output.stdout);
+    assert!(said.contains("a pipe, not a file"), "{said}");
+    let keys = [
+        "docker_config = \"pipe\"\n",
+        "auth.mode = \"htpasswd\"\nauth.htpasswd = \"pipe\"\n",
+        "tls.cert = \"pipe\"\n",
+        "tls.key = \"pipe\"\n",
+        "tls.client_ca = \"pipe\"\n",
+        "[upstreams.\"a.b\"]\nca = \"pipe\"\n",
+        "[upstreams.\"a.b\"]\nusername = \"u\"\npassword_file = \"pipe\"\n",
+        "[upstreams.\"a.b\"]\nidentity_token_file = \"pipe\"\n",
+    ];
+    for key in keys {
+        let bad = file(folder.path(), "bad.toml", key);
+        let message = fails(&["config", "check", &bad], 2);
+        assert!(message.contains("a pipe, not a file"), "{key}: {message}");
+    }
+}
+
+/// What a shell hands over (`<(…)`, `/dev/stdin`) is a pipe with somebody at its other end.
+#[test]
+fn a_configuration_may_be_handed_over() {
+    let check = "echo 'listen = \"127.0.0.1:1\"' | \"$0\" config show /dev/stdin";
+    let output = Command::new("timeout")
+        .args(["60", "sh", "-c", check, env!("CARGO_BIN_EXE_pierhead")])
+        .output()
+        .expect("it runs");
+    let said = text(&output.stdout);
+    assert!(said.contains("listen = [\"127.0.0.1:1\"]"), "{said}");
 }
 
 #[test]

@@ -97,15 +97,38 @@ pub(crate) fn load(
 
 fn read(path: &Path) -> Result<Zeroizing<String>, String> {
     let mut text = Zeroizing::new(String::new());
-    let file =
-        File::open(path).map_err(|error| format!("cannot read the configuration: {error}"))?;
-    file.take(MAX_FILE + 1)
+    let file = if is_handed_over(path) {
+        File::open(path)
+    } else {
+        files::open(path)
+    };
+    file.map_err(|error| format!("cannot read the configuration: {error}"))?
+        .take(MAX_FILE + 1)
         .read_to_string(&mut text)
         .map_err(|error| format!("cannot read the configuration: {error}"))?;
     if text.len() as u64 > MAX_FILE {
         return Err("this is larger than 1 MiB and no configuration of pierhead".to_owned());
     }
     Ok(text)
+}
+
+/// Whether it is a descriptor of ours, as a shell's `<(…)` is: a pipe with somebody at its other end.
+fn is_handed_over(path: &Path) -> bool {
+    path == "/dev/stdin" || path.starts_with("/dev/fd") || path.starts_with("/proc/self/fd")
+}
+
+/// Whether the file says the same when it is read again. A pipe is empty then, which would be all defaults.
+///
+/// # Errors
+/// For people.
+pub(crate) fn can_be_read_again(path: &Path) -> Result<(), String> {
+    match is_handed_over(path) {
+        true => Err(format!(
+            "{} can be read only once: start anew, or name a file",
+            path.display()
+        )),
+        false => Ok(()),
+    }
 }
 
 fn apply(overrides: &Overrides, config: &mut Config) {

@@ -25,7 +25,7 @@ use pierhead_eviction::Named;
 use pierhead_oci::Registry;
 
 pub(crate) use keys::check_level;
-pub(crate) use load::{Overrides, Refused, load, parse_upstream};
+pub(crate) use load::{Overrides, Refused, can_be_read_again, load, parse_upstream};
 pub(crate) use secret::Secret;
 pub(crate) use show::show;
 pub(crate) use units::{Size, human_bytes, parse_bytes};

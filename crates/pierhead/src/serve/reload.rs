@@ -31,6 +31,9 @@ impl Running {
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+        if let Some(path) = &args.config {
+            config::can_be_read_again(path).map_err(anyhow::Error::msg)?;
+        }
         let mut new = config::load(
             args.config.as_deref(),
             &args.overrides(),

@@ -118,6 +118,11 @@ impl Daemon {
         self.child.id().expect("it runs")
     }
 
+    /// Of its configuration and all else.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }

@@ -3,6 +3,7 @@
 use pierhead_testkit::http::{Connection, End, Request};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 
 use crate::harness::{Daemon, soon};
@@ -82,6 +83,26 @@ async fn hangup_takes_new_upstreams() {
     daemon.signal(Signal::HUP);
     daemon.logs("configuration read again").await;
     assert_eq!(manifest().await, Image::random(2, &[10]).root.to_string());
+}
+
+/// A pipe in place of the file would be waited for, and one that was read at the start is empty now,
+/// which would be all defaults.
+#[tokio::test]
+async fn hangup_reads_files_alone() {
+    let mut daemon = Daemon::start("", &[]).await;
+    let pipe = daemon.folder().join("pierhead.toml");
+    std::fs::remove_file(&pipe).expect("it is there");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
+    daemon.signal(Signal::HUP);
+    daemon.logs("the configuration was not changed").await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
+
+    let mut daemon = Daemon::start("", &["--config", "/dev/stdin"]).await;
+    daemon.signal(Signal::HUP);
+    daemon.logs("can be read only once").await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
 }
 
 #[tokio::test]
