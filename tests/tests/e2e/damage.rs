@@ -21,7 +21,9 @@ use pierhead_tests::{
     tool::or_skip,
 };
 
-use crate::ask::{behind, get, kept, pull};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::ask::{behind, committed, get, kept, pull};
 
 #[test]
 fn a_flipped_bit_is_found_and_the_blob_refetched() -> Result<()> {
@@ -48,6 +50,42 @@ fn a_flipped_bit_is_found_and_the_blob_refetched() -> Result<()> {
         gets += 1;
         assert_eq!(hub.gets_of(&digest), gets, "rot at {at}: refetched once");
     }
+    Ok(())
+}
+
+/// What is no file is as good as damaged: taken away, and the blob fetched again.
+#[test]
+fn a_blob_that_is_no_file_is_refetched() -> Result<()> {
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), Options::new())?;
+    let bytes = random_bytes(1, 300_000);
+    let digest = hub.put_blob("library/app", bytes.clone()).to_string();
+    let path = format!("/v2/library/app/blobs/{digest}");
+    assert_eq!(get(pierhead.address(), &path)?.body, bytes);
+    type Put = fn(&Path) -> Result<()>;
+    let puts: [(&str, Put); 2] = [
+        ("a pipe", |path| {
+            let mode = Mode::from(0o600);
+            Ok(mknodat(CWD, path, FileType::Fifo, mode, 0)?)
+        }),
+        ("a folder", |path| Ok(fs::create_dir(path)?)),
+    ];
+    for (what, put) in puts {
+        for restart in [false, true] {
+            let blob = kept(&pierhead, &digest)?;
+            fs::remove_file(&blob)?;
+            put(&blob)?;
+            if restart {
+                pierhead.restart().with_context(|| what.to_owned())?;
+            }
+            let answer = get(pierhead.address(), &path)?;
+            assert_eq!((answer.status, answer.end), (200, End::Clean), "{what}");
+            assert_eq!(answer.body, bytes, "{what}");
+        }
+    }
+    kept(&pierhead, &digest)?;
+    assert_eq!(hub.gets_of(&digest.parse()?), 5);
+    pierhead.stop()?;
+    assert_eq!(committed(pierhead.data())?, 1);
     Ok(())
 }
 
