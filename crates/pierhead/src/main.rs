@@ -11,6 +11,7 @@ mod doctor;
 mod environment;
 mod failure;
 mod logging;
+mod replay;
 mod serve;
 mod setup;
 mod wiring;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Command::Cache(command) => client::run(&command),
         Command::Setup(args) => setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
+        Command::Replay(args) => replay::run(&args),
         Command::Completions { shell } => cli::document::completions(shell),
         Command::Man { command } => cli::document::man(&command),
     };

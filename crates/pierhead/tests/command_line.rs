@@ -53,7 +53,7 @@ fn file(folder: &Path, name: &str, content: &str) -> String {
 
 #[test]
 fn help_teaches() {
-    let all: [(&[&str], &[&str]); 10] = [
+    let all: [(&[&str], &[&str]); 11] = [
         (
             &[],
             &[
@@ -106,6 +106,19 @@ fn help_teaches() {
                 "--config",
                 "--registry",
                 "Exit codes:",
+            ],
+        ),
+        (
+            &["replay"],
+            &[
+                "--trace",
+                "--policy",
+                "--size",
+                "--svg",
+                "--rules",
+                "oracle-general",
+                "size zero",
+                "Examples:",
             ],
         ),
         (&["config"], &["check", "show"]),

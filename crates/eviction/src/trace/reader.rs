@@ -30,6 +30,14 @@ pub struct Notes {
     pub skipped: u64,
 }
 
+impl std::ops::AddAssign for Notes {
+    fn add_assign(&mut self, other: Self) {
+        self.empty += other.empty;
+        self.backwards += other.backwards;
+        self.skipped += other.skipped;
+    }
+}
+
 /// Turns bytes into requests. Holds one line at most.
 #[derive(Debug)]
 pub struct Reader {

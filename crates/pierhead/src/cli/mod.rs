@@ -4,6 +4,7 @@ pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod document;
+pub(crate) mod replay;
 pub(crate) mod serve;
 pub(crate) mod setup;
 
@@ -44,6 +45,7 @@ Examples:
   pierhead doctor                                  is everything well?
   pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
+  pierhead replay --trace pulls.trace --size 4GiB  which eviction policy would have been best?
   pierhead config show --default > pierhead.toml   a file with every key, to start from
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.";
@@ -62,6 +64,8 @@ pub(crate) enum Command {
     Setup(setup::SetupArgs),
     /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the mend
     Doctor(doctor::DoctorArgs),
+    /// Send traces through simulated caches, to see which eviction policy would miss the least
+    Replay(replay::ReplayArgs),
     /// Print completions for a shell
     #[command(
         after_help = "Example:\n  pierhead completions bash > /etc/bash_completion.d/pierhead"

@@ -1,0 +1,117 @@
+//! `pierhead replay`.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use pierhead_eviction::trace::Format;
+use pierhead_eviction::trace::csv::Columns;
+
+use crate::replay::{CacheSize, Player};
+
+const EXAMPLES: &str = "\
+Examples:
+  pierhead replay --trace pulls.oracleGeneral.bin.zst
+  pierhead replay --trace pulls.csv.gz --policy lru,s3-fifo,belady --size 1%,10%,4GiB
+  pierhead replay --trace log.csv --csv time=0,key=3,size=2 --json | jq .rows
+  pierhead replay --trace day1.trace day2.trace --join --svg misses.svg
+  pierhead replay --trace monday.trace --size 4GiB --save-state states
+  pierhead replay --trace tuesday.trace --size 4GiB --restore-state states
+
+Formats (found by what a file holds; --format overrides; zstd, gzip or neither):
+  oracle-general    libCacheSim's records of 24 bytes
+  csv               columns called time, key, size, and perhaps cost (seconds) and shared; or --csv
+  ibm-registry      the registry log of the FAST '18 study: successful GETs; a key is a blob's hash
+  ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole object
+  pierhead          what pierhead serve records
+
+Rules for what a trace should not hold:
+  size zero         left out, as libCacheSim does
+  above the cache   goes past it: a miss each time, nothing is evicted for it
+  time runs back    taken to be as late as the latest before
+  cut at its end    an error; with --cut-ok what is whole of it is replayed
+  unreadable        an error with the file, the line or record, and the mend
+What was left out or changed is said at the end.
+
+Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady and
+belady-size, which know the future. A size in % is of the footprint: the bytes of all different objects.
+The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
+requests/s is of one core when --jobs is not above the cores that are free.";
+
+/// Flags of `replay`.
+#[derive(Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ReplayArgs {
+    /// Files to replay, each on its own
+    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    pub(crate) trace: Vec<PathBuf>,
+
+    /// The files are parts of one trace, in this order
+    #[arg(long)]
+    pub(crate) join: bool,
+
+    /// Policies, or "all"
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "all", value_parser = Player::parse)]
+    pub(crate) policy: Vec<Players>,
+
+    /// Sizes of the cache: bytes such as 4GiB, or a share of the footprint such as 0.1%
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_delimiter = ',',
+        default_value = "0.1%,1%,10%"
+    )]
+    pub(crate) size: Vec<CacheSize>,
+
+    /// The format of the files
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
+
+    /// Where a CSV has what: numbers from 0 or names, such as time=0,key=1,size=2
+    #[arg(long, value_name = "COLUMNS")]
+    pub(crate) csv: Option<Columns>,
+
+    /// Replay what is whole of a trace that is cut
+    #[arg(long)]
+    pub(crate) cut_ok: bool,
+
+    /// Whose parameters: those that pierhead chose, or those of libCacheSim 0.3.5
+    #[arg(long, value_enum, default_value_t = Rules::Pierhead)]
+    pub(crate) rules: Rules,
+
+    /// What policies that draw lots draw them from; several numbers replay several times
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
+    pub(crate) seed: Vec<u64>,
+
+    /// Replays at once; as many as there are cores unless told
+    #[arg(long, value_name = "N")]
+    pub(crate) jobs: Option<NonZeroUsize>,
+
+    /// Print {"rows": [...], "traces": [...]}
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draw the miss ratios over the sizes into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Save each policy's state at the end, as FOLDER/POLICY-BYTES.state
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) save_state: Option<PathBuf>,
+
+    /// Begin with the states saved in FOLDER instead of an empty cache
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) restore_state: Option<PathBuf>,
+}
+
+/// What one word of `--policy` stands for.
+pub(crate) type Players = std::sync::Arc<[Player]>;
+
+/// Whose parameters the policies have.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rules {
+    /// The defaults of `pierhead serve`
+    Pierhead,
+    /// Those of libCacheSim, to compare with it
+    Libcachesim,
+}

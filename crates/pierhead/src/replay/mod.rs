@@ -1,0 +1,83 @@
+//! `pierhead replay`: traces from files, policies in threads, figures to people and programs.
+
+mod player;
+mod report;
+mod run;
+mod size;
+mod source;
+mod svg;
+mod unpack;
+
+use std::path::Path;
+use std::thread;
+
+use anyhow::Context as _;
+
+use crate::cli::replay::ReplayArgs;
+use crate::failure::Failure;
+use report::{Report, Row};
+use run::Plan;
+use source::Source;
+
+pub(crate) use player::Player;
+pub(crate) use size::CacheSize;
+
+/// `pierhead replay`.
+///
+/// One trace is in memory at a time.
+pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
+    let mut players: Vec<Player> = Vec::new();
+    for player in args.policy.iter().flat_map(|players| players.iter()) {
+        if !players.contains(player) {
+            players.push(*player);
+        }
+    }
+    let jobs = args.jobs.map_or_else(
+        || thread::available_parallelism().map_or(1, usize::from),
+        usize::from,
+    );
+    if let Some(folder) = &args.save_state {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    let mut report = Report::default();
+    for source in sources(args) {
+        let trace = source.read(args)?;
+        trace.warn();
+        for seed in &args.seed {
+            let plan = Plan {
+                held: &trace.held,
+                players: &players,
+                sizes: &args.size,
+                seed: *seed,
+                rules: args.rules,
+                save: args.save_state.as_deref(),
+                restore: args.restore_state.as_deref(),
+            };
+            let rows = plan.run(jobs, !args.json)?;
+            report.rows.extend(
+                rows.into_iter()
+                    .map(|figures| Row::new(&trace, *seed, figures)),
+            );
+        }
+        report.traces.push(trace.summary());
+    }
+    if let Some(path) = &args.svg {
+        write(path, &svg::plot(&report))?;
+    }
+    report.print(args.json)?;
+    Ok(())
+}
+
+fn sources(args: &ReplayArgs) -> Vec<Source> {
+    if args.join {
+        return vec![Source::Files(args.trace.clone())];
+    }
+    args.trace
+        .iter()
+        .map(|path| Source::Files(vec![path.clone()]))
+        .collect()
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}

@@ -1,0 +1,72 @@
+//! Who plays: every policy by its name, those that know the future among them.
+
+use std::fmt;
+
+use pierhead_eviction::{Belady, BeladySize, Future, Gdsf, Named, Policy, gdsf};
+
+use crate::cli::replay::{Players, Rules};
+
+/// A policy of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Player {
+    Named(Named),
+    Belady,
+    BeladySize,
+}
+
+/// A boxed policy over the keys of traces.
+pub(crate) type Boxed = Box<dyn Policy<u64>>;
+
+impl Player {
+    /// All of them, those with foresight last.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let named = Named::ALL.iter().copied().map(Self::Named);
+        named.chain([Self::Belady, Self::BeladySize])
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Named(named) => named.name(),
+            Self::Belady => "belady",
+            Self::BeladySize => "belady-size",
+        }
+    }
+
+    /// One word of `--policy`.
+    pub(crate) fn parse(word: &str) -> Result<Players, String> {
+        if word == "all" {
+            return Ok(Self::all().collect());
+        }
+        match Self::all().find(|player| player.name() == word) {
+            Some(player) => Ok([player].into()),
+            None => {
+                let names: Vec<&str> = Self::all().map(Self::name).collect();
+                Err(format!("there are: {}, all", names.join(", ")))
+            }
+        }
+    }
+
+    /// A new one for a cache of `capacity` bytes. `future` is asked for only by those that foresee.
+    pub(crate) fn build(
+        self,
+        capacity: u64,
+        seed: u64,
+        rules: Rules,
+        future: impl FnOnce() -> Future,
+    ) -> anyhow::Result<Boxed> {
+        Ok(match (self, rules) {
+            (Self::Belady, _) => Box::new(Belady::new(future())),
+            (Self::BeladySize, _) => Box::new(BeladySize::new(future())),
+            (Self::Named(Named::Gdsf), Rules::Libcachesim) => {
+                Box::new(Gdsf::new(gdsf::Parameters::libcachesim())?)
+            }
+            (Self::Named(named), _) => named.build(capacity, seed),
+        })
+    }
+}
+
+impl fmt::Display for Player {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
