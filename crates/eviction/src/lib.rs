@@ -42,6 +42,7 @@ pub mod lru;
 pub mod replay;
 pub mod s3_fifo;
 pub mod sieve;
+pub mod synthetic;
 pub mod trace;
 
 pub use access::{Access, Key};

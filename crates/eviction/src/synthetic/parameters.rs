@@ -1,0 +1,223 @@
+//! What a registry workload is made of, and from which study each default comes.
+
+/// The dimensions of a workload. [`Parameters::default`] reproduces the statistics below, each held by a
+/// test (`tests/synthetic.rs`):
+///
+/// | statistic | target | source |
+/// |---|---|---|
+/// | layers below 1 MB, below 10 MB | 65 %, 80 % | FAST '18, section 4 |
+/// | GETs of 1 MB or more | 13 % | FAST '18, section 4 |
+/// | GETs of layers that go to the 1 % most wanted layers | 42 % | FAST '18, section 4, Dallas |
+/// | layers of an image: median, 90th percentile | 8, 18 | CLUSTER '19, section IV |
+/// | images with the empty layer | about half | CLUSTER '19, section V |
+///
+/// FAST '18: Anwar et al., "Improving Docker registry design based on production workload analysis" (five
+/// data centers, 75 days). CLUSTER '19: Zhao et al., "Large-scale analysis of the Docker Hub dataset"
+/// (355 000 images). What neither tells (how many nodes stand behind one cache, how much they hold, how
+/// often a project releases) is set so that the statistics come out; "assumed" says where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    /// After so many requests the workload ends.
+    pub requests: u64,
+    /// Repositories. Assumed: a site's worth, not a registry's.
+    pub repositories: usize,
+    /// Exponent of the Zipf law by which repositories are asked for. The studies find a few that
+    /// dominate; the value is fitted to the 42 %.
+    pub skew: f64,
+    /// Distributions (the lowest layers) and, on them, language runtimes: the shared bases.
+    pub distributions: usize,
+    /// See [`Parameters::distributions`].
+    pub runtimes: usize,
+    /// Days from one release of a base to the next, in the mean. Distributions publish monthly.
+    pub base_days: f64,
+    /// Days between releases of a repository: each has its own mean, of any order of magnitude between
+    /// these two. Assumed.
+    pub release_days: (f64, f64),
+    /// How many layers from the top a release changes beyond the first, in the mean. Assumed.
+    pub changed_layers: f64,
+    /// How many versions of a repository are still to be had; the oldest dies with a release.
+    pub versions: usize,
+    /// Share of pulls that want an older version than the newest, each older one half as likely.
+    pub pinned: f64,
+    /// Layers of a repository's own, from and to (any order of magnitude is as likely), on top of its
+    /// base's two to seven.
+    pub own_layers: (usize, usize),
+    /// Share of the layers of an image's own that are the one empty layer of 32 bytes.
+    pub empty: f64,
+    /// Bytes of a layer, as (share of layers at or below, bytes), rising. Its points are the 65 % and
+    /// 80 % of the FAST '18 study and, between and above, the 90 % below 63 MB of the CLUSTER '19 study.
+    pub layer_bytes: Vec<(f64, f64)>,
+    /// Bytes of a distribution's lowest layer, from and to: a whole root file system.
+    pub root_bytes: (f64, f64),
+    /// Bytes of a manifest, from and to: some kilobytes (FAST '18, section 4).
+    pub manifest_bytes: (f64, f64),
+    /// Bytes of a config, from and to.
+    pub config_bytes: (f64, f64),
+    /// Machines behind the cache, each with a store of its own. Assumed.
+    pub nodes: usize,
+    /// Bytes of a node's store, in the geometric mean. Assumed.
+    pub node_bytes: f64,
+    /// Share of pulls by a machine that holds nothing: new nodes, build runners.
+    pub fresh: f64,
+    /// As [`Parameters::skew`], for their pulls: such machines start from few images. Fitted.
+    pub fresh_skew: f64,
+    /// Pulls a day on a working day, releases' rollouts apart. FAST '18 sees 75 days.
+    pub pulls_a_day: f64,
+    /// Nodes that run the most wanted repository: they ask for it, and a release rolls out to them at
+    /// once but for [`Parameters::rollout_seconds`] (the bursts). The others' are fewer by the square
+    /// root of their share of the demand.
+    pub homes: f64,
+    /// Seconds between two nodes of a rollout, in the mean.
+    pub rollout_seconds: f64,
+    /// How far demand swings around its daily mean, 0 to 1: highest at 15 h, lowest at 3 h.
+    pub diurnal: f64,
+    /// Demand on the sixth and seventh day, as a share of that on the others.
+    pub weekend: f64,
+}
+
+/// A parameter is outside what a workload can be made of.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{parameter} of a synthetic workload must be {allowed}")]
+#[non_exhaustive]
+pub struct Unfit {
+    /// Its name.
+    pub parameter: &'static str,
+    /// What would be taken.
+    pub allowed: &'static str,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            requests: 800_000,
+            repositories: 2000,
+            skew: 1.0,
+            distributions: 12,
+            runtimes: 40,
+            base_days: 60.0,
+            release_days: (0.7, 40.0),
+            changed_layers: 0.3,
+            versions: 8,
+            pinned: 0.45,
+            own_layers: (1, 18),
+            empty: 0.1,
+            layer_bytes: vec![
+                (0.0, 90.0),
+                (0.05, 150.0),
+                (0.25, 1e3),
+                (0.5, 20e3),
+                (0.65, 1e6),
+                (0.80, 10e6),
+                (0.90, 35e6),
+                (0.99, 200e6),
+                (0.999, 800e6),
+                (1.0, 3e9),
+            ],
+            root_bytes: (10e6, 80e6),
+            manifest_bytes: (400.0, 6e3),
+            config_bytes: (800.0, 15e3),
+            nodes: 140,
+            node_bytes: 20e9,
+            fresh: 0.04,
+            fresh_skew: 1.7,
+            pulls_a_day: 11_000.0,
+            homes: 140.0,
+            rollout_seconds: 120.0,
+            diurnal: 0.6,
+            weekend: 0.5,
+        }
+    }
+}
+
+impl Parameters {
+    /// # Errors
+    /// The first parameter of which nothing can be made.
+    pub fn check(&self) -> Result<(), Unfit> {
+        let positive = |value: f64| value > 0.0 && value.is_finite();
+        let share = |value: f64| (0.0..=1.0).contains(&value);
+        let range = |(low, high): (f64, f64)| positive(low) && low <= high && high.is_finite();
+        let rising = self.layer_bytes.len() >= 2
+            && self
+                .layer_bytes
+                .is_sorted_by(|one, two| one.0 < two.0 && one.1 <= two.1)
+            && self
+                .layer_bytes
+                .iter()
+                .all(|(at, bytes)| share(*at) && (1.0..=2e12).contains(bytes));
+        let at_least_one = "at least 1 and at most 1000000";
+        let count = |value: usize| (1..=1_000_000).contains(&value);
+        for (fits, parameter, allowed) in [
+            (count(self.repositories), "repositories", at_least_one),
+            (count(self.distributions), "distributions", at_least_one),
+            (count(self.runtimes), "runtimes", at_least_one),
+            (count(self.versions), "versions", at_least_one),
+            (count(self.nodes), "nodes", at_least_one),
+            (
+                count(self.own_layers.0)
+                    && self.own_layers.0 <= self.own_layers.1
+                    && self.own_layers.1 <= 127,
+                "own_layers",
+                "from 1 to 127, the smaller first",
+            ),
+            ((0.0..=5.0).contains(&self.skew), "skew", "from 0 to 5"),
+            (
+                (0.0..=5.0).contains(&self.fresh_skew),
+                "fresh_skew",
+                "from 0 to 5",
+            ),
+            (positive(self.base_days), "base_days", "above 0"),
+            (
+                range(self.release_days),
+                "release_days",
+                "above 0, the smaller first",
+            ),
+            (
+                (0.0..=127.0).contains(&self.changed_layers),
+                "changed_layers",
+                "from 0 to 127",
+            ),
+            (share(self.pinned), "pinned", "a share from 0 to 1"),
+            (share(self.empty), "empty", "a share from 0 to 1"),
+            (share(self.fresh), "fresh", "a share from 0 to 1"),
+            (share(self.diurnal), "diurnal", "a share from 0 to 1"),
+            (
+                positive(self.weekend) && share(self.weekend),
+                "weekend",
+                "a share above 0 and to 1",
+            ),
+            (
+                rising,
+                "layer_bytes",
+                "two or more points with rising shares from 0 to 1 and sizes from 1 to 2e12",
+            ),
+            (
+                range(self.root_bytes),
+                "root_bytes",
+                "above 0, the smaller first",
+            ),
+            (
+                range(self.manifest_bytes),
+                "manifest_bytes",
+                "above 0, the smaller first",
+            ),
+            (
+                range(self.config_bytes),
+                "config_bytes",
+                "above 0, the smaller first",
+            ),
+            (positive(self.node_bytes), "node_bytes", "above 0"),
+            (positive(self.pulls_a_day), "pulls_a_day", "above 0"),
+            (
+                (0.0..=1e6).contains(&self.homes),
+                "homes",
+                "from 0 to 1000000",
+            ),
+            (positive(self.rollout_seconds), "rollout_seconds", "above 0"),
+        ] {
+            if !fits {
+                return Err(Unfit { parameter, allowed });
+            }
+        }
+        Ok(())
+    }
+}
