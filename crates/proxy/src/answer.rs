@@ -81,6 +81,12 @@ pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> 
     response.map(|body| body.accounted(account, &peer.pace))
 }
 
+/// Whether that has the characters of a host and its port only (RFC 3986, 3.2.2 and 3.2.3).
+fn is_host(text: &[u8]) -> bool {
+    text.iter()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte))
+}
+
 struct Request<'a> {
     inner: &'a Arc<Inner>,
     peer: &'a Peer,
@@ -107,9 +113,11 @@ impl Request<'_> {
         }
         limits::check(&self.inner.config.load().limits, self.parts)?;
         let Parts { method, uri, .. } = self.parts;
-        // Two would let a filter before us and us disagree on who is meant.
-        let hosts = self.parts.headers.get_all(HOST).iter().count();
-        if self.parts.version == Version::HTTP_11 && hosts != 1 {
+        // Two, or one that can be read in two ways, would let a filter before us and us disagree on who is meant.
+        let mut hosts = self.parts.headers.get_all(HOST).iter();
+        let (host, more) = (hosts.next(), hosts.next());
+        let is_one = self.parts.version != Version::HTTP_11 || (host.is_some() && more.is_none());
+        if !is_one || !host.is_none_or(|host| is_host(host.as_bytes())) {
             return Err(Error::Host);
         }
         let (path, query) = (uri.path(), uri.query());

@@ -19,7 +19,7 @@ pub(crate) enum Error {
     ReadOnly,
     #[error("{name} may not be pulled here: {why}")]
     Ruled { name: String, why: String },
-    #[error("a request over HTTP/1.1 has exactly one Host")]
+    #[error("a request over HTTP/1.1 has exactly one Host, a name or an address and maybe a port")]
     Host,
     #[error("log in first, with a user and password that are known here")]
     Login,

@@ -26,6 +26,16 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    const ALL: [Self; KINDS] = [
+        Self::Base,
+        Self::Manifest,
+        Self::Blob,
+        Self::Tags,
+        Self::Referrers,
+        Self::Discover,
+        Self::Other,
+    ];
+
     pub(crate) fn of(endpoint: &Endpoint) -> Self {
         match endpoint {
             Endpoint::Base => Self::Base,
@@ -81,29 +91,33 @@ const KINDS: usize = 7;
 const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
+/// What answers are like: each of these has a series from the start, so that its first increase is seen.
+const USUAL: [(Outcome, u16); 6] = [
+    (Outcome::Hit, 2),
+    (Outcome::Miss, 2),
+    (Outcome::Stale, 2),
+    (Outcome::None, 2),
+    (Outcome::None, 4),
+    (Outcome::None, 5),
+];
+
 /// A metric an endpoint, found by its number: looking it up by its label costs ten times as much as
-/// counting, and a request counts five times. A series appears when it is first used.
+/// counting, and a request counts five times.
 #[derive(Clone)]
 struct PerKind<M> {
     family: Family<Of, M>,
-    found: [OnceLock<M>; KINDS],
+    found: [M; KINDS],
 }
 
 impl<M: Clone + 'static> PerKind<M> {
-    fn new(family: Family<Of, M>) -> Self {
-        Self {
-            family,
-            found: Default::default(),
-        }
+    fn new(new: fn() -> M) -> Self {
+        let family = Family::new_with_constructor(new);
+        let found = Kind::ALL.map(|endpoint| family.get_or_create_owned(&Of { endpoint }));
+        Self { family, found }
     }
-}
 
-impl PerKind<Histogram> {
-    fn observe(&self, kind: Kind, seconds: f64) {
-        let of = Of { endpoint: kind };
-        self.found[kind as usize]
-            .get_or_init(|| self.family.get_or_create(&of).clone())
-            .observe(seconds);
+    fn of(&self, kind: Kind) -> &M {
+        &self.found[kind as usize]
     }
 }
 
@@ -131,22 +145,33 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
+        let requests = Family::default();
+        for endpoint in Kind::ALL {
+            for (cache, class) in USUAL {
+                let answered = Answered {
+                    endpoint,
+                    cache,
+                    class,
+                };
+                drop(requests.get_or_create(&answered));
+            }
+        }
+        let limited = Family::default();
+        for limit in Limit::ALL {
+            drop(limited.get_or_create(&Reached { limit }));
+        }
         Self {
-            requests: Family::default(),
+            requests,
             found: Default::default(),
-            bytes_out: PerKind::new(Family::default()),
+            bytes_out: PerKind::new(Counter::default),
             // 1 ms to 8 s: a warm answer takes microseconds, the limit of an answer is 5 s.
-            first_byte: PerKind::new(Family::new_with_constructor(|| {
-                Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])
-            })),
+            first_byte: PerKind::new(|| Histogram::new([0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 8.0])),
             // 1 ms to 10 min: a layer of gigabytes over a slow uplink.
-            total: PerKind::new(Family::new_with_constructor(|| {
-                Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])
-            })),
+            total: PerKind::new(|| Histogram::new([0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0])),
             connections: Gauge::default(),
             accepted: Counter::default(),
             refused: Counter::default(),
-            limited: Family::default(),
+            limited,
             gone: Counter::default(),
             stalled: Counter::default(),
             cut: Counter::default(),
@@ -178,20 +203,17 @@ impl Metrics {
 
     /// Bytes of content were handed over.
     pub(crate) fn sent(&self, kind: Kind, bytes: u64) {
-        let (of, family) = (Of { endpoint: kind }, &self.bytes_out.family);
-        self.bytes_out.found[kind as usize]
-            .get_or_init(|| family.get_or_create(&of).clone())
-            .inc_by(bytes);
+        self.bytes_out.of(kind).inc_by(bytes);
     }
 
     /// The first byte of an answer's content was handed over after so many seconds.
     pub(crate) fn first_byte(&self, kind: Kind, seconds: f64) {
-        self.first_byte.observe(kind, seconds);
+        self.first_byte.of(kind).observe(seconds);
     }
 
     /// An answer ended after so many seconds.
     pub(crate) fn ended(&self, kind: Kind, seconds: f64) {
-        self.total.observe(kind, seconds);
+        self.total.of(kind).observe(seconds);
     }
 
     /// Somebody was refused or cut for the sake of that limit.

@@ -18,7 +18,7 @@ use crate::flight::Flights;
 use crate::lead::Leads;
 use crate::limits::Limits;
 use crate::metrics::Outcome;
-use crate::recent::Recent;
+use crate::recent::{Recent, Subject};
 use crate::said::Said;
 use crate::source::Wanted;
 use crate::{Config, Error, Tls, listener, warm};
@@ -59,6 +59,8 @@ pub(crate) struct Common {
     pub(crate) recent: Recent,
     pub(crate) said: Said,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
+    /// Questions for the sizes of blobs.
+    pub(crate) sizes: Flights<Subject, Result<Option<u64>, Error>>,
     /// Held by who has a large document in memory to parse it; never while waiting for an upstream.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: Limits,
@@ -92,6 +94,7 @@ impl Proxy {
             recent: Recent::default(),
             said: Said::default(),
             flights: Flights::new(),
+            sizes: Flights::new(),
             parsing: Semaphore::new(PARSING),
             limits,
             leads: Leads::default(),
@@ -222,13 +225,30 @@ impl Inner {
                 .is_led_by_another(&wanted.digest, &wanted.registry)
     }
 
-    /// The size of a blob that the cache lacks, from its upstream.
-    pub(crate) async fn size_upstream(&self, wanted: &Wanted) -> Result<Option<u64>, Error> {
-        if let Some(error) = self.recent.error(&wanted.subject()) {
+    /// The size of a blob that the cache lacks, from its upstream: one question however many ask.
+    /// Cancel safe: a question that was asked goes on.
+    pub(crate) async fn size_upstream(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+    ) -> Result<Option<u64>, Error> {
+        let subject = wanted.subject();
+        if let Some(error) = self.recent.error(&subject) {
             return Err(error.into());
         }
-        // A registry that answers nothing holds a socket for each question.
-        let _ticket = self.limits.queue(&wanted.client)?;
+        let flight = self.sizes.join(&subject, || {
+            // A registry that answers nothing holds a socket for each question. It takes no turn: it is short, and
+            // would wait for downloads that take minutes.
+            let place = self.limits.queue(&wanted.client)?;
+            let (inner, wanted) = (self.clone(), wanted.clone());
+            Ok(async move {
+                let _place = place;
+                inner.ask_size(&wanted).await
+            })
+        });
+        flight?.answer().await.ok_or(Error::Internal)?
+    }
+
+    async fn ask_size(&self, wanted: &Wanted) -> Result<Option<u64>, Error> {
         match self
             .client
             .blob_size(&wanted.registry, &wanted.repository, &wanted.digest)

@@ -174,6 +174,51 @@ async fn questions_for_sizes_wait_in_the_same_queue() {
     assert!(late.starts_with("HTTP/1.1 200"), "{late}");
 }
 
+/// As many as ask for the size of one blob at once take one place and one question.
+#[tokio::test]
+async fn those_who_ask_for_one_size_share_a_question() {
+    let stage = Plan::default()
+        .config(|config| config.limits.fetches_per_client = 1)
+        .open()
+        .await;
+    let gate = Gate::new();
+    let digest = stage.upstream.put_blob("app", random_bytes(1, 1000));
+    stage
+        .upstream
+        .inject(Fault::GateHead(gate.clone()).on_blobs());
+    let mut kept = Vec::new();
+    for _ in 0..9 {
+        let mut stream = from(&stage, 2).await;
+        let request = format!("HEAD {} HTTP/1.1\r\nhost: a\r\n\r\n", blob_path(&digest));
+        stream.write_all(request.as_bytes()).await.unwrap();
+        kept.push(stream);
+    }
+    soon(gate.reached(1)).await;
+    gate.release();
+    for mut stream in kept {
+        let mut status = [0; 12];
+        soon(stream.read_exact(&mut status)).await.unwrap();
+        assert_eq!(&status, b"HTTP/1.1 200");
+    }
+    assert!(limited(&stage, "fetches_per_client", 0));
+}
+
+/// Whoever watches for an increase sees the first one, too.
+#[tokio::test]
+async fn what_is_counted_is_there_before_it_happens() {
+    let stage = Stage::open().await;
+    for line in [
+        "limited_total{limit=\"stalled\"} 0",
+        "requests_total{endpoint=\"Blob\",cache=\"Stale\",class=\"2\"} 0",
+        "requests_total{endpoint=\"Manifest\",cache=\"None\",class=\"5\"} 0",
+        "sent_bytes_total{endpoint=\"Blob\"} 0",
+        "answer_seconds_count{endpoint=\"Tags\"} 0",
+        "logins_checked_total{verdict=\"Denied\"} 0",
+    ] {
+        assert!(metric(&stage, line), "{line}");
+    }
+}
+
 #[tokio::test]
 async fn heads_that_are_too_long_are_told_which_key_to_raise() {
     let stage = Plan::default()

@@ -391,6 +391,21 @@ async fn nothing_is_smuggled() {
         ),
         ("two hosts", base("host: b\r\n"), &[400, 200]),
         (
+            "a host that is none",
+            "GET /v2/ HTTP/1.1\r\nhost: a b/@\r\n\r\n".to_owned(),
+            &[400, 200],
+        ),
+        (
+            "a host with a user, by hyper",
+            "POST /v2/ HTTP/1.1\r\nhost: b@a\r\n\r\n".to_owned(),
+            &[400, 200],
+        ),
+        (
+            "an address and a port",
+            "GET /v2/ HTTP/1.1\r\nhost: [::1]:5000\r\n\r\n".to_owned(),
+            &[200, 200],
+        ),
+        (
             "no host, by hyper",
             "POST /v2/ HTTP/1.1\r\n\r\n".to_owned(),
             &[400, 200],

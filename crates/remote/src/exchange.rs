@@ -184,11 +184,12 @@ fn failure(origin: &Origin, uri: &Uri, error: &HttpError) -> Error {
 /// The error that a status stands for; 2xx and 304 are for the caller to read.
 ///
 /// A refusal from elsewhere (a signed URL that has expired, a store in trouble) is no verdict on the
-/// client's rights, and may go better with a new redirect.
+/// client's rights, and may go better with a new redirect. To a guest it is one: were it held against the upstream,
+/// anybody who may nothing could take it out for all.
 pub(crate) fn refusal(origin: &Origin, answer: &Answer) -> Error {
     let upstream = origin.name.to_string();
     match answer.response.status().as_u16() {
-        401 | 403 if answer.elsewhere => Error::Status {
+        401 | 403 if answer.elsewhere && origin.guest.is_none() => Error::Status {
             upstream,
             status: 503,
         },

@@ -173,12 +173,6 @@ pub(crate) async fn authorize(
             200 | 206 => {
                 return Err(origin.protocol("it answers with something else than was asked for"));
             }
-            // A gateway's login as likely as a store in trouble. Were it held against the upstream,
-            // anybody who may nothing could take it out for all.
-            status @ (401 | 403) if answer.elsewhere => {
-                let upstream = origin.name.to_string();
-                return Err(Error::Denied { upstream, status });
-            }
             _ => return Err(refusal(&origin, &answer)),
         }
         origin.budget.succeeded();

@@ -22,9 +22,24 @@ struct Asked {
 }
 
 /// A value, registered by whoever shows metrics.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Metrics {
     asked: Family<Asked, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let asked = Family::default();
+        for verdict in [
+            Verdict::Granted,
+            Verdict::Denied,
+            Verdict::Throttled,
+            Verdict::Unknown,
+        ] {
+            drop(asked.get_or_create(&Asked { verdict }));
+        }
+        Self { asked }
+    }
 }
 
 impl Metrics {

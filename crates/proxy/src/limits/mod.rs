@@ -43,6 +43,18 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Connections,
+        Self::ConnectionsPerClient,
+        Self::BytesInFlight,
+        Self::BytesPerClient,
+        Self::FetchesPerClient,
+        Self::Fetches,
+        Self::Headers,
+        Self::Uri,
+        Self::Stalled,
+    ];
+
     fn name(self) -> &'static str {
         match self {
             Self::Connections => "connections",

@@ -206,6 +206,24 @@ async fn what_refuses_elsewhere_grants_nothing() {
     assert!(matches!(asked, Err(Error::Protocol { .. })), "{asked:?}");
 }
 
+/// Nor does it say that the registry is in trouble.
+#[tokio::test]
+async fn what_refuses_a_guest_elsewhere_is_a_refusal() {
+    let pair = redirected().await;
+    let (bobs, layer) = (pair.client.on_behalf(&bob()), pair.layer());
+    for status in [401, 403] {
+        let refuses = pair.upstream.inject(Fault::Status(status).on(CDN));
+        for _ in 0..6 {
+            let fetched = soon(bobs.blob(&name(), &repository(), &layer, 0)).await;
+            let told = fetched.err().expect("a refusal");
+            assert!(matches!(told, Error::Denied { .. }), "{told:?}");
+        }
+        refuses.remove();
+        let fetched = soon(bobs.blob(&name(), &repository(), &layer, 0)).await;
+        assert!(fetched.is_ok(), "nobody was held to blame");
+    }
+}
+
 #[tokio::test]
 async fn a_page_of_no_type_elsewhere_grants_nothing() {
     let pair = redirected().await;
