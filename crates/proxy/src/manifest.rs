@@ -90,7 +90,9 @@ enum Missing {
 
 /// The first thing that an image lacks. For which platform an index is asked is not told, so it passes
 /// when one of its images is here whole: the machines of one host are of one kind, and what they do not
-/// run is not here at all.
+/// run is not here at all. Whoever wants another one of it gets a 503 for that image's manifest. To refuse the index
+/// for its sake would refuse it to everybody, as no host holds all platforms, and the registry that the client
+/// would fall back to is the one that fails.
 async fn missing(inner: &Inner, document: &Document) -> Option<Missing> {
     // Large ones are in memory one after the other.
     let mut turn = None;

@@ -31,8 +31,8 @@ const PATIENCE: Patience = Patience {
 /// place among the fetches for ever. So many, on the other hand, are progress.
 const LEAST_PROGRESS: usize = 16 << 10;
 
-/// Nothing at all for this part of the stall time is enough to try another connection, while there is a try left:
-/// clients have no time limit of their own for a body.
+/// Nothing at all for this part of the stall time is enough to try another connection while there is a try left, and
+/// to give up one that has brought nothing yet: clients have no time limit of their own for a body.
 const SILENT_PART: u32 = 3;
 
 /// So many bytes show that an upstream is worth one more retry.
@@ -186,7 +186,7 @@ impl BlobStream {
                     let limit = self.origin.shared.limits.stall_timeout;
                     let began = *self.waiting.get_or_insert_with(Instant::now);
                     let mut deadline = began + limit.saturating_sub(self.waited);
-                    if self.starved < self.subject.addresses.count() {
+                    if self.advanced == 0 || self.starved < self.subject.addresses.count() {
                         deadline = deadline.min(began + limit / SILENT_PART);
                     }
                     let outcome = timeout_at(deadline, body.frame()).await;
