@@ -3,8 +3,8 @@
 //! Keys queue by classes of size, and of these only the one that waits longest is compared: the pyramidal
 //! selection scheme (Aggarwal, Wolf, Yu, "Caching on the World Wide Web", IEEE TKDE 11(1), 1999, section
 //! 3.1), with classes of use beside those of size, and with what a miss costs. The heuristic evicts the
-//! nominee whose bytes save the least waiting: its count of accesses (decayed) over the time since the
-//! last one, times cost over size. The network replaces the first factor by what it learned.
+//! nominee whose bytes save the least waiting: the root of its count of accesses (decayed) over the time
+//! since the last one, times cost over size. The network replaces the first factor by what it learned.
 
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ const SIZES: usize = 12;
 const USES: usize = 3;
 /// Nominees that the network ranks.
 const NOMINEES: usize = 8;
+/// Pairs of nominees that an eviction puts up as races.
+const RACES: usize = 4;
 /// Victims after which a new one moves the turnover by a part of this.
 const TURNOVER_VICTIMS: u32 = 512;
 
@@ -41,9 +43,9 @@ pub(super) struct Classes<K> {
     draws: u64,
     /// Ranks the nominees, if it is there.
     pub(super) model: Option<Arc<Model>>,
-    /// Whether to put up a pair of nominees as a race.
+    /// Whether to put up pairs of nominees as races.
     pub(super) racing: bool,
-    race: Option<Race>,
+    races: Vec<Race>,
     nominees: Vec<Nominee>,
 }
 
@@ -81,7 +83,7 @@ impl<K: Key> Classes<K> {
             draws: seed,
             model: None,
             racing: false,
-            race: None,
+            races: Vec::new(),
             nominees: Vec::new(),
         }
     }
@@ -90,9 +92,9 @@ impl<K: Key> Classes<K> {
         &self.at
     }
 
-    /// The race that the last eviction put up, if any.
-    pub(super) fn take_race(&mut self) -> Option<Race> {
-        self.race.take()
+    /// The races that the last eviction put up.
+    pub(super) fn take_races(&mut self) -> impl Iterator<Item = Race> + '_ {
+        self.races.drain(..)
     }
 
     fn class(size: u64, count: u16) -> u8 {
@@ -144,7 +146,8 @@ impl<K: Key> Classes<K> {
         let Some(model) = self.model.clone() else {
             return self.nominees.first().map(|nominee| nominee.slot);
         };
-        let (mut worst, mut best): (Option<(f32, Slot)>, Option<(f32, Slot)>) = (None, None);
+        let mut worst: Option<(f32, Slot)> = None;
+        let mut best: Option<(f32, Slot)> = None;
         for nominee in &self.nominees {
             let entry = self.table.get(nominee.slot);
             let (score, _) = model.forward(&entry.note.features(entry.size, &self.at));
@@ -165,27 +168,28 @@ impl<K: Key> Classes<K> {
         Some(worst)
     }
 
-    /// Two of the nominees, drawn by lot.
-    fn put_up_race(&mut self) {
+    /// Draws pairs of the nominees by lot.
+    fn put_up_races(&mut self) {
         let count = self.nominees.len() as u64;
         if count < 2 {
             return;
         }
-        let lot = draw(&mut self.draws);
-        let first = lot % count;
-        let second = (first + 1 + (lot >> 32) % (count - 1)) % count;
-        let pair = [first, second].map(|n| {
-            let n = usize::try_from(n).unwrap_or(0);
-            let entry = self.table.get(self.nominees[n].slot);
-            (
-                hash(&entry.key, self.seed),
-                entry.note.features(entry.size, &self.at),
-            )
-        });
-        self.race = Some(Race {
-            keys: pair.map(|(key, _)| key),
-            features: pair.map(|(_, features)| features),
-        });
+        for _ in 0..RACES {
+            let lot = draw(&mut self.draws);
+            let first = lot % count;
+            let second = (first + 1 + (lot >> 32) % (count - 1)) % count;
+            let pair = [first, second].map(|n| {
+                // At most NOMINEES.
+                let n = usize::try_from(n).unwrap_or(0);
+                let entry = self.table.get(self.nominees[n].slot);
+                let key = hash(&entry.key, self.seed);
+                (key, entry.note.features(entry.size, &self.at))
+            });
+            self.races.push(Race {
+                keys: pair.map(|(key, _)| key),
+                features: pair.map(|(_, features)| features),
+            });
+        }
     }
 
     pub(super) fn state(&self) -> State<K> {
@@ -266,7 +270,7 @@ impl<K: Key> Policy<K> for Classes<K> {
     fn evict(&mut self, held: &mut dyn FnMut(&K) -> bool) -> Option<Victim<K>> {
         self.nominate(held);
         if self.racing {
-            self.put_up_race();
+            self.put_up_races();
         }
         let slot = self.choose()?;
         self.unqueue(slot);

@@ -107,10 +107,11 @@ impl Note {
         lg(self.cost.max(1e-6)) - lg(float(size) + 1.0)
     }
 
-    /// What the heuristic takes for the logarithm of how soon the key is asked for again: accesses over
-    /// the time since the last one.
+    /// What the heuristic takes for the logarithm of how soon the key is asked for again: the root of its
+    /// accesses over the time since the last one. A release is asked for by many at once and then hardly,
+    /// so that the count itself would keep the dead.
     pub(super) fn rate(&self, at: &Moment) -> f32 {
-        decode(self.warmth) - lg(self.age(at))
+        0.5 * decode(self.warmth) - lg(self.age(at))
     }
 
     /// The inputs of the network.
@@ -160,7 +161,7 @@ impl Note {
 pub(super) fn heuristic() -> Features {
     let mut weights = [0.0; INPUTS];
     weights[0] = -4.0 * std::f32::consts::LN_2;
-    weights[6] = 4.0 * std::f32::consts::LN_2;
+    weights[6] = 2.0 * std::f32::consts::LN_2;
     weights
 }
 

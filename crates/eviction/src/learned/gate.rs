@@ -13,14 +13,14 @@ use super::model::Model;
 use crate::{Access, Outcome, Policy, Simulated, StateError};
 
 /// Keys that a shadow holds at most.
-const KEYS: usize = 4096;
+const KEYS: usize = 16_384;
 /// Requests of the sample after which a second of waiting counts 1/e of what it did.
-const MEMORY: f64 = 4096.0;
+const MEMORY: f64 = 16_384.0;
 /// Requests of the sample before anything is believed.
 const TRIAL: u64 = 512;
-/// The network comes in when it has waited this much less than the heuristic, and goes when it is no
-/// longer ahead.
-const AHEAD: f64 = 0.01;
+/// The network comes in when it has waited this much less than the heuristic, and goes when it has waited
+/// this much more.
+const AHEAD: f64 = 0.002;
 /// The share of all that the heuristic alone would have waited that the cache may wait longer than it.
 /// Then the network is out until the debt is paid, whatever the shadows say: half of the promised 1 %
 /// for that, half for what the caches hold to change back.
@@ -103,7 +103,12 @@ impl Gate {
         };
         let heuristic = waits(&mut self.heuristic);
         let learned = waits(&mut self.learned);
-        let real = if hit { 0.0 } else { cost };
+        let real = match (self.account.zeros, self.account.open) {
+            (0, _) if hit => 0.0,
+            (0, _) => cost,
+            (_, true) => learned,
+            (_, false) => heuristic,
+        };
         self.account.count(heuristic, learned, real);
         while self
             .heuristic
@@ -191,7 +196,7 @@ impl Account {
         self.learned = self.learned * keep + learned;
         self.total += heuristic;
         self.debt += real - heuristic;
-        let ahead = if self.open { 0.0 } else { AHEAD };
+        let ahead = if self.open { -AHEAD } else { AHEAD };
         self.open = self.requests >= TRIAL
             && self.learned < self.heuristic * (1.0 - ahead)
             && self.debt <= self.total * DEBT;

@@ -2,9 +2,11 @@
 //! uses its choice only while that waits less.
 //!
 //! After HALP (Song et al., "HALP: Heuristic aided learned preference eviction policy for YouTube content
-//! delivery network", NSDI '23). The pieces: [`features`] is what is known of a key, [`classes`] the
-//! heuristic and the ranking, [`model`] the network, [`training`] how it learns, [`gate`] whether it is
-//! listened to.
+//! delivery network", NSDI '23). The pieces are apart: `features` is what is known of a key, `classes` the
+//! heuristic and the ranking of its nominees, `model` the network, `training` how it learns, `gate`
+//! whether it is listened to. What differs from the paper: the heuristic knows sizes and costs, the score
+//! is the logarithm of a rate and is multiplied with what a miss costs a byte, and the network begins as
+//! the heuristic.
 
 mod classes;
 mod features;
@@ -109,7 +111,7 @@ impl<K: Key> Policy<K> for Learned<K> {
         let at = *self.classes.at();
         self.classes.racing = self.races.has_room(&at);
         let victim = self.classes.evict(held);
-        if let Some(race) = self.classes.take_race() {
+        for race in self.classes.take_races() {
             self.races.open(at.now, race);
         }
         victim

@@ -20,7 +20,7 @@ const LABELS: usize = 4096;
 /// Requests that earn a step of training on one label.
 const REQUESTS_PER_STEP: u32 = 2;
 /// Steps that one label may be used for, on average.
-const EPOCHS: u32 = 4;
+const EPOCHS: u32 = 8;
 /// Steps that may be saved up.
 const BUCKET: u32 = 4096;
 /// Labels whose gradients are averaged before the weights change.
@@ -29,7 +29,7 @@ const BATCH: u32 = 16;
 const HAND_OUT: u32 = 64;
 
 /// Adam (Kingma and Ba, ICLR '15, algorithm 1), with its usual rates of forgetting.
-const LEARNING_RATE: f32 = 0.003;
+const LEARNING_RATE: f32 = 0.006;
 const FORGET_MEAN: f32 = 0.9;
 const FORGET_SQUARE: f32 = 0.999;
 
