@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::{
-    Cherry, Fifo, Gdsf, Key, Learned, Lhd, Lru, Policy, S3Fifo, Sieve, cherry, fifo, gdsf, learned,
-    lhd, lru, s3_fifo, sieve,
+    Arc, Cherry, Fifo, Gdsf, Key, Learned, Lfu, Lhd, Lru, Policy, S3Fifo, Sieve, WTinyLfu, arc,
+    cherry, fifo, gdsf, learned, lfu, lhd, lru, s3_fifo, sieve, w_tinylfu,
 };
 
 /// A policy that can be made without knowing the future, with its documented default parameters.
@@ -16,6 +16,16 @@ pub enum Named {
     Fifo,
     /// [`Lru`].
     Lru,
+    /// [`Lfu`].
+    Lfu,
+    /// [`Sieve`].
+    Sieve,
+    /// [`S3Fifo`].
+    S3Fifo,
+    /// [`Arc`].
+    Arc,
+    /// [`WTinyLfu`].
+    WTinyLfu,
     /// [`Gdsf`].
     Gdsf,
     /// [`Lhd`].
@@ -24,10 +34,6 @@ pub enum Named {
     Cherry,
     /// [`Learned`].
     Learned,
-    /// [`Sieve`].
-    Sieve,
-    /// [`S3Fifo`].
-    S3Fifo,
 }
 
 /// No policy has this name.
@@ -40,8 +46,11 @@ impl Named {
     pub const ALL: &[Self] = &[
         Self::Fifo,
         Self::Lru,
+        Self::Lfu,
         Self::Sieve,
         Self::S3Fifo,
+        Self::Arc,
+        Self::WTinyLfu,
         Self::Gdsf,
         Self::Lhd,
         Self::Cherry,
@@ -53,12 +62,15 @@ impl Named {
         match self {
             Self::Fifo => fifo::NAME,
             Self::Lru => lru::NAME,
+            Self::Lfu => lfu::NAME,
+            Self::Sieve => sieve::NAME,
+            Self::S3Fifo => s3_fifo::NAME,
+            Self::Arc => arc::NAME,
+            Self::WTinyLfu => w_tinylfu::NAME,
             Self::Gdsf => gdsf::NAME,
             Self::Lhd => lhd::NAME,
             Self::Cherry => cherry::NAME,
             Self::Learned => learned::NAME,
-            Self::Sieve => sieve::NAME,
-            Self::S3Fifo => s3_fifo::NAME,
         }
     }
 
@@ -72,7 +84,13 @@ impl Named {
             Self::Cherry => Box::new(Cherry::default()),
             Self::Learned => Box::new(Learned::new(capacity, seed)),
             Self::Sieve => Box::new(Sieve::new()),
-            Self::S3Fifo => Box::new(S3Fifo::with_defaults(capacity)),
+            Self::Lfu => Box::new(Lfu::default()),
+            Self::S3Fifo => Box::new(S3Fifo::with(capacity, s3_fifo::Parameters::default())),
+            Self::Arc => Box::new(Arc::new(capacity, arc::Parameters::default())),
+            Self::WTinyLfu => {
+                let parameters = w_tinylfu::Parameters::default();
+                Box::new(WTinyLfu::with(capacity, parameters, seed))
+            }
         }
     }
 

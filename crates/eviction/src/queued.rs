@@ -90,6 +90,13 @@ impl<K: Key, R: Rule> Queued<K, R> {
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         (0..R::HOLDING).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
     }
+
+    #[cfg(test)]
+    pub(crate) fn ghosts(&self) -> usize {
+        (R::HOLDING..R::HOLDING + R::GHOSTS)
+            .map(|queue| self.queues.list(queue).len())
+            .sum()
+    }
 }
 
 impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {

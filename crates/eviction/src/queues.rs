@@ -152,10 +152,12 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Forgets the oldest of a queue of ghosts until it is within so many bytes, and has about as many
-    /// keys as are held.
-    pub(crate) fn trim(&mut self, ghosts: usize, bytes: u64) {
-        let keys = self.len().max(FEW);
+    /// Forgets the oldest of a queue of ghosts until it is within so many bytes and has at most `keys`
+    /// for each key that is held.
+    // A count of keys is far below 2^52, and the conversion saturates.
+    #[allow(clippy::cast_possible_truncation)]
+    pub(crate) fn trim(&mut self, ghosts: usize, bytes: u64, keys: f64) {
+        let keys = (self.len().max(FEW) as f64 * keys) as usize;
         while self.lists[ghosts].bytes() > bytes || self.lists[ghosts].len() > keys {
             let Some(oldest) = self.lists[ghosts].front() else {
                 return;

@@ -30,6 +30,9 @@ pub struct Parameters {
     /// How many bytes the ghosts stood for, as a part of the bytes held, from 0 to 10. Default 0.9: as
     /// many as the main queue (section 4.2).
     pub ghosts: f64,
+    /// How many ghosts there may be for each key that is held, from 0. Default 1: where small objects leave
+    /// a cache of large ones, their bytes alone would let them be many more.
+    pub ghosts_per_key: f64,
     /// How often a key of the small queue has to be asked for again to get into the main one, from 1 to 3.
     /// Default 2.
     pub threshold: u8,
@@ -43,6 +46,7 @@ impl Default for Parameters {
         Self {
             small: 0.1,
             ghosts: 0.9,
+            ghosts_per_key: 1.0,
             threshold: 2,
             refuse_large: false,
         }
@@ -54,6 +58,7 @@ impl Parameters {
     pub fn libcachesim() -> Self {
         Self {
             refuse_large: true,
+            ghosts_per_key: f64::INFINITY,
             ..Self::default()
         }
     }
@@ -90,16 +95,13 @@ impl<K: Key> S3Fifo<K> {
     /// When a parameter is out of its range.
     pub fn new(capacity: u64, parameters: Parameters) -> Result<Self, ParameterError> {
         parameters.check()?;
-        Ok(Self::of(SmallAndMain {
-            parameters,
-            capacity,
-            evicted: false,
-        }))
+        Ok(Self::with(capacity, parameters))
     }
 
-    pub(crate) fn with_defaults(capacity: u64) -> Self {
+    /// As [`S3Fifo::new`], with parameters that are within their ranges.
+    pub(crate) fn with(capacity: u64, parameters: Parameters) -> Self {
         Self::of(SmallAndMain {
-            parameters: Parameters::default(),
+            parameters,
             capacity,
             evicted: false,
         })
@@ -111,8 +113,9 @@ impl SmallAndMain {
         share(self.capacity, self.parameters.small)
     }
 
-    fn ghosts(&self) -> u64 {
-        share(self.capacity, self.parameters.ghosts)
+    fn trim<K: Key>(&self, queues: &mut Queues<K>, ghosts: usize) {
+        let bytes = share(self.capacity, self.parameters.ghosts);
+        queues.trim(ghosts, bytes, self.parameters.ghosts_per_key);
     }
 
     fn evict_small<K: Key>(
@@ -128,7 +131,7 @@ impl SmallAndMain {
             }
             if *queues.frequency(slot) < self.parameters.threshold {
                 let victim = queues.bury(slot, GHOST);
-                queues.trim(GHOST, self.ghosts());
+                self.trim(queues, GHOST);
                 return Some(victim);
             }
             queues.shift(slot, MAIN);
@@ -175,7 +178,7 @@ impl Rule for SmallAndMain {
     fn miss<K: Key>(&mut self, queues: &mut Queues<K>, ghost: Option<Slot>, _: &Access<K>) {
         if let Some(slot) = ghost {
             queues.shift(slot, RETURNING);
-            queues.trim(RETURNING, self.ghosts());
+            self.trim(queues, RETURNING);
         }
     }
 
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn ghosts_are_bounded_by_their_bytes() {
+    fn ghosts_are_bounded_by_their_bytes_and_by_what_is_held() {
         let mut s3 = new(Parameters::default());
         play(&mut s3, "a5 * b4 * c1 *");
         assert_eq!(s3.show(), "||bc|");
@@ -273,6 +276,12 @@ mod tests {
         });
         play(&mut none, "a5 * b4 * c1 *");
         assert_eq!(none.show(), "|||");
+        let mut many = S3Fifo::new(1 << 30, Parameters::default()).expect("the defaults are");
+        for key in 0..1000_u32 {
+            many.insert(&Access::new(key, 1, 0));
+            many.evict(&mut |_| false);
+        }
+        assert_eq!(many.ghosts(), 256);
     }
 
     #[test]

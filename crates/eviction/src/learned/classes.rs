@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use super::features::{Moment, Note};
 use super::ghosts::Ghosts;
-use super::hash::{draw, hash};
 use super::model::Model;
 use super::training::Race;
+use crate::hash::{draw, hash};
 use crate::table::{List, Slot, Table};
 use crate::{Access, Key, Policy, StateError, Victim, saved};
 

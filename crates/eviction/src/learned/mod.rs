@@ -12,7 +12,6 @@ mod classes;
 mod features;
 mod gate;
 mod ghosts;
-mod hash;
 mod model;
 mod training;
 
@@ -22,9 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use self::classes::{Classes, State};
 use self::gate::Gate;
-use self::hash::hash;
 use self::model::Model;
 use self::training::{Race, Races, Trainer};
+use crate::hash::hash;
 use crate::{Access, Key, Policy, StateError, Victim, saved};
 
 pub(crate) const NAME: &str = "learned";

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::features::{self, Features, INPUTS};
-use super::hash::draw;
+use crate::hash::draw;
 
 /// Units of the hidden layer.
 const HIDDEN: usize = 16;

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::features::{Features, Moment};
-use super::hash::draw;
 use super::model::{Model, WEIGHTS};
+use crate::hash::draw;
 
 /// Races that may be open at a time.
 const OPEN: usize = 4096;

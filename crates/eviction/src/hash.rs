@@ -1,9 +1,9 @@
-//! A hash that stays the same over restarts: ghosts, races and shadows know keys by it.
+//! A hash that stays the same over restarts, and lots drawn from a seed.
 
 use std::hash::{Hash, Hasher};
 
 /// Hashes a key under a seed.
-pub(super) fn hash<K: Hash>(key: &K, seed: u64) -> u64 {
+pub(crate) fn hash<K: Hash>(key: &K, seed: u64) -> u64 {
     let mut mixer = Mixer(seed);
     key.hash(&mut mixer);
     mixer.finish()
@@ -34,14 +34,14 @@ impl Hasher for Mixer {
 }
 
 /// A bijection that spreads each bit over all.
-pub(super) fn mix(x: u64) -> u64 {
+pub(crate) fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
 /// The next of a sequence of random numbers (SplitMix64).
-pub(super) fn draw(state: &mut u64) -> u64 {
+pub(crate) fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mix(*state)
 }
