@@ -156,22 +156,27 @@ fn auth(config: &Config) -> Auth {
     }
 }
 
+/// What is allowed and yet hardly meant: for people, each with its mend.
+pub(crate) fn warnings(config: &Config, file: Option<&Path>) -> Vec<String> {
+    let mut warnings = readable_secrets(config, file);
+    warnings.extend(passwords_in_the_clear(config));
+    warnings
+}
+
 /// Passwords that nobody could use: said, not refused, since clients on this machine can.
-pub(crate) fn warn_of_passwords_in_the_clear(config: &Config) {
+fn passwords_in_the_clear(config: &Config) -> Option<String> {
     let asks = matches!(config.auth.mode, AuthMode::Htpasswd | AuthMode::PassThrough);
-    let open = config
-        .listen
-        .iter()
-        .find(|it| !it.ip().to_canonical().is_loopback());
-    if let (true, None, Some(address)) = (asks, &config.tls.cert, open) {
-        tracing::warn!(
-            "passwords are taken from this machine only, and {address} is reached by others: set tls.cert and tls.key"
-        );
-    }
+    let mut listen = config.listen.iter();
+    let open = listen.find(|it| !it.ip().to_canonical().is_loopback())?;
+    (asks && config.tls.cert.is_none()).then(|| {
+        format!(
+            "passwords are taken from this machine only, and {open} is reached by others: set tls.cert and tls.key"
+        )
+    })
 }
 
 /// Files with secrets that everybody on this machine can read: said, not refused.
-pub(crate) fn warn_of_readable_secrets(config: &Config, file: Option<&Path>) {
+fn readable_secrets(config: &Config, file: Option<&Path>) -> Vec<String> {
     let inline =
         |upstream: &Upstream| upstream.password.is_some() || upstream.identity_token.is_some();
     let config_file = file.filter(|_| config.upstreams.values().any(inline));
@@ -179,19 +184,19 @@ pub(crate) fn warn_of_readable_secrets(config: &Config, file: Option<&Path>) {
         let files = [&upstream.password_file, &upstream.identity_token_file];
         files.into_iter().filter_map(|path| path.as_deref())
     });
-    for path in config_file
+    config_file
         .into_iter()
         .chain(named)
         .chain(config.docker_config.as_deref())
         .chain(config.auth.htpasswd.as_deref())
-    {
-        if files::readable_by_all(path) {
-            tracing::warn!(
+        .filter(|path| files::readable_by_all(path))
+        .map(|path| {
+            format!(
                 "{} holds a secret and can be read by everybody: chmod 600 it",
                 path.display()
-            );
-        }
-    }
+            )
+        })
+        .collect()
 }
 
 /// TLS of the client listeners, when there is any.

@@ -1,5 +1,6 @@
 //! The real binary, without a daemon: help, configuration commands, exit codes.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -297,7 +298,9 @@ fn only_files_are_read() {
     assert!(message.contains("a pipe, not a file"), "{message}");
     let message = fails(&["config", "check", "/"], 2);
     assert!(message.contains("a folder, not a file"), "{message}");
-    let output = pierhead(&["doctor", "--offline", "--admin", "off", "--config", name]);
+    // A URL, as `cache --admin` takes it.
+    let admin = "http://127.0.0.1:1/";
+    let output = pierhead(&["doctor", "--offline", "--admin", admin, "--config", name]);
     let said = text(&output.stdout);
     assert!(said.contains("a pipe, not a file"), "{said}");
     let keys = [
@@ -314,6 +317,23 @@ fn only_files_are_read() {
         let bad = file(folder.path(), "bad.toml", key);
         let message = fails(&["config", "check", &bad], 2);
         assert!(message.contains("a pipe, not a file"), "{key}: {message}");
+    }
+}
+
+#[test]
+fn check_warns_as_serve_does() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let hash = format!("ann:$2y$05${}\n", ".".repeat(53));
+    let users = file(folder.path(), "users", &hash);
+    let everybody = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(&users, everybody).expect("it is ours");
+    let text_of = "listen = \"0.0.0.0:1\"\nauth.mode = \"htpasswd\"\nauth.htpasswd = \"users\"\n";
+    let open = file(folder.path(), "open.toml", text_of);
+    let output = pierhead(&["config", "check", &open]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for words in ["chmod 600", "set tls.cert and tls.key"] {
+        assert!(said.contains(words), "{words:?} is missing: {said}");
     }
 }
 

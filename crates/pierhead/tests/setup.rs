@@ -349,11 +349,8 @@ fn what_others_changed_since_is_kept_or_named() {
 
     let machine = Machine::new(&[(DOCKER, "{}\n")]);
     machine.ok("docker", &[]);
-    fs::write(
-        machine.path(DOCKER),
-        "{\"registry-mirrors\": [\"https://mine\"]}\n",
-    )
-    .expect("written");
+    let both = "{\"registry-mirrors\": [\"http://127.0.0.1:5000\", \"https://mine\"]}\n";
+    fs::write(machine.path(DOCKER), both).expect("written");
     for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
         let said = machine.refuses("docker", words);
         assert!(
@@ -361,6 +358,22 @@ fn what_others_changed_since_is_kept_or_named() {
                 && said.contains("-  \"registry-mirrors\": [\"http://127"),
             "{said}"
         );
+    }
+}
+
+/// A file that somebody wrote anew has nothing of ours: it is what there was before from now on.
+#[test]
+fn a_file_that_was_replaced_is_theirs() {
+    let mine = "{\"registry-mirrors\": [\"https://mine\"]}\n";
+    for words in [&["--undo"][..], &["--address", "http://10.0.0.1:1"]] {
+        let machine = Machine::new(&[(DOCKER, "{\"debug\": true}\n")]);
+        machine.ok("docker", &[]);
+        fs::write(machine.path(DOCKER), mine).expect("written");
+        machine.ok("docker", words);
+        let undone = words == ["--undo"];
+        assert_eq!(machine.read(DOCKER).contains("10.0.0.1:1"), !undone);
+        machine.ok("docker", &["--undo"]);
+        assert_eq!(machine.read(DOCKER), mine);
     }
 }
 

@@ -8,6 +8,7 @@ use clap::Subcommand;
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::wiring;
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -38,7 +39,9 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
     let load = |file| config::load(Some(file), &Overrides::default(), &environment.default_data);
     let text = match command {
         ConfigCommand::Check { file } => {
-            load(file)?;
+            for warning in wiring::warnings(&load(file)?, Some(file)) {
+                eprintln!("warning: {warning}");
+            }
             format!("{}: good\n", file.display())
         }
         ConfigCommand::Show {

@@ -65,8 +65,11 @@ pub(crate) struct ServeArgs {
 #[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
+/// With a scheme, too, as `pierhead cache --admin` takes it.
 fn parse_admin(text: &str) -> Result<Admin, String> {
-    config::parse_admin(text).map(Admin)
+    let bare = text.strip_prefix("http://");
+    let bare = bare.map_or(text, |text| text.trim_end_matches('/'));
+    config::parse_admin(bare).map(Admin)
 }
 
 impl ServeArgs {

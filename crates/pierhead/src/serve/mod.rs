@@ -104,8 +104,9 @@ async fn serve(
     drop(signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
     let started = Instant::now();
 
-    wiring::warn_of_readable_secrets(&config, args.config.as_deref());
-    wiring::warn_of_passwords_in_the_clear(&config);
+    for warning in wiring::warnings(&config, args.config.as_deref()) {
+        tracing::warn!("{warning}");
+    }
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let cache = open_cache(&config).await?;

@@ -59,8 +59,10 @@ impl Running {
 /// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far
 /// may listen elsewhere, or ask for certificates that the open listeners do not ask for.
 fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
-    let keep = |key: &str, changed: bool| {
+    let mut kept = Vec::new();
+    let mut keep = |key: &'static str, changed: bool| {
         if changed {
+            kept.push(key);
             tracing::warn!(
                 "{key} changed in the configuration: it takes a restart to have an effect"
             );
@@ -90,6 +92,11 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
         .map(|(_, message)| message)
         .next();
     match contradiction.or_else(|| config::open_proxy(new)) {
+        // The new file is good by itself: what contradicts it is what stays.
+        Some(message) if !kept.is_empty() => Err(anyhow::anyhow!(
+            "it takes a restart: until then {} must stay as before, and with that: {message}",
+            kept.join(", ")
+        )),
         Some(message) => Err(anyhow::anyhow!(message)),
         None => Ok(()),
     }
@@ -98,6 +105,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::AuthMode;
 
     fn listening(address: &str) -> Config {
         let mut config = Config::with_data("data".into());
@@ -118,6 +126,15 @@ mod tests {
         certified.tls.client_ca = Some("ca.pem".into());
         assert!(settle(&old, &mut certified).is_err());
         assert!(settle(&old, &mut listening("127.0.0.1:5000")).is_ok());
+        let mut mutual = listening("127.0.0.1:5000");
+        mutual.tls.client_ca = Some("ca.pem".into());
+        mutual.auth.mode = AuthMode::Mtls;
+        let said = settle(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
+        let said = said.to_string();
+        assert!(
+            said.starts_with("it takes a restart: until then tls must stay"),
+            "{said}"
+        );
         let closed = listening("127.0.0.1:5000");
         assert!(settle(&closed, &mut with_login(closed.clone())).is_ok());
     }

@@ -213,8 +213,8 @@ fn before<'a>(
             let from = entry.after.as_deref().unwrap_or_default();
             anyhow!(
                 "{} was changed since pierhead wrote it, in the same lines:\n{}\
-                 Nothing was touched. Edit it by hand; what it held before is in {}, and without that file pierhead \
-                 knows nothing of it any more",
+                 Nothing was touched. Take what is pierhead's out of it by hand and run this again; what it held before \
+                 is in {}",
                 place.real(path).display(),
                 diff(path, from, now.as_deref().unwrap_or_default()),
                 Record::shown(place, client)

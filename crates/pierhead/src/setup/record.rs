@@ -1,7 +1,7 @@
 //! What was changed, so that it can be put back: one file for each kind of client, written before the first
 //! change is made and removed after the last one is taken back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -54,13 +54,34 @@ impl Entry {
             // Somebody took away what only we had made.
             (_, None, None) => Ok(None),
             (Some(after), Some(now), before) => {
-                let merged = diffy::merge(after, now, before.as_deref().unwrap_or(""));
-                let merged = merged.map_err(|_| Changed)?;
-                Ok(Some(merged).filter(|text| before.is_some() || !text.trim().is_empty()))
+                let before = before.as_deref();
+                match diffy::merge(after, now, before.unwrap_or("")) {
+                    Ok(merged) => {
+                        Ok(Some(merged).filter(|it| before.is_some() || !it.trim().is_empty()))
+                    }
+                    // Written anew by hand: it is theirs, and what we wrote is gone already.
+                    Err(_) if names_nothing_of_ours(after, now, before) => Ok(Some(now.to_owned())),
+                    Err(_) => Err(Changed),
+                }
             }
             _ => Err(Changed),
         }
     }
+}
+
+/// Whether none of the values that came with us (addresses, folders) is in the file any more.
+fn names_nothing_of_ours(after: &str, now: &str, before: Option<&str>) -> bool {
+    let theirs = quoted(before.unwrap_or(""));
+    let ours = quoted(after).into_iter().filter(|it| !theirs.contains(it));
+    // A key, such as `registry-mirrors`, is anybody's.
+    let mut values = ours.filter(|it| it.contains(['/', ':'])).peekable();
+    values.peek().is_some() && values.all(|value| !now.contains(value))
+}
+
+/// The strings of a JSON or TOML text.
+fn quoted(text: &str) -> BTreeSet<&str> {
+    let between = |quote| text.split(quote).skip(1).step_by(2);
+    between('"').chain(between('\'')).collect()
 }
 
 fn path(place: &Place, client: Client) -> PathBuf {

@@ -116,6 +116,12 @@ async fn hangup_takes_new_rules() {
     two.daemon.logs("configuration read again").await;
     let denied = two.get("manifests/1").await;
     assert_eq!(denied.status, 403);
+    let line = "pull refused registry=reg.example repository=app client=127.0.0.1";
+    two.daemon.logs(line).await;
+    // One line for a pull: of what cannot be pulled nobody asks for the blobs.
+    let blob = format!("blobs/{}", two.image.blobs[0].digest);
+    assert_eq!(two.get(&blob).await.status, 403);
+    assert_eq!(two.said("pull refused"), 1);
     let (code, out, err) = two.daemon.cache(&["warm", "reg.example/app:1"]).await;
     let told = out + &err;
     assert!(code != Some(0) && told.contains("access.deny"), "{told}");
