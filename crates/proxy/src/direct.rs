@@ -8,6 +8,7 @@ use pierhead_oci::Hasher;
 use pierhead_remote::BlobStream;
 
 use crate::Error;
+use crate::fetch::Passed;
 use crate::limits::{Held, Turn};
 use crate::service::Inner;
 use crate::source::Wanted;
@@ -70,7 +71,23 @@ impl Direct {
         if hasher.is_none() && start <= TAKEN_TOO {
             return Err(Error::Truncated { at: 0 });
         }
-        Ok(Box::new(Self {
+        Ok(Self::of(stream, hasher, skip, turn))
+    }
+
+    /// Goes on with what was opened for a fill that was not let in, for a reader at `offset`.
+    pub(crate) fn passed(passed: Passed, wanted: &Wanted, offset: u64) -> Box<Self> {
+        let Passed { stream, turn } = passed;
+        let hasher = Some(Hasher::new(wanted.digest.algorithm()));
+        Self::of(stream, hasher, offset, turn)
+    }
+
+    /// Whether a reader that began there wants all bytes from the first.
+    pub(crate) fn takes_all(start: u64) -> bool {
+        start <= TAKEN_TOO
+    }
+
+    fn of(stream: BlobStream, hasher: Option<Hasher>, skip: u64, turn: Turn) -> Box<Self> {
+        Box::new(Self {
             stream,
             skip,
             held: Bytes::new(),
@@ -78,7 +95,7 @@ impl Direct {
             ended: false,
             counted: None,
             _turn: turn,
-        }))
+        })
     }
 
     /// Total bytes of the blob; `None` when the upstream does not say.

@@ -329,16 +329,23 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
 
 /// Puts it into the cache; what the disk does not take is served from memory all the same.
 async fn store(inner: &Inner, registry: &Registry, document: Document) -> Document {
-    let Held::Bytes(bytes) = document.held else {
+    let Held::Bytes(bytes) = &document.held else {
         return document;
     };
+    let bytes = bytes.clone();
     let is_small = u64::try_from(bytes.len()).is_ok_and(|size| size <= EAGER);
+    let cost = inner.costs.estimate(registry, document.size());
     // While another registry fills this very digest nothing of ours waits for it.
     let stored = match inner.leads.enter(&document.digest, registry) {
         Some(_lead) => Some(
             inner
                 .cache
-                .put(&document.digest, &document.media_type, bytes.clone())
+                .put_costing(
+                    &document.digest,
+                    &document.media_type,
+                    bytes.clone(),
+                    Some(cost),
+                )
                 .await,
         ),
         None => None,

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
 use pierhead_oci::Registry;
-use pierhead_remote::Senders;
+use pierhead_remote::{BlobStream, Senders};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 
 use crate::access::Clean;
 use crate::error::is_wrong;
@@ -22,15 +24,29 @@ pub(crate) fn start(
     fill: Fill,
     (lead, clean): (Lead, Option<Clean>),
     ticket: Ticket,
-) {
+) -> oneshot::Receiver<Passed> {
+    let (pass, passed) = oneshot::channel();
     tokio::spawn(async move {
-        let _turn = turn(&inner, &wanted, ticket, &lead).await;
+        let turn = turn(&inner, &wanted, ticket, &lead).await;
+        let mut stream = None;
         // How it ended is known to the fill's readers; nobody else waits.
-        let _ = run(&inner, &wanted, fill, &AtomicU64::new(0)).await;
+        let _ = run(&inner, &wanted, fill, &AtomicU64::new(0), &mut stream).await;
+        if let Some(stream) = stream {
+            // Nobody takes it when the client has left.
+            let _ = pass.send(Passed { stream, turn });
+        }
         // In this order: while it counts as clean, no other registry fills it.
         drop(clean);
         drop(lead);
     });
+    passed
+}
+
+/// What was opened for a fill that was not let in, from its first byte: for whoever began it, so that no second
+/// request is made.
+pub(crate) struct Passed {
+    pub(crate) stream: BlobStream,
+    pub(crate) turn: Turn,
 }
 
 /// Waits until the fill has its turn: that of whoever began it, or of another who waits for it, whichever
@@ -60,7 +76,8 @@ pub(crate) async fn offer(inner: &Inner, ticket: Ticket, registry: &Registry, fi
     }
 }
 
-/// Fetches to the end and commits. `arrived` counts bytes as they come.
+/// Fetches to the end and commits. `arrived` counts bytes as they come; `passed` gets the stream when the cache
+/// had rather not keep it.
 ///
 /// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
 pub(crate) async fn run(
@@ -68,13 +85,14 @@ pub(crate) async fn run(
     wanted: &Wanted,
     fill: Fill,
     arrived: &AtomicU64,
+    passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let resumed = fill.offset() > 0;
-    match into(inner, wanted, fill, arrived).await {
+    match into(inner, wanted, fill, arrived, passed).await {
         // The leftovers of an earlier fill may be what was wrong, and they are gone now.
         Err(error) if resumed && error.is_wrong_content() => {
             match inner.cache.claim(&wanted.digest).await? {
-                Claim::Leader(fill, _) => into(inner, wanted, fill, arrived).await,
+                Claim::Leader(fill, _) => into(inner, wanted, fill, arrived, passed).await,
                 Claim::Hit(object) => Ok(object),
                 Claim::Follower(content) => committed(content).await,
             }
@@ -96,9 +114,10 @@ async fn into(
     wanted: &Wanted,
     mut fill: Fill,
     arrived: &AtomicU64,
+    passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let is_whole = fill.offset() == 0;
-    let failed = match transfer(inner, wanted, &mut fill, arrived).await {
+    let failed = match transfer(inner, wanted, &mut fill, arrived, passed).await {
         Ok(senders) => match fill.finish().await {
             Ok(object) => {
                 inner.recent.answered(&wanted.registry);
@@ -140,6 +159,7 @@ async fn transfer(
     wanted: &Wanted,
     fill: &mut Fill,
     arrived: &AtomicU64,
+    passed: &mut Option<BlobStream>,
 ) -> Result<Senders, crate::Error> {
     let Wanted {
         registry,
@@ -147,6 +167,7 @@ async fn transfer(
         digest,
         ..
     } = wanted;
+    let begun = Instant::now();
     let mut stream = inner
         .client
         .blob(registry, repository, digest, fill.offset())
@@ -154,11 +175,32 @@ async fn transfer(
     if stream.offset() != fill.offset() {
         fill.restart().await?;
     }
-    fill.begin(stream.size()).await?;
+    if let Some(size) = stream.size() {
+        fill.set_cost(inner.costs.estimate(registry, size));
+    }
+    if let Err(error) = fill.begin(stream.size()).await {
+        if matches!(error, CacheError::NotAdmitted { .. }) && stream.offset() == 0 {
+            *passed = Some(stream);
+        }
+        return Err(error.into());
+    }
+    // What the disk takes is not the upstream's time.
+    let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
+    let mut asked = Instant::now();
     while let Some(bytes) = stream.next().await {
         let bytes = bytes?;
+        if first.is_none() {
+            first = Some(begun.elapsed());
+        } else {
+            waited += asked.elapsed();
+            rest += u64::try_from(bytes.len()).unwrap_or(0);
+        }
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
         fill.write(bytes).await?;
+        asked = Instant::now();
+    }
+    if let Some(first) = first {
+        inner.costs.learn(registry, first, waited, rest);
     }
     Ok(stream.senders())
 }
@@ -171,6 +213,11 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
         digest,
         ..
     } = wanted;
+    // Not let in this time; the next request may be what tips the scale.
+    if matches!(error, CacheError::NotAdmitted { .. }) {
+        tracing::debug!(%registry, %repository, %digest, %error, "passed on");
+        return;
+    }
     tracing::warn!(%registry, %repository, %digest, %error, "fill failed");
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);

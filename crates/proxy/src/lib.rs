@@ -10,6 +10,7 @@ mod answer;
 mod body;
 mod config;
 mod connection;
+mod cost;
 mod deadline;
 mod direct;
 mod document;

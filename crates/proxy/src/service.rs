@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
+use crate::cost::Costs;
 use crate::document::Document;
 use crate::flight::Flights;
 use crate::lead::Leads;
@@ -65,6 +66,7 @@ pub(crate) struct Common {
     pub(crate) parsing: Semaphore,
     pub(crate) limits: Limits,
     pub(crate) leads: Leads,
+    pub(crate) costs: Costs,
 }
 
 /// What [`Proxy::warm`] reports as it goes.
@@ -98,6 +100,7 @@ impl Proxy {
             parsing: Semaphore::new(PARSING),
             limits,
             leads: Leads::default(),
+            costs: Costs::default(),
         };
         common.recent.set_personal(is_personal(&common));
         let inner = Inner {

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
 use pierhead_oci::{Digest, Registry, Repository};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
 
 use crate::body::FRAME;
 use crate::direct::{Direct, Position};
+use crate::fetch::Passed;
 use crate::lead::Lead;
 use crate::limits::{Client, Limit, Turn};
 use crate::metrics::Outcome;
@@ -61,6 +63,8 @@ pub(crate) struct Source {
     before: Bytes,
     behind: Bytes,
     changes: u32,
+    /// What was opened for the fill that this reader began, in case it is not let in.
+    passed: Option<oneshot::Receiver<Passed>>,
 }
 
 enum From {
@@ -83,8 +87,12 @@ impl Source {
             true => Some(claim(inner, &wanted).await),
             false => None,
         };
+        let mut passed = None;
         let (from, outcome) = match claimed {
-            Some(Ok(Some((content, outcome)))) => (From::Cache(content), outcome),
+            Some(Ok(Some((content, outcome, stream)))) => {
+                passed = stream;
+                (From::Cache(content), outcome)
+            }
             Some(Err(error)) if !error.is_storage() => return Err(error),
             _ => {
                 let whole = Position {
@@ -95,7 +103,9 @@ impl Source {
                 (From::Upstream(direct), Outcome::Miss)
             }
         };
-        Ok((Self::new(inner.clone(), wanted, from), outcome))
+        let mut source = Self::new(inner.clone(), wanted, from);
+        source.passed = passed;
+        Ok((source, outcome))
     }
 
     /// Of an object that is open already.
@@ -115,6 +125,7 @@ impl Source {
             before: Bytes::new(),
             behind: Bytes::new(),
             changes: 0,
+            passed: None,
         }
     }
 
@@ -272,7 +283,10 @@ impl Source {
 
     async fn again(&mut self) -> Result<From, Error> {
         match claim(&self.inner, &self.wanted).await {
-            Ok(Some((content, _))) => Ok(From::Cache(content)),
+            Ok(Some((content, _, passed))) => {
+                self.passed = passed;
+                Ok(From::Cache(content))
+            }
             Ok(None) => self.direct().await,
             Err(error) if error.is_storage() => self.direct().await,
             Err(error) => Err(error),
@@ -281,6 +295,14 @@ impl Source {
 
     async fn direct(&mut self) -> Result<From, Error> {
         let Self { start, offset, .. } = *self;
+        if let Some(passed) = self.passed.take()
+            && Direct::takes_all(start)
+            // The fill has ended, or will in a moment.
+            && let Ok(passed) = passed.await
+        {
+            let direct = Direct::passed(passed, &self.wanted, offset);
+            return Ok(From::Upstream(direct));
+        }
         let position = Position { start, offset };
         Ok(From::Upstream(
             Direct::open(&self.inner, &self.wanted, position).await?,
@@ -330,8 +352,11 @@ pub(crate) enum Claimed {
     Leader(Fill, Content, Lead),
 }
 
-/// One claim; the fetch of a leader is a task of its own. `None` as of [`claim_of`].
-async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, Outcome)>, Error> {
+/// One claim; the fetch of a leader is a task of its own, and may have something to pass on. `None` as of [`claim_of`].
+async fn claim(
+    inner: &Arc<Inner>,
+    wanted: &Wanted,
+) -> Result<Option<(Content, Outcome, Option<oneshot::Receiver<Passed>>)>, Error> {
     if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
         return Err(Limit::Fetches.into());
     }
@@ -348,7 +373,7 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
         {
             None
         }
-        Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit)),
+        Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit, None)),
         Some(Claimed::Follower(content, offer)) => {
             // Whoever has no place to wait in waits along.
             if let Some(offer) = offer
@@ -357,7 +382,7 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
                 let (inner, registry) = (inner.clone(), wanted.registry.clone());
                 tokio::spawn(async move { fetch::offer(&inner, ticket, &registry, offer).await });
             }
-            Some((content, Outcome::Miss))
+            Some((content, Outcome::Miss, None))
         }
         Some(Claimed::Leader(mut fill, content, lead)) => {
             let clean = match inner.guest() {
@@ -369,8 +394,8 @@ async fn claim(inner: &Arc<Inner>, wanted: &Wanted) -> Result<Option<(Content, O
                 // Evicted, or failed, since we looked. The fill is given up when there is no place.
                 None => inner.limits.queue(&wanted.client)?,
             };
-            fetch::start(inner.clone(), wanted.clone(), fill, (lead, clean), ticket);
-            Some((content, Outcome::Miss))
+            let passed = fetch::start(inner.clone(), wanted.clone(), fill, (lead, clean), ticket);
+            Some((content, Outcome::Miss, Some(passed)))
         }
     })
 }

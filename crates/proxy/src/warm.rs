@@ -104,11 +104,15 @@ async fn one(
                 let (object, ()) = tokio::join!(fetch::committed(content), offered);
                 Ok((object?.size(), 0))
             }
-            Claimed::Leader(fill, _, lead) => {
+            Claimed::Leader(mut fill, _, lead) => {
+                // Somebody asked for it to be kept.
+                fill.insist();
                 let ticket = inner.limits.queue(&wanted.client)?;
                 let _turn = fetch::turn(inner, &wanted, ticket, &lead).await;
                 let staged = fill.offset();
-                let size = fetch::run(inner, &wanted, fill, arrived).await?.size();
+                let size = fetch::run(inner, &wanted, fill, arrived, &mut None)
+                    .await?
+                    .size();
                 Ok((size, size.saturating_sub(staged)))
             }
         }
