@@ -22,6 +22,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::serve::Trace;
+
 /// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
 const CONNECTIONS: usize = 64;
 /// A connection that sends no request within this time is closed.
@@ -61,12 +63,16 @@ impl Admin {
         started: Instant,
         about: About<'_>,
         stopping: watch::Receiver<bool>,
+        trace: Option<&Trace>,
     ) -> Self {
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
+        if let Some(trace) = trace {
+            trace.register(metrics.sub_registry_with_prefix("pierhead_trace"));
+        }
         Self {
             cache,
             proxy,

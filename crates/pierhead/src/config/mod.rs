@@ -43,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) allow_open_proxy_with_credentials: bool,
     pub(crate) cache: Cache,
     pub(crate) eviction: Eviction,
+    pub(crate) trace: Trace,
     pub(crate) tags: Tags,
     pub(crate) access: pierhead_proxy::Rules,
     pub(crate) limits: Limits,
@@ -67,6 +68,13 @@ pub(crate) struct Eviction {
     pub(crate) policy: Named,
     /// Bytes; 0: as many as come.
     pub(crate) max_written_per_day: u64,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Trace {
+    pub(crate) file: Option<PathBuf>,
+    /// Bytes.
+    pub(crate) max_size: u64,
 }
 
 #[derive(Clone)]
@@ -225,6 +233,10 @@ impl Config {
             eviction: Eviction {
                 policy: Named::Lru,
                 max_written_per_day: 0,
+            },
+            trace: Trace {
+                file: None,
+                max_size: 64 << 20,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

@@ -1,6 +1,7 @@
 //! `pierhead serve`: opens, wires, waits for signals, drains.
 
 mod reload;
+mod trace;
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -26,6 +27,8 @@ use crate::failure::Failure;
 use crate::logging::{self, Level};
 use crate::wiring;
 use reload::Running;
+use trace::Notes;
+pub(crate) use trace::Trace;
 
 /// Disk reads and writes, and DNS: as many as a small disk can make use of. Each thread costs its touched
 /// stack only, and leaves after ten idle seconds.
@@ -109,7 +112,9 @@ async fn serve(
     }
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
-    let cache = open_cache(&config).await?;
+    let notes = Arc::<Notes>::default();
+    let cache = open_cache(&config, &notes).await?;
+    let trace = start_trace(&config, notes).await?;
     let (settings, parts) = (wiring::proxy(&config), (cache.clone(), client.clone()));
     let proxy = tokio::task::spawn_blocking(|| Proxy::new(parts.0, parts.1, settings)).await?;
 
@@ -149,6 +154,7 @@ async fn serve(
                 config: args.config.as_deref(),
             },
             stopped,
+            trace.as_ref(),
         );
         admin.spawn(Arc::new(state).serve(listener));
     }
@@ -194,6 +200,10 @@ async fn serve(
     if tokio::time::timeout(CLOSING, cache.close()).await.is_err() {
         tracing::warn!("the disk does not take the last writes; ending without them");
     }
+    if let Some(trace) = trace {
+        let stopped = tokio::task::spawn_blocking(move || trace.stop());
+        let _ = tokio::time::timeout(CLOSING, stopped).await;
+    }
     if let Some(path) = &args.ready_file {
         let _ = std::fs::remove_file(path);
     }
@@ -218,7 +228,17 @@ async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
     }
 }
 
-async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
+/// Where requests are recorded, if they are to be.
+async fn start_trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Option<Trace>> {
+    let Some(file) = config.trace.file.clone() else {
+        return Ok(None);
+    };
+    let (max_size, data) = (config.trace.max_size, config.data.clone());
+    let start = move || Trace::start(notes, &file, max_size, &data);
+    tokio::task::spawn_blocking(start).await?.map(Some)
+}
+
+async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache> {
     let space = wiring::space(&config.data)
         .with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
     // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
@@ -230,6 +250,7 @@ async fn open_cache(config: &Config) -> anyhow::Result<Cache> {
     settings.min_free = config.cache.min_free.resolve(space.total, 0);
     settings.max_blob = config.cache.max_blob;
     settings.memory = config.cache.memory;
+    settings.recorder = config.trace.file.is_some().then(|| notes.recorder());
     let eviction = wiring::eviction(config, provisional);
     let open = move || Cache::open(settings, eviction).map_err(anyhow::Error::from);
     let cache = tokio::task::spawn_blocking(open).await??;

@@ -44,6 +44,10 @@ impl<T> Key<T> {
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ("cache", "How much of the disk."),
     ("eviction", "What stays in the cache, and what enters it."),
+    (
+        "trace",
+        "A record of all requests, to replay them against other policies: `pierhead replay --trace FILE`. Changes need\n# a restart.",
+    ),
     ("tags", "When a tag is asked for anew."),
     (
         "access",
