@@ -8,13 +8,11 @@
 
 use crate::belady::Future;
 use crate::heap::Heap;
+use crate::sizes::class;
 use crate::table::{Slot, Table};
 use crate::{Access, Key, Policy, StateError, Victim, saved};
 
 pub(crate) const NAME: &str = "belady-size";
-
-/// Classes in each power of two, as bits of the size after its first.
-const CLASS_BITS: u32 = 3;
 
 /// One order of next requests for each class of sizes, of which there are at most 512: a request is
 /// O(log n) and a victim O(classes). What is never asked for again does not enter.
@@ -66,16 +64,6 @@ impl<K: Key> BeladySize<K> {
             (&entry.key, entry.size, priority)
         })
     }
-}
-
-/// The class of a size: its power of two and the [`CLASS_BITS`] bits after its first.
-fn class(size: u64) -> usize {
-    let power = size.max(1).ilog2();
-    let after = match power.checked_sub(CLASS_BITS) {
-        Some(below) => size >> below,
-        None => size << (CLASS_BITS - power),
-    } & ((1 << CLASS_BITS) - 1);
-    usize::try_from(u64::from(power << CLASS_BITS) | after).unwrap_or(0)
 }
 
 impl<K: Key> Policy<K> for BeladySize<K> {
@@ -197,22 +185,6 @@ mod tests {
         assert!(!belady.hit(&access) && !belady.refuses(&access));
         let access = Access::new('b', 1, 0);
         assert!(!belady.hit(&access) && belady.refuses(&access));
-    }
-
-    #[test]
-    fn sizes_of_one_class_differ_by_less_than_an_eighth() {
-        let mut smallest = [u64::MAX; 512];
-        let sizes = (0..200).flat_map(|n: u64| [n, n << 13, u64::MAX / (n + 1)]);
-        let mut sizes: Vec<u64> = sizes.collect();
-        sizes.sort_unstable();
-        for size in sizes {
-            let first = &mut smallest[class(size)];
-            *first = size.min(*first);
-            assert!(
-                (size - *first) as f64 <= *first as f64 / 8.0 || size == 1,
-                "{size}"
-            );
-        }
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub enum Cost {
     /// [`Access::cost`], the seconds of waiting: large keys gain on small ones until a byte costs as
     /// much as its part of a round trip.
     Waiting,
+    /// The size, so that it does not count: LFU with dynamic aging, which saves bytes (Arlitt, Friedrich
+    /// and Jin, "Evaluating content management techniques for Web proxy caches", PER 27(4), 2000).
+    Bytes,
 }
 
 /// Parameters of GDSF.
@@ -71,19 +74,21 @@ impl<K: Key> Gdsf<K> {
     /// [`ParameterError`] when a parameter is out of its range.
     pub fn new(parameters: Parameters) -> Result<Self, ParameterError> {
         parameter::check(NAME, "beta", parameters.beta, &(0.0..=4.0), "0 to 4")?;
-        Ok(Self::by(Greedy {
+        Ok(Self::with(parameters))
+    }
+
+    /// One with parameters that are known to be in range.
+    pub(crate) fn with(parameters: Parameters) -> Self {
+        Self::by(Greedy {
             parameters,
             last: 0.0,
-        }))
+        })
     }
 }
 
 impl<K: Key> Default for Gdsf<K> {
     fn default() -> Self {
-        Self::by(Greedy {
-            parameters: Parameters::default(),
-            last: 0.0,
-        })
+        Self::with(Parameters::default())
     }
 }
 
@@ -94,6 +99,7 @@ impl Greedy {
             Cost::One => 1.0,
             // A cost that is no number, or negative, is none.
             Cost::Waiting => f64::from(access.cost).max(0.0),
+            Cost::Bytes => size.max(1) as f64,
         };
         let frequency = f64::from(frequency);
         // A power costs more than all the rest.
@@ -202,6 +208,17 @@ mod tests {
             .map(|(key, priority)| (*key, priority))
             .collect();
         assert_eq!(order, [('c', 0.0), ('d', 0.0), ('a', 0.5), ('b', 1.5)]);
+    }
+
+    #[test]
+    fn where_bytes_are_the_cost_the_size_does_not_count() {
+        let parameters = Parameters {
+            cost: Cost::Bytes,
+            ..Parameters::default()
+        };
+        let (victims, order) = after(parameters, "a9 b1 c4 a c c * d2");
+        assert_eq!(victims, "b");
+        assert_eq!(order, [('a', 2.0), ('d', 2.0), ('c', 3.0)]);
     }
 
     #[test]
