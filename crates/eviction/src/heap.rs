@@ -249,7 +249,7 @@ mod tests {
                     model.remove(&key);
                 }
             }
-            let held = |key: &u32| key % 3 == 0;
+            let held = |key: &u32| key.is_multiple_of(3);
             let first = heap.first_free(&table, &mut |key| held(key));
             let expected = model.iter().filter(|(key, _)| !held(key));
             let expected = expected.min_by_key(|(_, rank)| **rank);
