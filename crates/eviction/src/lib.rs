@@ -17,7 +17,6 @@
 #![forbid(unsafe_code)]
 
 mod access;
-mod admission;
 mod hash;
 mod heap;
 mod named;
@@ -34,6 +33,7 @@ mod sizes;
 mod sketch;
 mod table;
 
+pub mod admission;
 pub mod arc;
 pub mod belady;
 pub mod belady_size;
@@ -53,7 +53,7 @@ pub mod trace;
 pub mod w_tinylfu;
 
 pub use access::{Access, Key};
-pub use admission::Admission;
+pub use admission::{Admission, NamedAdmission, UnknownAdmission, WriteCap};
 pub use arc::Arc;
 pub use belady::{Belady, Future};
 pub use belady_size::BeladySize;

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod corpus;
 pub mod http;
 pub mod images;

@@ -12,7 +12,7 @@ pub const CAPACITY: u64 = 1 << 30;
 
 /// Counted, so that a key which a policy forgets without letting go of it shows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key(Arc<u32>);
+pub struct Key(pub(crate) Arc<u32>);
 
 impl Serialize for Key {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -26,7 +26,7 @@ impl<'de> Deserialize<'de> for Key {
     }
 }
 
-fn key(n: u32) -> Key {
+pub(crate) fn key(n: u32) -> Key {
     Key(Arc::new(n))
 }
 

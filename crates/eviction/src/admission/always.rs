@@ -1,0 +1,33 @@
+//! Everything may enter: the policy alone decides what stays.
+
+use crate::{Access, Admission, StateError, saved};
+
+pub(super) const NAME: &str = "always";
+
+/// Admits everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Always;
+
+impl<K> Admission<K> for Always {
+    fn admit(&mut self, _: &Access<K>) -> bool {
+        true
+    }
+
+    fn save(&self) -> Vec<u8> {
+        saved::seal(NAME, &())
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        saved::open(NAME, saved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_enters_at_once() {
+        assert!((0..100_u64).all(|n| Always.admit(&Access::new(n, n << 40, n))));
+    }
+}

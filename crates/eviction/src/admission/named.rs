@@ -1,0 +1,100 @@
+//! The admissions by the names that the configuration and `pierhead replay` know them by.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Key;
+use crate::admission::{
+    Admission, Always, SecondHit, SizeAware, TinyLfu, always, second_hit, size_aware, tinylfu,
+};
+
+/// An admission with its documented default parameters. [`crate::WriteCap`] goes around any of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NamedAdmission {
+    /// [`Always`].
+    #[default]
+    Always,
+    /// [`SecondHit`].
+    SecondHit,
+    /// [`SizeAware`].
+    SizeAware,
+    /// [`TinyLfu`].
+    TinyLfu,
+}
+
+/// No admission has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no admission is called {0:?}; there are: {names}", names = NamedAdmission::names())]
+pub struct UnknownAdmission(pub String);
+
+impl NamedAdmission {
+    /// All of them, in the order in which they are listed to people.
+    pub const ALL: &[Self] = &[
+        Self::Always,
+        Self::SecondHit,
+        Self::SizeAware,
+        Self::TinyLfu,
+    ];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Always => always::NAME,
+            Self::SecondHit => second_hit::NAME,
+            Self::SizeAware => size_aware::NAME,
+            Self::TinyLfu => tinylfu::NAME,
+        }
+    }
+
+    /// A new one for a cache of `capacity` bytes; those that draw lots draw them from `seed`.
+    pub fn build<K: Key>(self, capacity: u64, seed: u64) -> Box<dyn Admission<K>> {
+        match self {
+            Self::Always => Box::new(Always),
+            Self::SecondHit => Box::new(SecondHit::with(second_hit::Parameters::default())),
+            Self::SizeAware => {
+                Box::new(SizeAware::with(size_aware::Parameters::of(capacity), seed))
+            }
+            Self::TinyLfu => {
+                let parameters = tinylfu::Parameters::default();
+                Box::new(TinyLfu::with(capacity, parameters, seed))
+            }
+        }
+    }
+
+    fn names() -> String {
+        let names: Vec<&str> = Self::ALL.iter().map(|named| named.name()).collect();
+        names.join(", ")
+    }
+}
+
+impl fmt::Display for NamedAdmission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for NamedAdmission {
+    type Err = UnknownAdmission;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAdmission> {
+        let found = Self::ALL.iter().find(|named| named.name() == name);
+        found.copied().ok_or_else(|| UnknownAdmission(name.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_and_another_is_told_which_there_are() {
+        for named in NamedAdmission::ALL {
+            assert_eq!(named.name().parse(), Ok(*named));
+        }
+        let error = "never"
+            .parse::<NamedAdmission>()
+            .map_err(|error| error.to_string());
+        assert!(error.is_err_and(|text| text.contains("\"never\"") && text.contains("second-hit")));
+    }
+}

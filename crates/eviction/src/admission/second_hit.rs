@@ -1,0 +1,128 @@
+//! What is asked for a second time may enter: most objects are asked for once only, and do not wear out
+//! the flash then.
+//!
+//! Maggs and Sitaraman, "Algorithmic nuggets in content delivery", Computer Communication Review 45(3), 2015,
+//! section 4 (cache on second hit). They keep the history in Bloom filters that take turns; this one is exact.
+
+use crate::parameter::{ParameterError, check};
+use crate::queues::{Queues, Saved};
+use crate::{Access, Admission, Key, StateError, saved};
+
+pub(super) const NAME: &str = "second-hit";
+
+/// What can be chosen about [`SecondHit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// Keys that are remembered, from 1 to 2^24. Default 65536, about 5 MiB of digests: the blobs of
+    /// some thousand images.
+    pub history: u32,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self { history: 1 << 16 }
+    }
+}
+
+/// The keys that were missed lately, of which one that is missed again is admitted. What was admitted and
+/// evicted again is known as long as the history goes back. O(1).
+#[derive(Debug)]
+pub struct SecondHit<K> {
+    history: usize,
+    /// One queue, the key of the oldest miss first.
+    missed: Queues<K>,
+}
+
+impl<K: Key> SecondHit<K> {
+    /// One that remembers nothing.
+    ///
+    /// # Errors
+    /// When a parameter is out of its range.
+    pub fn new(parameters: Parameters) -> Result<Self, ParameterError> {
+        check(
+            NAME,
+            "history",
+            parameters.history,
+            &(1..=1 << 24),
+            "from 1 to 2^24",
+        )?;
+        Ok(Self::with(parameters))
+    }
+
+    /// As [`SecondHit::new`], with parameters that are within their ranges.
+    pub(super) fn with(parameters: Parameters) -> Self {
+        Self {
+            history: parameters.history as usize,
+            missed: Queues::new(1, 0),
+        }
+    }
+
+    fn trim(&mut self) {
+        while self.missed.len() > self.history
+            && let Some(oldest) = self.missed.list(0).front()
+        {
+            self.missed.drop(oldest);
+        }
+    }
+}
+
+impl<K: Key> Admission<K> for SecondHit<K> {
+    fn admit(&mut self, access: &Access<K>) -> bool {
+        if let Some(known) = self.missed.find(&access.key) {
+            self.missed.shift(known, 0);
+            return true;
+        }
+        self.missed.add(0, access.key.clone(), access.size);
+        self.trim();
+        false
+    }
+
+    fn save(&self) -> Vec<u8> {
+        saved::seal(NAME, &self.missed.save())
+    }
+
+    fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+        let queues: Saved<K> = saved::open(NAME, saved)?;
+        self.missed = self.missed.restored(queues)?;
+        self.trim();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admitted(history: u32, keys: &str) -> String {
+        let mut admission = SecondHit::new(Parameters { history }).expect("within its range");
+        let admitted = |key: &char| admission.admit(&Access::new(*key, 1, 0));
+        keys.chars().filter(admitted).collect()
+    }
+
+    #[test]
+    fn a_key_enters_when_it_is_missed_again_within_the_history() {
+        assert_eq!(admitted(2, "aabba"), "aba");
+        assert_eq!(admitted(2, "abcabc"), "", "forgotten by then");
+        assert_eq!(admitted(2, "abaca"), "aa", "known from its last miss on");
+    }
+
+    #[test]
+    fn a_longer_history_is_cut_when_it_is_taken_up() {
+        let mut long = SecondHit::new(Parameters { history: 9 }).expect("within its range");
+        for key in "abcde".chars() {
+            long.admit(&Access::new(key, 1, 0));
+        }
+        let mut short =
+            SecondHit::<char>::new(Parameters { history: 2 }).expect("within its range");
+        assert_eq!(short.restore(&long.save()), Ok(()));
+        let known: String = short.missed.iter(0).map(|entry| entry.key).collect();
+        assert_eq!(known, "de");
+    }
+
+    #[test]
+    fn a_history_out_of_range_is_refused() {
+        for history in [0, (1 << 24) + 1] {
+            assert!(SecondHit::<char>::new(Parameters { history }).is_err());
+        }
+    }
+}
