@@ -121,21 +121,25 @@ impl<K: Key> Classes<K> {
     fn nominate(&mut self, held: &mut dyn FnMut(&K) -> bool) {
         let mut nominees = std::mem::take(&mut self.nominees);
         nominees.clear();
+        // Where sizes are alike there are few lists, and each nominates more.
+        let queued = self.lists.iter().filter(|list| list.len() > 0).count();
+        let each = NOMINEES.div_ceil(queued.max(1));
         for list in &self.lists {
-            let Some(slot) = list.first_free(&self.table, held) else {
-                continue;
-            };
-            let entry = self.table.get(slot);
-            let density = entry.note.density(entry.size);
-            let nominee = Nominee {
-                slot,
-                density,
-                worth: entry.note.rate(&self.at) + density,
-            };
-            let place = nominees.partition_point(|other| other.worth <= nominee.worth);
-            if place < NOMINEES {
-                nominees.truncate(NOMINEES - 1);
-                nominees.insert(place, nominee);
+            let free = list
+                .iter(&self.table)
+                .filter(|(_, entry)| !held(&entry.key));
+            for (slot, entry) in free.take(each) {
+                let density = entry.note.density(entry.size);
+                let nominee = Nominee {
+                    slot,
+                    density,
+                    worth: entry.note.rate(&self.at) + density,
+                };
+                let place = nominees.partition_point(|other| other.worth <= nominee.worth);
+                if place < NOMINEES {
+                    nominees.truncate(NOMINEES - 1);
+                    nominees.insert(place, nominee);
+                }
             }
         }
         self.nominees = nominees;

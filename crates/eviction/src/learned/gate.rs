@@ -152,6 +152,11 @@ impl Gate {
         self.resize(self.capacity);
     }
 
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> [u64; 2] {
+        [&self.heuristic, &self.learned].map(|shadow| shadow.policy().bytes())
+    }
+
     pub(super) fn memory(&self) -> usize {
         self.heuristic.policy().memory() + self.learned.policy().memory()
     }

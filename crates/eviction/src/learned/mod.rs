@@ -15,6 +15,9 @@ mod ghosts;
 mod model;
 mod training;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
