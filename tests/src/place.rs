@@ -19,13 +19,23 @@ pub fn profile() -> Result<PathBuf> {
     })
 }
 
+/// The build folder.
+fn target() -> Result<PathBuf> {
+    let profile = profile()?;
+    let target = profile
+        .parent()
+        .context("a profile without a target folder")?;
+    Ok(target.to_owned())
+}
+
+/// What `cargo xtask install` puts up for tests, apart from the machine's own programs.
+pub fn tools() -> Result<PathBuf> {
+    Ok(target()?.join("xtask-tools"))
+}
+
 /// A place for files that outlive a run, beside the profile's folder; on disk, not in memory.
 pub fn cache(name: &str) -> Result<PathBuf> {
-    let target = profile()?
-        .parent()
-        .context("a profile without a target folder")?
-        .to_owned();
-    let folder = target.join("e2e").join(name);
+    let folder = target()?.join("e2e").join(name);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     Ok(folder)
 }

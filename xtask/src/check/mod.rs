@@ -66,7 +66,7 @@ struct State {
 const STEPS: &[Step] = &[
     Step {
         name: "install",
-        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny",
+        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, libcachesim",
         run: steps::install,
     },
     Step {

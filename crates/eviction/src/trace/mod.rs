@@ -7,7 +7,7 @@ mod format;
 mod held;
 mod ibm;
 mod key;
-mod oracle;
+pub mod oracle;
 pub mod own;
 mod reader;
 #[cfg(test)]

@@ -9,7 +9,22 @@
 use crate::Access;
 
 /// Bytes of a record.
-pub(crate) const RECORD: usize = 24;
+pub const RECORD: usize = 24;
+
+/// One record as bytes; `next` is the number of the next request for its key from 0, or [`u64::MAX`] when there
+/// is none. `None` when the size needs more than 32 bits; so late a time that does stays at the end.
+pub fn bytes(access: &Access<u64>, next: u64) -> Option<[u8; RECORD]> {
+    let time = u32::try_from(access.tick).unwrap_or(u32::MAX);
+    let size = u32::try_from(access.size).ok()?;
+    // Numbers from 1, and -1 for none.
+    let next = i64::try_from(next).map_or(-1, |next| next.saturating_add(1));
+    let mut bytes = [0; RECORD];
+    bytes[..4].copy_from_slice(&time.to_le_bytes());
+    bytes[4..12].copy_from_slice(&access.key.to_le_bytes());
+    bytes[12..16].copy_from_slice(&size.to_le_bytes());
+    bytes[16..].copy_from_slice(&next.to_le_bytes());
+    Some(bytes)
+}
 
 /// One record.
 pub(crate) fn record(bytes: &[u8; RECORD]) -> Access<u64> {

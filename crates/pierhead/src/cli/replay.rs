@@ -95,6 +95,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
+    /// Write the trace as oracle-general, for other simulators
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export: Option<PathBuf>,
+
     /// Save each policy's state at the end, as FOLDER/POLICY-BYTES.state
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save_state: Option<PathBuf>,

@@ -39,10 +39,21 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     if let Some(folder) = &args.save_state {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
+    let sources = sources(args);
+    if args.export.is_some() && sources.len() > 1 {
+        return Err(Failure::Refused(
+            "one --export file holds one trace: name one, or join them with --join".to_owned(),
+        ));
+    }
     let mut report = Report::default();
-    for source in sources(args) {
+    for source in sources {
         let trace = source.read(args)?;
         trace.warn();
+        if let Some(path) = &args.export {
+            trace
+                .export(path)
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
         for seed in &args.seed {
             let plan = Plan {
                 held: &trace.held,

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use pierhead_eviction::{Belady, BeladySize, Future, Gdsf, Named, Policy, gdsf};
+use pierhead_eviction::{
+    Belady, BeladySize, Future, Gdsf, Lhd, Named, Policy, S3Fifo, gdsf, lhd, s3_fifo,
+};
 
 use crate::cli::replay::{Players, Rules};
 
@@ -59,6 +61,12 @@ impl Player {
             (Self::BeladySize, _) => Box::new(BeladySize::new(future())),
             (Self::Named(Named::Gdsf), Rules::Libcachesim) => {
                 Box::new(Gdsf::new(gdsf::Parameters::libcachesim())?)
+            }
+            (Self::Named(Named::S3Fifo), Rules::Libcachesim) => {
+                Box::new(S3Fifo::new(capacity, s3_fifo::Parameters::libcachesim())?)
+            }
+            (Self::Named(Named::Lhd), Rules::Libcachesim) => {
+                Box::new(Lhd::new(capacity, seed, lhd::Parameters::libcachesim())?)
             }
             (Self::Named(named), _) => named.build(capacity, seed),
         })

@@ -1,12 +1,12 @@
 //! Where traces come from: files, packed or not, read once into memory.
 
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use pierhead_eviction::Access;
-use pierhead_eviction::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong};
+use pierhead_eviction::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong, oracle};
 use serde::Serialize;
 
 use super::unpack::unpack;
@@ -162,6 +162,20 @@ impl Trace {
         if *cut {
             eprintln!("{name}: cut; what is whole of it was replayed");
         }
+    }
+
+    /// Writes it in the format of libCacheSim.
+    pub(crate) fn export(&self, path: &Path) -> anyhow::Result<()> {
+        let mut file = BufWriter::new(File::create(path)?);
+        for (access, next) in self.held.iter().zip(self.held.future().numbers()) {
+            file.write_all(&oracle::bytes(&access, *next).ok_or_else(|| {
+                anyhow!(
+                    "an object of {} bytes does not fit into its 32 bits",
+                    access.size
+                )
+            })?)?;
+        }
+        Ok(file.flush()?)
     }
 
     pub(crate) fn summary(&self) -> Summary {
