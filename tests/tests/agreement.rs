@@ -174,7 +174,7 @@ fn compare(trace: &Path, sizes: &str) -> Result<Vec<String>, String> {
             "--rules",
             "libcachesim",
             "--size",
-            SIZES,
+            sizes,
         ])
         .args(["--policy", &names, "--trace"])
         .arg(trace)

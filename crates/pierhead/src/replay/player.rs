@@ -3,7 +3,7 @@
 use std::fmt;
 
 use pierhead_eviction::{
-    Belady, BeladySize, Future, Gdsf, Lhd, Named, Policy, S3Fifo, gdsf, lhd, s3_fifo,
+    Arc, Belady, BeladySize, Future, Gdsf, Lhd, Named, Policy, S3Fifo, arc, gdsf, lhd, s3_fifo,
 };
 
 use crate::cli::replay::{Players, Rules};
@@ -59,6 +59,9 @@ impl Player {
         Ok(match (self, rules) {
             (Self::Belady, _) => Box::new(Belady::new(future())),
             (Self::BeladySize, _) => Box::new(BeladySize::new(future())),
+            (Self::Named(Named::Arc), Rules::Libcachesim) => {
+                Box::new(Arc::new(capacity, arc::Parameters::libcachesim()))
+            }
             (Self::Named(Named::Gdsf), Rules::Libcachesim) => {
                 Box::new(Gdsf::new(gdsf::Parameters::libcachesim())?)
             }
