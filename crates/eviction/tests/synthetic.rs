@@ -113,3 +113,100 @@ fn ticks_never_fall_and_a_key_keeps_its_size() {
     }
     assert!(now > 3600, "time stands still at {now} seconds");
 }
+
+#[test]
+fn demand_follows_the_day_and_the_week() {
+    let (mut hours, mut days) = ([0_u32; 24], [0_u32; 7]);
+    let mut last = 0;
+    for access in workload(&Parameters::default(), 4).filter(|access| access.tick >= 7 * 86_400) {
+        last = access.tick;
+        hours[usize::try_from(access.tick / 3600 % 24).unwrap_or(0)] += 1;
+        if access.tick < 28 * 86_400 {
+            days[usize::try_from(access.tick / 86_400 % 7).unwrap_or(0)] += 1;
+        }
+    }
+    assert!(last > 28 * 86_400, "four weeks, not {last} seconds");
+    assert!(hours[15] > 2 * hours[3], "{hours:?}");
+    assert!(days[5] + days[6] < days[0] + days[1], "{days:?}");
+}
+
+#[test]
+fn a_parameter_out_of_range_is_named() {
+    let good = Parameters::default;
+    for (name, bad) in [
+        (
+            "repositories",
+            Parameters {
+                repositories: 0,
+                ..good()
+            },
+        ),
+        (
+            "nodes",
+            Parameters {
+                nodes: usize::MAX,
+                ..good()
+            },
+        ),
+        (
+            "skew",
+            Parameters {
+                skew: f64::NAN,
+                ..good()
+            },
+        ),
+        (
+            "own_layers",
+            Parameters {
+                own_layers: (5, 2),
+                ..good()
+            },
+        ),
+        (
+            "pinned",
+            Parameters {
+                pinned: 1.5,
+                ..good()
+            },
+        ),
+        (
+            "weekend",
+            Parameters {
+                weekend: 0.0,
+                ..good()
+            },
+        ),
+        (
+            "layer_bytes",
+            Parameters {
+                layer_bytes: vec![(0.5, 1.0), (0.2, 5.0)],
+                ..good()
+            },
+        ),
+        (
+            "layer_bytes",
+            Parameters {
+                layer_bytes: vec![(0.0, 0.0), (1.0, 5.0)],
+                ..good()
+            },
+        ),
+        (
+            "release_days",
+            Parameters {
+                release_days: (0.0, 1.0),
+                ..good()
+            },
+        ),
+        (
+            "pulls_a_day",
+            Parameters {
+                pulls_a_day: f64::INFINITY,
+                ..good()
+            },
+        ),
+    ] {
+        let error = Workload::new(&bad, 1).err().map(|error| error.to_string());
+        let named = error.as_deref().is_some_and(|text| text.starts_with(name));
+        assert!(named, "{name}: {error:?}");
+    }
+}

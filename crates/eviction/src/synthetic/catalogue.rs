@@ -257,3 +257,80 @@ impl Catalogue {
 
 /// Bytes of the layer of a build step that changes no file, as compressed.
 const EMPTY_BYTES: u64 = 32;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn catalogue(seed: u64, lots: &mut Lots) -> Catalogue {
+        Catalogue::new(&Parameters::default(), seed, lots)
+    }
+
+    fn keys(image: &Image) -> Vec<u64> {
+        image.layers.iter().map(|layer| layer.key).collect()
+    }
+
+    #[test]
+    fn images_have_as_many_layers_and_as_often_the_empty_one_as_the_hub() {
+        for seed in 1..=3 {
+            let mut lots = Lots::new(seed);
+            let mut catalogue = catalogue(seed, &mut lots);
+            let all = catalogue.repositories.len();
+            let images: Vec<Vec<Blob>> = (0..all)
+                .map(|at| catalogue.pull(at, 0).0.layers.clone())
+                .collect();
+            let mut counts: Vec<usize> = images.iter().map(Vec::len).collect();
+            counts.sort_unstable();
+            let (median, high) = (counts[all / 2], counts[all * 9 / 10]);
+            assert!((7..=9).contains(&median), "the median is {median}");
+            assert!((15..=18).contains(&high), "the 90th percentile is {high}");
+            let empty = images
+                .iter()
+                .filter(|layers| layers.iter().any(|layer| layer.size == EMPTY_BYTES))
+                .count();
+            let share = empty as f64 / all as f64;
+            assert!((share - 0.52).abs() <= 0.1, "{share} have the empty layer");
+        }
+    }
+
+    #[test]
+    fn a_release_keeps_what_lies_below_until_the_base_is_replaced() {
+        let mut lots = Lots::new(1);
+        let mut catalogue = catalogue(1, &mut lots);
+        let at = (0..)
+            .find(|at| keys(&catalogue.repositories[*at].versions[0]).len() > 12)
+            .unwrap_or(0);
+        let before = keys(catalogue.pull(at, 0).0);
+        catalogue.release(at, &mut lots);
+        let after = keys(catalogue.pull(at, 0).0);
+        let (inherited, base) = {
+            let repository = &catalogue.repositories[at];
+            (repository.inherited, repository.base)
+        };
+        assert_eq!(before[..inherited], after[..inherited]);
+        assert_ne!(before.last(), after.last());
+        assert_eq!(keys(catalogue.pull(at, 1).0), before, "the old one lives");
+
+        catalogue.release_base(base, &mut lots);
+        catalogue.release(at, &mut lots);
+        let rebuilt = keys(catalogue.pull(at, 0).0);
+        let empty = Kind::Layer.mark(mixed(catalogue.salt));
+        let kept = |key: &&u64| **key != empty && after[inherited..].contains(*key);
+        assert_eq!(rebuilt.iter().find(kept), None, "all above is built anew");
+    }
+
+    #[test]
+    fn the_oldest_version_dies_and_its_layers_are_shared_by_one_less() {
+        let mut lots = Lots::new(1);
+        let mut catalogue = catalogue(1, &mut lots);
+        let dying = keys(catalogue.pull(0, 0).0);
+        assert!(dying.iter().all(|key| catalogue.shared[key] >= 1));
+        for _ in 0..catalogue.parameters.versions {
+            catalogue.release(0, &mut lots);
+        }
+        let oldest = catalogue.parameters.versions - 1;
+        assert_ne!(keys(catalogue.pull(0, oldest + 5).0), dying);
+        let top = dying.last().copied().unwrap_or(0);
+        assert_eq!(catalogue.shared.get(&top), None);
+    }
+}

@@ -158,7 +158,10 @@ impl Workload {
 
     /// How many nodes run a repository.
     fn homes(&self, repository: usize) -> usize {
-        let share = self.wanted.relative(repository).sqrt();
+        let share = self
+            .wanted
+            .relative(repository)
+            .powf(self.parameters.homes_follow);
         whole(self.parameters.homes * share).clamp(1, self.nodes.len())
     }
 
