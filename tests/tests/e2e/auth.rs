@@ -1,77 +1,43 @@
 //! Clients that must say who they are: real ones, by password, by certificate, by their own upstream login.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{fs, net::SocketAddr};
 
 use anyhow::Result;
-use pierhead_testkit::registry::{Auth, Authority, FakeRegistry, TokenAuth};
+use pierhead_testkit::registry::{Auth, FakeRegistry, TokenAuth};
 use pierhead_tests::{
     clients::{Client, Containerd, Docker, Podman, Skopeo},
     image::images,
     layout::Image,
     pierhead::{Options, Pierhead},
-    place,
     registry::{self, Registry},
     tool::or_skip,
 };
-use tempfile::TempDir;
 
-use crate::ask::get;
+use crate::{ask::get, certified::Files};
 
 const ANN: [&str; 2] = ["ann", "right-password"];
 const BOB: [&str; 2] = ["bob", "some-other-word"];
 
-/// Certificates of one authority, and a file of users.
-struct Files {
-    folder: TempDir,
-    authority: Authority,
+/// Certificates, a file of users, and a policy for podman.
+fn files() -> Result<Files> {
+    let files = Files::new()?;
+    let hash = bcrypt::hash(ANN[1], 5)?;
+    fs::write(files.path("users"), format!("{}:{hash}\n", ANN[0]))?;
+    let anything = r#"{"default":[{"type":"insecureAcceptAnything"}]}"#;
+    fs::write(files.path("policy.json"), anything)?;
+    Ok(files)
 }
 
-impl Files {
-    fn new() -> Result<Self> {
-        let files = Self {
-            folder: place::scratch("auth")?,
-            authority: Authority::new(),
-        };
-        fs::write(files.path("ca.crt"), files.authority.pem())?;
-        let (certificate, key) = files.issue(&["127.0.0.1", "localhost"]);
-        fs::write(files.path("server.crt"), certificate)?;
-        fs::write(files.path("server.key"), key)?;
-        let hash = bcrypt::hash(ANN[1], 5)?;
-        fs::write(files.path("users"), format!("{}:{hash}\n", ANN[0]))?;
-        fs::write(
-            files.path("policy.json"),
-            r#"{"default":[{"type":"insecureAcceptAnything"}]}"#,
-        )?;
-        Ok(files)
-    }
+fn htpasswd(files: &Files) -> String {
+    let users = files.path("users");
+    format!("[auth]\nmode = \"htpasswd\"\nhtpasswd = {users:?}\n")
+}
 
-    fn issue(&self, names: &[&str]) -> (String, String) {
-        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        self.authority.issue(&names)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn tls(&self) -> String {
-        let (certificate, key) = (self.path("server.crt"), self.path("server.key"));
-        format!("[tls]\ncert = {certificate:?}\nkey = {key:?}\n")
-    }
-
-    fn htpasswd(&self) -> String {
-        format!(
-            "[auth]\nmode = \"htpasswd\"\nhtpasswd = {:?}\n",
-            self.path("users")
-        )
-    }
-
-    /// A pull by podman with these words.
-    fn podman(&self, podman: &Podman, name: &str, words: &[&str]) -> Result<()> {
-        let policy = self.path("policy.json").display().to_string();
-        let fixed = ["pull", "--quiet", "--signature-policy", &policy];
-        podman.podman(&[&fixed, words, &[name]].concat()).map(drop)
-    }
+/// A pull by podman with these words.
+fn pull_by(podman: &Podman, files: &Files, name: &str, words: &[&str]) -> Result<()> {
+    let policy = files.path("policy.json").display().to_string();
+    let fixed = ["pull", "--quiet", "--signature-policy", &policy];
+    podman.podman(&[&fixed, words, &[name]].concat()).map(drop)
 }
 
 /// A client and how it pulls with a login, or without; it keeps nothing from one pull to the next.
@@ -112,7 +78,7 @@ fn clients<'a>(
                 let creds = login.map(|[user, password]| format!("--creds={user}:{password}"));
                 let mut words = vec!["--tls-verify=false"];
                 words.extend(creds.as_deref());
-                let pulled = files.podman(&podman, &name, &words);
+                let pulled = pull_by(&podman, files, &name, &words);
                 podman.empty()?;
                 pulled
             }),
@@ -159,10 +125,10 @@ fn a_user_of_the_file_may_pull_and_nobody_else() -> Result<()> {
     if or_skip(registry::find()).is_none() {
         return Ok(());
     }
-    let (files, image) = (Files::new()?, images()?.small);
+    let (files, image) = (files()?, images()?.small);
     let registry = Registry::start(&[&image])?;
     for (scheme, tls) in [("https", files.tls()), ("http", String::new())] {
-        let config = format!("{tls}{}", files.htpasswd());
+        let config = format!("{tls}{}", htpasswd(&files));
         let options = Options::new()
             .upstream("docker.io", &registry.url())
             .config(&config);
@@ -185,7 +151,7 @@ fn a_user_of_the_file_may_pull_and_nobody_else() -> Result<()> {
 /// Everybody reads with a login of the upstream; also what another has brought into the cache.
 #[test]
 fn a_login_of_the_upstream_is_passed_through() -> Result<()> {
-    let (files, image) = (Files::new()?, images()?.small);
+    let (files, image) = (files()?, images()?.small);
     let rules = TokenAuth {
         users: vec![(ANN[0].to_owned(), ANN[1].to_owned())],
         private: vec![image.repository.clone()],
@@ -221,7 +187,7 @@ fn podman_with_a_certificate_of_its_own() -> Result<()> {
     if or_skip(Podman::find()).is_none() || or_skip(registry::find()).is_none() {
         return Ok(());
     }
-    let (files, image) = (Files::new()?, images()?.small);
+    let (files, image) = (files()?, images()?.small);
     let registry = Registry::start(&[&image])?;
     let config = format!(
         "{}client_ca = {:?}\nclient_names = [\"vm-1\"]\n[auth]\nmode = \"mtls\"\n",
@@ -235,19 +201,15 @@ fn podman_with_a_certificate_of_its_own() -> Result<()> {
     let address = pierhead.address();
     let podman = Podman::with_mirror("nobody.example", address)?;
     let name = format!("{address}/docker.io/{}", image.name());
-    let trusted = files.path("certs.d");
-    fs::create_dir(&trusted)?;
-    fs::copy(files.path("ca.crt"), trusted.join("ca.crt"))?;
+    let trusted = files.trusted()?;
     let folder = format!("--cert-dir={}", trusted.display());
     assert!(
-        files.podman(&podman, &name, &[&folder]).is_err(),
+        pull_by(&podman, &files, &name, &[&folder]).is_err(),
         "without a certificate"
     );
     for (client, expected) in [("vm-2", false), ("vm-1", true)] {
-        let (certificate, key) = files.issue(&[client]);
-        fs::write(trusted.join("client.cert"), certificate)?;
-        fs::write(trusted.join("client.key"), key)?;
-        let pulled = files.podman(&podman, &name, &[&folder]);
+        files.issue("trusted/client", &[client])?;
+        let pulled = pull_by(&podman, &files, &name, &[&folder]);
         assert_eq!(pulled.is_ok(), expected, "{client}: {pulled:?}");
     }
     for told in [

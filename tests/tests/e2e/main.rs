@@ -8,6 +8,7 @@
 
 mod ask;
 mod auth;
+mod certified;
 mod configuration;
 mod conformance;
 mod corpus;

@@ -1,61 +1,19 @@
 //! pierhead behind TLS: real clients, certificates that change, clients that must show one.
 
-use std::{fs, net::SocketAddr, path::PathBuf};
+use std::{fs, net::SocketAddr};
 
 use anyhow::Result;
-use pierhead_testkit::{
-    http::{Connection, Request, Response},
-    registry::Authority,
-};
+use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_tests::{
     clients::{Client, Containerd, Docker, Pulled, Skopeo},
     image::images,
     pierhead::{Options, Pierhead},
-    place,
     registry::{self, Registry},
     tool::or_skip,
     wait,
 };
-use tempfile::TempDir;
 
-/// An authority with its files.
-struct Files {
-    folder: TempDir,
-    authority: Authority,
-}
-
-impl Files {
-    fn new() -> Result<Self> {
-        let files = Self {
-            folder: place::scratch("tls")?,
-            authority: Authority::new(),
-        };
-        fs::write(files.path("ca.crt"), files.authority.pem())?;
-        files.issue("server")?;
-        Ok(files)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// A certificate for loopback and its key, as two files of this name.
-    fn issue(&self, name: &str) -> Result<()> {
-        let (certificate, key) = self
-            .authority
-            .issue(&["127.0.0.1".to_owned(), "localhost".to_owned()]);
-        fs::write(self.path(&format!("{name}.key")), key)?;
-        Ok(fs::write(self.path(&format!("{name}.cert")), certificate)?)
-    }
-
-    fn config(&self) -> String {
-        format!(
-            "[tls]\ncert = {:?}\nkey = {:?}",
-            self.path("server.cert"),
-            self.path("server.key")
-        )
-    }
-}
+use crate::certified::Files;
 
 /// GET over TLS, trusting this authority only.
 fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
@@ -78,7 +36,7 @@ fn story<C: Client>(
 ) -> Result<()> {
     let image = images()?.small;
     let mut registry = Registry::start(&[&image])?;
-    let config = format!("{}\n{more}", files.config());
+    let config = format!("{}\n{more}", files.tls());
     let pierhead = Pierhead::start(
         Options::new()
             .upstream("docker.io", &registry.url())
@@ -126,7 +84,7 @@ fn containerd_with_a_certificate_of_its_own() -> Result<()> {
         return Ok(());
     }
     let files = Files::new()?;
-    files.issue("client")?;
+    files.issue("client", &["vm-1"])?;
     let mutual = format!("client_ca = {:?}", files.path("ca.crt"));
     let ca = format!("ca = {:?}", files.path("ca.crt"));
     let keys = format!(
@@ -136,7 +94,7 @@ fn containerd_with_a_certificate_of_its_own() -> Result<()> {
     );
     story(&files, &mutual, |pierhead| {
         assert!(
-            get(pierhead, "/v2/", files.authority.pem()).is_err(),
+            get(pierhead, "/v2/", files.ca()).is_err(),
             "let in without a certificate"
         );
         Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
@@ -154,14 +112,11 @@ fn skopeo() -> Result<()> {
     let pierhead = Pierhead::start(
         Options::new()
             .upstream("docker.io", &registry.url())
-            .config(&files.config()),
+            .config(&files.tls()),
     )?;
     let skopeo = Skopeo::with_path(pierhead.address(), "docker.io")?;
     // It looks for a client's certificate in the same folder.
-    let trusted = files.path("trusted");
-    fs::create_dir(&trusted)?;
-    fs::copy(files.path("ca.crt"), trusted.join("ca.crt"))?;
-    let folder = trusted.display().to_string();
+    let folder = files.trusted()?.display().to_string();
     let (root, _) = skopeo.copy(&image.name(), true, &["--src-cert-dir", &folder])?;
     assert_eq!(root, image.root);
     Ok(())
@@ -171,10 +126,10 @@ fn skopeo() -> Result<()> {
 #[test]
 fn a_certificate_is_renewed() -> Result<()> {
     let (files, others) = (Files::new()?, Files::new()?);
-    let pierhead = Pierhead::start(Options::new().config(&files.config()))?;
+    let pierhead = Pierhead::start(Options::new().config(&files.tls()))?;
     let address = pierhead.address();
-    assert_eq!(get(address, "/v2/", files.authority.pem())?.status, 200);
-    assert!(get(address, "/v2/", others.authority.pem()).is_err());
+    assert_eq!(get(address, "/v2/", files.ca())?.status, 200);
+    assert!(get(address, "/v2/", others.ca()).is_err());
     for name in ["server.key", "server.cert"] {
         // As tools do it that renew: each file is replaced as a whole.
         let next = files.path("next");
@@ -182,8 +137,8 @@ fn a_certificate_is_renewed() -> Result<()> {
         fs::rename(&next, files.path(name))?;
     }
     wait::until("the new certificate", || {
-        Ok(get(address, "/v2/", others.authority.pem()).ok())
+        Ok(get(address, "/v2/", others.ca()).ok())
     })?;
-    assert!(get(address, "/v2/", files.authority.pem()).is_err());
+    assert!(get(address, "/v2/", files.ca()).is_err());
     Ok(())
 }
