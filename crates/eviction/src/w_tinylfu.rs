@@ -39,8 +39,8 @@ impl Default for Parameters {
     }
 }
 
-/// A window, a segmented main part, and a sketch of how often keys were asked for: of [`Sketch`]'s 32 KiB
-/// to 2 MiB. All operations are O(1), amortised over the halving of the sketch.
+/// A window, a segmented main part, and a sketch of how often keys were asked for, of 32 KiB to
+/// 2 MiB. All operations are O(1), amortised over the halving of the sketch.
 pub type WTinyLfu<K> = Queued<K, Duel>;
 
 /// The rule of [`WTinyLfu`].
