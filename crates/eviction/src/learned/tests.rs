@@ -1,6 +1,7 @@
 //! The policy as a whole: that learning helps where there is something to learn, and never harms.
 
 use super::*;
+use crate::hash;
 use crate::synthetic::{Parameters, Workload};
 use crate::{Outcome, Simulated};
 
@@ -113,14 +114,14 @@ fn it_loses_to_its_heuristic_by_one_per_cent_at_most() {
     };
     let registry = Workload::new(&registry, 2).expect("the defaults fit");
     for (name, capacity, trace) in [
-        ("turncoat", 600 * MB, turncoat(30_000, 3_000)),
-        ("slow turncoat", 600 * MB, turncoat(30_000, 10_000)),
-        ("random", 200 * MB, random(30_000, 2_000, 2 * MB)),
-        ("random, small", 1000, random(30_000, 2_000, 100)),
-        ("round", 300 * MB, round_and_round(30_000, 200)),
-        ("bursts", 500 * MB, bursts_and_returns(30_000)),
+        ("turncoat", 600 * MB, turncoat(15_000, 2_000)),
+        ("slow turncoat", 600 * MB, turncoat(15_000, 5_000)),
+        ("random", 200 * MB, random(12_000, 2_000, 2 * MB)),
+        ("random, small", 1000, random(12_000, 2_000, 100)),
+        ("round", 300 * MB, round_and_round(8_000, 200)),
+        ("bursts", 500 * MB, bursts_and_returns(10_000)),
         ("registry", 2_000 * MB, registry.collect()),
-        ("thinned out", 20_000, random(30_000, 60_000, 2)),
+        ("thinned out", 20_000, random(24_000, 60_000, 2)),
     ] {
         let alone = waiting(&mut heuristic(capacity), trace.clone());
         let with = waiting(&mut learned(capacity), trace);
@@ -139,7 +140,7 @@ fn it_loses_little_to_who_always_asks_for_the_last_victim() {
     let (mut with, mut without) = (0.0, 0.0);
     let mut last = 0;
     let mut lots = 13;
-    for n in 0..20_000 {
+    for n in 0..6_000 {
         let lot = hash::draw(&mut lots);
         let key = if lot % 2 == 0 {
             last
