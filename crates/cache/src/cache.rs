@@ -407,10 +407,11 @@ impl Cache {
     pub fn eviction(&self) -> EvictionStat {
         let mut state = lock(&self.store.state);
         let ranking = &mut state.ranking;
+        let tick = ranking.clock.read(now());
         EvictionStat {
             policy: ranking.policy_name.clone(),
             admission: ranking.door.name.clone(),
-            written_today: ranking.door.written(now()),
+            written_today: ranking.door.written(tick),
             max_written_per_day: ranking.door.cap(),
             evictions: self.store.metrics.evictions.get(),
             refused: self.store.metrics.refusals(),

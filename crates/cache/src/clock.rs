@@ -1,7 +1,8 @@
 //! Seconds for those who rank: a wall clock that never goes back.
 
-/// Follows the wall clock forward. When that is put back, it stands still for a moment and then goes on at
-/// the new pace, instead of waiting for years until the old time comes again.
+/// The wall clock, as long as that does not go back. When it is put back, this one goes on from where it was at the
+/// wall clock's pace, instead of standing still for years until the old time comes again; and so it does after a
+/// start on a machine that does not know the time yet.
 #[derive(Debug)]
 pub(crate) struct Clock {
     tick: u64,
@@ -16,7 +17,10 @@ impl Clock {
 
     /// The tick at that time of the wall clock.
     pub(crate) fn read(&mut self, wall: u64) -> u64 {
-        self.tick += wall.saturating_sub(self.wall);
+        self.tick = match wall >= self.tick {
+            true => wall,
+            false => self.tick + wall.saturating_sub(self.wall),
+        };
         self.wall = wall;
         self.tick
     }
@@ -48,5 +52,6 @@ mod tests {
         assert_eq!(clock.read(507), 1017);
         clock.resume(2000);
         assert_eq!(clock.read(508), 2001);
+        assert_eq!(clock.read(3000), 3000, "the time is known now");
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Door {
     pub(crate) admission: Option<Box<dyn Admission<Digest>>>,
     /// Bytes a day; 0: no bound.
     cap: u64,
-    /// Days since 1970.
+    /// Of the clock that ranks go by, whose days do not come again: one that is put back lends nothing.
     day: u64,
     /// Bytes written that day.
     written: u64,
@@ -64,21 +64,21 @@ impl Door {
     }
 
     /// Whether `bytes` more may be written today.
-    pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, wall: u64) -> bool {
-        self.turn(wall);
+    pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
+        self.turn(tick);
         let spare = if is_small { self.cap / SPARE } else { 0 };
         self.cap == 0 || self.written.saturating_add(bytes) <= self.cap.saturating_add(spare)
     }
 
     /// Counts bytes as written.
-    pub(crate) fn spend(&mut self, bytes: u64, wall: u64) {
-        self.turn(wall);
+    pub(crate) fn spend(&mut self, bytes: u64, tick: u64) {
+        self.turn(tick);
         self.written = self.written.saturating_add(bytes);
     }
 
-    /// Bytes written on the day of `wall`.
-    pub(crate) fn written(&mut self, wall: u64) -> u64 {
-        self.turn(wall);
+    /// Bytes written on the day of `tick`.
+    pub(crate) fn written(&mut self, tick: u64) -> u64 {
+        self.turn(tick);
         self.written
     }
 
@@ -95,9 +95,9 @@ impl Door {
         self.cap
     }
 
-    fn turn(&mut self, wall: u64) {
-        let day = wall / DAY;
-        if day != self.day {
+    fn turn(&mut self, tick: u64) {
+        let day = tick / DAY;
+        if day > self.day {
             (self.day, self.written) = (day, 0);
         }
     }

@@ -142,7 +142,8 @@ impl Collector for Fullness {
         };
         let (figures, labels) = {
             let mut state = lock(&store.state);
-            let written = state.ranking.door.written(now());
+            let tick = state.ranking.clock.read(now());
+            let written = state.ranking.door.written(tick);
             let ranking = &state.ranking;
             let labels = [
                 ("policy", ranking.policy_name.clone()),

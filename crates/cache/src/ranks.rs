@@ -13,8 +13,8 @@ use crate::state::State;
 
 const MAGIC: &[u8; 8] = b"PIERRANK";
 const VERSION: u16 = 1;
-/// Magic, version, five numbers.
-const HEAD: usize = 8 + 2 + 5 * 8;
+/// Magic, version, four numbers.
+const HEAD: usize = 8 + 2 + 4 * 8;
 const CHECKSUM: usize = 4;
 
 /// More is not saved, and a larger file is not ours: state for some 800 000 blobs.
@@ -29,10 +29,8 @@ pub(crate) struct Ranks {
     pub(crate) tick: u64,
     /// What the clock of those who rank showed.
     pub(crate) clock: u64,
-    /// Bytes written on the day of `wall`.
+    /// Bytes written on the day of `clock`.
     pub(crate) written: u64,
-    /// Seconds since 1970.
-    pub(crate) wall: u64,
     pub(crate) policy: Vec<u8>,
     pub(crate) admission: Vec<u8>,
 }
@@ -42,11 +40,11 @@ impl Ranks {
     pub(crate) fn of(state: &mut State, wall: u64) -> Self {
         let tick = state.tick_after() - 1;
         let ranking = &mut state.ranking;
+        let clock = ranking.clock.read(wall);
         Self {
             tick,
-            clock: ranking.clock.read(wall),
-            written: ranking.door.written(wall),
-            wall,
+            clock,
+            written: ranking.door.written(clock),
             policy: ranking.policy.save(),
             admission: ranking
                 .door
@@ -60,7 +58,7 @@ impl Ranks {
     pub(crate) fn restore(&self, state: &mut State) {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
-        ranking.door.restore(self.written, self.wall);
+        ranking.door.restore(self.written, self.clock);
         match ranking.policy.restore(&self.policy) {
             Ok(()) => state.ranked_until(self.tick),
             Err(error) => cold(&error),
@@ -78,7 +76,7 @@ impl Ranks {
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
         let len = u64::try_from(self.policy.len()).unwrap_or(u64::MAX);
-        for number in [self.tick, self.clock, self.written, self.wall, len] {
+        for number in [self.tick, self.clock, self.written, len] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(&self.policy);
@@ -103,14 +101,13 @@ impl Ranks {
             rest = after;
             Some(u64::from_le_bytes(*number))
         };
-        let [tick, clock, written, wall] = [number()?, number()?, number()?, number()?];
+        let [tick, clock, written] = [number()?, number()?, number()?];
         let len = usize::try_from(number()?).ok()?;
         let (policy, admission) = rest.split_at_checked(len)?;
         Some(Self {
             tick,
             clock,
             written,
-            wall,
             policy: policy.into(),
             admission: admission.into(),
         })
@@ -177,7 +174,6 @@ mod tests {
             tick: 1,
             clock: 2,
             written: 3,
-            wall: 4,
             policy: vec![7; 300],
             admission: vec![8; 50],
         }

@@ -44,14 +44,13 @@ impl Store {
         let need = size.map_or(self.config.step.max(need), |_| need);
         let staged = flight.staged.load(Ordering::Relaxed);
         let requests = 1 + flight.joined.load(Ordering::Relaxed);
-        let wall = now();
         let mut state = lock(&self.state);
-        let access = state.request(&flight.digest, need, flight.cost(), wall);
+        let access = state.request(&flight.digest, need, flight.cost(), now());
         let always = terms.always || state.pinned.contains_key(&flight.digest);
         let is_small = need <= blocks(SMALL) + BLOCK;
         let mut verdict = state.ranking.miss(&access, requests, always);
         let bytes = size.map_or(0, |size| size.saturating_sub(staged));
-        if verdict.is_ok() && !state.ranking.door.allows(bytes, is_small, wall) {
+        if verdict.is_ok() && !state.ranking.door.allows(bytes, is_small, access.tick) {
             verdict = Err(Refusal::Worn);
         }
         if verdict.is_err() {
@@ -64,11 +63,11 @@ impl Store {
     /// Bytes are about to be written: of a length that was not known, or that others wrote past meanwhile, they
     /// may be too many for this day.
     pub(crate) fn spend(&self, digest: &Digest, bytes: u64) -> Result<(), Error> {
-        let wall = now();
         let mut state = lock(&self.state);
+        let tick = state.ranking.clock.read(now());
         let door = &mut state.ranking.door;
-        if door.allows(bytes, true, wall) {
-            door.spend(bytes, wall);
+        if door.allows(bytes, true, tick) {
+            door.spend(bytes, tick);
             return Ok(());
         }
         drop(state);

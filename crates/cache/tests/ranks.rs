@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use common::{ROOMY, blob, store};
-use pierhead_cache::{Cache, Config, Eviction, Outcome};
+use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
 use pierhead_oci::{Digest, MediaType};
 
@@ -351,5 +351,47 @@ async fn blobs_of_many_images_are_known_to_be_and_stay_so() {
     drop(cache);
     let cache = open();
     assert_eq!(shared(&cache).await, 3);
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let eviction = Eviction {
+            max_written_per_day: 250_000,
+            ..Eviction::from(Box::new(Lru::default()))
+        };
+        Cache::open(Config::new(folder.path(), ROOMY), eviction).unwrap()
+    };
+    let refused = async |cache: &Cache, seed: u64, size: Option<u64>| {
+        let (digest, content) = blob(seed, LEN);
+        let (mut fill, _tail) = common::lead(cache, &digest).await;
+        let mut ended = fill.begin(size).await;
+        if ended.is_ok() {
+            ended = fill.write(content).await;
+        }
+        let ended = match ended {
+            Ok(()) => fill.finish().await.map(|_| ()),
+            failed => failed,
+        };
+        matches!(ended, Err(Error::NotAdmitted { .. }))
+    };
+    let cache = open();
+    assert!(!refused(&cache, 1, Some(LEN as u64)).await);
+    assert!(!refused(&cache, 2, Some(LEN as u64)).await);
+    assert!(refused(&cache, 3, Some(LEN as u64)).await);
+    assert!(refused(&cache, 3, None).await, "as soon as that is known");
+    assert_eq!(cache.stat().reserved, 0);
+    let small = blob(4, 50_000);
+    store(&cache, &small.0, &small.1).await;
+    cache.close().await;
+    drop(cache);
+    let cache = open();
+    assert_eq!(cache.eviction().written_today, 250_000);
+    assert!(refused(&cache, 3, Some(LEN as u64)).await);
+    // A little more is left for what is small.
+    store(&cache, &blob(5, 10_000).0, &blob(5, 10_000).1).await;
+    assert_eq!(cache.eviction().refused, 1);
     cache.close().await;
 }

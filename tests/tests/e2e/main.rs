@@ -16,6 +16,7 @@ mod crash;
 mod damage;
 mod direct;
 mod doctor;
+mod eviction;
 mod hub;
 mod killed;
 mod lies;

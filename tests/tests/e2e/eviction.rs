@@ -1,0 +1,97 @@
+//! Who stays in the cache: another policy while serving, what a restart keeps, and a trace to choose by.
+
+use anyhow::{Context, Result, ensure};
+use pierhead_testkit::{images::Image, registry::FakeRegistry};
+use pierhead_tests::{
+    pierhead::{Options, Pierhead, run},
+    place, wait,
+};
+use serde_json::Value;
+
+use crate::ask::{behind, get, pull};
+
+fn stat(pierhead: &Pierhead) -> Result<Value> {
+    Ok(serde_json::from_str(&pierhead.cache(&["stat", "--json"])?)?)
+}
+
+/// The configuration decides, SIGHUP changes it, and the cache notices nothing but that.
+#[test]
+fn the_policy_is_changed_while_serving() -> Result<()> {
+    let options = Options::new().config("[eviction]\npolicy = \"lru\"\nadmission = \"always\"");
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
+    let image = Image::random(1, &[100_000, 3000]);
+    hub.push("library/app", "1", &image);
+    pull(&pierhead, "library/app", &image)?;
+    assert_eq!(stat(&pierhead)?["eviction"]["policy"], "lru");
+
+    pierhead.reload(
+        "[eviction]\npolicy = \"gdsf\"\nadmission = \"second-hit\"\nmax_written_per_day = \"1GiB\"",
+    )?;
+    wait::until("the other policy", || {
+        Ok((stat(&pierhead)?["eviction"]["policy"] == "gdsf").then_some(()))
+    })?;
+    let now = stat(&pierhead)?;
+    assert_eq!(now["eviction"]["admission"], "second-hit");
+    assert_eq!(now["eviction"]["max_written_per_day"], 1_u64 << 30);
+    assert!(
+        now["eviction"]["written_today"].as_u64() >= Some(100_000),
+        "{now}"
+    );
+    let metrics = get(pierhead.admin(), "/metrics")?;
+    let metrics = std::str::from_utf8(&metrics.body)?;
+    let info = "pierhead_cache_eviction_info{policy=\"gdsf\",admission=\"second-hit\"} 1";
+    assert!(metrics.contains(info), "{metrics}");
+
+    // One that does not exist changes nothing, and the mend is said.
+    pierhead.reload("[eviction]\npolicy = \"gdfs\"")?;
+    let log = |log: &str| Ok(log.contains("did you mean \"gdsf\"?").then_some(()));
+    pierhead.daemon().until("the mend", log)?;
+    pull(&pierhead, "library/app", &image)?;
+    for blob in &image.blobs {
+        assert_eq!(hub.gets_of(&blob.digest), 1, "nothing was lost");
+    }
+    Ok(())
+}
+
+/// What `serve` records, `replay` reads; it names nobody and nothing.
+#[test]
+fn a_recorded_trace_is_replayed() -> Result<()> {
+    let folder = place::scratch("trace")?;
+    let file = folder.path().join("pulls.trace");
+    let options =
+        Options::new().config(&format!("[trace]\nfile = {:?}", file.display().to_string()));
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
+    let image = Image::random(2, &[200_000, 3000]);
+    hub.push("library/app", "1", &image);
+    pull(&pierhead, "library/app", &image)?;
+    pierhead.restart()?;
+    pull(&pierhead, "library/app", &image)?;
+    ensure!(pierhead.stop()?.success(), "{}", pierhead.log());
+
+    let trace = std::fs::read_to_string(&file)?;
+    for digest in image.digests() {
+        assert!(!trace.contains(&digest.hex()[..16]), "{trace}");
+    }
+    let secret = std::fs::read(pierhead.data().join("trace-secret"))?;
+    assert_eq!(secret.len(), 32);
+    let lines = || trace.lines().filter(|line| !line.starts_with('#'));
+    let file = file.to_str().context("UTF-8")?;
+    let (status, said) = run(&[
+        "replay", "--trace", file, "--policy", "lru", "--size", "1GiB", "--json",
+    ])?;
+    assert!(status.success(), "{said}");
+    let said: Value = serde_json::from_str(&said)?;
+    let row = &said["rows"][0];
+    assert_eq!(
+        row["requests"].as_u64(),
+        Some(lines().count() as u64),
+        "{said}\n{trace}"
+    );
+    // A manifest, a config and two layers were fetched once each, and found the second time.
+    let fetched = lines().filter(|line| line.ends_with(" miss")).count();
+    assert_eq!(fetched, image.digests().count(), "{trace}");
+    let missed = row["object_miss_ratio"].as_f64().context("a ratio")?;
+    let expected = fetched as f64 / lines().count() as f64;
+    assert!((missed - expected).abs() < 1e-6, "{said}");
+    Ok(())
+}
