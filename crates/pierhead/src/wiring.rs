@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use pierhead_eviction::admission::NamedAdmission;
 use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
 use rustls::RootCertStore;
@@ -107,8 +108,12 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
     pierhead_cache::Eviction {
         policy_name: eviction.policy.name().into(),
         policy: eviction.policy.build(capacity, seed),
-        admission_name: "always".into(),
-        admission: None,
+        admission_name: eviction.admission.name().into(),
+        admission: match eviction.admission {
+            // Nothing is asked of it, or saved.
+            NamedAdmission::Always => None,
+            named => Some(named.build(capacity, seed)),
+        },
         max_written_per_day: eviction.max_written_per_day,
     }
 }

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pierhead_eviction::Named;
+use pierhead_eviction::admission::NamedAdmission;
 use pierhead_oci::Registry;
 
 pub(crate) use keys::check_level;
@@ -66,6 +67,7 @@ pub(crate) struct Cache {
 #[derive(Clone)]
 pub(crate) struct Eviction {
     pub(crate) policy: Named,
+    pub(crate) admission: NamedAdmission,
     /// Bytes; 0: as many as come.
     pub(crate) max_written_per_day: u64,
 }
@@ -231,7 +233,8 @@ impl Config {
                 memory: pierhead_cache::Config::new("", 0).memory,
             },
             eviction: Eviction {
-                policy: Named::Lru,
+                policy: Named::DEFAULT,
+                admission: NamedAdmission::Always,
                 max_written_per_day: 0,
             },
             trace: Trace {

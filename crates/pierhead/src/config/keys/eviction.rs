@@ -1,6 +1,7 @@
 //! Keys of `[eviction]` and `[trace]`.
 
 use pierhead_eviction::Named;
+use pierhead_eviction::admission::NamedAdmission;
 
 use super::{Key, quote, quote_path};
 use crate::config::Config;
@@ -12,7 +13,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "eviction",
         name: "policy",
         doc: "What leaves first when room is needed; docs/eviction.md compares them. A change feeds the new one all blobs\nin the order of their last use.",
-        example: "\"lru\"",
+        example: "\"size-split\"",
         set: |config, value| {
             let known = Named::ALL.iter().map(|named| named.name());
             let name = one_of(value.text()?, "eviction policy", known)?;
@@ -20,6 +21,19 @@ pub(super) static KEYS: &[Key<Config>] = &[
             Ok(())
         },
         show: |config| Some(quote(config.eviction.policy.name())),
+    },
+    Key {
+        section: "eviction",
+        name: "admission",
+        doc: "What of that which comes is kept: \"always\" all, \"second-hit\" what was asked for before, \"size-aware\" the\nlarger the less likely, \"tinylfu\" what was asked for often lately. Blobs up to 64KiB, manifests, and what is pinned or\nwarmed is kept in any case.",
+        example: "\"always\"",
+        set: |config, value| {
+            let known = NamedAdmission::ALL.iter().map(|named| named.name());
+            let name = one_of(value.text()?, "admission", known)?;
+            config.eviction.admission = name.parse().map_err(|error| format!("{error}"))?;
+            Ok(())
+        },
+        show: |config| Some(quote(config.eviction.admission.name())),
     },
     Key {
         section: "eviction",
