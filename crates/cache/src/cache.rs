@@ -78,7 +78,7 @@ pub struct Stat {
 }
 
 /// Who leaves and who enters, as it is now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EvictionStat {
     /// The policy in use.
     pub policy: String,
@@ -92,6 +92,8 @@ pub struct EvictionStat {
     pub evictions: u64,
     /// Fills that would have fit and were not let in, since the start.
     pub refused: u64,
+    /// What the policy shows of itself, by name.
+    pub figures: Vec<(&'static str, f64)>,
 }
 
 /// What is known of a blob without I/O.
@@ -415,6 +417,7 @@ impl Cache {
             max_written_per_day: ranking.door.cap(),
             evictions: self.store.metrics.evictions.get(),
             refused: self.store.metrics.refusals(),
+            figures: ranking.figures(),
         }
     }
 

@@ -1,12 +1,13 @@
 //! What the cache counts. How full it is, is read when asked for.
 
 use std::sync::Weak;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
@@ -140,7 +141,7 @@ impl Collector for Fullness {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
-        let (figures, labels) = {
+        let (figures, labels, shown) = {
             let mut state = lock(&store.state);
             let tick = state.ranking.clock.read(now());
             let written = state.ranking.door.written(tick);
@@ -211,8 +212,19 @@ impl Collector for Fullness {
                     count(state.memory.len()),
                 ),
             ];
-            (figures, labels)
+            (figures, labels, ranking.figures())
         };
+        let of_policy = Family::<[(&str, &str); 1], Gauge<f64, AtomicU64>>::default();
+        for (name, value) in shown {
+            of_policy.get_or_create(&[("figure", name)]).set(value);
+        }
+        let described = encoder.encode_descriptor(
+            "policy_figures",
+            "What the policy shows of itself",
+            None,
+            of_policy.metric_type(),
+        )?;
+        of_policy.encode(described)?;
         let info = Info::new(labels);
         let described = encoder.encode_descriptor(
             "eviction",

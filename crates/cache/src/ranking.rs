@@ -140,6 +140,14 @@ impl Ranking {
         self.policy.evict(held)
     }
 
+    /// What the policy shows of itself.
+    pub(crate) fn figures(&self) -> Vec<(&'static str, f64)> {
+        let mut figures = Vec::new();
+        self.policy
+            .figures(&mut |name, value| figures.push((name, value)));
+        figures
+    }
+
     pub(crate) fn record(&self, access: &Access<Digest>, outcome: Outcome) {
         if let Some(recorder) = &self.recorder {
             recorder(access, outcome);

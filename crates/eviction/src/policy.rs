@@ -68,6 +68,10 @@ pub trait Policy<K>: Send {
         false
     }
 
+    /// Shows what an operator may want to know of it beyond its bytes, by a fixed name each: whether a gate is
+    /// open, how far a boundary has moved.
+    fn figures(&self, _show: &mut dyn FnMut(&'static str, f64)) {}
+
     /// Bytes of memory that all this takes, the keys' own heap apart.
     fn memory(&self) -> usize;
 
@@ -129,6 +133,10 @@ impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
 
     fn idle(&mut self) -> bool {
         (**self).idle()
+    }
+
+    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        (**self).figures(show);
     }
 
     fn memory(&self) -> usize {

@@ -2,6 +2,8 @@
 //!
 //! `docs/operations.md` describes them for others; a field may be added, none is taken away within `/v1`.
 
+use std::collections::BTreeMap;
+
 use pierhead_oci::{Digest, Platform};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +56,9 @@ pub(crate) struct Eviction {
     pub(crate) evictions: u64,
     /// Downloads since the start that would have fit and were not kept.
     pub(crate) refused: u64,
+    /// What the policy shows of itself, such as whether the gate of a model is open (1) or not.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) figures: BTreeMap<String, f64>,
 }
 
 /// `GET /v1/blobs?after=DIGEST&limit=N`: one page, in order of digest.

@@ -149,6 +149,10 @@ impl<K: Key> Policy<K> for Learned<K> {
         self.trainer.can_train()
     }
 
+    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        show("gate_open", f64::from(u8::from(self.is_open())));
+    }
+
     fn memory(&self) -> usize {
         self.classes.memory() + self.gate.memory() + self.races.memory() + self.trainer.memory()
     }

@@ -131,6 +131,11 @@ impl Admin {
                 max_written_per_day: eviction.max_written_per_day,
                 evictions: eviction.evictions,
                 refused: eviction.refused,
+                figures: eviction
+                    .figures
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect(),
             },
         }
     }

@@ -65,6 +65,9 @@ impl Output {
             "eviction    {}, {} evicted; admission {}, {} refused",
             eviction.policy, eviction.evictions, eviction.admission, eviction.refused
         ))?;
+        for (name, value) in &eviction.figures {
+            self.line(format!("            {} {value}", name.replace('_', " ")))?;
+        }
         let limit = match eviction.max_written_per_day {
             0 => String::new(),
             limit => format!(" of {} a day", human_bytes(limit)),
