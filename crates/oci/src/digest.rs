@@ -84,7 +84,9 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.algorithm.as_str(), self.hex())
+        f.write_str(self.algorithm.as_str())?;
+        f.write_str(":")?;
+        f.write_str(&self.hex())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The endpoints of the Distribution API v1.1 as one type that parses and formats.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
@@ -74,10 +75,14 @@ impl Endpoint {
         if path.len() > MAX_LEN {
             return Err(ParseError::Endpoint);
         }
-        // An escape that is none stays, and fits no grammar below.
-        let path = percent_decode_str(path)
-            .decode_utf8()
-            .map_err(|_| ParseError::Endpoint)?;
+        // Nearly all have no escape, and need not be looked at character by character.
+        let path = match path.contains('%') {
+            false => Cow::Borrowed(path),
+            // An escape that is none stays, and fits no grammar below.
+            true => percent_decode_str(path)
+                .decode_utf8()
+                .map_err(|_| ParseError::Endpoint)?,
+        };
         let rest = path.strip_prefix("/v2").ok_or(ParseError::Endpoint)?;
         if rest.is_empty() || rest == "/" {
             return Ok(Self::Base);

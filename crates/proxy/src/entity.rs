@@ -11,7 +11,7 @@ use crate::Error;
 use crate::body::Body;
 use crate::metrics::Outcome;
 use crate::range::{Selection, is_known, select};
-use crate::respond::{DOCKER_CONTENT_DIGEST, finish, respond};
+use crate::respond::{self, DOCKER_CONTENT_DIGEST};
 use crate::source::Source;
 
 /// See the head of this module.
@@ -58,64 +58,82 @@ impl Entity {
         content_type: &str,
         outcome: Outcome,
     ) -> Result<Response<Body>, Error> {
-        let digest = digest.to_string();
-        let etag = format!("\"{digest}\"");
-        let known = headers.contains_key(IF_NONE_MATCH) && is_known(headers, &etag);
+        let tag = Bytes::from(format!("\"{digest}\""));
+        let known = headers.contains_key(IF_NONE_MATCH) && is_known(headers, &tag);
         let selection = match (self.size, &self.content) {
             // Range is defined for GET only, and unknown sizes have no end to count from.
             (_, Content::None) | (None, _) => Selection::Whole,
-            (Some(size), _) => select(headers, &etag, size),
+            (Some(size), _) => select(headers, &tag, size),
         };
-        let status = match selection {
-            _ if known => StatusCode::NOT_MODIFIED,
-            Selection::Whole => StatusCode::OK,
-            Selection::Part { .. } => StatusCode::PARTIAL_CONTENT,
-            Selection::Unsatisfiable => StatusCode::RANGE_NOT_SATISFIABLE,
-        };
-        let builder = respond(status, outcome)
-            .header(DOCKER_CONTENT_DIGEST, digest)
-            .header(ETAG, etag)
-            .header(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        if known {
-            return Ok(finish(builder, Body::empty()));
-        }
-        let builder = match (selection, self.size) {
-            (Selection::Unsatisfiable, size) => {
-                let range = format!("bytes */{}", size.unwrap_or_default());
-                return Ok(finish(
-                    builder
-                        .header(CONTENT_RANGE, range)
-                        .header(CONTENT_LENGTH, 0),
-                    Body::empty(),
-                ));
-            }
-            (Selection::Part { first, last }, Some(size)) => {
-                builder.header(CONTENT_RANGE, format!("bytes {first}-{last}/{size}"))
-            }
-            _ => builder,
+        let (status, selection) = match selection {
+            _ if known => (StatusCode::NOT_MODIFIED, None),
+            Selection::Whole => (StatusCode::OK, Some(selection)),
+            Selection::Part { .. } => (StatusCode::PARTIAL_CONTENT, Some(selection)),
+            Selection::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, Some(selection)),
         };
         let length = match selection {
-            Selection::Part { first, last } => Some(last - first + 1),
+            Some(Selection::Part { first, last }) => Some(last - first + 1),
+            Some(Selection::Unsatisfiable) => Some(0),
             _ => self.size,
         };
-        let builder = builder.header(CONTENT_TYPE, content_type);
-        let builder = match length {
-            Some(length) => builder.header(CONTENT_LENGTH, length),
-            None => builder,
-        };
+        // Not by a builder, which is moved about for each header.
+        let mut all = respond::headers(outcome);
+        if let Err(error) = self.describe(&mut all, tag, content_type, selection, length) {
+            return Ok(respond::broken(&error));
+        }
         let body = match (self.content, selection) {
-            (Content::None, _) => Body::empty(),
-            (Content::Bytes(bytes), Selection::Part { first, last }) => {
+            (Content::None, _) | (_, None | Some(Selection::Unsatisfiable)) => Body::empty(),
+            (Content::Bytes(bytes), Some(Selection::Part { first, last })) => {
                 Body::bytes(part(&bytes, first, last))
             }
             (Content::Bytes(bytes), _) => Body::bytes(bytes),
-            (Content::Source(mut source), Selection::Part { first, last }) => {
+            (Content::Source(mut source), Some(Selection::Part { first, last })) => {
                 source.only(first, last + 1).await?;
                 Body::stream(source, length)
             }
             (Content::Source(source), _) => Body::stream(source, length),
         };
-        Ok(finish(builder, body))
+        let mut response = Response::new(body);
+        (*response.status_mut(), *response.headers_mut()) = (status, all);
+        Ok(response)
+    }
+
+    /// Adds the headers of what was selected (`None`: the client has it), of which `length` bytes leave.
+    /// They are constants and values that were validated, so it does not fail.
+    fn describe(
+        &self,
+        headers: &mut HeaderMap,
+        tag: Bytes,
+        content_type: &str,
+        selection: Option<Selection>,
+        length: Option<u64>,
+    ) -> Result<(), http::Error> {
+        // Both share one allocation.
+        let digest = tag.slice(1..tag.len() - 1);
+        let digest = HeaderValue::from_maybe_shared(digest)?;
+        headers.insert(DOCKER_CONTENT_DIGEST, digest);
+        headers.insert(ETAG, HeaderValue::from_maybe_shared(tag)?);
+        headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        let range = match (selection, self.size) {
+            (None, _) => return Ok(()),
+            (Some(Selection::Unsatisfiable), size) => {
+                Some(format!("bytes */{}", size.unwrap_or_default()))
+            }
+            (Some(Selection::Part { first, last }), Some(size)) => {
+                Some(format!("bytes {first}-{last}/{size}"))
+            }
+            _ => None,
+        };
+        if let Some(range) = range {
+            headers.insert(CONTENT_RANGE, range.try_into()?);
+        }
+        if !matches!(selection, Some(Selection::Unsatisfiable)) {
+            headers.insert(CONTENT_TYPE, content_type.try_into()?);
+        }
+        if let Some(length) = length {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        Ok(())
     }
 }
 

@@ -52,9 +52,9 @@ pub fn range(input: &[u8]) {
             headers.insert(name, value);
         }
     }
-    let _ = is_known(&headers, TAG);
+    let _ = is_known(&headers, TAG.as_bytes());
     for size in [0, 1, 2, 1000, u64::MAX] {
-        match select(&headers, TAG, size) {
+        match select(&headers, TAG.as_bytes(), size) {
             Selection::Part { first, last } => assert!(first <= last && last < size),
             Selection::Unsatisfiable => assert!(size > 0),
             Selection::Whole => {}

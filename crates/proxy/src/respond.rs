@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::header::{
     ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use pierhead_cache::Error as CacheError;
 use pierhead_oci::error::ErrorBody;
 use pierhead_oci::{ErrorCode, ParseError};
@@ -31,25 +31,39 @@ pub(crate) const CHALLENGE: &str = r#"Basic realm="pierhead", charset="UTF-8""#;
 /// When to come back after a failure of the upstream, unless it said so itself.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The start of every answer.
-pub(crate) fn respond(status: StatusCode, outcome: Outcome) -> http::response::Builder {
-    let builder = Response::builder()
-        .status(status)
-        .header(API_VERSION, HeaderValue::from_static("registry/2.0"));
-    match outcome.header() {
-        Some(value) => builder.header(X_CACHE, HeaderValue::from_static(value)),
-        None => builder,
+/// Headers that an answer with content has, so that their table need not grow.
+const HEADERS: usize = 8;
+
+/// The headers of every answer.
+pub(crate) fn headers(outcome: Outcome) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(HEADERS);
+    headers.insert(API_VERSION, HeaderValue::from_static("registry/2.0"));
+    if let Some(value) = outcome.header() {
+        headers.insert(X_CACHE, HeaderValue::from_static(value));
     }
+    headers
+}
+
+/// The start of an answer.
+pub(crate) fn respond(status: StatusCode, outcome: Outcome) -> http::response::Builder {
+    let mut builder = Response::builder().status(status);
+    if let Some(all) = builder.headers_mut() {
+        *all = headers(outcome);
+    }
+    builder
 }
 
 /// Ends a builder. Its parts are constants and values that were validated, so it does not fail.
 pub(crate) fn finish(builder: http::response::Builder, body: Body) -> Response<Body> {
-    builder.body(body).unwrap_or_else(|error| {
-        tracing::error!(%error, "an answer could not be built");
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        response
-    })
+    builder.body(body).unwrap_or_else(|error| broken(&error))
+}
+
+/// For what does not happen.
+pub(crate) fn broken(error: &http::Error) -> Response<Body> {
+    tracing::error!(%error, "an answer could not be built");
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
 }
 
 /// A whole small answer; a HEAD gets its headers only.
