@@ -15,6 +15,7 @@ Examples:
   pierhead replay --trace pulls.csv.gz --policy lru,s3-fifo,belady --size 1%,10%,4GiB
   pierhead replay --trace log.csv --csv time=0,key=3,size=2 --json | jq .rows
   pierhead replay --trace day1.trace day2.trace --join --svg misses.svg
+  pierhead replay --synthetic --seed 1,2,3 --policy lru,size-split --size 1%,10%
   pierhead replay --trace monday.trace --size 4GiB --save-state states
   pierhead replay --trace tuesday.trace --size 4GiB --restore-state states
 
@@ -43,8 +44,16 @@ requests/s is of one core when --jobs is not above the cores that are free.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct ReplayArgs {
     /// Files to replay, each on its own
-    #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
+    #[arg(long, required_unless_present = "synthetic", num_args = 1.., value_name = "FILE")]
     pub(crate) trace: Vec<PathBuf>,
+
+    /// Replay a made up registry workload instead, one for each --seed
+    #[arg(long, conflicts_with_all = ["trace", "format", "csv", "join", "cut_ok"])]
+    pub(crate) synthetic: bool,
+
+    /// Requests of a synthetic workload; 800000 unless told
+    #[arg(long, value_name = "N", requires = "synthetic")]
+    pub(crate) requests: Option<u64>,
 
     /// The files are parts of one trace, in this order
     #[arg(long)]
@@ -79,7 +88,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_enum, default_value_t = Rules::Pierhead)]
     pub(crate) rules: Rules,
 
-    /// What policies that draw lots draw them from; several numbers replay several times
+    /// Where lots are drawn from, by policies and synthetic workloads; several replay several times
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     pub(crate) seed: Vec<u64>,
 

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let sources = sources(args);
     if args.export.is_some() && sources.len() > 1 {
         return Err(Failure::Refused(
-            "one --export file holds one trace: name one, or join them with --join".to_owned(),
+            "one --export file holds one trace: name one, give one --seed, or join files with --join".to_owned(),
         ));
     }
     let mut report = Report::default();
@@ -54,12 +54,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
                 .export(path)
                 .with_context(|| format!("writing {}", path.display()))?;
         }
-        for seed in &args.seed {
+        let seeds = match source {
+            Source::Made { seed, .. } => vec![seed],
+            Source::Files(_) => args.seed.clone(),
+        };
+        for seed in seeds {
             let plan = Plan {
                 held: &trace.held,
                 players: &players,
                 sizes: &args.size,
-                seed: *seed,
+                seed,
                 rules: args.rules,
                 save: args.save_state.as_deref(),
                 restore: args.restore_state.as_deref(),
@@ -67,7 +71,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
             let rows = plan.run(jobs, !args.json)?;
             report.rows.extend(
                 rows.into_iter()
-                    .map(|figures| Row::new(&trace, *seed, figures)),
+                    .map(|figures| Row::new(&trace, seed, figures)),
             );
         }
         report.traces.push(trace.summary());
@@ -80,6 +84,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 }
 
 fn sources(args: &ReplayArgs) -> Vec<Source> {
+    if args.synthetic {
+        let requests = args.requests;
+        let made = |seed: &u64| Source::Made {
+            seed: *seed,
+            requests,
+        };
+        return args.seed.iter().map(made).collect();
+    }
     if args.join {
         return vec![Source::Files(args.trace.clone())];
     }

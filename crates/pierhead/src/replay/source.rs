@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use pierhead_eviction::Access;
+use pierhead_eviction::synthetic::{Parameters, Workload};
 use pierhead_eviction::trace::{Format, Held, Holder, Notes, Reader, TraceError, Wrong, oracle};
 use serde::Serialize;
 
@@ -16,6 +17,8 @@ use crate::cli::replay::ReplayArgs;
 pub(crate) enum Source {
     /// Parts in their order.
     Files(Vec<PathBuf>),
+    /// A registry workload of this seed and length.
+    Made { seed: u64, requests: Option<u64> },
 }
 
 /// A trace in memory, and what is to be said about it.
@@ -46,9 +49,31 @@ const HEAD: u64 = 4096;
 const PIECE: usize = 64 * 1024;
 
 impl Source {
-    /// Reads all of it.
+    /// Reads or makes all of it.
     pub(crate) fn read(&self, args: &ReplayArgs) -> anyhow::Result<Trace> {
-        let Self::Files(paths) = self;
+        match self {
+            Self::Files(paths) => Trace::read(paths, args),
+            Self::Made { seed, requests } => Trace::make(*seed, *requests),
+        }
+    }
+}
+
+impl Trace {
+    fn make(seed: u64, requests: Option<u64>) -> anyhow::Result<Self> {
+        let usual = Parameters::default();
+        let parameters = Parameters {
+            requests: requests.unwrap_or(usual.requests),
+            ..usual
+        };
+        Ok(Self {
+            name: format!("synthetic-{seed}"),
+            held: Workload::new(&parameters, seed)?.collect(),
+            notes: Notes::default(),
+            cut: false,
+        })
+    }
+
+    fn read(paths: &[PathBuf], args: &ReplayArgs) -> anyhow::Result<Self> {
         let names: Vec<String> = paths
             .iter()
             .map(|path| path.display().to_string())
@@ -71,7 +96,7 @@ impl Source {
                 notes.skipped
             ));
         }
-        Ok(Trace {
+        Ok(Self {
             name,
             held,
             notes,
