@@ -4,6 +4,7 @@
 
 mod check;
 mod corpus;
+mod eviction;
 mod exec;
 mod fuzz;
 mod install;
@@ -39,6 +40,8 @@ enum Task {
         #[arg(long)]
         anew: bool,
     },
+    /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
+    EvictionTable(eviction::Options),
     /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
     Fuzz {
         /// Only targets whose names contain this.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Test(options) => check::run(&options),
         Task::Install => install::all().map(|()| true),
+        Task::EvictionTable(options) => eviction::run(&options).map(|()| true),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| true),
         Task::Corpus { out, anew } => {
             corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| true)
