@@ -7,6 +7,7 @@ pub struct Simulated<K, P = Box<dyn Policy<K>>> {
     policy: P,
     admission: Option<Box<dyn Admission<K>>>,
     capacity: u64,
+    enters_first: bool,
 }
 
 /// What became of a request.
@@ -30,12 +31,20 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
             policy,
             admission: None,
             capacity,
+            enters_first: false,
         }
     }
 
     /// The same, with a keeper of the door.
     pub fn admitting(mut self, admission: Box<dyn Admission<K>>) -> Self {
         self.admission = Some(admission);
+        self
+    }
+
+    /// The same, in which what enters competes with what is there, and may be evicted at once: libcachesim's
+    /// GDSF does so. The bound holds after each request, not within it.
+    pub fn entering_first(mut self) -> Self {
+        self.enters_first = true;
         self
     }
 
@@ -62,6 +71,9 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
         if !admitted || access.size > self.capacity || self.policy.refuses(access) {
             return Outcome::Passed;
         }
+        if self.enters_first {
+            return self.enter_first(access);
+        }
         let mut evicted = 0;
         while self.policy.bytes() > self.capacity - access.size {
             if self.policy.evict(&mut |_| false).is_none() {
@@ -70,6 +82,19 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
             evicted += 1;
         }
         self.policy.insert(access);
+        Outcome::Kept { evicted }
+    }
+
+    fn enter_first(&mut self, access: &Access<K>) -> Outcome {
+        self.policy.insert(access);
+        let mut evicted = 0;
+        while self.policy.bytes() > self.capacity {
+            match self.policy.evict(&mut |_| false) {
+                Some(victim) if victim.key == access.key => return Outcome::Passed,
+                Some(_) => evicted += 1,
+                None => break,
+            }
+        }
         Outcome::Kept { evicted }
     }
 
@@ -98,7 +123,7 @@ impl<K: Key, P: Policy<K>> Simulated<K, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Lru;
+    use crate::{Gdsf, Lru};
 
     #[test]
     fn room_is_made_before_a_key_enters_and_what_is_too_large_passes() {
@@ -110,5 +135,15 @@ mod tests {
         assert_eq!(request(3, 11), Outcome::Passed);
         assert_eq!(request(3, 5), Outcome::Kept { evicted: 2 });
         assert_eq!(cache.policy().bytes(), 5);
+    }
+
+    #[test]
+    fn what_enters_first_may_be_the_first_to_leave() {
+        let mut cache = Simulated::new(Gdsf::default(), 10).entering_first();
+        let mut request = |key: u32, size| cache.request(&Access::new(key, size, 0));
+        assert_eq!(request(1, 8), Outcome::Kept { evicted: 0 });
+        assert_eq!(request(2, 9), Outcome::Passed, "less is lost with it");
+        assert_eq!(request(3, 4), Outcome::Kept { evicted: 1 });
+        assert_eq!(cache.policy().bytes(), 4);
     }
 }

@@ -76,6 +76,16 @@ impl Player {
     }
 }
 
+impl Player {
+    /// Whether what enters competes with what is there: libcachesim's GDSF evicts after it inserted.
+    pub(crate) fn enters_first(self, rules: Rules) -> bool {
+        matches!(
+            (self, rules),
+            (Self::Named(Named::Gdsf), Rules::Libcachesim)
+        )
+    }
+}
+
 impl fmt::Display for Player {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -103,6 +103,9 @@ impl Plan<'_> {
                 })?;
         }
         let mut cache = Simulated::new(policy, capacity);
+        if player.enters_first(self.rules) {
+            cache = cache.entering_first();
+        }
         let mut tally = Tally::default();
         let mut memory = cache.policy().memory();
         let mut took = Duration::ZERO;
