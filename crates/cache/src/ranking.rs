@@ -97,7 +97,10 @@ impl Ranking {
         requests: u32,
         always: bool,
     ) -> Result<(), Refusal> {
-        self.policy.miss(access);
+        // Each request is one call, whatever comes of it: some learn from misses there.
+        if !self.policy.hit(access) {
+            self.policy.miss(access);
+        }
         let admitted = self.door.admits(access, requests);
         let refused = match (admitted, self.policy.refuses(access)) {
             _ if always => None,

@@ -6,6 +6,7 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::{ROOMY, blob, store};
@@ -19,11 +20,11 @@ const ONE: u64 = 102_400;
 
 /// A policy that the test looks into while the cache drives it.
 #[derive(Clone)]
-struct Watched(Arc<Mutex<Box<dyn Policy<Digest>>>>);
+struct Watched(Arc<Mutex<Box<dyn Policy<Digest>>>>, Arc<AtomicUsize>);
 
 impl Watched {
     fn new(named: Named) -> Self {
-        Self(Arc::new(Mutex::new(named.build(ROOMY, 0))))
+        Self(Arc::new(Mutex::new(named.build(ROOMY, 0))), Arc::default())
     }
 
     fn held(&self) -> Vec<(Digest, u64)> {
@@ -37,6 +38,7 @@ impl Watched {
 
 impl Policy<Digest> for Watched {
     fn hit(&mut self, access: &Access<Digest>) -> bool {
+        self.1.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().hit(access)
     }
     fn insert(&mut self, access: &Access<Digest>) {
@@ -283,6 +285,20 @@ async fn a_change_under_load_loses_and_invents_nothing() {
     };
     tokio::join!(load, change);
     agrees(&cache, &policies[5], "the last one").await;
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn the_policy_is_asked_once_for_each_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, policy) = open_as(folder.path(), Named::Learned);
+    let (digest, content) = blob(1, LEN);
+    store(&cache, &digest, &content).await;
+    assert_eq!(policy.1.load(Ordering::Relaxed), 1, "a miss");
+    for _ in 0..3 {
+        cache.claim(&digest).await.unwrap();
+    }
+    assert_eq!(policy.1.load(Ordering::Relaxed), 4);
     cache.close().await;
 }
 
