@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pierhead_eviction::NamedAdmission;
 use pierhead_eviction::trace::Format;
 use pierhead_eviction::trace::csv::Columns;
 
@@ -72,6 +73,10 @@ pub(crate) struct ReplayArgs {
     )]
     pub(crate) size: Vec<CacheSize>,
 
+    /// Who enters: always, second-hit, size-aware or tinylfu
+    #[arg(long, value_name = "ADMISSION", default_value_t)]
+    pub(crate) admission: NamedAdmission,
+
     /// The format of the files
     #[arg(long, value_name = "FORMAT")]
     pub(crate) format: Option<Format>,
@@ -108,7 +113,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) export: Option<PathBuf>,
 
-    /// Save each policy's state at the end, as FOLDER/POLICY-BYTES.state
+    /// Save each policy's state at the end, as FOLDER/POLICY-BYTES.state (none that knows the future)
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save_state: Option<PathBuf>,
 

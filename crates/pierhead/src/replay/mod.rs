@@ -65,6 +65,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
                 sizes: &args.size,
                 seed,
                 rules: args.rules,
+                admission: args.admission,
                 save: args.save_state.as_deref(),
                 restore: args.restore_state.as_deref(),
             };

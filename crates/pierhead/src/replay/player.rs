@@ -48,6 +48,11 @@ impl Player {
         }
     }
 
+    /// Whether it knows the future of the trace.
+    pub(crate) fn foresees(self) -> bool {
+        matches!(self, Self::Belady | Self::BeladySize)
+    }
+
     /// A new one for a cache of `capacity` bytes. `future` is asked for only by those that foresee.
     pub(crate) fn build(
         self,

@@ -10,7 +10,7 @@ use anyhow::{Context as _, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pierhead_eviction::replay::{Tally, replay};
 use pierhead_eviction::trace::Held;
-use pierhead_eviction::{Future, Policy as _, Simulated};
+use pierhead_eviction::{Future, NamedAdmission, Policy as _, Simulated};
 
 use super::{CacheSize, Player};
 use crate::cli::replay::Rules;
@@ -22,6 +22,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) sizes: &'a [CacheSize],
     pub(crate) seed: u64,
     pub(crate) rules: Rules,
+    pub(crate) admission: NamedAdmission,
     pub(crate) save: Option<&'a Path>,
     pub(crate) restore: Option<&'a Path>,
 }
@@ -89,9 +90,11 @@ impl Plan<'_> {
         let capacity = size.resolve(self.held.footprint());
         let foreseen = || future.get_or_init(|| self.held.future()).clone();
         let mut policy = player.build(capacity, self.seed, self.rules, foreseen)?;
-        let state =
-            |folder: &Path| -> PathBuf { folder.join(format!("{player}-{capacity}.state")) };
-        if let Some(path) = self.restore.map(state) {
+        // What foresees knows its place in one trace, and a state of it fits no other.
+        let state = |folder: &Path| -> Option<PathBuf> {
+            (!player.foresees()).then(|| folder.join(format!("{player}-{capacity}.state")))
+        };
+        if let Some(path) = self.restore.and_then(state) {
             std::fs::read(&path)
                 .map_err(anyhow::Error::from)
                 .and_then(|saved| policy.restore(&saved).map_err(anyhow::Error::from))
@@ -102,7 +105,8 @@ impl Plan<'_> {
                     )
                 })?;
         }
-        let mut cache = Simulated::new(policy, capacity);
+        let mut cache = Simulated::new(policy, capacity)
+            .admitting(self.admission.build(capacity, self.seed));
         if player.enters_first(self.rules) {
             cache = cache.entering_first();
         }
@@ -117,7 +121,7 @@ impl Plan<'_> {
             memory = memory.max(cache.policy().memory());
             bar.inc(STRETCH as u64);
         }
-        if let Some(path) = self.save.map(state) {
+        if let Some(path) = self.save.and_then(state) {
             std::fs::write(&path, cache.policy().save())
                 .with_context(|| format!("writing {}", path.display()))?;
         }
