@@ -39,6 +39,9 @@ pub mod belady;
 pub mod belady_size;
 pub mod cherry;
 pub mod fifo;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gdsf;
 pub mod learned;
 pub mod lfu;

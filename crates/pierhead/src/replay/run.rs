@@ -105,8 +105,8 @@ impl Plan<'_> {
                     )
                 })?;
         }
-        let mut cache = Simulated::new(policy, capacity)
-            .admitting(self.admission.build(capacity, self.seed));
+        let mut cache =
+            Simulated::new(policy, capacity).admitting(self.admission.build(capacity, self.seed));
         if player.enters_first(self.rules) {
             cache = cache.entering_first();
         }

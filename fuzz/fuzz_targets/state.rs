@@ -1,0 +1,5 @@
+//! Saved states of eviction policies.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_eviction::fuzzing::state(input));
