@@ -170,3 +170,33 @@ impl Ranking {
         (self.policy_name, self.policy) = (name, policy);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pierhead_eviction::Lru;
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn what_left_while_another_policy_was_fed_is_not_in_it() {
+        let eviction = Eviction::from(Box::new(Lru::default()));
+        let mut ranking = Ranking::new(eviction, None, 0);
+        let access = |number: u8| Access::new(Digest::of(Algorithm::Sha256, &[number]), 1, 0);
+        for number in 0..3 {
+            ranking.insert(&access(number));
+        }
+        ranking.prepare();
+        let mut other = Lru::default();
+        for number in 0..3 {
+            other.insert(&access(number));
+        }
+        ranking.remove(&access(1).key);
+        ranking.replace("other".into(), Box::new(other));
+        let held = [0, 1, 2].map(|number| ranking.policy.contains(&access(number).key));
+        assert_eq!(held, [true, false, true]);
+        // And nothing more is noted.
+        ranking.remove(&access(0).key);
+        assert!(ranking.left.is_none());
+    }
+}
