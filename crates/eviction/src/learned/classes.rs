@@ -282,7 +282,6 @@ impl<K: Key> Policy<K> for Classes<K> {
         let age = entry.note.age(&self.at);
         self.victims = (self.victims + 1).min(TURNOVER_VICTIMS);
         // The mean at first, and then a decaying one.
-        #[allow(clippy::cast_precision_loss)]
         let part = 1.0 / self.victims as f32;
         self.at.turnover += (age - self.at.turnover) * part;
         let key = hash(&entry.key, self.seed);

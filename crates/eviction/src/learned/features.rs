@@ -92,7 +92,6 @@ impl Note {
     }
 
     /// Requests since the last access, plus 1.
-    #[allow(clippy::cast_precision_loss)]
     pub(super) fn age(&self, at: &Moment) -> f32 {
         at.now.wrapping_sub(self.last) as f32 + 1.0
     }
@@ -115,7 +114,6 @@ impl Note {
     }
 
     /// The inputs of the network.
-    #[allow(clippy::cast_precision_loss)]
     pub(super) fn features(&self, size: u64, at: &Moment) -> Features {
         let turnover = lg(at.turnover);
         let relative = |lg: f32| (lg - turnover) * 0.25;
@@ -169,14 +167,12 @@ fn byte(shared: u32) -> u8 {
     u8::try_from(shared).unwrap_or(u8::MAX)
 }
 
-#[allow(clippy::cast_precision_loss)]
 pub(super) fn float(size: u64) -> f32 {
     size as f32
 }
 
 /// The logarithm of base 2 of a positive number, within 0.01: the bits of a float are nearly one already,
 /// and a table or a library call would be most of the cost of an eviction.
-#[allow(clippy::cast_precision_loss)]
 pub(super) fn lg(x: f32) -> f32 {
     let bits = x.to_bits();
     let exponent = (bits >> 23) as f32 - 127.0;
@@ -186,11 +182,73 @@ pub(super) fn lg(x: f32) -> f32 {
 }
 
 // Saturates, as floats do.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#[allow(clippy::cast_possible_truncation)]
 fn code(x: f32) -> u16 {
     (lg(x.max(1.0)) * STEPS + 0.5) as u16
 }
 
 fn decode(code: u16) -> f32 {
     f32::from(code) / STEPS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(now: u32) -> Moment {
+        Moment {
+            now,
+            tick: 0,
+            turnover: 16.0,
+        }
+    }
+
+    #[test]
+    fn the_logarithm_is_within_a_hundredth() {
+        for n in 1..100_000 {
+            let x = n as f32 * 0.37;
+            assert!((lg(x) - x.log2()).abs() < 0.01, "{x}: {}", lg(x));
+        }
+    }
+
+    #[test]
+    fn times_between_accesses_move_down_and_are_relative_to_the_turnover() {
+        let mut note = Note::new(&at(0), 1.0, 1, None);
+        let unknown = note.features(1, &at(0));
+        assert_eq!(unknown[1..5], [0.0; 4]);
+        for now in [63, 78, 81] {
+            note.asked(&at(now), 1.0, 1);
+        }
+        let features = note.features(1, &at(81 + 15));
+        // Ages count from 1: 64, 16 and 4 requests between them, 16 since.
+        let expected = [0.0, -0.5, 0.0, 0.5, 1.0, 0.5];
+        for (n, expected) in expected.into_iter().enumerate() {
+            assert!((features[n] - expected).abs() < 0.01, "{n}: {features:?}");
+        }
+    }
+
+    #[test]
+    fn a_ghost_gives_back_its_count_and_the_time_that_it_was_gone() {
+        let note = Note::new(&at(100), 1.0, 1, Some((5, 37)));
+        assert_eq!((note.count(), note.last()), (6, 100));
+        let gap = note.features(1, &at(100))[1];
+        assert!((gap - 0.5).abs() < 0.01, "64 requests: {gap}");
+    }
+
+    #[test]
+    fn a_count_of_requests_that_wraps_around_is_only_a_later_one() {
+        let mut note = Note::new(&at(u32::MAX - 1), 1.0, 1, None);
+        note.asked(&at(2), 1.0, 1);
+        assert_eq!(note.age(&at(5)), 4.0);
+    }
+
+    #[test]
+    fn inputs_stay_in_bounds_for_any_size_and_time() {
+        for (size, cost, shared) in [(0, 0.0, 0), (1 << 40, 1e9, u32::MAX)] {
+            let note = Note::new(&at(0), cost, shared, Some((u16::MAX, 1)));
+            for x in note.features(size, &at(u32::MAX)) {
+                assert!(x.is_finite() && x.abs() < 16.0, "{x}");
+            }
+        }
+    }
 }

@@ -82,3 +82,26 @@ fn fingerprint(hash: u64) -> u16 {
     let low = u16::try_from(hash & 0xffff).unwrap_or(0);
     low.max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::mix;
+
+    #[test]
+    fn about_as_many_are_remembered_as_are_held_and_each_is_taken_once() {
+        let mut ghosts = Ghosts::default();
+        assert_eq!(ghosts.take(mix(1)), None);
+        for n in 0..4000 {
+            ghosts.put(mix(n), 3, u32::try_from(n).unwrap_or(0), 1000);
+        }
+        assert_eq!(ghosts.memory(), 8000);
+        let mut found = (3000..4000).filter(|n| {
+            let expected = (3, u32::try_from(*n).unwrap_or(0));
+            ghosts.take(mix(*n)) == Some(expected)
+        });
+        assert!(found.by_ref().count() > 600, "the newest stay");
+        assert_eq!(ghosts.take(mix(3999)), None);
+        assert_eq!(ghosts.take(mix(0)), None, "the oldest made way");
+    }
+}

@@ -34,7 +34,6 @@ pub(super) type Hidden = [f32; HIDDEN];
 
 impl Model {
     /// One that has learned nothing. The hidden layer is drawn from `seed`; nobody listens to it yet.
-    #[allow(clippy::cast_precision_loss)]
     pub(super) fn new(seed: u64) -> Self {
         let mut state = seed;
         let mut weights = vec![0.0; WEIGHTS];
@@ -105,5 +104,61 @@ impl Model {
         for (slope, unit) in out.iter_mut().zip(hidden) {
             *slope += by * unit;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(seed: u64) -> Features {
+        let mut state = seed;
+        std::array::from_fn(|_| (draw(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+    }
+
+    /// One whose every part has a say.
+    fn model() -> Model {
+        let mut model = Model::new(1);
+        for (n, weight) in model.weights[OUT..DIRECT].iter_mut().enumerate() {
+            *weight = 0.1 * n as f32 - 0.7;
+        }
+        model
+    }
+
+    #[test]
+    fn before_it_learned_it_says_what_the_heuristic_says() {
+        let point = point(2);
+        let heuristic = features::heuristic();
+        let direct = heuristic.iter().zip(&point);
+        let expected: f32 = direct.map(|(weight, x)| weight * x).sum();
+        assert_eq!(Model::new(1).forward(&point).0, expected);
+    }
+
+    #[test]
+    fn the_gradient_is_the_slope_of_the_score() {
+        let (model, point) = (model(), point(3));
+        let (_, hidden) = model.forward(&point);
+        let mut gradient = vec![0.0; WEIGHTS];
+        model.backward(&point, &hidden, 1.0, &mut gradient);
+        for (n, expected) in gradient.iter().enumerate() {
+            let moved = |by: f32| {
+                let mut model = model.clone();
+                model.weights[n] += by;
+                model.forward(&point).0
+            };
+            let slope = (moved(0.01) - moved(-0.01)) / 0.02;
+            assert!((slope - expected).abs() < 0.01, "weight {n}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_or_of_another_shape_is_unsound() {
+        assert!(model().is_sound());
+        let mut other = model();
+        other.weights[5] = f32::NAN;
+        assert!(!other.is_sound());
+        let mut other = model();
+        other.weights.pop();
+        assert!(!other.is_sound());
     }
 }

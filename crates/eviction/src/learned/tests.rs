@@ -38,15 +38,15 @@ fn bursts_and_returns(requests: u64) -> Vec<Access<u64>> {
     let mut born = 1_000_000;
     (0..requests)
         .map(|n| {
-            let key = if n % 10 == 0 {
+            let key = if n.is_multiple_of(10) {
                 n / 10 % 300
             } else {
                 if burst.len() < 4 {
                     born += 1;
                     burst.extend([born; 5]);
                 }
-                let at = hash::draw(&mut random) % burst.len() as u64;
-                burst.swap_remove(at as usize)
+                let lot = usize::try_from(hash::draw(&mut random) >> 40).expect("24 bits");
+                burst.swap_remove(lot % burst.len())
             };
             Access::new(key, MB, n / 10)
         })
@@ -72,9 +72,9 @@ fn turncoat(requests: u64, phase: u64) -> Vec<Access<u64>> {
     (0..requests)
         .map(|n| {
             let lot = hash::draw(&mut random);
-            let old = n / phase % 2 == 0;
+            let old = (n / phase).is_multiple_of(2);
             let back = if old { 700 } else { 40 };
-            let key = if lot % 3 == 0 && lately.len() > 800 {
+            let key = if lot.is_multiple_of(3) && lately.len() > 800 {
                 lately[lately.len() - back]
             } else {
                 n + 1_000_000
@@ -142,7 +142,7 @@ fn it_loses_little_to_who_always_asks_for_the_last_victim() {
     let mut lots = 13;
     for n in 0..6_000 {
         let lot = hash::draw(&mut lots);
-        let key = if lot % 2 == 0 {
+        let key = if lot.is_multiple_of(2) {
             last
         } else {
             (lot >> 32) % 150

@@ -50,7 +50,6 @@ pub(super) struct Races {
 
 impl Races {
     /// Whether there is room for another one.
-    #[allow(clippy::cast_precision_loss)]
     pub(super) fn has_room(&self, at: &Moment) -> bool {
         match self.open.get(self.next) {
             Some(Some((since, _))) => at.now.wrapping_sub(*since) as f32 > PATIENCE * at.turnover,
@@ -235,7 +234,6 @@ impl Trainer {
         Some(self.model.clone())
     }
 
-    #[allow(clippy::cast_precision_loss)]
     fn step(&mut self) {
         self.updates = self.updates.saturating_add(1);
         let unbiased = |forget: f32| 1.0 - forget.powi(self.updates);
@@ -256,5 +254,86 @@ impl Trainer {
 
     pub(super) fn memory(&self) -> usize {
         self.labels.capacity() * size_of::<[Features; 2]>() + 4 * WEIGHTS * size_of::<f32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::learned::features::INPUTS;
+
+    fn race(one: u64, two: u64) -> Race {
+        let features = |key: u64| [if key.is_multiple_of(2) { 1.0 } else { -1.0 }; INPUTS];
+        Race {
+            keys: [one, two],
+            features: [features(one), features(two)],
+        }
+    }
+
+    fn at(now: u32) -> Moment {
+        Moment {
+            now,
+            tick: 0,
+            turnover: 10.0,
+        }
+    }
+
+    #[test]
+    fn whoever_is_asked_for_first_wins_once() {
+        let mut races = Races::default();
+        races.open(0, race(1, 2));
+        races.open(0, race(2, 3));
+        assert_eq!(races.asked(3), None, "a key runs in one race");
+        assert_eq!(races.asked(2), Some([[1.0; INPUTS], [-1.0; INPUTS]]));
+        assert_eq!(races.asked(1), None);
+        races.open(1, race(1, 2));
+        assert!(races.close(1).is_some());
+        assert_eq!(races.asked(2), None, "what was removed wins nothing");
+    }
+
+    #[test]
+    fn a_race_makes_way_only_after_some_turnovers() {
+        let mut races = Races::default();
+        for n in 0..OPEN as u64 {
+            assert!(races.has_room(&at(0)));
+            races.open(0, race(2 * n, 2 * n + 1));
+        }
+        assert!(!races.has_room(&at(40)) && races.has_room(&at(41)));
+        races.open(41, race(70_001, 70_002));
+        assert_eq!(races.asked(0), None, "the oldest made way");
+        assert!(races.asked(70_001).is_some() && races.asked(3).is_some());
+    }
+
+    #[test]
+    fn training_waits_for_labels_and_for_requests() {
+        let mut trainer = Trainer::new(1);
+        let before = trainer.clone();
+        trainer.learn([[1.0; INPUTS], [-1.0; INPUTS]]);
+        trainer.learn([[1.0; INPUTS], [-1.0; INPUTS]]);
+        assert!(!trainer.can_train() && trainer.train().is_none());
+        assert_eq!(trainer.model, before.model, "no request earned it");
+        (0..BATCH * REQUESTS_PER_STEP).for_each(|_| trainer.earn());
+        trainer.train();
+        assert_ne!(trainer.model, before.model);
+        assert!(!trainer.can_train(), "the bucket is empty");
+        (0..BUCKET * REQUESTS_PER_STEP * 2).for_each(|_| trainer.earn());
+        assert_eq!(trainer.earned, BUCKET, "a bucket is full at some time");
+        assert!(!trainer.can_train(), "a label is used so often and no more");
+    }
+
+    #[test]
+    fn the_winners_of_races_come_to_score_higher() {
+        let mut trainer = Trainer::new(1);
+        let score = |trainer: &Trainer, sign: f32| trainer.model.forward(&[sign; INPUTS]).0;
+        let gap = |trainer: &Trainer| score(trainer, -1.0) - score(trainer, 1.0);
+        let before = gap(&trainer);
+        let mut handed = None;
+        for _ in 0..400 {
+            trainer.learn([[-1.0; INPUTS], [1.0; INPUTS]]);
+            (0..16).for_each(|_| trainer.earn());
+            handed = trainer.train().or(handed);
+        }
+        assert!(gap(&trainer) > before.max(0.0) + 2.0, "{}", gap(&trainer));
+        assert!(handed.is_some_and(|model| model.is_sound()));
     }
 }
