@@ -47,7 +47,7 @@ pub struct Parameters {
     /// The bytes that the keys which left lately had, of each side, as a part of the capacity, 0 to 1.
     /// Default 0.05.
     pub ghosts: f64,
-    /// The exponent of the frequency of large keys, 0 (LRU) to 4. Default 0.7.
+    /// The exponent of the frequency of large keys, 0 (LRU) to 4. Default 1.5.
     pub beta: f64,
 }
 
@@ -60,7 +60,7 @@ impl Default for Parameters {
             most: 0.1,
             step: 0.0005,
             ghosts: 0.05,
-            beta: 0.7,
+            beta: 1.5,
         }
     }
 }
