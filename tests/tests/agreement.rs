@@ -29,6 +29,7 @@ const POLICIES: &[(&str, f64)] = &[
     ("belady", EXACT),
     ("s3-fifo", CLOSE),
     ("arc", CLOSE),
+    ("gdsf", CLOSE),
 ];
 
 const SIZES: &str = "0.1%,1%,10%";
