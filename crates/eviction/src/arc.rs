@@ -259,8 +259,8 @@ mod tests {
             ("a b * !a", "a", "b||||a"),
             // The target is 5 then, so what was asked for again has to go while there are only 4 of once.
             ("a5 b4 c c !x * !a5 *", "ac", "b|||c|a"),
-            // Case III: the target falls again to 0.
-            ("a5 b4 c c !x * !a5 * !c9 *", "acb", "||b||ac"),
+            // Case III: the target falls to the 4 bytes of once, which is enough for such a ghost.
+            ("a5 b4 c c !x * !a5 * d d !c *", "acb", "|d|b||ac"),
             // Case IV A without ghosts: no ghost is made.
             ("a9 !b2 *", "a", "||||"),
             // Case IV A with one: the oldest ghost makes place.
@@ -303,6 +303,14 @@ mod tests {
             many.evict(&mut |_| false);
         }
         assert_eq!(many.ghosts(), 256);
+        let mut unbounded = Arc::new(1 << 30, Parameters::libcachesim());
+        for key in 0..1000_u32 {
+            let access = Access::new(key, 1, 0);
+            unbounded.insert(&access);
+            unbounded.evict(&mut |_| false);
+            unbounded.miss(&access);
+        }
+        assert_eq!(unbounded.ghosts(), 256, "those that were asked for are");
     }
 
     #[test]

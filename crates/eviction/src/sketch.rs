@@ -140,6 +140,12 @@ mod tests {
         sketch.count(&1_u32);
         assert_eq!((sketch.estimate(&0_u32), sketch.estimate(&1_u32)), (6, 7));
         assert_eq!(sketch.requests, full / 2);
+        sketch.words.fill(0x1111_1111_1111_1111);
+        (full / 2..full).for_each(|_| sketch.count(&1_u32));
+        assert!(
+            (2..99_u32).all(|key| sketch.estimate(&key) == 0),
+            "no bit goes to the next counter"
+        );
     }
 
     #[test]
