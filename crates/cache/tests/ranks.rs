@@ -266,24 +266,26 @@ async fn a_change_under_load_loses_and_invents_nothing() {
         Box::new(Lru::default()),
     )
     .unwrap();
-    let load = async {
-        for seed in 0..120_u64 {
+    let mut changes = policies.iter().enumerate();
+    for seed in 0..120_u64 {
+        let load = async {
             let (digest, content) = blob(seed, LEN);
             store(&cache, &digest, &content).await;
             let _ = cache.get(&blob(seed / 2, LEN).0).await.unwrap();
-        }
-    };
-    let change = async {
-        for (number, policy) in policies.iter().enumerate() {
-            let eviction = Eviction {
-                policy_name: number.to_string(),
-                ..Eviction::from(Box::new(policy.clone()))
-            };
-            cache.set_eviction(eviction).await;
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::join!(load, change);
+        };
+        let change = async {
+            if seed % 20 == 19
+                && let Some((number, policy)) = changes.next()
+            {
+                let eviction = Eviction {
+                    policy_name: number.to_string(),
+                    ..Eviction::from(Box::new(policy.clone()))
+                };
+                cache.set_eviction(eviction).await;
+            }
+        };
+        tokio::join!(load, change);
+    }
     agrees(&cache, &policies[5], "the last one").await;
     cache.close().await;
 }
