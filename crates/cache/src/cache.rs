@@ -14,7 +14,7 @@ use crate::metrics::Fullness;
 use crate::pins::Pins;
 use crate::ranking::Ranking;
 use crate::ranks::RanksFile;
-use crate::state::{Slot, State};
+use crate::state::State;
 use crate::store::{Store, blocking};
 use crate::tier::{DiskTier, Tier};
 use crate::upkeep::Upkeep;
@@ -27,7 +27,7 @@ const MAX_PARTS: usize = 1000;
 /// that they block.
 #[derive(Clone)]
 pub struct Cache {
-    store: Arc<Store>,
+    pub(crate) store: Arc<Store>,
     names: Arc<Names>,
     pins: Arc<Pins>,
     upkeep: Arc<Upkeep>,
@@ -41,59 +41,6 @@ pub enum Claim {
     Leader(Fill, Content),
     /// Somebody is fetching it; the content tails that fill.
     Follower(Content),
-}
-
-/// One committed blob, as listed.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    /// Which.
-    pub digest: Digest,
-    /// Bytes of content.
-    pub size: u64,
-    /// Only manifests and other documents have one.
-    pub media_type: Option<MediaType>,
-    /// Last access, seconds since 1970.
-    pub accessed: u64,
-    /// Whether a pin keeps it.
-    pub pinned: bool,
-}
-
-/// How full the cache is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stat {
-    /// Committed blobs.
-    pub blobs: u64,
-    /// Their bytes on disk.
-    pub used: u64,
-    /// Bytes reserved by fills under way, partial fills and files deleted but still read.
-    pub reserved: u64,
-    /// Bytes on disk of names.
-    pub names: u64,
-    /// The bound on used, reserved and names.
-    pub capacity: u64,
-    /// Fills under way.
-    pub fills: u64,
-    /// Bytes that pins keep.
-    pub pinned: u64,
-}
-
-/// Who leaves and who enters, as it is now.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EvictionStat {
-    /// The policy in use.
-    pub policy: String,
-    /// The admission in use.
-    pub admission: String,
-    /// Bytes of content written on this day (of UTC).
-    pub written_today: u64,
-    /// Most bytes of a day; 0: as many as come.
-    pub max_written_per_day: u64,
-    /// Blobs evicted since the start.
-    pub evictions: u64,
-    /// Fills that would have fit and were not let in, since the start.
-    pub refused: u64,
-    /// What the policy shows of itself, by name.
-    pub figures: Vec<(&'static str, f64)>,
 }
 
 /// What is known of a blob without I/O.
@@ -373,52 +320,6 @@ impl Cache {
     /// All labels with what they pin.
     pub fn pins(&self) -> Vec<(String, Vec<Digest>)> {
         self.pins.all()
-    }
-
-    /// Up to `limit` committed blobs whose digest is greater than `after`, in order of digest.
-    pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<Entry> {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let state = lock(&self.store.state);
-        let range = (after.map_or(Unbounded, Excluded), Unbounded);
-        let slots = state.index.range(range).take(limit);
-        let entry = |(digest, slot): (&Digest, &Slot)| Entry {
-            digest: *digest,
-            size: slot.size,
-            media_type: slot.media_type.clone(),
-            accessed: slot.accessed.into(),
-            pinned: state.pinned.contains_key(digest),
-        };
-        slots.map(entry).collect()
-    }
-
-    /// How full it is now.
-    pub fn stat(&self) -> Stat {
-        let state = lock(&self.store.state);
-        Stat {
-            blobs: state.index.len() as u64,
-            used: state.used,
-            reserved: state.reserved,
-            names: state.names,
-            capacity: state.capacity,
-            fills: state.fills.len() as u64,
-            pinned: state.pinned_bytes,
-        }
-    }
-
-    /// Who leaves and who enters now.
-    pub fn eviction(&self) -> EvictionStat {
-        let mut state = lock(&self.store.state);
-        let ranking = &mut state.ranking;
-        let tick = ranking.clock.read(now());
-        EvictionStat {
-            policy: ranking.policy_name.clone(),
-            admission: ranking.door.name.clone(),
-            written_today: ranking.door.written(tick),
-            max_written_per_day: ranking.door.cap(),
-            evictions: self.store.metrics.evictions.get(),
-            refused: self.store.metrics.refusals(),
-            figures: ranking.figures(),
-        }
     }
 
     /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow.

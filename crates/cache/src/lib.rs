@@ -39,13 +39,14 @@ mod ranks;
 mod reclaim;
 mod record;
 mod shares;
+mod stat;
 mod state;
 mod store;
 pub mod tier;
 mod turns;
 mod upkeep;
 
-pub use cache::{Cache, Claim, Entry, EvictionStat, Stat};
+pub use cache::{Cache, Claim};
 pub use config::Config;
 pub use content::{Content, Tail};
 pub use error::Error;
@@ -53,6 +54,7 @@ pub use fill::Fill;
 pub use names::{Name, Names, Record};
 pub use object::Object;
 pub use ranking::{Eviction, Outcome, Recorder};
+pub use stat::{Entry, EvictionStat, Stat};
 
 /// A lock whose holder panicked is taken over: every critical section here leaves its data whole.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

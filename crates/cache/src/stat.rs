@@ -1,0 +1,107 @@
+//! What operators see of the cache: its blobs, how full it is, who leaves and who enters.
+
+use pierhead_oci::{Digest, MediaType};
+
+use crate::state::Slot;
+use crate::{Cache, lock, now};
+
+/// One committed blob, as listed.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Which.
+    pub digest: Digest,
+    /// Bytes of content.
+    pub size: u64,
+    /// Only manifests and other documents have one.
+    pub media_type: Option<MediaType>,
+    /// Last access, seconds since 1970.
+    pub accessed: u64,
+    /// Whether a pin keeps it.
+    pub pinned: bool,
+}
+
+/// How full the cache is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Committed blobs.
+    pub blobs: u64,
+    /// Their bytes on disk.
+    pub used: u64,
+    /// Bytes reserved by fills under way, partial fills and files deleted but still read.
+    pub reserved: u64,
+    /// Bytes on disk of names.
+    pub names: u64,
+    /// The bound on used, reserved and names.
+    pub capacity: u64,
+    /// Fills under way.
+    pub fills: u64,
+    /// Bytes that pins keep.
+    pub pinned: u64,
+}
+
+/// Who leaves and who enters, as it is now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvictionStat {
+    /// The policy in use.
+    pub policy: String,
+    /// The admission in use.
+    pub admission: String,
+    /// Bytes of content written on this day (of UTC).
+    pub written_today: u64,
+    /// Most bytes of a day; 0: as many as come.
+    pub max_written_per_day: u64,
+    /// Blobs evicted since the start.
+    pub evictions: u64,
+    /// Fills that would have fit and were not let in, since the start.
+    pub refused: u64,
+    /// What the policy shows of itself, by name.
+    pub figures: Vec<(&'static str, f64)>,
+}
+
+impl Cache {
+    /// Up to `limit` committed blobs whose digest is greater than `after`, in order of digest.
+    pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<Entry> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let state = lock(&self.store.state);
+        let range = (after.map_or(Unbounded, Excluded), Unbounded);
+        let slots = state.index.range(range).take(limit);
+        let entry = |(digest, slot): (&Digest, &Slot)| Entry {
+            digest: *digest,
+            size: slot.size,
+            media_type: slot.media_type.clone(),
+            accessed: slot.accessed.into(),
+            pinned: state.pinned.contains_key(digest),
+        };
+        slots.map(entry).collect()
+    }
+
+    /// How full it is now.
+    pub fn stat(&self) -> Stat {
+        let state = lock(&self.store.state);
+        Stat {
+            blobs: state.index.len() as u64,
+            used: state.used,
+            reserved: state.reserved,
+            names: state.names,
+            capacity: state.capacity,
+            fills: state.fills.len() as u64,
+            pinned: state.pinned_bytes,
+        }
+    }
+
+    /// Who leaves and who enters now.
+    pub fn eviction(&self) -> EvictionStat {
+        let mut state = lock(&self.store.state);
+        let ranking = &mut state.ranking;
+        let tick = ranking.clock.read(now());
+        EvictionStat {
+            policy: ranking.policy_name.clone(),
+            admission: ranking.door.name.clone(),
+            written_today: ranking.door.written(tick),
+            max_written_per_day: ranking.door.cap(),
+            evictions: self.store.metrics.evictions.get(),
+            refused: self.store.metrics.refusals(),
+            figures: ranking.figures(),
+        }
+    }
+}
