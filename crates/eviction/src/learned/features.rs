@@ -238,6 +238,7 @@ mod tests {
     #[test]
     fn a_count_of_requests_that_wraps_around_is_only_a_later_one() {
         let mut note = Note::new(&at(u32::MAX - 1), 1.0, 1, None);
+        assert_eq!(note.age(&at(2)), 5.0);
         note.asked(&at(2), 1.0, 1);
         assert_eq!(note.age(&at(5)), 4.0);
     }

@@ -199,6 +199,12 @@ fn without_time_for_training_it_is_its_heuristic() {
         }
         assert_eq!(alone.request(&access) == Outcome::Hit, hit);
     }
+    let keys = |policy: &dyn Policy<u64>| {
+        let mut keys = Vec::new();
+        policy.visit(&mut |key, _| keys.push(*key));
+        keys
+    };
+    assert_eq!(keys(&policy), keys(alone.policy()), "in the same order");
 }
 
 #[test]
