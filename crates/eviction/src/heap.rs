@@ -273,12 +273,18 @@ mod tests {
     #[test]
     fn ages_that_run_out_are_dealt_anew_in_the_same_order() {
         let (mut table, mut heap) = (Table::default(), Heap::default());
-        heap.next = u32::MAX - 3;
-        for key in 0..8 {
-            let slot = table.add(key, 1, ());
-            heap.push(&mut table, slot, 0.0);
+        let slots: Vec<Slot> = (0..40).map(|key| table.add(key, 1, ())).collect();
+        for slot in &slots {
+            heap.push(&mut table, *slot, 0.0);
         }
-        assert_eq!(drain(&mut table, &mut heap), [0, 1, 2, 3, 4, 5, 6, 7]);
+        heap.next = u32::MAX - 20;
+        let last: Vec<u32> = (0..40).map(|n| n * 7 % 40).collect();
+        for key in &last {
+            let slot = table.find(key).expect("it is in");
+            heap.set(&mut table, slot, 0.0);
+        }
+        assert!(heap.next < 100, "they were dealt anew");
+        assert_eq!(drain(&mut table, &mut heap), last);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod model;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hash::hash;
 use crate::parameter::{self, ParameterError};
 use crate::table::{Slot, Table};
 use crate::{Access, Key, Policy, StateError, Victim, saved};
@@ -100,13 +101,21 @@ pub struct Lhd<K> {
     /// Keys that entered or were asked for, so far.
     clock: u64,
     /// The last keys that entered and seemed worth little, and where the next one goes.
-    entered: Vec<Option<Slot>>,
+    entered: Vec<Entered>,
     head: usize,
     /// A moving mean of the densities of victims.
     victims: f32,
     /// Bytes that further explorers may take.
     budget: i64,
     random: fastrand::Rng,
+}
+
+/// A key that entered: one that comes back after it left is a candidate again.
+#[derive(Clone, Debug, Default)]
+struct Entered {
+    fingerprint: u64,
+    /// Where it is while it is held.
+    slot: Option<Slot>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -125,8 +134,8 @@ struct State<K> {
     bag: Vec<(K, u64, Note)>,
     model: Saved,
     clock: u64,
-    /// Places in the bag.
-    entered: Vec<Option<u32>>,
+    /// Fingerprints, and places in the bag.
+    entered: Vec<(u64, Option<u32>)>,
     head: usize,
     victims: f32,
     budget: i64,
@@ -154,7 +163,9 @@ impl<K: Key> Lhd<K> {
             bag: Vec::new(),
             model: Model::new(parameters.ages, parameters.first_step, parameters.lead),
             clock: 0,
-            entered: (0..parameters.admissions).map(|_| None).collect(),
+            entered: (0..parameters.admissions)
+                .map(|_| Entered::default())
+                .collect(),
             head: 0,
             victims: 0.0,
             budget: signed(capacity / EXPLORER_PART),
@@ -231,12 +242,8 @@ impl<K: Key> Lhd<K> {
         if let Some(moved) = self.bag.get(place) {
             self.table.set_place(*moved, place);
         }
-        for entered in self
-            .entered
-            .iter_mut()
-            .filter(|entered| **entered == Some(slot))
-        {
-            *entered = None;
+        for entered in &mut self.entered {
+            entered.slot = entered.slot.filter(|at| *at != slot);
         }
         self.table.take(slot).map(Victim::from)
     }
@@ -265,8 +272,8 @@ impl<K: Key> Lhd<K> {
             let slot = self.bag[start];
             consider(slot, self.density(slot), &self.table);
         }
-        for slot in self.entered.iter().flatten() {
-            consider(*slot, self.density(*slot), &self.table);
+        for slot in self.entered.iter().filter_map(|entered| entered.slot) {
+            consider(slot, self.density(slot), &self.table);
         }
         let (before, after) = self.bag.split_at(start);
         let mut others = after.iter().chain(before);
@@ -310,9 +317,18 @@ impl<K: Key> Policy<K> for Lhd<K> {
             explorer: false,
         };
         let slot = self.add(access.key.clone(), access.size, note);
+        let fingerprint = hash(&access.key, 0);
+        for entered in &mut self.entered {
+            if entered.fingerprint == fingerprint {
+                entered.slot = Some(slot);
+            }
+        }
         let drawn = self.touch(slot);
         if !drawn && !self.entered.is_empty() && self.density(slot) < self.victims {
-            self.entered[self.head] = Some(slot);
+            self.entered[self.head] = Entered {
+                fingerprint,
+                slot: Some(slot),
+            };
             self.head = (self.head + 1) % self.entered.len();
         }
         self.pass();
@@ -355,7 +371,7 @@ impl<K: Key> Policy<K> for Lhd<K> {
 
     fn memory(&self) -> usize {
         let bag = self.bag.capacity() * size_of::<Slot>();
-        let entered = self.entered.capacity() * size_of::<Option<Slot>>();
+        let entered = self.entered.capacity() * size_of::<Entered>();
         self.table.memory() + bag + entered + self.model.memory()
     }
 
@@ -369,7 +385,11 @@ impl<K: Key> Policy<K> for Lhd<K> {
             bag: entries.collect(),
             model: self.model.save(),
             clock: self.clock,
-            entered: self.entered.iter().map(|slot| slot.map(place)).collect(),
+            entered: self
+                .entered
+                .iter()
+                .map(|entered| (entered.fingerprint, entered.slot.map(place)))
+                .collect(),
             head: self.head,
             victims: self.victims,
             budget: self.budget,
@@ -396,9 +416,12 @@ impl<K: Key> Policy<K> for Lhd<K> {
                 "its candidates are not those of the parameters",
             ));
         }
-        for (entered, place) in restored.entered.iter_mut().zip(state.entered) {
+        for (entered, (fingerprint, place)) in restored.entered.iter_mut().zip(state.entered) {
             let place = place.and_then(|place| usize::try_from(place).ok());
-            *entered = place.and_then(|place| restored.bag.get(place).copied());
+            *entered = Entered {
+                fingerprint,
+                slot: place.and_then(|place| restored.bag.get(place).copied()),
+            };
         }
         restored.head = state.head % restored.entered.len().max(1);
         (restored.clock, restored.victims) = (state.clock, state.victims);

@@ -159,3 +159,18 @@ fn it_goes_on_where_it_was_saved_after_it_has_learnt() {
         assert_eq!(cache.request(&access), restored.request(&access));
     }
 }
+
+#[test]
+fn a_key_that_comes_back_is_a_candidate_again() {
+    let mut lhd = Lhd::<u32>::new(1 << 20, 5, Parameters::default()).expect("in range");
+    (0..5000).for_each(|key| lhd.insert(&Access::new(key, 10, 0)));
+    // Victims were worth more than this one, which a sample of 8 of 5000 would hardly find.
+    lhd.victims = 1.0;
+    let large = Access::new(9999, 100_000, 0);
+    for _ in 0..5 {
+        lhd.insert(&large);
+        let victim = lhd.evict(&mut |_| false);
+        assert_eq!(victim.map(|victim| victim.key), Some(9999));
+        lhd.victims = 0.0;
+    }
+}
