@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         table.add(replay(pierhead).args(["--synthetic", "--seed", &seeds.join(",")]))?;
         table.print_mean("Synthetic, tuning set", TUNING);
         table.print_mean("Synthetic, test set", TEST);
-        table.print_seeds("size-split", "lru");
+        table.print_seeds(&["lru", "s3-fifo", "size-split", "learned"]);
         for (one, other) in [("learned", "size-split"), ("size-split", "lru")] {
             table.print_paired(one, other);
         }
@@ -171,18 +171,17 @@ impl Table {
     }
 
     /// Seed by seed, so that none hides in a mean.
-    fn print_seeds(&self, one: &str, other: &str) {
-        println!("\n**{one} and {other}, seed by seed** (object / byte miss ratio)\n");
-        println!("| seed | {one}, 1 % | {other}, 1 % | {one}, 10 % | {other}, 10 % |");
-        println!("|---|---|---|---|---|");
+    fn print_seeds(&self, policies: &[&str]) {
+        println!("\n**Seed by seed** (object / byte miss ratio at 1 %; at 10 %)\n");
+        println!("| seed | {} |", policies.join(" | "));
+        println!("|---{}|", "|---".repeat(policies.len()));
         for seed in TUNING.chain(TEST) {
             print!("| {seed} |");
-            for size in SIZES {
-                for policy in [one, other] {
-                    if let Some(of) = self.of_seed(seed, size, policy) {
-                        print!(" {:.3} / {:.3} |", of.object, of.byte);
-                    }
-                }
+            for policy in policies {
+                let cells = SIZES.map(|size| self.of_seed(seed, size, policy));
+                let cells = cells.iter().flatten();
+                let cells = cells.map(|of| format!("{:.3} / {:.3}", of.object, of.byte));
+                print!(" {} |", cells.collect::<Vec<_>>().join("; "));
             }
             println!();
         }

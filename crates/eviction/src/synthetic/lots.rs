@@ -114,3 +114,54 @@ impl Zipf {
         (self.0[rank] - below) / self.0[0]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stream_is_that_of_the_authors_program() {
+        let mut lots = Lots::new(1_234_567);
+        let found = [lots.bits(), lots.bits(), lots.bits()];
+        let theirs = [
+            6_457_827_717_110_365_317,
+            3_203_168_211_198_807_973,
+            9_817_491_932_198_370_423,
+        ];
+        assert_eq!(found, theirs);
+    }
+
+    #[test]
+    fn distributions_have_their_means_and_keep_their_bounds() {
+        let mut lots = Lots::new(1);
+        let count = 20_000;
+        let mut mean = |draw: &mut dyn FnMut(&mut Lots) -> f64| {
+            (0..count).map(|_| draw(&mut lots)).sum::<f64>() / f64::from(count)
+        };
+        let near =
+            |found: f64, target: f64| assert!((found / target - 1.0).abs() < 0.05, "{found}");
+        near(mean(&mut |lots| lots.exponential(7.0)), 7.0);
+        near(mean(&mut |lots| lots.geometric(3.0) as f64), 3.0);
+        near(mean(&mut |lots| lots.within(2, 4) as f64), 3.0);
+        near(
+            mean(&mut |lots| lots.log_uniform(1.0, 100.0).ln()),
+            10_f64.ln(),
+        );
+        let points = [(0.0, 1.0), (0.5, 10.0), (1.0, 1000.0)];
+        near(
+            mean(&mut |lots| f64::from(u8::from(lots.quantile(&points) < 10.0))),
+            0.5,
+        );
+        near(
+            mean(&mut |lots| f64::from(u8::from(lots.quantile(&points) < 100.0))),
+            0.75,
+        );
+        let zipf = Zipf::new(3, 1.0);
+        near(
+            mean(&mut |lots| f64::from(u8::from(zipf.draw(lots) == 0))),
+            6.0 / 11.0,
+        );
+        near(zipf.relative(1), 0.5);
+        assert_eq!((lots.below(1), lots.geometric(0.0)), (0, 0));
+    }
+}
