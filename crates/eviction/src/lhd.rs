@@ -6,6 +6,7 @@
 //! victim is the least dense of a sample (5.1); a few keys, the explorers, stay long enough to tell what
 //! becomes of old ones (5.2).
 
+mod lots;
 mod model;
 
 use serde::{Deserialize, Serialize};
@@ -15,12 +16,15 @@ use crate::parameter::{self, ParameterError};
 use crate::table::{Slot, Table};
 use crate::{Access, Key, Policy, StateError, Victim, saved};
 
+use lots::Random;
 use model::{DECAY, Model, Saved};
+
+pub use lots::Lots;
 
 pub(crate) const NAME: &str = "lhd";
 
 /// Of so many keys one is drawn to explore, while the explorers take less than that part of the bytes.
-const EXPLORER_ODDS: u32 = 32;
+const EXPLORER_ODDS: usize = 32;
 const EXPLORER_PART: u64 = 100;
 /// Reconfigurations in which few candidates are drawn and explorers are appointed: to learn quickly.
 const EARLY: u32 = 50;
@@ -45,6 +49,8 @@ pub struct Parameters {
     /// The density of the class of the longest ages before anything is learnt, 1 to 1 000; that of each
     /// next class is one more. Default 1.
     pub lead: f32,
+    /// How lots are drawn. Default [`Lots::Seeded`].
+    pub lots: Lots,
 }
 
 impl Default for Parameters {
@@ -56,6 +62,7 @@ impl Default for Parameters {
             period: 1 << 14,
             first_step: 4,
             lead: 1.0,
+            lots: Lots::Seeded,
         }
     }
 }
@@ -68,6 +75,7 @@ impl Parameters {
             period: 1 << 20,
             first_step: 10,
             lead: 17.0,
+            lots: Lots::Libcachesim,
             ..Self::default()
         }
     }
@@ -107,7 +115,7 @@ pub struct Lhd<K> {
     victims: f32,
     /// Bytes that further explorers may take.
     budget: i64,
-    random: fastrand::Rng,
+    random: Random,
 }
 
 /// A key that entered: one that comes back after it left is a candidate again.
@@ -139,7 +147,7 @@ struct State<K> {
     head: usize,
     victims: f32,
     budget: i64,
-    random: u64,
+    random: u128,
 }
 
 impl<K: Key> Lhd<K> {
@@ -169,7 +177,7 @@ impl<K: Key> Lhd<K> {
             head: 0,
             victims: 0.0,
             budget: signed(capacity / EXPLORER_PART),
-            random: fastrand::Rng::with_seed(seed),
+            random: Random::new(parameters.lots, seed),
         }
     }
 
@@ -198,7 +206,7 @@ impl<K: Key> Lhd<K> {
 
     /// Draws whether a key that enters or was asked for shall explore, and lets time pass.
     fn touch(&mut self, slot: Slot) -> bool {
-        let drawn = self.random.u32(..EXPLORER_ODDS) == 0;
+        let drawn = self.random.below(EXPLORER_ODDS) == 0;
         let explores = drawn && self.budget > 0 && self.model.reconfigurations() < EARLY;
         if explores {
             self.budget -= signed(self.table.get(slot).size);
@@ -268,7 +276,7 @@ impl<K: Key> Lhd<K> {
         };
         let mut start = 0;
         for _ in 0..sample {
-            start = self.random.usize(..self.bag.len());
+            start = self.random.below(self.bag.len());
             let slot = self.bag[start];
             consider(slot, self.density(slot), &self.table);
         }
@@ -393,14 +401,15 @@ impl<K: Key> Policy<K> for Lhd<K> {
             head: self.head,
             victims: self.victims,
             budget: self.budget,
-            random: self.random.get_seed(),
+            random: self.random.state(),
         };
         saved::seal(NAME, &state)
     }
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let state: State<K> = saved::open(NAME, saved)?;
-        let mut restored = Self::of(self.parameters, 0, state.random);
+        let mut restored = Self::of(self.parameters, 0, 0);
+        restored.random.resume(state.random);
         restored.model.restore(&state.model)?;
         for (key, size, note) in state.bag {
             if restored.contains(&key) {

@@ -18,7 +18,7 @@ const LEGEND: f64 = 150.0;
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a6761d", "#56b4e9", "#e6a700", "#333333",
 ];
-const DASHES: [&str; 3] = ["", "6 3", "2 3"];
+const DASHES: [&str; 3] = ["none", "6 3", "2 3"];
 
 /// Two panels a trace, object and byte miss ratio; a line a policy; sizes on a logarithmic axis.
 pub(crate) fn plot(report: &Report) -> String {
@@ -50,8 +50,10 @@ pub(crate) fn plot(report: &Report) -> String {
         let axis = Sizes::of(&rows);
         let objects = |row: &Row| row.object_miss_ratio;
         let bytes = |row: &Row| row.byte_miss_ratio;
-        let panels: [(&str, &dyn Fn(&Row) -> f64); 2] =
-            [("object miss ratio", &objects), ("byte miss ratio", &bytes)];
+        let panels = [
+            ("object miss ratio", objects as fn(&Row) -> f64),
+            ("byte miss ratio", bytes),
+        ];
         for (panel, (title, ratio)) in panels.into_iter().enumerate() {
             let x = LEFT + panel as f64 * (WIDTH + GAP);
             frame(&mut svg, (x, y), title, &axis, summary);
