@@ -191,7 +191,14 @@ impl Cache {
                     return Err(closing());
                 }
                 match state.fills.get(digest) {
-                    Some(flight) => Err(flight.clone()),
+                    Some(flight) => {
+                        let doomed = flight.is_doomed();
+                        if !doomed {
+                            // Under the lock, as the commit counts them.
+                            flight.joined.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err((flight.clone(), doomed))
+                    }
                     None => {
                         let flight = Arc::new(Flight::new(*digest, self.store.clone()));
                         state.fills.insert(*digest, flight.clone());
@@ -206,12 +213,11 @@ impl Cache {
                     let tail = fill.tail();
                     return Ok(Claim::Leader(fill, Content::Tail(tail)));
                 }
-                Err(flight) if flight.is_doomed() => {
+                Err((flight, true)) => {
                     let _ = flight.outcome().await;
                 }
-                Err(flight) => {
+                Err((flight, false)) => {
                     self.store.metrics.joins.inc();
-                    flight.joined.fetch_add(1, Ordering::Relaxed);
                     return Ok(Claim::Follower(Content::Tail(Tail::new(flight))));
                 }
             }

@@ -129,18 +129,26 @@ impl Ranking {
         }
     }
 
+    /// It left for another reason than the policy's choice.
     pub(crate) fn remove(&mut self, digest: &Digest) {
         self.policy.remove(digest);
-        if let Some(left) = &mut self.left {
-            left.push(*digest);
-        }
+        self.note_left(digest);
     }
 
+    /// The policy's choice, which it has let go of: it is not told again, since to some that is another event.
     pub(crate) fn evict(
         &mut self,
         held: &mut dyn FnMut(&Digest) -> bool,
     ) -> Option<Victim<Digest>> {
-        self.policy.evict(held)
+        let victim = self.policy.evict(held)?;
+        self.note_left(&victim.key);
+        Some(victim)
+    }
+
+    fn note_left(&mut self, digest: &Digest) {
+        if let Some(left) = &mut self.left {
+            left.push(*digest);
+        }
     }
 
     /// What the policy shows of itself.
@@ -192,9 +200,10 @@ mod tests {
             other.insert(&access(number));
         }
         ranking.remove(&access(1).key);
+        ranking.evict(&mut |_| false);
         ranking.replace("other".into(), Box::new(other));
         let held = [0, 1, 2].map(|number| ranking.policy.contains(&access(number).key));
-        assert_eq!(held, [true, false, true]);
+        assert_eq!(held, [false, false, true]);
         // And nothing more is noted.
         ranking.remove(&access(0).key);
         assert!(ranking.left.is_none());

@@ -293,9 +293,16 @@ impl State {
         }
     }
 
-    /// Takes a blob out of the index; its bytes are counted as reserved until [`State::gone`].
+    /// Takes a blob out of the index, and tells the policy; its bytes are counted as reserved until [`State::gone`].
     /// Says how many they are.
     pub(crate) fn take(&mut self, digest: &Digest) -> Option<u64> {
+        let bytes = self.leave(digest)?;
+        self.ranking.remove(digest);
+        Some(bytes)
+    }
+
+    /// The same for what the policy has let go of already.
+    fn leave(&mut self, digest: &Digest) -> Option<u64> {
         let slot = self.index.remove(digest)?;
         self.memory.remove(digest);
         let bytes = slot.footprint();
@@ -304,7 +311,6 @@ impl State {
         if self.pinned.contains_key(digest) {
             self.pinned_bytes -= bytes;
         }
-        self.ranking.remove(digest);
         self.changed.push(*digest);
         Some(bytes)
     }
@@ -350,7 +356,7 @@ impl State {
                 pinned.contains_key(digest) || (spare_open && open.contains_key(digest))
             };
             let digest = ranking.evict(&mut held)?.key;
-            if let Some(bytes) = self.take(&digest) {
+            if let Some(bytes) = self.leave(&digest) {
                 return Some(Victim::Blob(digest, bytes));
             }
         }

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,13 +19,19 @@ const LEN: usize = 100_000;
 /// One blob of [`LEN`] with its trailer, in whole blocks.
 const ONE: u64 = 102_400;
 
-/// A policy that the test looks into while the cache drives it.
+/// A policy that the test looks into while the cache drives it. It will not be told of a victim of its own that it is
+/// gone.
 #[derive(Clone)]
-struct Watched(Arc<Mutex<Box<dyn Policy<Digest>>>>, Arc<AtomicUsize>);
+struct Watched(
+    Arc<Mutex<Box<dyn Policy<Digest>>>>,
+    Arc<AtomicUsize>,
+    Arc<Mutex<HashSet<Digest>>>,
+);
 
 impl Watched {
     fn new(named: Named) -> Self {
-        Self(Arc::new(Mutex::new(named.build(ROOMY, 0))), Arc::default())
+        let policy = Arc::new(Mutex::new(named.build(ROOMY, 0)));
+        Self(policy, Arc::default(), Arc::default())
     }
 
     fn held(&self) -> Vec<(Digest, u64)> {
@@ -41,14 +48,37 @@ impl Policy<Digest> for Watched {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().hit(access)
     }
+    fn miss(&mut self, access: &Access<Digest>) {
+        self.0.lock().unwrap().miss(access);
+    }
+    fn refuses(&self, access: &Access<Digest>) -> bool {
+        self.0.lock().unwrap().refuses(access)
+    }
     fn insert(&mut self, access: &Access<Digest>) {
+        self.2.lock().unwrap().remove(&access.key);
         self.0.lock().unwrap().insert(access);
     }
     fn remove(&mut self, key: &Digest) {
+        let is_victim = self.2.lock().unwrap().contains(key);
+        assert!(!is_victim, "the policy has named it itself");
         self.0.lock().unwrap().remove(key);
     }
     fn evict(&mut self, held: &mut dyn FnMut(&Digest) -> bool) -> Option<Victim<Digest>> {
-        self.0.lock().unwrap().evict(held)
+        let victim = self.0.lock().unwrap().evict(held);
+        self.2
+            .lock()
+            .unwrap()
+            .extend(victim.map(|victim| victim.key));
+        victim
+    }
+    fn resize(&mut self, capacity: u64) {
+        self.0.lock().unwrap().resize(capacity);
+    }
+    fn idle(&mut self) -> bool {
+        self.0.lock().unwrap().idle()
+    }
+    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        self.0.lock().unwrap().figures(show);
     }
     fn contains(&self, key: &Digest) -> bool {
         self.0.lock().unwrap().contains(key)
@@ -302,6 +332,22 @@ async fn the_policy_is_asked_once_for_each_request() {
     }
     assert_eq!(policy.1.load(Ordering::Relaxed), 4);
     cache.close().await;
+}
+
+#[tokio::test]
+async fn a_victim_is_not_taken_from_its_policy_again() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Lru).await;
+    let (cache, policy) = open_as(folder.path(), Named::Lru);
+    cache.prune(2 * ONE).await.unwrap();
+    assert_eq!(policy.2.lock().unwrap().len(), 2);
+    agrees(&cache, &policy, "two have left").await;
+    // What leaves for another reason is told.
+    fs::remove_dir_all(folder.path().join("blobs")).unwrap();
+    for seed in 0..4 {
+        assert!(cache.get(&blob(seed, LEN).0).await.unwrap().is_none());
+    }
+    agrees(&cache, &policy, "all have").await;
 }
 
 #[tokio::test]

@@ -103,6 +103,9 @@ impl<K: Key> Policy<K> for Learned<K> {
     }
 
     fn remove(&mut self, key: &K) {
+        if !self.classes.contains(key) {
+            return;
+        }
         let hash = hash(key, self.seed);
         self.races.close(hash);
         self.gate.remove(hash);

@@ -1,0 +1,30 @@
+//! Removing a key that a policy does not hold changes nothing of it: not its ghosts, nor what it waits to learn.
+
+use pierhead_eviction::replay::{Tally, replay};
+use pierhead_eviction::synthetic::{Parameters, Workload};
+use pierhead_eviction::trace::Held;
+use pierhead_eviction::{Access, Named, Simulated};
+
+#[test]
+fn a_key_that_is_not_held_is_removed_without_a_trace() {
+    let parameters = Parameters {
+        requests: 5_000,
+        ..Parameters::default()
+    };
+    let workload = Workload::new(&parameters, 5).expect("within their ranges");
+    let held: Held = workload.collect();
+    let requests: Vec<Access<u64>> = held.iter().collect();
+    let capacity = held.footprint() / 50;
+    for named in Named::ALL {
+        let mut cache = Simulated::new(named.build::<u64>(capacity, 1), capacity);
+        replay(requests.iter().copied(), &mut cache, &mut Tally::default());
+        let policy = cache.policy_mut();
+        let before = policy.save();
+        for access in &requests {
+            if !policy.contains(&access.key) {
+                policy.remove(&access.key);
+            }
+        }
+        assert!(policy.save() == before, "{named}");
+    }
+}
