@@ -66,12 +66,10 @@ impl Metrics {
         self.refused.get_or_create(&RefusedBy { by }).inc();
     }
 
-    /// All refusals so far.
-    pub(crate) fn refusals(&self) -> u64 {
+    /// All refusals so far, by who refused.
+    pub(crate) fn refusals(&self) -> [(&'static str, u64); 3] {
         ["admission", "policy", "written"]
-            .map(|by| self.refused.get_or_create(&RefusedBy { by }).get())
-            .iter()
-            .sum()
+            .map(|by| (by, self.refused.get_or_create(&RefusedBy { by }).get()))
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {

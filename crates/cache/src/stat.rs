@@ -54,6 +54,12 @@ pub struct EvictionStat {
     pub evictions: u64,
     /// Fills that would have fit and were not let in, since the start.
     pub refused: u64,
+    /// The same by who refused them: `admission`, `policy`, or `written`, what may be written in a day.
+    pub refused_by: [(&'static str, u64); 3],
+    /// Claims that found the blob, since the start.
+    pub hits: u64,
+    /// Claims that began a fill, since the start.
+    pub misses: u64,
     /// What the policy shows of itself, by name.
     pub figures: Vec<(&'static str, f64)>,
 }
@@ -94,13 +100,18 @@ impl Cache {
         let mut state = lock(&self.store.state);
         let ranking = &mut state.ranking;
         let tick = ranking.clock.read(now());
+        let metrics = &self.store.metrics;
+        let refused_by = metrics.refusals();
         EvictionStat {
             policy: ranking.policy_name.clone(),
             admission: ranking.door.name.clone(),
             written_today: ranking.door.written(tick),
             max_written_per_day: ranking.door.cap(),
-            evictions: self.store.metrics.evictions.get(),
-            refused: self.store.metrics.refusals(),
+            evictions: metrics.evictions.get(),
+            refused: refused_by.iter().map(|(_, count)| count).sum(),
+            refused_by,
+            hits: metrics.hits.get(),
+            misses: metrics.misses.get(),
             figures: ranking.figures(),
         }
     }

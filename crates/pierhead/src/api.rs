@@ -56,6 +56,15 @@ pub(crate) struct Eviction {
     pub(crate) evictions: u64,
     /// Downloads since the start that would have fit and were not kept.
     pub(crate) refused: u64,
+    /// The same by who refused them: `admission`, `policy`, `written` (the bytes of a day).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) refused_by: BTreeMap<String, u64>,
+    /// Requests since the start that the cache had the blob for.
+    #[serde(default)]
+    pub(crate) hits: u64,
+    /// Requests since the start that began a download.
+    #[serde(default)]
+    pub(crate) misses: u64,
     /// What the policy shows of itself, such as whether the gate of a model is open (1) or not.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,

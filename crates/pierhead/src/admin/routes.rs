@@ -131,6 +131,13 @@ impl Admin {
                 max_written_per_day: eviction.max_written_per_day,
                 evictions: eviction.evictions,
                 refused: eviction.refused,
+                refused_by: eviction
+                    .refused_by
+                    .into_iter()
+                    .map(|(by, count)| (by.to_owned(), count))
+                    .collect(),
+                hits: eviction.hits,
+                misses: eviction.misses,
                 figures: eviction
                     .figures
                     .into_iter()

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::api::{Blob, Pin, Pruned, Stat};
+use crate::api::{Blob, Eviction, Pin, Pruned, Stat};
 use crate::config::human_bytes;
 
 /// How to print.
@@ -61,21 +61,20 @@ impl Output {
         self.line(format!("pinned      {}", human_bytes(stat.pinned)))?;
         self.line(format!("memory      {}", human_bytes(stat.memory)))?;
         let eviction = &stat.eviction;
+        self.line(format!("requests    {}", requests(eviction)))?;
         self.line(format!(
-            "eviction    {}, {} evicted; admission {}, {} refused",
-            eviction.policy, eviction.evictions, eviction.admission, eviction.refused
+            "eviction    {}, {} evicted",
+            eviction.policy, eviction.evictions
         ))?;
         for (name, value) in &eviction.figures {
             self.line(format!("            {} {value}", name.replace('_', " ")))?;
         }
-        let limit = match eviction.max_written_per_day {
-            0 => String::new(),
-            limit => format!(" of {} a day", human_bytes(limit)),
-        };
         self.line(format!(
-            "written     {}{limit} today (UTC)",
-            human_bytes(eviction.written_today)
-        ))
+            "admission   {}, refused: {}",
+            eviction.admission,
+            refusals(eviction)
+        ))?;
+        self.line(format!("written     {}", written(eviction)))
     }
 
     pub(crate) fn blobs(self, blobs: &[Blob]) -> io::Result<()> {
@@ -151,6 +150,46 @@ impl Output {
     }
 }
 
+/// What the cache had, of what it was asked for.
+fn requests(eviction: &Eviction) -> String {
+    let (hits, misses) = (eviction.hits, eviction.misses);
+    let share = (u128::from(hits) * 100)
+        .checked_div(u128::from(hits) + u128::from(misses))
+        .map_or_else(String::new, |percent| format!(" ({percent} % hits)"));
+    format!("{hits} hits, {misses} misses since the start{share}")
+}
+
+/// Who kept how many downloads out.
+fn refusals(eviction: &Eviction) -> String {
+    let by: Vec<_> = eviction
+        .refused_by
+        .iter()
+        .filter(|(_, count)| **count > 0)
+        .map(|(by, count)| match by.as_str() {
+            "written" => format!("{count} over the bytes of the day"),
+            by => format!("{count} by {by}"),
+        })
+        .collect();
+    match by.as_slice() {
+        // An older daemon does not say who.
+        [] => eviction.refused.to_string(),
+        by => by.join(", "),
+    }
+}
+
+/// What was written today, and whether anything is left of it.
+fn written(eviction: &Eviction) -> String {
+    let written = human_bytes(eviction.written_today);
+    match eviction.max_written_per_day {
+        0 => format!("{written} today (UTC)"),
+        limit if eviction.written_today >= limit => format!(
+            "{written} today; the {} of a day are used up: nothing large enters until 00:00 UTC",
+            human_bytes(limit)
+        ),
+        limit => format!("{written} today (UTC), of {} a day", human_bytes(limit)),
+    }
+}
+
 /// The image that a blob is part of, and of how many more.
 fn of(images: &[String]) -> String {
     match images {
@@ -173,5 +212,51 @@ fn ago(accessed: u64) -> String {
         60..3600 => format!("{}m ago", seconds / 60),
         3600..86400 => format!("{}h ago", seconds / 3600),
         _ => format!("{}d ago", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_refused_is_named() {
+        let mut eviction = Eviction::default();
+        assert_eq!(refusals(&eviction), "0");
+        eviction.refused = 15;
+        assert_eq!(refusals(&eviction), "15", "of an older daemon");
+        let by = [("admission", 5), ("policy", 0), ("written", 10)];
+        eviction.refused_by = by.map(|(by, count)| (by.to_owned(), count)).into();
+        assert_eq!(
+            refusals(&eviction),
+            "5 by admission, 10 over the bytes of the day"
+        );
+    }
+
+    #[test]
+    fn a_day_without_bytes_left_says_so() {
+        let mut eviction = Eviction {
+            written_today: 84 << 20,
+            ..Eviction::default()
+        };
+        assert_eq!(written(&eviction), "84.0 MiB today (UTC)");
+        eviction.max_written_per_day = 100 << 20;
+        assert_eq!(
+            written(&eviction),
+            "84.0 MiB today (UTC), of 100.0 MiB a day"
+        );
+        eviction.max_written_per_day = 2 << 20;
+        assert!(written(&eviction).ends_with("nothing large enters until 00:00 UTC"));
+    }
+
+    #[test]
+    fn hits_are_a_share_of_the_requests() {
+        let mut eviction = Eviction::default();
+        assert_eq!(requests(&eviction), "0 hits, 0 misses since the start");
+        (eviction.hits, eviction.misses) = (3, 1);
+        assert_eq!(
+            requests(&eviction),
+            "3 hits, 1 misses since the start (75 % hits)"
+        );
     }
 }

@@ -190,6 +190,18 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
             "see the clients below; `pierhead setup docker` (containerd, podman, crio) makes them",
         ));
     }
+    let eviction = &stat.eviction;
+    let limit = eviction.max_written_per_day;
+    if limit > 0 && eviction.written_today >= limit {
+        findings.push(Finding::warn(
+            "disk",
+            format!(
+                "the {} that may be written a day are used up: nothing large enters the cache until 00:00 UTC",
+                human_bytes(limit)
+            ),
+            "clients are served all the same; raise `eviction.max_written_per_day`, or set \"0\" for no limit",
+        ));
+    }
     let rot = metrics.sum("pierhead_cache_rot_total");
     if rot > 0.0 {
         findings.push(Finding::fail(
@@ -303,6 +315,21 @@ mod tests {
                 "reserved":0,"capacity":0,"fills":0,"pinned":0,"memory":0}"#,
         )
         .expect("a document of an older version")
+    }
+
+    #[test]
+    fn a_day_whose_bytes_are_used_up_is_told() {
+        let mut stat = stat();
+        let about = |stat: &Stat| {
+            let findings = of_metrics(stat, &Metrics::default());
+            findings.iter().any(|it| it.what.contains("used up"))
+        };
+        stat.eviction.written_today = 5;
+        assert!(!about(&stat), "no limit");
+        stat.eviction.max_written_per_day = 6;
+        assert!(!about(&stat));
+        stat.eviction.max_written_per_day = 5;
+        assert!(about(&stat));
     }
 
     #[test]
