@@ -13,6 +13,7 @@ use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, R
 
 use crate::access::{self, Channel};
 use crate::body::{Account, Body};
+use crate::claim::Wanted;
 use crate::deadline::Deadline;
 use crate::document::EAGER;
 use crate::entity::Entity;
@@ -22,7 +23,7 @@ use crate::pace::Pace;
 use crate::respond::{self, JSON};
 use crate::route::route;
 use crate::service::Inner;
-use crate::source::{Source, Wanted};
+use crate::source::Source;
 use crate::{Error, lists, manifest};
 
 /// Who asks.

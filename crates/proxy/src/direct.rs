@@ -8,10 +8,10 @@ use pierhead_oci::Hasher;
 use pierhead_remote::BlobStream;
 
 use crate::Error;
+use crate::claim::Wanted;
 use crate::fetch::Passed;
 use crate::limits::{Held, Turn};
 use crate::service::Inner;
-use crate::source::Wanted;
 
 /// A reader of a part that begins no later than this takes the bytes before it too, so that what it gets can be
 /// held against the digest. For later ones that would cost more than they ask for: only their client can verify.
@@ -35,7 +35,7 @@ pub(crate) struct Direct {
     ended: bool,
     /// What is held back for a part that is verified first.
     counted: Option<Arc<Held>>,
-    _turn: Turn,
+    turn: Turn,
 }
 
 impl Direct {
@@ -46,16 +46,25 @@ impl Direct {
         wanted: &Wanted,
         position: Position,
     ) -> Result<Box<Self>, Error> {
+        let ticket = inner.limits.queue(&wanted.client)?;
+        let turn = inner.limits.turn(ticket, &wanted.registry).await;
+        Self::open_in(turn, inner, wanted, position).await
+    }
+
+    async fn open_in(
+        turn: Turn,
+        inner: &Inner,
+        wanted: &Wanted,
+        position: Position,
+    ) -> Result<Box<Self>, Error> {
         let Wanted {
             registry,
             repository,
             digest,
-            client,
+            ..
         } = wanted;
         let Position { start, offset } = position;
         let from = if start <= TAKEN_TOO { 0 } else { offset };
-        let ticket = inner.limits.queue(client)?;
-        let turn = inner.limits.turn(ticket, registry).await;
         let stream = match inner.client.blob(registry, repository, digest, from).await {
             Ok(stream) => stream,
             Err(error) => {
@@ -81,6 +90,28 @@ impl Direct {
         Self::of(stream, hasher, offset, turn)
     }
 
+    /// For a reader of the part from `first`, before it reads anything. What began at 0 goes on when those bytes are
+    /// wanted, too. Else it is given up, and the part is asked for in the same turn: to wait for another one while
+    /// this is held could be to wait for oneself.
+    pub(crate) async fn part(
+        mut self: Box<Self>,
+        inner: &Inner,
+        wanted: &Wanted,
+        first: u64,
+    ) -> Result<Box<Self>, Error> {
+        if self.hasher.is_some() && Self::takes_all(first) {
+            self.skip = first;
+            return Ok(self);
+        }
+        let Self { stream, turn, .. } = *self;
+        drop(stream);
+        let position = Position {
+            start: first,
+            offset: first,
+        };
+        Self::open_in(turn, inner, wanted, position).await
+    }
+
     /// Whether a reader that began there wants all bytes from the first.
     pub(crate) fn takes_all(start: u64) -> bool {
         start <= TAKEN_TOO
@@ -94,7 +125,7 @@ impl Direct {
             hasher,
             ended: false,
             counted: None,
-            _turn: turn,
+            turn,
         })
     }
 

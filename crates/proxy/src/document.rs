@@ -10,6 +10,7 @@ use pierhead_remote::{Fault, Fetched, Known};
 use tokio::time::Instant;
 
 use crate::deadline::Deadline;
+use crate::error::{is_passed_on, with_sources};
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
@@ -388,7 +389,12 @@ async fn remember(inner: &Inner, name: &Name, document: &Document, etag: Option<
 }
 
 fn note<T>(stored: Result<T, CacheError>) {
-    if let Err(error) = stored {
-        tracing::warn!(%error, "a document was not stored");
+    match stored {
+        Ok(_) => {}
+        // Once the bytes of a day are spent that is every document until the next.
+        Err(error) if is_passed_on(&error) => tracing::debug!(%error, "a document is passed on"),
+        Err(error) => {
+            tracing::warn!(error = %with_sources(&error), "a document was not stored");
+        }
     }
 }

@@ -87,9 +87,9 @@ impl Entity {
                 Body::bytes(part(&bytes, first, last))
             }
             (Content::Bytes(bytes), _) => Body::bytes(bytes),
-            (Content::Source(mut source), Some(Selection::Part { first, last })) => {
-                source.only(first, last + 1).await?;
-                Body::stream(source, length)
+            (Content::Source(source), Some(Selection::Part { first, last })) => {
+                let part = source.only(first, last + 1).await?;
+                Body::stream(Box::new(part), length)
             }
             (Content::Source(source), _) => Body::stream(source, length),
         };

@@ -72,7 +72,29 @@ pub(crate) fn is_wrong(error: &pierhead_cache::Error) -> bool {
     matches!(error, WrongDigest { .. } | WrongSize { .. })
 }
 
+/// What went wrong with all that it comes of, for the log: the text of one error leaves out its sources.
+pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// Whether the cache did as it was told, and would rather not keep it.
+pub(crate) fn is_passed_on(error: &pierhead_cache::Error) -> bool {
+    matches!(error, pierhead_cache::Error::NotAdmitted { .. })
+}
+
 impl Error {
+    /// Whether it is what the cache would rather not keep.
+    pub(crate) fn is_passed_on(&self) -> bool {
+        matches!(self, Self::Cache(error) if is_passed_on(error))
+    }
+
     /// Whether it is our disk that failed: the bytes can still be had from the upstream.
     pub(crate) fn is_storage(&self) -> bool {
         matches!(self, Self::Cache(error) if error.is_storage())
@@ -90,5 +112,23 @@ impl Error {
             Self::Slow { .. } | Self::Document(_) | Self::Limited(_) | Self::Internal => true,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_log_says_what_the_system_said() {
+        let error = pierhead_cache::Error::Io {
+            action: "write",
+            path: "blob".into(),
+            source: Arc::new(io::Error::other("the disk is gone")),
+        };
+        assert_eq!(with_sources(&error), "cannot write blob: the disk is gone");
     }
 }

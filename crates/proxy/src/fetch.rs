@@ -11,11 +11,11 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
 use crate::access::Clean;
-use crate::error::is_wrong;
+use crate::claim::Wanted;
+use crate::error::{is_passed_on, is_wrong, with_sources};
 use crate::lead::Lead;
 use crate::limits::{Ticket, Turn};
 use crate::service::Inner;
-use crate::source::Wanted;
 
 /// Fills `fill` in the background: clients come and go without a say in it.
 pub(crate) fn start(
@@ -29,9 +29,13 @@ pub(crate) fn start(
     tokio::spawn(async move {
         let turn = turn(&inner, &wanted, ticket, &lead).await;
         let mut stream = None;
+        let fill = (fill, Keep::IfAdmitted);
         // How it ended is known to the fill's readers; nobody else waits.
         let _ = run(&inner, &wanted, fill, &AtomicU64::new(0), &mut stream).await;
-        if let Some(stream) = stream {
+        // How fast it is read is up to the client: only its own turn is held up by that.
+        if let Some(stream) = stream
+            && turn.is_of(&wanted.client)
+        {
             // Nobody takes it when the client has left.
             let _ = pass.send(Passed { stream, turn });
         }
@@ -76,6 +80,23 @@ pub(crate) async fn offer(inner: &Inner, ticket: Ticket, registry: &Registry, fi
     }
 }
 
+/// Whether the admission is asked.
+#[derive(Clone, Copy)]
+pub(crate) enum Keep {
+    /// A client wants the bytes.
+    IfAdmitted,
+    /// Somebody asked for it to be kept.
+    Always,
+}
+
+impl Keep {
+    fn tell(self, fill: &mut Fill) {
+        if matches!(self, Self::Always) {
+            fill.insist();
+        }
+    }
+}
+
 /// Fetches to the end and commits. `arrived` counts bytes as they come; `passed` gets the stream when the cache
 /// had rather not keep it.
 ///
@@ -83,16 +104,20 @@ pub(crate) async fn offer(inner: &Inner, ticket: Ticket, registry: &Registry, fi
 pub(crate) async fn run(
     inner: &Arc<Inner>,
     wanted: &Wanted,
-    fill: Fill,
+    (mut fill, keep): (Fill, Keep),
     arrived: &AtomicU64,
     passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let resumed = fill.offset() > 0;
+    keep.tell(&mut fill);
     match into(inner, wanted, fill, arrived, passed).await {
         // The leftovers of an earlier fill may be what was wrong, and they are gone now.
         Err(error) if resumed && error.is_wrong_content() => {
             match inner.cache.claim(&wanted.digest).await? {
-                Claim::Leader(fill, _) => into(inner, wanted, fill, arrived, passed).await,
+                Claim::Leader(mut fill, _) => {
+                    keep.tell(&mut fill);
+                    into(inner, wanted, fill, arrived, passed).await
+                }
                 Claim::Hit(object) => Ok(object),
                 Claim::Follower(content) => committed(content).await,
             }
@@ -167,11 +192,12 @@ async fn transfer(
         digest,
         ..
     } = wanted;
-    let begun = Instant::now();
+    let mut asked = Instant::now();
     let mut stream = inner
         .client
         .blob(registry, repository, digest, fill.offset())
         .await?;
+    let head = asked.elapsed();
     if stream.offset() != fill.offset() {
         fill.restart().await?;
     }
@@ -179,18 +205,18 @@ async fn transfer(
         fill.set_cost(inner.costs.estimate(registry, size));
     }
     if let Err(error) = fill.begin(stream.size()).await {
-        if matches!(error, CacheError::NotAdmitted { .. }) && stream.offset() == 0 {
+        if is_passed_on(&error) && stream.offset() == 0 {
             *passed = Some(stream);
         }
         return Err(error.into());
     }
-    // What the disk takes is not the upstream's time.
+    // What disk and eviction take is not the upstream's time.
     let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
-    let mut asked = Instant::now();
+    asked = Instant::now();
     while let Some(bytes) = stream.next().await {
         let bytes = bytes?;
         if first.is_none() {
-            first = Some(begun.elapsed());
+            first = Some(head + asked.elapsed());
         } else {
             waited += asked.elapsed();
             rest += u64::try_from(bytes.len()).unwrap_or(0);
@@ -214,11 +240,12 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
         ..
     } = wanted;
     // Not let in this time; the next request may be what tips the scale.
-    if matches!(error, CacheError::NotAdmitted { .. }) {
+    if is_passed_on(error) {
         tracing::debug!(%registry, %repository, %digest, %error, "passed on");
         return;
     }
-    tracing::warn!(%registry, %repository, %digest, %error, "fill failed");
+    let error_text = with_sources(error);
+    tracing::warn!(%registry, %repository, %digest, error = %error_text, "fill failed");
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }

@@ -94,13 +94,20 @@ impl Leads {
 }
 
 impl Lead {
-    /// For the one that fills: where turns of those who wait for it arrive. To be dropped when it has one.
-    pub(crate) fn offered(&self, client: &Arc<Client>) -> Option<Receiver<Turn>> {
+    /// For the one that fills, as soon as it knows: those who wait for it may leave turns from now on, also when
+    /// the fill before this one had the last place for them.
+    pub(crate) fn begin(&self) {
         self.slot(|slot| {
-            // The fill before this one had it.
             if slot.receiver.is_none() {
                 *slot = Slot::new();
             }
+            Some(())
+        });
+    }
+
+    /// For the one that fills: where turns of those who wait for it arrive. To be dropped when it has one.
+    pub(crate) fn offered(&self, client: &Arc<Client>) -> Option<Receiver<Turn>> {
+        self.slot(|slot| {
             slot.is_new(client);
             slot.receiver.take()
         })
@@ -154,9 +161,10 @@ mod tests {
         drop(offered);
         let three = Arc::new(Client::new(1));
         assert!(lead.offer(&three).is_none(), "the fill has begun");
-        // Another fill before the last of those who meant the first has left.
-        let _offered = lead.offered(&two);
+        // Another fill before the last of those who meant the first has left: it has no turn before it asks for one.
+        lead.begin();
         assert!(lead.offer(&one).is_some());
+        assert!(lead.offered(&two).is_some());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 mod access;
 mod answer;
 mod body;
+mod claim;
 mod config;
 mod connection;
 mod cost;

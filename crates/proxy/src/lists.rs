@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::Error;
+use crate::claim::Wanted;
 use crate::deadline::Deadline;
 use crate::document::{Document, EAGER, resolve};
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::page::{self, cut};
 use crate::service::Inner;
-use crate::source::{Source, Wanted};
+use crate::source::Source;
 
 /// What stands behind the last tag of an answer.
 const BEHIND: &[u8] = b"]}";
@@ -103,8 +104,8 @@ impl Asked<'_> {
         let body = match document.object() {
             Some(object) if cut.end - cut.first > EAGER => {
                 let length = cut.end - cut.first + as_u64(before.len()) + as_u64(BEHIND.len());
-                let mut source = self.source(document, object);
-                source.only(cut.first, cut.end).await?;
+                let source = self.source(document, object);
+                let mut source = source.only(cut.first, cut.end).await?;
                 source.between(before.into(), Bytes::from_static(BEHIND));
                 Text::Long(Box::new(source), length)
             }

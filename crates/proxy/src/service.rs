@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
+use crate::claim::Wanted;
 use crate::cost::Costs;
 use crate::document::Document;
 use crate::flight::Flights;
@@ -21,7 +22,6 @@ use crate::limits::Limits;
 use crate::metrics::Outcome;
 use crate::recent::{Recent, Subject};
 use crate::said::Said;
-use crate::source::Wanted;
 use crate::{Config, Error, Tls, listener, warm};
 
 /// Documents are up to 4 MiB and take more in memory when parsed: so many at once.

@@ -6,47 +6,24 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{Claim, Content, Error as CacheError, Fill, Object};
-use pierhead_oci::{Digest, Registry, Repository};
-use tokio::sync::mpsc::Sender;
+use pierhead_cache::{Content, Error as CacheError, Object};
 use tokio::sync::oneshot;
 
+use crate::Error;
 use crate::body::FRAME;
+use crate::claim::{Wanted, claim};
 use crate::direct::{Direct, Position};
+use crate::error::is_passed_on;
 use crate::fetch::Passed;
-use crate::lead::Lead;
-use crate::limits::{Client, Limit, Turn};
 use crate::metrics::Outcome;
-use crate::recent::Subject;
 use crate::service::Inner;
-use crate::{Error, fetch};
 
 /// How often one reader may change its source: more is a disk or an upstream beyond help.
 const CHANGES: u32 = 4;
 
-/// Fills at once: each holds a staged file open while it waits for its turn at the upstream, and goes on
-/// when its client has left.
-const FILLS: u64 = 512;
-
 /// A part of a blob up to this size that is still coming waits until all of it is known good: nobody
 /// could tell that it is wrong, since a part has no digest. Of a larger one it leaves as it comes.
 const VERIFIED_FIRST: u64 = 8 << 20;
-
-/// Which blob of which repository: who is asked for it when the cache lacks it.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) registry: Registry,
-    pub(crate) repository: Repository,
-    pub(crate) digest: Digest,
-    /// For whom: upstream fetches are counted.
-    pub(crate) client: Arc<Client>,
-}
-
-impl Wanted {
-    pub(crate) fn subject(&self) -> Subject {
-        Subject::Blob(self.registry.clone(), self.repository.clone(), self.digest)
-    }
-}
 
 /// See the head of this module.
 pub(crate) struct Source {
@@ -147,7 +124,7 @@ impl Source {
     }
 
     /// Reads only `[first, end)`. To be called before the first read.
-    pub(crate) async fn only(&mut self, first: u64, end: u64) -> Result<(), Error> {
+    pub(crate) async fn only(mut self, first: u64, end: u64) -> Result<Self, Error> {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
         let size = match &self.from {
@@ -157,10 +134,13 @@ impl Source {
             From::Upstream(direct) => direct.size(),
         };
         self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
-        if first > 0 && matches!(self.from, From::Upstream(_)) {
-            self.from = self.direct().await?;
-        }
-        Ok(())
+        self.from = match self.from {
+            From::Upstream(direct) if first > 0 => {
+                From::Upstream(direct.part(&self.inner, &self.wanted, first).await?)
+            }
+            from => from,
+        };
+        Ok(self)
     }
 
     /// Whether all of it lies in the file of a committed blob.
@@ -252,6 +232,10 @@ impl Source {
         }
         tracing::debug!(digest = %self.wanted.digest, offset = self.offset, %error, "a reader changes its source");
         let nothing_sent = self.offset == self.start;
+        // A fetch whose fill has failed otherwise has nothing to pass on, and may learn of it late.
+        if !is_passed_on(&error) {
+            self.passed = None;
+        }
         self.from = match error {
             error if error.is_storage() => self.direct().await?,
             // The leftovers of an earlier fill may have been what was wrong; they are gone now.
@@ -320,82 +304,4 @@ async fn read(
         tail.committed().await?;
     }
     content.read_at(offset, max).await
-}
-
-/// What a claim found, or `None` when another registry is filling this digest: nobody who does not mean
-/// that registry waits for it, or believes it.
-pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Claimed>, Error> {
-    let Wanted {
-        registry, digest, ..
-    } = wanted;
-    let Some(lead) = inner.leads.enter(digest, registry) else {
-        // Committed by the one before, maybe.
-        let found = inner.cache.get(digest).await?;
-        return Ok(found.map(Claimed::Object));
-    };
-    Ok(Some(match inner.cache.claim(digest).await? {
-        Claim::Hit(object) => Claimed::Object(object),
-        Claim::Follower(content) => {
-            let offer = lead.offer(&wanted.client);
-            Claimed::Follower(content, offer)
-        }
-        Claim::Leader(fill, content) => Claimed::Leader(fill, content, lead),
-    }))
-}
-
-/// As [`Claim`].
-pub(crate) enum Claimed {
-    Object(Object),
-    /// With where to leave a turn for the fill, when it has none.
-    Follower(Content, Option<Sender<Turn>>),
-    /// With what keeps other registries away until the fill has ended.
-    Leader(Fill, Content, Lead),
-}
-
-/// One claim; the fetch of a leader is a task of its own, and may have something to pass on. `None` as of [`claim_of`].
-async fn claim(
-    inner: &Arc<Inner>,
-    wanted: &Wanted,
-) -> Result<Option<(Content, Outcome, Option<oneshot::Receiver<Passed>>)>, Error> {
-    if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
-        return Err(Limit::Fetches.into());
-    }
-    // Taken before it is known who leads: whoever follows a fill that has its turn gives it back at once.
-    let ticket = match inner.cache.contains(&wanted.digest) {
-        true => None,
-        false => Some(inner.limits.queue(&wanted.client)?),
-    };
-    Ok(match claim_of(inner, wanted).await? {
-        None => None,
-        Some(Claimed::Object(_)) if !inner.may_share(&wanted.registry, &wanted.digest) => None,
-        Some(Claimed::Follower(..))
-            if inner.guest().is_some_and(|it| !it.is_clean(&wanted.digest)) =>
-        {
-            None
-        }
-        Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit, None)),
-        Some(Claimed::Follower(content, offer)) => {
-            // Whoever has no place to wait in waits along.
-            if let Some(offer) = offer
-                && let Ok(ticket) = ticket.map_or_else(|| inner.limits.queue(&wanted.client), Ok)
-            {
-                let (inner, registry) = (inner.clone(), wanted.registry.clone());
-                tokio::spawn(async move { fetch::offer(&inner, ticket, &registry, offer).await });
-            }
-            Some((content, Outcome::Miss, None))
-        }
-        Some(Claimed::Leader(mut fill, content, lead)) => {
-            let clean = match inner.guest() {
-                Some(guest) => Some(guest.begin(&mut fill).await?),
-                None => None,
-            };
-            let ticket = match ticket {
-                Some(ticket) => ticket,
-                // Evicted, or failed, since we looked. The fill is given up when there is no place.
-                None => inner.limits.queue(&wanted.client)?,
-            };
-            let passed = fetch::start(inner.clone(), wanted.clone(), fill, (lead, clean), ticket);
-            Some((content, Outcome::Miss, Some(passed)))
-        }
-    })
 }

@@ -9,16 +9,20 @@ use pierhead_cache::Name;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
 use tokio::task::JoinSet;
 
+use crate::claim::{Claimed, Wanted, claim_of};
 use crate::deadline::Deadline;
+use crate::fetch::{self, Keep};
 use crate::manifest::{is_distributable, manifest};
 use crate::service::Inner;
-use crate::source::{Claimed, Wanted, claim_of};
-use crate::{Error, Progress, fetch};
+use crate::{Error, Progress};
 
 /// Blobs fetched at once: what docker and containerd do.
 const PARALLEL: usize = 3;
 /// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
 const MAX_PARTS: usize = 10_000;
+/// How often a warm joins the fill of a client again after one that was not let in: clients that come just before
+/// it each time are no reason to give up, and none to go on for ever.
+const JOINS: usize = 8;
 /// How often progress within large blobs is reported.
 const REPORT: Duration = Duration::from_millis(200);
 
@@ -86,38 +90,49 @@ async fn one(
     wanted: Wanted,
     arrived: &AtomicU64,
 ) -> Result<(u64, u64), (Digest, Error)> {
-    let digest = wanted.digest;
-    let got = async {
-        let claimed = loop {
-            match claim_of(inner, &wanted).await? {
-                Some(claimed) => break claimed,
-                // Another registry fills it; what comes of that is the same, if anything.
-                None => tokio::time::sleep(REPORT).await,
-            }
-        };
-        match claimed {
-            Claimed::Object(object) => Ok((object.size(), 0)),
-            Claimed::Follower(content, None) => Ok((fetch::committed(content).await?.size(), 0)),
-            Claimed::Follower(content, Some(offer)) => {
-                let ticket = inner.limits.queue(&wanted.client)?;
-                let offered = fetch::offer(inner, ticket, &wanted.registry, offer);
-                let (object, ()) = tokio::join!(fetch::committed(content), offered);
-                Ok((object?.size(), 0))
-            }
-            Claimed::Leader(mut fill, _, lead) => {
-                // Somebody asked for it to be kept.
-                fill.insist();
-                let ticket = inner.limits.queue(&wanted.client)?;
-                let _turn = fetch::turn(inner, &wanted, ticket, &lead).await;
-                let staged = fill.offset();
-                let size = fetch::run(inner, &wanted, fill, arrived, &mut None)
-                    .await?
-                    .size();
-                Ok((size, size.saturating_sub(staged)))
-            }
+    let mut got = claimed(inner, &wanted, arrived).await;
+    // The fills of clients that it joined were not let in: its own will be.
+    for _ in 0..JOINS {
+        match &got {
+            Err(error) if error.is_passed_on() => got = claimed(inner, &wanted, arrived).await,
+            _ => break,
+        }
+    }
+    got.map_err(|error| (wanted.digest, error))
+}
+
+async fn claimed(
+    inner: &Arc<Inner>,
+    wanted: &Wanted,
+    arrived: &AtomicU64,
+) -> Result<(u64, u64), Error> {
+    let claimed = loop {
+        match claim_of(inner, wanted).await? {
+            Some(claimed) => break claimed,
+            // Another registry fills it; what comes of that is the same, if anything.
+            None => tokio::time::sleep(REPORT).await,
         }
     };
-    got.await.map_err(|error: Error| (digest, error))
+    match claimed {
+        Claimed::Object(object) => Ok((object.size(), 0)),
+        Claimed::Follower(content, None) => Ok((fetch::committed(content).await?.size(), 0)),
+        Claimed::Follower(content, Some(offer)) => {
+            let ticket = inner.limits.queue(&wanted.client)?;
+            let offered = fetch::offer(inner, ticket, &wanted.registry, offer);
+            let (object, ()) = tokio::join!(fetch::committed(content), offered);
+            Ok((object?.size(), 0))
+        }
+        Claimed::Leader(fill, _, lead) => {
+            let ticket = inner.limits.queue(&wanted.client)?;
+            let _turn = fetch::turn(inner, wanted, ticket, &lead).await;
+            let staged = fill.offset();
+            let fill = (fill, Keep::Always);
+            let size = fetch::run(inner, wanted, fill, arrived, &mut None)
+                .await?
+                .size();
+            Ok((size, size.saturating_sub(staged)))
+        }
+    }
 }
 
 /// The blobs of an image, without repetition; its manifests are in the cache when this returns.

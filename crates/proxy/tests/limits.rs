@@ -3,24 +3,15 @@
 
 mod stage;
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{Connection, Request, Response};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
-use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
+use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream};
-
-/// A connection from another address of this machine.
-async fn from(stage: &Stage, last: u8) -> TcpStream {
-    let socket = TcpSocket::new_v4().unwrap();
-    let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
-    socket.bind(local).unwrap();
-    soon(socket.connect(stage.addr)).await.unwrap()
-}
+use tokio::net::TcpStream;
 
 /// The answer to one request, as text.
 async fn ask(mut stream: TcpStream, path: &str) -> String {

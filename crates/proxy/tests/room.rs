@@ -3,9 +3,11 @@
 
 mod stage;
 
+use std::time::Duration;
+
 use pierhead_testkit::http::{End, Request};
 use pierhead_testkit::images::random_bytes;
-use pierhead_testkit::registry::Fault;
+use pierhead_testkit::registry::{Fault, Gate};
 use stage::{Plan, blob_path, each, eventually, soon};
 
 /// What is found to have no room only when its bytes come, because it is over a limit or because others have
@@ -83,4 +85,26 @@ async fn a_part_of_a_small_blob_without_room_leaves_when_all_of_it_is_right() {
         }
     }
     assert!(!stage.cache.contains(&digest));
+}
+
+/// The fill learns of it when the next bytes come, which may be never.
+#[tokio::test]
+async fn a_reader_that_finds_no_room_does_not_wait_for_the_next_bytes_of_the_fill() {
+    let plan = Plan {
+        max_blob: 1 << 20,
+        // Else the fill soon tries another connection.
+        stall_timeout: Duration::from_secs(600),
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let bytes = random_bytes(34, 3 << 20);
+    let digest = stage.upstream.put_blob("app", bytes.clone());
+    let gate = Gate::new();
+    stage.upstream.inject(Fault::Chunked.on_blob(&digest));
+    let held = Fault::GateBody((1 << 20) + 1, gate.clone());
+    stage.upstream.inject(held.on_blob(&digest).times(1));
+    let got = stage.get(&blob_path(&digest)).await;
+    assert_eq!((got.status, got.end), (200, End::Clean));
+    assert!(got.body == bytes);
+    gate.release();
 }

@@ -19,7 +19,14 @@ pub(crate) struct Ticket(Arc<Client>);
 pub(crate) struct Turn {
     _client: Option<OwnedSemaphorePermit>,
     _registry: Option<OwnedSemaphorePermit>,
-    _ticket: Ticket,
+    ticket: Ticket,
+}
+
+impl Turn {
+    /// Whether it counts for `client`: a fill may have that of another who waits for it.
+    pub(crate) fn is_of(&self, client: &Arc<Client>) -> bool {
+        Arc::ptr_eq(&self.ticket.0, client)
+    }
 }
 
 impl Limits {
@@ -45,7 +52,7 @@ impl Limits {
         Turn {
             _client: client,
             _registry: turns.acquire_owned().await.ok(),
-            _ticket: ticket,
+            ticket,
         }
     }
 }

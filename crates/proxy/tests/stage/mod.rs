@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use pierhead_cache::{Cache, Name, Record};
@@ -14,7 +14,7 @@ use pierhead_remote::{Client, Upstream};
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -209,6 +209,14 @@ impl Stage {
 
 pub(crate) fn blob_path(digest: &Digest) -> String {
     format!("/v2/app/blobs/{digest}")
+}
+
+/// A connection from another address of this machine.
+pub(crate) async fn from(stage: &Stage, last: u8) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, last), 0));
+    socket.bind(local).unwrap();
+    soon(socket.connect(stage.addr)).await.unwrap()
 }
 
 /// Whether the metrics have that line.
