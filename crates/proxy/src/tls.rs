@@ -4,11 +4,12 @@ use std::fs::Metadata;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use pierhead_remote::open_file;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -156,8 +157,7 @@ fn stamps(files: &Tls) -> Vec<Option<Stamp>> {
 
 fn load(files: &Tls) -> io::Result<ServerConfig> {
     let certificates = certificates(&files.certificate)?;
-    let key =
-        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| unusable(&files.key, error))?;
+    let key = key(&files.key)?;
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -195,9 +195,14 @@ fn load(files: &Tls) -> io::Result<ServerConfig> {
     Ok(config)
 }
 
-fn certificates(path: &PathBuf) -> io::Result<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, error))?;
-    let certificates = read
+fn key(path: &Path) -> io::Result<PrivateKeyDer<'static>> {
+    let file = open_file(path).map_err(|error| unusable(path, error))?;
+    PrivateKeyDer::from_pem_reader(file).map_err(|error| unusable(path, error))
+}
+
+fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+    let file = open_file(path).map_err(|error| unusable(path, error))?;
+    let certificates = CertificateDer::pem_reader_iter(file)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| unusable(path, error))?;
     if certificates.is_empty() {
@@ -211,4 +216,22 @@ fn unusable(path: &Path, why: impl std::fmt::Display) -> io::Error {
         io::ErrorKind::InvalidData,
         format!("{}: {why}", path.display()),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It would be waited for by all who connect.
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        let error = certificates(&pipe).unwrap_err().to_string();
+        assert!(error.contains("a pipe"), "{error}");
+        let error = key(&pipe).unwrap_err().to_string();
+        assert!(error.contains("a pipe"), "{error}");
+    }
 }

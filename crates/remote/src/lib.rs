@@ -18,6 +18,7 @@ mod error;
 mod exchange;
 mod failover;
 mod fetches;
+mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -43,6 +44,7 @@ pub use config::{Address, Config, Upstream};
 pub use connect::{Resolve, Resolving};
 pub use credentials::{Credentials, DockerConfigError, docker_config};
 pub use error::{Error, Fault};
+pub use files::open_file;
 pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};
 pub use probe::{Answered, Probe};
 pub use stream::{BlobStream, Senders};

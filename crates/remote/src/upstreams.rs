@@ -17,6 +17,7 @@ use crate::connect::{Connector, SystemResolver};
 use crate::distrust::Distrust;
 use crate::exchange::{Http, http};
 use crate::failover::Places;
+use crate::files::open_file;
 use crate::guard::{Reach, host_of, port_of};
 use crate::health::Health;
 use crate::metrics::Metrics;
@@ -241,9 +242,8 @@ impl Network<'_> {
             };
             let store: &mut RootCertStore = Arc::make_mut(&mut roots);
             let mut added = 0;
-            for certificate in
-                CertificateDer::pem_file_iter(path).map_err(|e| wrong(e.to_string()))?
-            {
+            let file = open_file(path).map_err(|e| wrong(e.to_string()))?;
+            for certificate in CertificateDer::pem_reader_iter(file) {
                 let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
                 store.add(certificate).map_err(|e| wrong(e.to_string()))?;
                 added += 1;

@@ -1,14 +1,12 @@
 //! The files that a configuration names: read and checked before anything is opened.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use pierhead_oci::Registry;
-use pierhead_remote::Credentials;
-use rustix::fs::OFlags;
+use pierhead_remote::{Credentials, open_file};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
@@ -45,9 +43,7 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
         report("tls.key", at("tls.key", private_key(path)));
     }
     if let Some(path) = &config.auth.htpasswd {
-        let checked = open(path)
-            .map_err(|error| cannot_read(path, &error))
-            .and_then(|_| pierhead_proxy::check_htpasswd(path));
+        let checked = pierhead_proxy::check_htpasswd(path);
         report("auth.htpasswd", at("auth.htpasswd", checked));
     }
     if let Some(path) = &config.docker_config {
@@ -85,31 +81,10 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
     problems
 }
 
-/// Opens a file, and only a file, for reading: a pipe that nobody writes to would be waited for in vain.
-///
-/// # Errors
-/// What the system says, or what there is instead of a file.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
-    // Else opening a pipe waits for somebody at its other end.
-    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = File::options()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
-    let kind = file.metadata()?.file_type();
-    let what = match kind {
-        _ if kind.is_file() => return Ok(file),
-        _ if kind.is_dir() => "a folder",
-        _ if kind.is_fifo() => "a pipe",
-        _ => "a device",
-    };
-    Err(io::Error::other(format!("this is {what}, not a file")))
-}
-
 /// The secret in the first line of a file.
 pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
     let mut text = Zeroizing::new(String::new());
-    let file = open(path).map_err(|error| cannot_read(path, &error))?;
+    let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_SECRET)
         .read_to_string(&mut text)
         .map_err(|error| cannot_read(path, &error))?;
@@ -122,7 +97,7 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
 /// Whom to log in as, as `docker login` left it.
 pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, String> {
     let mut bytes = Zeroizing::new(Vec::new());
-    let file = open(path).map_err(|error| cannot_read(path, &error))?;
+    let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_DOCKER_CONFIG)
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
@@ -141,8 +116,8 @@ fn certificates(path: &Path) -> Result<(), String> {
             path.display()
         )
     };
-    let file =
-        open(path).map_err(|error| format!("no certificate in {}: {error}", path.display()))?;
+    let file = open_file(path)
+        .map_err(|error| format!("no certificate in {}: {error}", path.display()))?;
     let mut count = 0;
     for certificate in CertificateDer::pem_reader_iter(file) {
         certificate.map_err(|error| format!("{}: {}", path.display(), pem(&error)))?;
@@ -153,7 +128,7 @@ fn certificates(path: &Path) -> Result<(), String> {
 
 fn private_key(path: &Path) -> Result<(), String> {
     let none = |why: String| format!("no private key in {}: {why}", path.display());
-    let file = open(path).map_err(|error| none(error.to_string()))?;
+    let file = open_file(path).map_err(|error| none(error.to_string()))?;
     PrivateKeyDer::from_pem_reader(file)
         .map(drop)
         .map_err(|error| none(pem(&error)))

@@ -100,7 +100,7 @@ fn read(path: &Path) -> Result<Zeroizing<String>, String> {
     let file = if is_handed_over(path) {
         File::open(path)
     } else {
-        files::open(path)
+        pierhead_remote::open_file(path)
     };
     file.map_err(|error| format!("cannot read the configuration: {error}"))?
         .take(MAX_FILE + 1)

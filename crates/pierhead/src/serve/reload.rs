@@ -2,7 +2,7 @@
 
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
-use pierhead_remote::Client;
+use pierhead_remote::{Client, Prepared};
 
 use super::capacity;
 use crate::cli::serve::ServeArgs;
@@ -31,19 +31,15 @@ impl Running {
     }
 
     async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
-        if let Some(path) = &args.config {
-            config::can_be_read_again(path).map_err(anyhow::Error::msg)?;
-        }
-        let mut new = config::load(
-            args.config.as_deref(),
-            &args.overrides(),
-            &self.environment.default_data,
-        )?;
-        settle(&self.config, &mut new)?;
+        // It reads files, which may lie on a disk that hangs.
+        let prepare = {
+            let (args, old, environment) =
+                (args.clone(), self.config.clone(), self.environment.clone());
+            let (client, cache) = (self.client.clone(), self.cache.clone());
+            move || prepare(&args, &old, &environment, &client, &cache)
+        };
         // Whatever can fail comes first and changes nothing.
-        let remote = wiring::remote(&new, &self.environment).map_err(anyhow::Error::msg)?;
-        let remote = self.client.prepare(remote)?;
-        let capacity = capacity(&self.cache, &new)?;
+        let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
         self.client.apply(remote);
         let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
@@ -54,6 +50,29 @@ impl Running {
         self.config = new;
         Ok(())
     }
+}
+
+/// The new configuration, what it makes of the registry client, and the cache's capacity by it. Blocks.
+fn prepare(
+    args: &ServeArgs,
+    old: &Config,
+    environment: &Environment,
+    client: &Client,
+    cache: &Cache,
+) -> anyhow::Result<(Config, Prepared, u64)> {
+    if let Some(path) = &args.config {
+        config::can_be_read_again(path).map_err(anyhow::Error::msg)?;
+    }
+    let mut new = config::load(
+        args.config.as_deref(),
+        &args.overrides(),
+        &environment.default_data,
+    )?;
+    settle(old, &mut new)?;
+    let remote = wiring::remote(&new, environment).map_err(anyhow::Error::msg)?;
+    let remote = client.prepare(remote)?;
+    let capacity = capacity(cache, &new)?;
+    Ok((new, remote, capacity))
 }
 
 /// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far

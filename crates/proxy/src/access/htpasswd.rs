@@ -1,10 +1,10 @@
 //! Files of users and bcrypt hashes, as `htpasswd -B` writes them.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
+use pierhead_remote::open_file;
 use zeroize::Zeroizing;
 
 /// 10 000 users with long names.
@@ -42,7 +42,7 @@ impl Users {
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let mut text = Zeroizing::new(String::new());
         let read =
-            File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
+            open_file(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text));
         match read {
             Err(error) => Err(format!("cannot read {}: {error}", path.display())),
             Ok(_) if text.len() as u64 > MAX_FILE => {
@@ -144,6 +144,16 @@ mod tests {
 
     fn line(user: &str, password: &str) -> String {
         format!("{user}:{}\n", bcrypt::hash(password, 4).unwrap())
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_the_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        let error = check(&pipe).unwrap_err();
+        assert!(error.contains("a pipe"), "{error}");
     }
 
     #[test]
