@@ -53,6 +53,8 @@ pub use error::Error;
 pub use fill::Fill;
 pub use names::{Name, Names, Record};
 pub use object::Object;
+/// What ranks go by, and what is assumed of a fetch before one was measured.
+pub use pierhead_eviction::Access;
 pub use ranking::{Eviction, Outcome, Recorder};
 pub use stat::{Entry, EvictionStat, Stat};
 

@@ -4,15 +4,19 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use pierhead_cache::Access;
 use pierhead_oci::Registry;
 
 /// Registries that something is known of; beyond it the one that was asked the longest ago is forgotten.
 const LIMIT: usize = 256;
 
-/// What is assumed of a registry before anything was measured: seconds to the first byte, and seconds a byte of a
-/// distant one, as in `pierhead_eviction::Access`.
-const FIRST: f64 = 0.44;
-const PER_BYTE: f64 = 0.94e-6;
+/// What is assumed of a registry before anything was measured: seconds to the first byte, and seconds a byte.
+const FIRST: f64 = Access::<()>::ROUND_TRIP;
+const PER_BYTE: f64 = Access::<()>::PER_MEGABYTE / 1e6;
+
+/// No registry costs more than so many times what is assumed of a distant one: whoever may name any registry could
+/// raise what it keeps above all else, by one that drips.
+const MOST: f64 = 4.0;
 
 /// The assumed rate counts as so many bytes measured.
 const ASSUMED: f64 = 4e6;
@@ -55,14 +59,18 @@ impl Model {
     }
 
     fn learn(&mut self, first: f64, body: f64, bytes: u64) {
-        let about = |sample: f64, known: f64| sample.clamp(known / OUTLIER, known * OUTLIER);
+        // Of samples that keep to the bound, any mean does.
+        let about = |sample: f64, known: f64, most: f64| {
+            sample.clamp(known / OUTLIER, known * OUTLIER).min(most)
+        };
         // The assumption weighs as much as one fetch.
         self.fetches += 1.0;
         let weight = (1.0 / (1.0 + self.fetches)).max(WEIGHT);
-        self.first += (about(first, self.first) - self.first) * weight;
+        self.first += (about(first, self.first, FIRST * MOST) - self.first) * weight;
         if bytes >= TOO_FEW {
             let bytes = bytes as f64;
-            self.seconds += about(body, bytes * self.per_byte());
+            let most = bytes * PER_BYTE * MOST;
+            self.seconds += about(body, bytes * self.per_byte(), most);
             self.bytes += bytes;
             let decay = (MEMORY / self.bytes).min(1.0);
             (self.seconds, self.bytes) = (self.seconds * decay, self.bytes * decay);
@@ -139,6 +147,25 @@ mod tests {
         assert!(after < before * 1.5, "{before} {after}");
         costs.learn(&registry, ms(100), ms(60_000), 1000);
         assert!(costs.estimate(&registry, 10 * MB) <= after);
+    }
+
+    #[test]
+    fn a_registry_that_drips_is_worth_no_more_than_a_few_of_the_assumed_ones() {
+        let (costs, registry) = (Costs::default(), registry(1));
+        let ms = Duration::from_millis;
+        for _ in 0..100 {
+            costs.learn(&registry, ms(3_600_000), ms(3_600_000), MB);
+        }
+        for size in [0, 1000, MB, 1000 * MB] {
+            let [cost, prior] = [costs.estimate(&registry, size), Access::<()>::prior(size)];
+            assert!(cost > prior * 3.0 && cost < prior * 4.01, "{size}: {cost}");
+        }
+        // And is known again by what it does soon after.
+        for _ in 0..200 {
+            costs.learn(&registry, ms(100), ms(1000), 10 * MB);
+        }
+        let cost = costs.estimate(&registry, 10 * MB);
+        assert!((0.9..1.5).contains(&cost), "{cost}");
     }
 
     #[test]
