@@ -21,6 +21,8 @@ pub(crate) struct Door {
     day: u64,
     /// Bytes written that day.
     written: u64,
+    /// Bytes that fills under way have announced and not written yet.
+    promised: u64,
 }
 
 /// Why something is not kept that would fit.
@@ -46,6 +48,7 @@ impl Door {
             cap,
             day: 0,
             written: 0,
+            promised: 0,
         }
     }
 
@@ -67,7 +70,18 @@ impl Door {
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
         self.turn(tick);
         let spare = if is_small { self.cap / SPARE } else { 0 };
-        self.cap == 0 || self.written.saturating_add(bytes) <= self.cap.saturating_add(spare)
+        let taken = self.written.saturating_add(self.promised);
+        self.cap == 0 || taken.saturating_add(bytes) <= self.cap.saturating_add(spare)
+    }
+
+    /// Keeps bytes of a day for a fill that was allowed them, until they are spent or [`Door::release`]d.
+    pub(crate) fn promise(&mut self, bytes: u64) {
+        self.promised = self.promised.saturating_add(bytes);
+    }
+
+    /// Takes back what was promised.
+    pub(crate) fn release(&mut self, bytes: u64) {
+        self.promised = self.promised.saturating_sub(bytes);
     }
 
     /// Counts bytes as written.

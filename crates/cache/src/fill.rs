@@ -118,11 +118,12 @@ impl Fill {
         let flight = self.flight.clone();
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
         let mut terms = self.terms;
-        // Without its manifest and config an image is asked for in vain.
-        terms.always |= self.media_type.is_some() || size.is_some_and(|size| size <= SMALL);
+        terms.small = self.media_type.is_some() || size.is_some_and(|size| size <= SMALL);
         let reserved = blocking(move || flight.announce(size, need, terms)).await;
         if let Err(error) = reserved {
-            return Err(self.fail(error).await);
+            // Refused today: what was staged before may be gone on with another time.
+            let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;
+            return Err(self.end(error, keep).await);
         }
         self.size = size;
         self.flight
@@ -209,8 +210,12 @@ impl Fill {
 
     /// Ends the fill and deletes what is staged.
     async fn fail(&mut self, why: Error) -> Error {
+        self.end(why, false).await
+    }
+
+    async fn end(&mut self, why: Error, keep: bool) -> Error {
         self.over = true;
-        self.flight.order(Order::Abandon { why, keep: false });
+        self.flight.order(Order::Abandon { why, keep });
         self.flight.failure().await
     }
 }

@@ -1,6 +1,6 @@
 //! What the leader of one fill, its ingest and its readers share.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -43,6 +43,10 @@ pub(crate) struct Flight {
     expected: AtomicU64,
     /// Bytes staged.
     pub(crate) staged: AtomicU64,
+    /// Bytes of the day that are kept for it. Changed under the state's lock only.
+    pub(crate) promised: AtomicU64,
+    /// Whether it is written from what a day spares for small blobs and documents.
+    pub(crate) small: AtomicBool,
     /// How many others have asked for it since its leader did.
     pub(crate) joined: AtomicU32,
     /// The bits of what it costs in seconds; not a number until that is known.
@@ -75,6 +79,8 @@ pub(crate) struct Terms {
     pub(crate) cost: Option<f32>,
     /// Whether it is kept whatever the admission says.
     pub(crate) always: bool,
+    /// Whether it is a document, or known to be small.
+    pub(crate) small: bool,
 }
 
 #[derive(Default)]
@@ -171,6 +177,8 @@ impl Flight {
             reserved: AtomicU64::new(0),
             expected: AtomicU64::new(u64::MAX),
             staged: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+            small: AtomicBool::new(false),
             joined: AtomicU32::new(0),
             cost: AtomicU32::new(f32::NAN.to_bits()),
             queue: Mutex::default(),
@@ -210,6 +218,7 @@ impl Flight {
         if let Some(cost) = terms.cost {
             self.cost.store(cost.to_bits(), Ordering::Relaxed);
         }
+        self.small.store(terms.small, Ordering::Relaxed);
         let held = self.reserved.load(Ordering::Relaxed);
         self.expected
             .store(size.map_or(u64::MAX, |_| need), Ordering::Relaxed);

@@ -131,7 +131,7 @@ impl Ingest {
         let len = bytes as u64;
         let size = self.staged.len() + len;
         flight.store.admit(size, 0)?;
-        flight.store.spend(&flight.digest, len)?;
+        flight.store.spend(flight, len)?;
         flight.make_room(Store::need(size, None))?;
         self.staged
             .write_all(batch)
@@ -261,10 +261,10 @@ impl Ingest {
 /// been taken out before: after a commit, its bytes are those of a blob.
 pub(crate) fn end(flight: &Flight, partial: Option<Partial>) {
     let mut state = crate::lock(&flight.store.state);
-    let entered = state.fills.get(&flight.digest);
-    if !entered.is_some_and(|entered| std::ptr::eq(&**entered, flight)) {
+    if !state.is_entered(flight) {
         return;
     }
+    state.settle(flight);
     state.reserved -= flight.reserved.load(Ordering::Relaxed);
     if let Some(partial) = partial {
         state.reserved += partial.bytes;

@@ -60,6 +60,8 @@ pub(crate) struct Ranking {
     pub(crate) recorder: Option<Recorder>,
     /// What left since another policy began to be fed; `None` while none is.
     left: Option<Vec<Digest>>,
+    /// The latest of past ticks that the policy was shown.
+    seen: u64,
 }
 
 impl Ranking {
@@ -79,6 +81,7 @@ impl Ranking {
             shares: Shares::default(),
             recorder,
             left: None,
+            seen: 0,
         }
     }
 
@@ -124,9 +127,20 @@ impl Ranking {
 
     /// Goes on with what was known before a restart. `later`: it was asked for after the ranks were saved.
     pub(crate) fn restore(&mut self, access: &Access<Digest>, later: bool) {
-        if !later || !self.policy.hit(access) {
-            self.policy.insert(access);
+        self.seen(access.tick);
+        let access = Access {
+            tick: self.seen,
+            ..*access
+        };
+        if !later || !self.policy.hit(&access) {
+            self.policy.insert(&access);
         }
+    }
+
+    /// The policy was shown this tick. Those of the past that it is shown later are no earlier, whatever the wall
+    /// clock did when they were noted.
+    pub(crate) fn seen(&mut self, tick: u64) {
+        self.seen = self.seen.max(tick);
     }
 
     /// It left for another reason than the policy's choice.
@@ -170,12 +184,17 @@ impl Ranking {
         self.left = Some(Vec::new());
     }
 
-    /// Takes another policy, that was fed with what was held when [`Ranking::prepare`] was called.
-    pub(crate) fn replace(&mut self, name: String, mut policy: Box<dyn Policy<Digest>>) {
+    /// Takes another policy, that was fed with what was held when [`Ranking::prepare`] was called; gives the old one.
+    pub(crate) fn replace(
+        &mut self,
+        name: String,
+        mut policy: Box<dyn Policy<Digest>>,
+    ) -> Box<dyn Policy<Digest>> {
         for digest in self.left.take().into_iter().flatten() {
             policy.remove(&digest);
         }
-        (self.policy_name, self.policy) = (name, policy);
+        self.policy_name = name;
+        std::mem::replace(&mut self.policy, policy)
     }
 }
 

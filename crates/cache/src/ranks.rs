@@ -2,7 +2,7 @@
 //!
 //! Nothing in it is the truth. What cannot be used is left out with a line in the log, and ranks start cold.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -36,8 +36,8 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// What is to be saved now. Under the state's lock: about 0.1 µs a blob.
-    pub(crate) fn of(state: &mut State, wall: u64) -> Self {
+    /// What is to be saved now, under the state's lock: with the states, which take time for each blob, or without.
+    pub(crate) fn of(state: &mut State, wall: u64, with_states: bool) -> Self {
         let tick = state.tick_after() - 1;
         let ranking = &mut state.ranking;
         let clock = ranking.clock.read(wall);
@@ -45,12 +45,14 @@ impl Ranks {
             tick,
             clock,
             written: ranking.door.written(clock),
-            policy: ranking.policy.save(),
-            admission: ranking
-                .door
-                .admission
-                .as_ref()
-                .map_or_else(Vec::new, |admission| admission.save()),
+            policy: match with_states {
+                true => ranking.policy.save(),
+                false => Vec::new(),
+            },
+            admission: match &ranking.door.admission {
+                Some(admission) if with_states => admission.save(),
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -59,8 +61,15 @@ impl Ranks {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
         ranking.door.restore(self.written, self.clock);
+        if self.policy.is_empty() && self.admission.is_empty() {
+            // They were too large to be saved, which was said then.
+            return;
+        }
         match ranking.policy.restore(&self.policy) {
-            Ok(()) => state.ranked_until(self.tick),
+            Ok(()) => {
+                ranking.seen(self.clock);
+                state.ranked_until(self.tick);
+            }
             Err(error) => cold(&error),
         }
         if let Some(admission) = &mut state.ranking.door.admission
@@ -114,6 +123,13 @@ impl Ranks {
     }
 }
 
+/// The longest file of a cache of `capacity` bytes.
+pub(crate) fn limit(capacity: u64) -> usize {
+    let share = usize::try_from(capacity / SHARE).unwrap_or(LONGEST);
+    // One block is small, whatever the cache.
+    share.clamp(4096, LONGEST)
+}
+
 fn cold(why: &dyn std::fmt::Display) {
     tracing::warn!(%why, "what was saved of the ranks cannot be used: blobs rank by their last access");
 }
@@ -133,7 +149,9 @@ impl RanksFile {
         let _ = fs::remove_file(record::partial(&self.0));
         let mut bytes = Vec::new();
         let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
-        match File::open(&self.0).and_then(|file| file.take(limit + 1).read_to_end(&mut bytes)) {
+        let read = record::open(&self.0)
+            .and_then(|(file, _)| file.take(limit + 1).read_to_end(&mut bytes));
+        match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
                 cold(&error);
@@ -148,18 +166,20 @@ impl RanksFile {
         ranks
     }
 
-    /// Saves durably, all or nothing, in place of what was saved before. A state that is too large for a cache
-    /// of `capacity` bytes is not saved. Blocks.
-    pub(crate) fn write(&self, ranks: &Ranks, capacity: u64) -> io::Result<()> {
-        let bytes = ranks.encode();
-        let share = usize::try_from(capacity / SHARE).unwrap_or(LONGEST);
-        // One block is small, whatever the cache.
-        let limit = share.clamp(4096, LONGEST);
-        if bytes.len() > limit {
-            let message = format!("{} bytes are more than {limit}", bytes.len());
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
-        }
-        record::write_file(&self.0, &bytes)
+    /// Saves durably, all or nothing, in place of what was saved before. States that are longer than `limit` are
+    /// left out, and then it is `false`. Blocks.
+    pub(crate) fn write(&self, ranks: Ranks, limit: usize) -> io::Result<bool> {
+        let fits = HEAD + ranks.policy.len() + ranks.admission.len() + CHECKSUM <= limit;
+        let ranks = match fits {
+            true => ranks,
+            false => Ranks {
+                policy: Vec::new(),
+                admission: Vec::new(),
+                ..ranks
+            },
+        };
+        record::write_file(&self.0, &ranks.encode())?;
+        Ok(fits)
     }
 }
 
@@ -194,18 +214,26 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_too_large_is_not_written() {
+    fn states_that_are_too_large_are_left_out_and_the_rest_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = RanksFile::new(folder.path());
-        file.write(&ranks(), 1 << 20).unwrap();
-        let large = Ranks {
+        assert!(file.write(ranks(), limit(1 << 20)).unwrap());
+        assert_eq!(file.read(), Some(ranks()));
+        let large = || Ranks {
             policy: vec![0; 100_000],
+            tick: 4,
+            written: 5,
             ..ranks()
         };
-        file.write(&large, 1 << 20).unwrap_err();
-        assert_eq!(file.read(), Some(ranks()), "the older one stays");
-        file.write(&large, 1 << 30).unwrap();
-        assert_eq!(file.read(), Some(large));
+        assert!(!file.write(large(), limit(1 << 20)).unwrap());
+        let bare = Ranks {
+            policy: Vec::new(),
+            admission: Vec::new(),
+            ..large()
+        };
+        assert_eq!(file.read(), Some(bare), "what was written today is kept");
+        assert!(file.write(large(), limit(1 << 30)).unwrap());
+        assert_eq!(file.read(), Some(large()));
     }
 
     proptest! {

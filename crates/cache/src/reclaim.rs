@@ -1,14 +1,15 @@
 //! Room: what may be stored at all, how bytes are set aside, and what leaves for them. All of it blocks.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pierhead_eviction::Access;
 use pierhead_oci::Digest;
 
 use crate::door::Refusal;
 use crate::flight::{Flight, Terms};
-use crate::memory::SMALL;
 use crate::ranking::{Eviction, Outcome};
-use crate::state::{BLOCK, State, Victim, blocks};
+use crate::state::{State, Victim};
 use crate::store::Store;
 use crate::{Error, lock, now};
 
@@ -35,7 +36,7 @@ impl Store {
     /// what may be written today. `size`: of all the content, when that is known.
     pub(crate) fn ask(
         &self,
-        flight: &Flight,
+        flight: &Arc<Flight>,
         size: Option<u64>,
         need: u64,
         terms: Terms,
@@ -46,12 +47,18 @@ impl Store {
         let requests = 1 + flight.joined.load(Ordering::Relaxed);
         let mut state = lock(&self.state);
         let access = state.request(&flight.digest, need, flight.cost(), now());
-        let always = terms.always || state.pinned.contains_key(&flight.digest);
-        let is_small = need <= blocks(SMALL) + BLOCK;
+        // Without its manifest and config an image is asked for in vain.
+        let always = terms.always || terms.small || state.pinned.contains_key(&flight.digest);
+        state.settle(flight);
         let mut verdict = state.ranking.miss(&access, requests, always);
         let bytes = size.map_or(0, |size| size.saturating_sub(staged));
-        if verdict.is_ok() && !state.ranking.door.allows(bytes, is_small, access.tick) {
+        let door = &mut state.ranking.door;
+        if verdict.is_ok() && !door.allows(bytes, terms.small, access.tick) {
             verdict = Err(Refusal::Worn);
+        }
+        if verdict.is_ok() && state.is_entered(flight) {
+            state.ranking.door.promise(bytes);
+            flight.promised.store(bytes, Ordering::Relaxed);
         }
         if verdict.is_err() {
             state.ranking.record(&access, Outcome::Passed);
@@ -60,18 +67,23 @@ impl Store {
         verdict.map_err(|refusal| self.refused(&flight.digest, refusal))
     }
 
-    /// Bytes are about to be written: of a length that was not known, or that others wrote past meanwhile, they
-    /// may be too many for this day.
-    pub(crate) fn spend(&self, digest: &Digest, bytes: u64) -> Result<(), Error> {
+    /// Bytes of a running fill are about to be written. What was promised to it is its own; of a length that was not
+    /// known, they may be too many for this day.
+    pub(crate) fn spend(&self, flight: &Flight, bytes: u64) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let tick = state.ranking.clock.read(now());
         let door = &mut state.ranking.door;
-        if door.allows(bytes, true, tick) {
-            door.spend(bytes, tick);
-            return Ok(());
+        let promised = flight.promised.load(Ordering::Relaxed);
+        let own = promised.min(bytes);
+        let is_small = flight.small.load(Ordering::Relaxed);
+        if own < bytes && !door.allows(bytes - own, is_small, tick) {
+            drop(state);
+            return Err(self.refused(&flight.digest, Refusal::Worn));
         }
-        drop(state);
-        Err(self.refused(digest, Refusal::Worn))
+        door.release(own);
+        flight.promised.store(promised - own, Ordering::Relaxed);
+        door.spend(bytes, tick);
+        Ok(())
     }
 
     fn refused(&self, digest: &Digest, refusal: Refusal) -> Error {
@@ -105,12 +117,15 @@ impl Store {
         } = eviction;
         // One at a time, and meanwhile nobody is evicted by the old rules.
         let _reclaim = lock(&self.reclaim);
+        // Freeing what was known of many blobs takes long: without the state's lock.
+        let mut former = None;
         let (mut all, since) = {
             let mut state = lock(&self.state);
             let door = &mut state.ranking.door;
             door.set_cap(max_written_per_day);
             if door.name != admission_name {
-                (door.name, door.admission) = (admission_name, admission);
+                door.name = admission_name;
+                former = std::mem::replace(&mut door.admission, admission);
             }
             if state.ranking.policy_name == policy_name {
                 return;
@@ -120,17 +135,26 @@ impl Store {
             (state.accesses(0), state.tick_after() - 1)
         };
         all.sort_unstable_by_key(|(tick, _)| *tick);
+        let mut latest = 0;
         for (_, access) in &all {
-            policy.insert(access);
+            // Of a wall clock that was put back meanwhile, past times are out of order.
+            latest = access.tick.max(latest);
+            policy.insert(&Access {
+                tick: latest,
+                ..*access
+            });
         }
         let mut state = lock(&self.state);
         let mut later = state.accesses(since);
         later.sort_unstable_by_key(|(tick, _)| *tick);
         policy.resize(state.capacity);
-        state.ranking.replace(policy_name, policy);
+        let old = state.ranking.replace(policy_name, policy);
+        state.ranking.seen(latest);
         for (_, access) in &later {
             state.ranking.restore(access, true);
         }
+        drop(state);
+        drop((old, former));
     }
 
     /// How much must leave before `bytes` more can be set aside.

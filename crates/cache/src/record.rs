@@ -1,10 +1,12 @@
 //! Small durable files that cannot be rebuilt: one JSON value, and the checksum of its text.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest};
+use rustix::fs::OFlags;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// No record of ours is longer; a longer file is damaged.
@@ -16,6 +18,20 @@ const PARTIAL: &str = ".partial";
 /// The file name of a record: a hash of its key, since keys hold `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
     Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
+}
+
+/// Opens a file to read it. What is none, such as a pipe, is an error and not waited for.
+pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = File::options()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no file"));
+    }
+    Ok((file, about))
 }
 
 /// The text of a record's file.
@@ -84,7 +100,7 @@ pub(crate) fn each<T: DeserializeOwned>(
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
-    File::open(path)?.take(LONGEST).read_to_end(&mut text)?;
+    open(path)?.0.take(LONGEST).read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))
 }
 

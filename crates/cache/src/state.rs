@@ -1,6 +1,7 @@
 //! What is in the cache and what it weighs: plain data under one lock, no I/O.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use pierhead_eviction::Access;
@@ -203,6 +204,19 @@ impl State {
     /// The ranks that were restored know of no access after this tick.
     pub(crate) fn ranked_until(&mut self, tick: u64) {
         self.ranked = tick;
+        self.tick = self.tick.max(tick);
+    }
+
+    /// Whether this is the fill of its digest that is under way.
+    pub(crate) fn is_entered(&self, flight: &Flight) -> bool {
+        let entered = self.fills.get(&flight.digest);
+        entered.is_some_and(|entered| std::ptr::eq(&**entered, flight))
+    }
+
+    /// Takes back what is left of the bytes of the day that were promised to a fill.
+    pub(crate) fn settle(&mut self, flight: &Flight) {
+        let bytes = flight.promised.swap(0, Ordering::Relaxed);
+        self.ranking.door.release(bytes);
     }
 
     /// The tick after all that were restored.
@@ -288,7 +302,8 @@ impl State {
             self.ranking.policy.remove(&digest);
             if let Some(slot) = self.index.get(&digest) {
                 let tick = self.ranking.clock.past(slot.accessed.into());
-                self.ranking.policy.insert(&slot.access(&digest, tick));
+                let access = slot.access(&digest, tick);
+                self.ranking.restore(&access, false);
             }
         }
     }

@@ -200,6 +200,7 @@ impl Store {
                     let asked = (flight.cost(), flight.joined.load(Ordering::Relaxed));
                     state.insert(*digest, (size, media_type), asked, now());
                     state.fills.remove(digest);
+                    state.settle(flight);
                 });
                 // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.
                 let _ = self.hold(&open);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::catalog::Catalog;
 use crate::names::Names;
-use crate::ranks::{Ranks, RanksFile};
+use crate::ranks::{Ranks, RanksFile, limit};
 use crate::state::Victim;
 use crate::store::Store;
 use crate::{lock, now};
@@ -27,12 +27,24 @@ pub(crate) struct Upkeep {
 
 /// Where the ranks are saved, and what of.
 struct Saved {
-    file: RanksFile,
+    /// `None` once closed: the folder may be another's by then.
+    file: Option<RanksFile>,
     /// The access counter of the last time.
     tick: u64,
     at: Instant,
     /// Whether it failed the last time: that is said once.
     failed: bool,
+    /// The memory of the policy when its state was longer than that limit. It is not asked for another, which takes
+    /// long under the lock, before it is smaller.
+    too_large: Option<(usize, usize)>,
+}
+
+impl Saved {
+    /// Whether a policy of so much memory may have a state within the limit.
+    fn may_fit(&self, memory: usize, limit: usize) -> bool {
+        self.too_large
+            .is_none_or(|(then, bound)| memory < then || limit > bound)
+    }
 }
 
 #[derive(Default)]
@@ -54,10 +66,11 @@ impl Upkeep {
             names,
             catalog: Mutex::new(Some(catalog)),
             ranks: Mutex::new(Saved {
-                file: ranks,
+                file: Some(ranks),
                 tick: 0,
                 at: Instant::now(),
                 failed: false,
+                too_large: None,
             }),
             stop: stop.clone(),
         });
@@ -131,16 +144,32 @@ impl Upkeep {
     /// Saves the ranks if there was an access since the last time. Blocks.
     fn save(&self) {
         let mut saved = lock(&self.ranks);
+        let saved = &mut *saved;
+        let Some(file) = &saved.file else { return };
         saved.at = Instant::now();
-        let (ranks, capacity) = {
+        let (ranks, memory, limit, whole) = {
             let mut state = lock(&self.store.state);
             if state.tick_after() == saved.tick {
                 return;
             }
-            (Ranks::of(&mut state, now()), state.capacity)
+            let (memory, limit) = (state.ranking.policy.memory(), limit(state.capacity));
+            let whole = saved.may_fit(memory, limit);
+            (Ranks::of(&mut state, now(), whole), memory, limit, whole)
         };
-        match saved.file.write(&ranks, capacity) {
-            Ok(()) => (saved.tick, saved.failed) = (ranks.tick + 1, false),
+        let tick = ranks.tick + 1;
+        match file.write(ranks, limit) {
+            Ok(fits) => {
+                if !fits {
+                    saved.too_large = Some((memory, limit));
+                    tracing::warn!(
+                        limit,
+                        "the ranks of blobs take more than may be saved; a restart will go by their last access"
+                    );
+                } else if whole {
+                    saved.too_large = None;
+                }
+                (saved.tick, saved.failed) = (tick, false);
+            }
             Err(error) if !saved.failed => {
                 saved.failed = true;
                 tracing::warn!(%error, "the ranks of blobs cannot be saved; a restart will go by their last access");
@@ -154,6 +183,7 @@ impl Upkeep {
         self.flush();
         self.save();
         lock(&self.catalog).take();
+        lock(&self.ranks).file.take();
         self.stop.tell();
     }
 }

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
@@ -418,44 +419,157 @@ async fn blobs_of_many_images_are_known_to_be_and_stay_so() {
     cache.close().await;
 }
 
+/// With so many bytes a day.
+fn open_worn(folder: &Path, max_written_per_day: u64) -> Cache {
+    let eviction = Eviction {
+        max_written_per_day,
+        ..Eviction::from(Box::new(Lru::default()))
+    };
+    Cache::open(Config::new(folder, ROOMY), eviction).unwrap()
+}
+
+/// Whether a fill is not admitted.
+async fn refused(cache: &Cache, (seed, len): (u64, usize), size: Option<u64>) -> bool {
+    let (digest, content) = blob(seed, len);
+    let (mut fill, _tail) = common::lead(cache, &digest).await;
+    let mut ended = fill.begin(size).await;
+    if ended.is_ok() {
+        ended = fill.write(content).await;
+    }
+    let ended = match ended {
+        Ok(()) => fill.finish().await.map(|_| ()),
+        failed => failed,
+    };
+    matches!(ended, Err(Error::NotAdmitted { .. }))
+}
+
+/// Runs it within one day (of UTC).
+async fn within_a_day(run: impl AsyncFn() -> Vec<u64>, expected: &[u64]) {
+    let today = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
+    loop {
+        let (day, found) = (today(), run().await);
+        if today() == day {
+            assert_eq!(found, expected);
+            return;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
-    let open = || {
-        let eviction = Eviction {
-            max_written_per_day: 250_000,
-            ..Eviction::from(Box::new(Lru::default()))
-        };
-        Cache::open(Config::new(folder.path(), ROOMY), eviction).unwrap()
-    };
-    let refused = async |cache: &Cache, seed: u64, size: Option<u64>| {
-        let (digest, content) = blob(seed, LEN);
-        let (mut fill, _tail) = common::lead(cache, &digest).await;
-        let mut ended = fill.begin(size).await;
-        if ended.is_ok() {
-            ended = fill.write(content).await;
+    let run = async || {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open_worn(folder.path(), 250_000);
+        let mut found = Vec::new();
+        for (seed, size) in [(1, Some(LEN)), (2, Some(LEN)), (3, Some(LEN)), (3, None)] {
+            let size = size.map(|size| size as u64);
+            found.push(refused(&cache, (seed, LEN), size).await.into());
         }
-        let ended = match ended {
-            Ok(()) => fill.finish().await.map(|_| ()),
-            failed => failed,
-        };
-        matches!(ended, Err(Error::NotAdmitted { .. }))
+        found.push(cache.stat().reserved);
+        found.push(refused(&cache, (4, 50_000), Some(50_000)).await.into());
+        cache.close().await;
+        drop(cache);
+        let cache = open_worn(folder.path(), 250_000);
+        found.push(cache.eviction().written_today);
+        found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
+        // A little more is left for what is small.
+        found.push(refused(&cache, (5, 10_000), None).await.into());
+        found.push(refused(&cache, (5, 10_000), Some(10_000)).await.into());
+        cache.close().await;
+        found
     };
-    let cache = open();
-    assert!(!refused(&cache, 1, Some(LEN as u64)).await);
-    assert!(!refused(&cache, 2, Some(LEN as u64)).await);
-    assert!(refused(&cache, 3, Some(LEN as u64)).await);
-    assert!(refused(&cache, 3, None).await, "as soon as that is known");
-    assert_eq!(cache.stat().reserved, 0);
-    let small = blob(4, 50_000);
-    store(&cache, &small.0, &small.1).await;
+    within_a_day(run, &[0, 0, 1, 1, 0, 0, 250_000, 1, 1, 0]).await;
+}
+
+#[tokio::test]
+async fn fills_that_begin_together_are_not_all_promised_the_same_bytes() {
+    let run = async || {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open_worn(folder.path(), 250_000);
+        let (mut fills, mut found) = (Vec::new(), Vec::new());
+        for seed in 0..3 {
+            let (mut fill, tail) = common::lead(&cache, &blob(seed, LEN).0).await;
+            found.push(fill.begin(Some(LEN as u64)).await.is_err().into());
+            fills.push((fill, tail));
+        }
+        // One that is given up gives its bytes back.
+        let (fill, tail) = fills.remove(0);
+        drop(fill);
+        found.push(tail.committed().await.is_err().into());
+        found.push(refused(&cache, (3, LEN), Some(LEN as u64)).await.into());
+        // And what is small does not take those of one that has begun.
+        found.push(refused(&cache, (4, 60_000), Some(60_000)).await.into());
+        let (mut fill, _tail) = fills.remove(0);
+        fill.write(blob(1, LEN).1).await.unwrap();
+        found.push(fill.finish().await.is_err().into());
+        found.push(cache.eviction().written_today);
+        found
+    };
+    within_a_day(run, &[0, 0, 1, 1, 0, 0, 0, 260_000]).await;
+}
+
+#[tokio::test]
+async fn documents_of_any_size_have_their_part_of_a_day() {
+    let run = async || {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open_worn(folder.path(), 16 * LEN as u64);
+        for seed in 0..16 {
+            store(&cache, &blob(seed, LEN).0, &blob(seed, LEN).1).await;
+        }
+        let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+        let (digest, content) = blob(20, 90_000);
+        let put = cache.put(&digest, &media_type, content).await;
+        let large = refused(&cache, (21, 90_000), Some(90_000)).await;
+        vec![put.is_err().into(), large.into()]
+    };
+    within_a_day(run, &[0, 1]).await;
+}
+
+#[tokio::test]
+async fn what_is_staged_outlives_a_refusal() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open_worn(folder.path(), 0);
+    let (digest, content) = blob(1, 4 * LEN);
+    let (mut fill, tail) = common::lead(&cache, &digest).await;
+    fill.begin(Some(content.len() as u64)).await.unwrap();
+    fill.write(content.slice(..3 * LEN)).await.unwrap();
+    fill.abandon("the test wants it so");
+    assert!(tail.committed().await.is_err());
+    let none = Eviction {
+        max_written_per_day: 1,
+        ..Eviction::from(Box::new(Lru::default()))
+    };
+    cache.set_eviction(none).await;
+    let (mut fill, _tail) = common::lead(&cache, &digest).await;
+    assert!(fill.offset() > 0);
+    let refusal = fill.begin(Some(content.len() as u64)).await;
+    assert!(matches!(refusal, Err(Error::NotAdmitted { .. })));
+    let (fill, _tail) = common::lead(&cache, &digest).await;
+    assert!(fill.offset() > 0, "but for its last piece");
+}
+
+#[tokio::test]
+async fn nothing_is_saved_after_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Lru).await;
+    let (cache, _) = open_as(folder.path(), Named::Lru);
     cache.close().await;
-    drop(cache);
-    let cache = open();
-    assert_eq!(cache.eviction().written_today, 250_000);
-    assert!(refused(&cache, 3, Some(LEN as u64)).await);
-    // A little more is left for what is small.
-    store(&cache, &blob(5, 10_000).0, &blob(5, 10_000).1).await;
-    assert_eq!(cache.eviction().refused, 1);
+    fs::remove_file(folder.path().join("ranks")).unwrap();
+    cache.get(&blob(0, LEN).0).await.unwrap().unwrap();
     cache.close().await;
+    assert!(!folder.path().join("ranks").exists());
+}
+
+#[tokio::test]
+async fn a_pipe_in_place_of_the_ranks_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    populate(folder.path(), Named::Lru).await;
+    let file = folder.path().join("ranks");
+    fs::remove_file(&file).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(&file).status();
+    assert!(made.unwrap().success());
+    let (cache, policy) = open_as(folder.path(), Named::Lru);
+    agrees(&cache, &policy, "a pipe").await;
+    cache.close().await;
+    assert!(file.is_file(), "replaced");
 }

@@ -2,14 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::{FsWord, OFlags, StatFs, statfs};
+use rustix::fs::{FsWord, StatFs, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
@@ -157,19 +157,11 @@ impl Tier for DiskTier {
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        // A pipe in its place must not be waited for.
-        let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-        let mut options = File::options();
-        options.read(true).custom_flags(nonblocking);
-        let file = match options.open(self.blob_path(digest)) {
-            Ok(file) => PlainFile(file, self.at_once),
+        let (file, about) = match crate::record::open(&self.blob_path(digest)) {
+            Ok((file, about)) => (PlainFile(file, self.at_once), about),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let about = file.0.metadata()?;
-        if !about.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no file"));
-        }
         let len = about.len();
         let trailer = Trailer::decode(digest, len, |offset, buf| file.read_at(offset, buf))?;
         Ok(Some(Arc::new(BlobFile {
