@@ -14,6 +14,8 @@ const CROWD: u32 = 64;
 
 pub(crate) struct Door {
     pub(crate) name: String,
+    /// The last day that was told to have no bytes left.
+    told: u64,
     pub(crate) admission: Option<Box<dyn Admission<Digest>>>,
     /// Bytes a day; 0: no bound.
     cap: u64,
@@ -44,6 +46,7 @@ impl Door {
     ) -> Self {
         Self {
             name,
+            told: 0,
             admission,
             cap,
             day: 0,
@@ -101,6 +104,14 @@ impl Door {
         (self.day, self.written) = (at / DAY, written);
     }
 
+    /// Something was refused for the bytes of the day: whether that is the first of its day. The figures for it are
+    /// what was written, and the bytes of a day.
+    pub(crate) fn tell(&mut self, tick: u64) -> Option<(u64, u64)> {
+        self.turn(tick);
+        let day = tick / DAY + 1;
+        (std::mem::replace(&mut self.told, day) != day).then_some((self.written, self.cap))
+    }
+
     pub(crate) fn set_cap(&mut self, cap: u64) {
         self.cap = cap;
     }
@@ -131,6 +142,10 @@ mod tests {
         assert_eq!(door.written(DAY - 1), 1600);
         assert!(door.allows(1600, false, DAY), "another day");
         assert_eq!(door.written(DAY), 0);
+        assert_eq!(door.tell(DAY), Some((0, 1600)));
+        assert_eq!(door.tell(2 * DAY - 1), None, "once a day");
+        assert!(door.tell(2 * DAY).is_some() && door.tell(2 * DAY).is_none());
+        let mut door = Door::new(String::new(), None, 1600);
         door.restore(1000, DAY);
         assert!(!door.allows(601, false, DAY) && door.allows(601, false, 2 * DAY));
         door.set_cap(0);

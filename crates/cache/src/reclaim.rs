@@ -88,6 +88,9 @@ impl Store {
 
     fn refused(&self, digest: &Digest, refusal: Refusal) -> Error {
         self.metrics.refused(refusal);
+        if refusal == Refusal::Worn {
+            self.tell_worn();
+        }
         Error::NotAdmitted {
             digest: *digest,
             why: match refusal {
@@ -95,6 +98,23 @@ impl Store {
                 Refusal::Policy => "the policy has no place for its size (eviction.policy)",
                 Refusal::Worn => "enough was written today (eviction.max_written_per_day)",
             },
+        }
+    }
+
+    /// Once a day: whoever wonders why nothing enters finds it in the log.
+    fn tell_worn(&self) {
+        let told = {
+            let mut state = lock(&self.state);
+            let tick = state.ranking.clock.read(now());
+            state.ranking.door.tell(tick)
+        };
+        if let Some((written, limit)) = told {
+            tracing::warn!(
+                written,
+                limit,
+                "the bytes of today are used up (eviction.max_written_per_day): what is large is passed on and not \
+                 stored until 00:00 UTC"
+            );
         }
     }
 
