@@ -75,7 +75,16 @@ impl Ranks {
         if let Some(admission) = &mut state.ranking.door.admission
             && let Err(error) = admission.restore(&self.admission)
         {
-            tracing::warn!(%error, "what the admission knew cannot be used; it starts anew");
+            match error {
+                StateError::Kind { found, expected } => tracing::info!(
+                    "eviction.admission was {found} and is {expected} now: it starts anew, nothing to do"
+                ),
+                // There was none to save anything.
+                _ if self.admission.is_empty() => {}
+                error => {
+                    tracing::warn!(%error, "what the admission knew cannot be used; it starts anew");
+                }
+            }
         }
     }
 
@@ -130,7 +139,14 @@ pub(crate) fn limit(capacity: u64) -> usize {
     share.clamp(4096, LONGEST)
 }
 
-fn cold(why: &dyn std::fmt::Display) {
+fn cold(why: &(dyn std::error::Error + 'static)) {
+    if let Some(StateError::Kind { found, expected }) = why.downcast_ref() {
+        tracing::info!(
+            "eviction.policy was {found} and is {expected} now: it begins with all blobs in the order of their last \
+             access, nothing to do"
+        );
+        return;
+    }
     tracing::warn!(%why, "what was saved of the ranks cannot be used: blobs rank by their last access");
 }
 
