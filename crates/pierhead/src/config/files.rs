@@ -52,6 +52,9 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
             at("docker_config", docker_config(path).map(drop)),
         );
     }
+    if let Some(path) = &config.trace.file {
+        report("trace.file", at("trace.file", super::trace_file(path)));
+    }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
         if let Some(path) = &upstream.ca {

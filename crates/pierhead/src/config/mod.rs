@@ -12,6 +12,7 @@ mod secret;
 mod show;
 #[cfg(test)]
 mod tests;
+mod trace_file;
 mod units;
 mod validate;
 mod value;
@@ -28,7 +29,8 @@ use pierhead_oci::Registry;
 pub(crate) use keys::check_level;
 pub(crate) use load::{Overrides, Refused, can_be_read_again, load, parse_upstream};
 pub(crate) use secret::Secret;
-pub(crate) use show::show;
+pub(crate) use show::{changes, show};
+pub(crate) use trace_file::trace_file;
 pub(crate) use units::{Size, human_bytes, parse_bytes};
 pub(crate) use validate::{auth, open_proxy};
 pub(crate) use value::{parse_address, parse_admin};

@@ -1,5 +1,6 @@
 //! A configuration as a commented TOML file that reads back as the same configuration, but for secrets.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::keys::{SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
@@ -25,6 +26,42 @@ pub(crate) fn show(config: &Config) -> String {
         upstream(&mut text, keys);
     }
     text
+}
+
+/// The keys whose values differ, with both as people write them. Masked secrets do not show; of upstreams it is
+/// said which differ.
+pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
+    let said = |value: Option<String>| {
+        let value = value.unwrap_or_else(|| "unset".to_owned());
+        value.trim_matches('"').to_owned()
+    };
+    let mut changes: Vec<_> = keys()
+        .map(|key| (key.path(), (key.show)(old), (key.show)(new)))
+        .filter(|(_, old, new)| old != new)
+        .map(|(path, old, new)| (path, format!("{} -> {}", said(old), said(new))))
+        .collect();
+    let upstreams = |config: &Config| {
+        let text = |keys: &Upstream| {
+            let mut text = String::new();
+            upstream(&mut text, keys);
+            text
+        };
+        let all = config.upstreams.iter();
+        all.map(|(registry, keys)| (registry.clone(), text(keys)))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let (old, new) = (upstreams(old), upstreams(new));
+    let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
+    for name in names {
+        let what = match (old.get(name), new.get(name)) {
+            (Some(old), Some(new)) if old == new => continue,
+            (Some(_), Some(_)) => "changed",
+            (None, _) => "added",
+            (_, None) => "removed",
+        };
+        changes.push((format!("{UPSTREAMS}.\"{name}\""), what.to_owned()));
+    }
+    changes
 }
 
 fn section(text: &mut String, name: &str, config: &Config) {

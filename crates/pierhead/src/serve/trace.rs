@@ -171,7 +171,7 @@ impl Output {
             let mut head = [0; own::HEADER.len()];
             if file.read_exact(&mut head).is_err() || head != own::HEADER.as_bytes() {
                 return Err(io::Error::other(
-                    "it holds something that is no trace of this version",
+                    "it holds something that is no trace of this version: name another file",
                 ));
             }
         }
