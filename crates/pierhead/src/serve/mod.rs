@@ -346,12 +346,14 @@ fn announce(config: &Config, cache: &Cache, listen: &[SocketAddr], admin: Option
         .map(|address| format!("{scheme}://{address}"))
         .collect();
     tracing::info!(
-        "pierhead {} listens on {}; data in {}, {} of {} used; admin {}",
+        "pierhead {} listens on {}; data in {}, {} of {} used; eviction {}, admission {}; admin {}",
         env!("CARGO_PKG_VERSION"),
         list.join(" "),
         config.data.display(),
         human_bytes(stat.used),
         human_bytes(stat.capacity),
+        config.eviction.policy.name(),
+        config.eviction.admission.name(),
         admin.map_or_else(|| "off".to_owned(), |address| format!("http://{address}")),
     );
     if let Some(first) = listen.first() {

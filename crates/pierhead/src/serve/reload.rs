@@ -25,12 +25,12 @@ impl Running {
     /// All or nothing: a configuration with any problem changes nothing.
     pub(super) async fn reload(&mut self, args: &ServeArgs) {
         match self.try_reload(args).await {
-            Ok(()) => tracing::info!("configuration read again"),
+            Ok(changed) => tracing::info!("configuration read again: {changed}"),
             Err(error) => tracing::error!("the configuration was not changed: {error:#}"),
         }
     }
 
-    async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<()> {
+    async fn try_reload(&mut self, args: &ServeArgs) -> anyhow::Result<String> {
         // It reads files, which may lie on a disk that hangs.
         let prepare = {
             let (args, old, environment) =
@@ -44,11 +44,14 @@ impl Running {
         let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
         self.level.set(&new.log);
+        let before = self.cache.eviction().evictions;
         self.cache.set_capacity(capacity).await;
+        let evicted = self.cache.eviction().evictions - before;
         let eviction = wiring::eviction(&new, capacity);
         self.cache.set_eviction(eviction).await;
+        let changed = config::changes(&self.config, &new);
         self.config = new;
-        Ok(())
+        Ok(describe(&changed, evicted, self.cache.stat().blobs))
     }
 }
 
@@ -73,6 +76,19 @@ fn prepare(
     let remote = client.prepare(remote)?;
     let capacity = capacity(cache, &new)?;
     Ok((new, remote, capacity))
+}
+
+/// What changed, for the log. `held`: blobs that another policy began with.
+fn describe(changes: &[(String, String)], evicted: u64, held: u64) -> String {
+    if changes.is_empty() {
+        return "nothing changed, but for secrets and files that it names".to_owned();
+    }
+    let one = |(key, change): &(String, String)| match key.as_str() {
+        "eviction.policy" => format!("{key} {change}, {held} blobs taken over"),
+        "cache.size" => format!("{key} {change}, {evicted} blobs evicted"),
+        _ => format!("{key} {change}"),
+    };
+    changes.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far
@@ -127,6 +143,28 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
 mod tests {
     use super::*;
     use crate::config::AuthMode;
+
+    #[test]
+    fn a_reload_says_what_changed() {
+        let old = listening("127.0.0.1:5000");
+        let unchanged = config::changes(&old, &old.clone());
+        assert!(describe(&unchanged, 0, 9).starts_with("nothing changed"));
+        let mut new = old.clone();
+        new.eviction.policy = pierhead_eviction::Named::Lru;
+        new.log.level = "debug".into();
+        let said = describe(&config::changes(&old, &new), 0, 31);
+        let (from, level) = (old.eviction.policy.name(), &old.log.level);
+        assert_eq!(
+            said,
+            format!(
+                "eviction.policy {from} -> lru, 31 blobs taken over; log.level {level} -> debug"
+            )
+        );
+        let mut smaller = old.clone();
+        smaller.cache.size = crate::config::Size::Bytes(8 << 20);
+        let said = describe(&config::changes(&old, &smaller), 17, 31);
+        assert!(said.ends_with("-> 8MiB, 17 blobs evicted"), "{said}");
+    }
 
     fn listening(address: &str) -> Config {
         let mut config = Config::with_data("data".into());
