@@ -58,7 +58,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "trace",
         name: "max_size",
-        doc: "Bytes of the trace, in two files: FILE, and FILE.1 with what was before it. About 60 bytes a request.",
+        doc: "Bytes of the trace, in two files: FILE, and FILE.1 with what was before it: 1MiB to 1TiB. About 60 bytes a\nrequest.",
         example: "\"64MiB\"",
         set: |config, value| {
             let bytes = value.memory(1 << 20, 1 << 40)?;
