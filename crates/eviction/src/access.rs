@@ -43,10 +43,43 @@ impl<K> Access<K> {
         }
     }
 
+    /// The cost as a number that can be summed: finite and at least 0. One that is no number, infinite
+    /// or negative tells nothing and is 0.
+    pub fn seconds(&self) -> f64 {
+        if self.cost.is_finite() {
+            f64::from(self.cost.max(0.0))
+        } else {
+            0.0
+        }
+    }
+
     /// Seconds that fetching `size` bytes takes when nothing is known about the upstream.
     // A cost needs no more precision than a float has.
     #[allow(clippy::cast_possible_truncation)]
     pub fn prior(size: u64) -> f32 {
         (Self::ROUND_TRIP + Self::PER_MEGABYTE * size as f64 / 1e6) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cost_that_tells_nothing_is_none() {
+        for (cost, seconds) in [
+            (1.5, 1.5),
+            (0.0, 0.0),
+            (-1.0, 0.0),
+            (f32::NAN, 0.0),
+            (f32::INFINITY, 0.0),
+            (f32::NEG_INFINITY, 0.0),
+        ] {
+            let access = Access {
+                cost,
+                ..Access::new('a', 1, 0)
+            };
+            assert_eq!(access.seconds(), seconds, "{cost}");
+        }
     }
 }

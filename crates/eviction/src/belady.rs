@@ -9,7 +9,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::ranked::{Ranked, Rule};
-use crate::{Access, Key};
+use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "belady";
 
@@ -63,7 +63,8 @@ impl Future {
 
     /// A request is made.
     pub(crate) fn request(&mut self) {
-        self.requests += 1;
+        // A state may say any number; past the end of the future all are the same.
+        self.requests = self.requests.saturating_add(1);
     }
 
     /// Goes on after so many requests.
@@ -112,8 +113,9 @@ impl Rule for Foresight {
         self.future.requests()
     }
 
-    fn resume(&mut self, requests: u64) {
+    fn resume(&mut self, requests: u64) -> Result<(), StateError> {
         self.future.resume(requests);
+        Ok(())
     }
 }
 
@@ -160,6 +162,15 @@ mod tests {
             .iter()
             .filter(|key| cache.request(&Access::new(**key, 1, 0)) != crate::Outcome::Hit);
         assert_eq!(misses.count(), 9);
+    }
+
+    #[test]
+    fn a_state_of_as_many_requests_as_there_can_be_is_past_the_end_for_good() {
+        let entries: Vec<(char, u64, (), f64)> = vec![('a', 1, (), -1.0)];
+        let mut belady = Belady::new(Future::of("ab".chars()));
+        let state = crate::saved::seal(NAME, &(u64::MAX, entries));
+        assert_eq!(belady.restore(&state), Ok(()));
+        assert_eq!(play(&mut belady, "b *"), "b");
     }
 
     #[test]

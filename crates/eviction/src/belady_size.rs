@@ -142,7 +142,7 @@ impl<K: Key> Policy<K> for BeladySize<K> {
             if restored.contains(&key) {
                 return Err(StateError::Content("a key is in it twice"));
             }
-            if nearness.is_nan() {
+            if nearness.is_nan() || nearness == f64::INFINITY {
                 return Err(StateError::Content("a priority is no number"));
             }
             restored.enter(key, size, nearness);

@@ -1,12 +1,12 @@
 //! CHERRY: evicts the layer that is in the fewest images and was run the least.
 //!
 //! After CHERRY, a manager of image layers in a small fast store: the priority of a layer is the number
-//! of images that share it, with the number of runs of containers that need it. Here a run is a
+//! of images that share it times the number of runs of containers that need it. Here a run is a
 //! request, and the share count is [`Access::shared`]. Neither size nor age counts, so what was in demand
 //! once stays: a policy to compare with, for caches of few images.
 
 use crate::ranked::{Ranked, Rule};
-use crate::{Access, Key};
+use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "cherry";
 
@@ -16,11 +16,12 @@ pub type Cherry<K> = Ranked<K, Cherished>;
 /// How shares and runs make a priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combination {
-    /// Shares + runs, the default: a layer that nobody else has still lives by its runs.
+    /// Shares × runs, the default, as CHERRY ranks: a run counts once for each image that it could have
+    /// been.
     #[default]
-    Sum,
-    /// Shares × runs: a run counts once for each image that it could have been.
     Product,
+    /// Shares + runs, our own: a layer that nobody else has still lives by its runs.
+    Sum,
 }
 
 /// Parameters of CHERRY; none has a bound.
@@ -78,7 +79,9 @@ impl Rule for Cherished {
 
     fn state(&self) {}
 
-    fn resume(&mut self, (): ()) {}
+    fn resume(&mut self, (): ()) -> Result<(), StateError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -111,6 +114,11 @@ mod tests {
         assert_eq!(order(Combination::Sum, &requests), sum);
         let product = [('c', 1.0), ('d', 1.0), ('a', 3.0), ('b', 5.0)];
         assert_eq!(order(Combination::Product, &requests), product);
+    }
+
+    #[test]
+    fn shares_times_runs_is_the_default() {
+        assert_eq!(Combination::default(), Combination::Product);
     }
 
     #[test]

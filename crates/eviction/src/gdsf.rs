@@ -7,8 +7,8 @@
 //! Bestavros, ICDCS '00).
 
 use crate::parameter::{self, ParameterError};
-use crate::ranked::{Ranked, Rule};
-use crate::{Access, Key};
+use crate::ranked::{Ranked, Rule, age};
+use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "gdsf";
 
@@ -63,7 +63,7 @@ impl Parameters {
 #[derive(Debug)]
 pub struct Greedy {
     parameters: Parameters,
-    /// L, the priority of the last victim: it ages what is not asked for.
+    /// L, the highest priority of any victim: it ages what is not asked for. It never falls.
     last: f64,
 }
 
@@ -97,8 +97,7 @@ impl Greedy {
         let Parameters { beta, cost } = self.parameters;
         let cost = match cost {
             Cost::One => 1.0,
-            // A cost that is no number, or negative, is none.
-            Cost::Waiting => f64::from(access.cost).max(0.0),
+            Cost::Waiting => access.seconds(),
             Cost::Bytes => size.max(1) as f64,
         };
         let frequency = f64::from(frequency);
@@ -130,15 +129,17 @@ impl Rule for Greedy {
     }
 
     fn evicted(&mut self, priority: f64) {
-        self.last = priority;
+        // A key that was held back has a lower one, from before.
+        self.last = self.last.max(priority);
     }
 
     fn state(&self) -> f64 {
         self.last
     }
 
-    fn resume(&mut self, last: f64) {
-        self.last = last;
+    fn resume(&mut self, last: f64) -> Result<(), StateError> {
+        self.last = age(last)?;
+        Ok(())
     }
 }
 
@@ -197,7 +198,13 @@ mod tests {
             ..Parameters::default()
         })
         .expect("in range");
-        for (key, cost) in [('a', 2.0), ('b', 6.0), ('c', f32::NAN), ('d', -1.0)] {
+        for (key, cost) in [
+            ('a', 2.0),
+            ('b', 6.0),
+            ('c', f32::NAN),
+            ('d', -1.0),
+            ('e', f32::INFINITY),
+        ] {
             gdsf.insert(&Access {
                 cost,
                 ..Access::new(key, 4, 0)
@@ -207,7 +214,23 @@ mod tests {
             .iter()
             .map(|(key, priority)| (*key, priority))
             .collect();
-        assert_eq!(order, [('c', 0.0), ('d', 0.0), ('a', 0.5), ('b', 1.5)]);
+        assert_eq!(
+            order,
+            [('c', 0.0), ('d', 0.0), ('e', 0.0), ('a', 0.5), ('b', 1.5)]
+        );
+    }
+
+    #[test]
+    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+        let mut gdsf = Gdsf::default();
+        play(&mut gdsf, "a8 b4 c2");
+        for expected in ['b', 'c'] {
+            let victim = gdsf.evict(&mut |key| *key == 'a');
+            assert_eq!(victim.map(|victim| victim.key), Some(expected));
+        }
+        assert_eq!(play(&mut gdsf, "* d1"), "a");
+        let order: Vec<_> = gdsf.iter().collect();
+        assert_eq!(order, [(&'d', 1.5)], "L is c's 0.5, not a's 0.125");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! last victim. So a key that was asked for a hundred times, long ago, outlives about as many evictions of new
 //! keys and no more; without that it would stay for ever.
 
-use crate::ranked::{Ranked, Rule};
-use crate::{Access, Key};
+use crate::ranked::{Ranked, Rule, age};
+use crate::{Access, Key, StateError};
 
 pub(crate) const NAME: &str = "lfu";
 
@@ -32,7 +32,7 @@ impl Default for Parameters {
 #[derive(Clone, Debug)]
 pub struct Frequency {
     parameters: Parameters,
-    /// L of the paper. Whole numbers are exact in it up to 2^53.
+    /// L of the paper; it never falls. Whole numbers are exact in it up to 2^53.
     age: f64,
 }
 
@@ -68,7 +68,8 @@ impl Rule for Frequency {
 
     fn evicted(&mut self, rank: f64) {
         if self.parameters.aged {
-            self.age = rank;
+            // A key that was held back has a lower one, from before.
+            self.age = self.age.max(rank);
         }
     }
 
@@ -76,8 +77,9 @@ impl Rule for Frequency {
         self.age
     }
 
-    fn resume(&mut self, age: f64) {
-        self.age = age;
+    fn resume(&mut self, saved: f64) -> Result<(), StateError> {
+        self.age = age(saved)?;
+        Ok(())
     }
 }
 
@@ -127,5 +129,17 @@ mod tests {
         assert_eq!(victim.map(|victim| victim.key), Some('c'));
         let ranks: Vec<(&char, f64)> = lfu.iter().collect();
         assert_eq!(ranks, [(&'a', 1.0), (&'b', 2.0)]);
+    }
+    #[test]
+    fn the_age_never_falls_though_a_key_was_held_back_meanwhile() {
+        let mut lfu = Lfu::default();
+        play(&mut lfu, "a b b c c c");
+        for expected in ['b', 'c'] {
+            let victim = lfu.evict(&mut |key| *key == 'a');
+            assert_eq!(victim.map(|victim| victim.key), Some(expected));
+        }
+        assert_eq!(play(&mut lfu, "* d"), "a");
+        let ranks: Vec<_> = lfu.iter().collect();
+        assert_eq!(ranks, [(&'d', 4.0)], "the age is c's 3, not a's 1");
     }
 }

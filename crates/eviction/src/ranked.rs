@@ -33,7 +33,18 @@ pub trait Rule: Send {
     fn state(&self) -> Self::State;
 
     /// Goes on where a state was taken.
-    fn resume(&mut self, state: Self::State);
+    ///
+    /// # Errors
+    /// When there is no such state; then nothing has changed.
+    fn resume(&mut self, state: Self::State) -> Result<(), StateError>;
+}
+
+/// L as it was saved: what is added to it must count.
+pub(crate) fn age(saved: f64) -> Result<f64, StateError> {
+    if saved.is_finite() && saved >= 0.0 {
+        return Ok(saved);
+    }
+    Err(StateError::Content("its age is no number"))
 }
 
 /// One order of priorities, kept by an indexed heap: each request is O(log n). Among equal priorities
@@ -140,14 +151,51 @@ impl<K: Key, R: Rule> Policy<K> for Ranked<K, R> {
             if table.find(&key).is_some() {
                 return Err(StateError::Content("a key is in it twice"));
             }
-            if priority.is_nan() {
+            // The lowest of all is what is never asked for again; nothing is worth everything.
+            if priority.is_nan() || priority == f64::INFINITY {
                 return Err(StateError::Content("a priority is no number"));
             }
             let slot = table.add(key, size, note);
             heap.push(&mut table, slot, priority);
         }
+        self.rule.resume(state)?;
         (self.table, self.heap) = (table, heap);
-        self.rule.resume(state);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::{Gdsf, Lfu};
+
+    #[test]
+    fn an_age_or_a_priority_that_is_no_number_is_refused_and_changes_nothing() {
+        fn refuses<R: Rule<Note = u32, State = f64>>(new: impl Fn() -> Ranked<char, R>) {
+            let state = |age: f64, priority: f64| {
+                let entries = vec![('a', 1_u64, 1_u32, priority)];
+                saved::seal(R::NAME, &(age, entries))
+            };
+            assert_eq!(new().restore(&state(2.0, 3.0)), Ok(()));
+            let mut policy = new();
+            policy.insert(&Access::new('b', 7, 0));
+            for (age, priority) in [
+                (f64::NAN, 1.0),
+                (f64::INFINITY, 1.0),
+                (f64::NEG_INFINITY, 1.0),
+                (-1.0, 1.0),
+                (1.0, f64::NAN),
+                (1.0, f64::INFINITY),
+            ] {
+                assert!(
+                    policy.restore(&state(age, priority)).is_err(),
+                    "{age} {priority}"
+                );
+                assert_eq!((policy.len(), policy.bytes()), (1, 7), "{age} {priority}");
+            }
+        }
+        refuses(Gdsf::<char>::default);
+        refuses(Lfu::<char>::default);
     }
 }

@@ -36,7 +36,7 @@ impl Tally {
         }
         self.misses += 1;
         self.missed_bytes = self.missed_bytes.saturating_add(access.size);
-        self.waiting_seconds += f64::from(access.cost);
+        self.waiting_seconds += access.seconds();
         match outcome {
             Outcome::Kept { evicted } => {
                 self.evictions += u64::from(evicted);

@@ -96,7 +96,7 @@ impl Gate {
             cost: access.cost,
             shared: access.shared,
         };
-        let cost = f64::from(access.cost);
+        let cost = access.seconds();
         let waits = |shadow: &mut Simulated<u64, Classes<u64>>| match shadow.request(&access) {
             Outcome::Hit => 0.0,
             _ => cost,
