@@ -30,13 +30,25 @@ pub(crate) struct Sketch {
     requests: u64,
 }
 
+/// A power of two.
+fn words(capacity: u64) -> usize {
+    let words = (capacity / BYTES_A_WORD).clamp(WORDS.0, WORDS.1);
+    usize::try_from(words.next_power_of_two()).unwrap_or(1)
+}
+
+/// Of each counter the higher of two: O(16).
+fn higher(one: u64, other: u64) -> u64 {
+    let counters = (0..u64::BITS)
+        .step_by(4)
+        .map(|shift| u64::from(MOST) << shift);
+    counters.fold(0, |word, mask| word | (one & mask).max(other & mask))
+}
+
 impl Sketch {
     /// Empty, for a cache of so many bytes.
     pub(crate) fn new(capacity: u64, seed: u64) -> Self {
-        let words = (capacity / BYTES_A_WORD).clamp(WORDS.0, WORDS.1);
-        let words = usize::try_from(words.next_power_of_two()).unwrap_or(0);
         Self {
-            words: vec![0; words],
+            words: vec![0; words(capacity)],
             seed,
             requests: 0,
         }
@@ -78,6 +90,23 @@ impl Sketch {
         })
     }
 
+    /// Follows the capacity. No estimate falls: a larger sketch begins with each counter in all the places
+    /// to which its keys may go, a smaller one takes the highest of those that come together.
+    pub(crate) fn resize(&mut self, capacity: u64) {
+        let (old, new) = (self.words.len(), words(capacity));
+        if new >= old {
+            self.words = self.words.repeat(new / old);
+            return;
+        }
+        for at in new..old {
+            let at_new = at & (new - 1);
+            self.words[at_new] = higher(self.words[at_new], self.words[at]);
+        }
+        self.words.truncate(new);
+        self.words.shrink_to_fit();
+        self.requests = self.requests.min(SAMPLE * new as u64 - 1);
+    }
+
     /// Bytes of memory held.
     pub(crate) fn memory(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
@@ -87,6 +116,9 @@ impl Sketch {
     pub(crate) fn resume(&mut self, saved: Self) -> Result<(), StateError> {
         if !saved.words.len().is_power_of_two() {
             return Err(StateError::Content("its sketch has no size of sketches"));
+        }
+        if saved.requests >= SAMPLE * saved.words.len() as u64 {
+            return Err(StateError::Content("its sketch is more than full"));
         }
         if saved.words.len() == self.words.len() {
             *self = saved;
@@ -161,6 +193,26 @@ mod tests {
     }
 
     #[test]
+    fn a_sketch_that_follows_the_capacity_keeps_its_estimates() {
+        let mut sketch = new();
+        for key in 0..60_u32 {
+            (0..key % 16).for_each(|_| sketch.count(&key));
+        }
+        sketch.requests = SAMPLE * 4096 - 1;
+        let estimates = |sketch: &Sketch| (0..60_u32).map(|key| sketch.estimate(&key)).collect();
+        let before: Vec<u8> = estimates(&sketch);
+        for (capacity, bytes) in [(8_u64 << 30, 256 << 10), (2 << 30, 64 << 10), (0, 32 << 10)] {
+            sketch.resize(capacity);
+            assert_eq!(sketch.memory(), bytes, "{capacity}");
+            assert_eq!(estimates(&sketch), before, "{capacity}");
+        }
+        sketch.resize(8 << 30);
+        sketch.requests = SAMPLE * (32 << 10) - 1;
+        sketch.resize(0);
+        assert_eq!(new().resume(sketch), Ok(()), "it is no more than full");
+    }
+
+    #[test]
     fn a_sketch_of_another_size_begins_anew_and_an_odd_one_is_refused() {
         let (mut small, mut large) = (new(), Sketch::new(8 << 30, 7));
         small.count(&'a');
@@ -171,5 +223,10 @@ mod tests {
             ..new()
         };
         assert!(large.resume(odd).is_err());
+        let full = Sketch {
+            requests: u64::MAX,
+            ..new()
+        };
+        assert!(new().resume(full).is_err());
     }
 }

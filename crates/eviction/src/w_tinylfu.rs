@@ -181,6 +181,7 @@ impl Rule for Duel {
 
     fn resize(&mut self, capacity: u64) {
         self.capacity = capacity;
+        self.sketch.resize(capacity);
     }
 
     fn memory(&self) -> usize {
@@ -272,6 +273,16 @@ mod tests {
         };
         assert_eq!(next("bd"), (Some('d'), "a|b|c".into()));
         assert_eq!(next("b"), (Some('b'), "a||c".into()));
+    }
+
+    #[test]
+    fn the_sketch_follows_the_capacity() {
+        let mut policy = new();
+        let before = policy.memory();
+        policy.resize(64 << 30);
+        assert!(policy.memory() > 4 * before, "{}", policy.memory());
+        policy.resize(10);
+        assert_eq!(policy.memory(), before);
     }
 
     #[test]
