@@ -19,7 +19,8 @@ pub(crate) struct Door {
     pub(crate) admission: Option<Box<dyn Admission<Digest>>>,
     /// Bytes a day; 0: no bound.
     cap: u64,
-    /// Of the clock that ranks go by, whose days do not come again: one that is put back lends nothing.
+    /// Of the clock that ranks go by. One that is put back lends nothing: what was written counts for the
+    /// lower day too, and one that ran years ahead for a moment stops nothing until then.
     day: u64,
     /// Bytes written that day.
     written: u64,
@@ -123,8 +124,9 @@ impl Door {
     fn turn(&mut self, tick: u64) {
         let day = tick / DAY;
         if day > self.day {
-            (self.day, self.written) = (day, 0);
+            self.written = 0;
         }
+        self.day = day;
     }
 }
 
@@ -146,6 +148,12 @@ mod tests {
         assert_eq!(door.tell(2 * DAY - 1), None, "once a day");
         assert!(door.tell(2 * DAY).is_some() && door.tell(2 * DAY).is_none());
         let mut door = Door::new(String::new(), None, 1600);
+        door.spend(1600, 9000 * DAY);
+        assert!(
+            !door.allows(1, false, DAY),
+            "the clock ran back: no new day"
+        );
+        assert!(door.allows(1600, false, 2 * DAY), "the next day is one");
         door.restore(1000, DAY);
         assert!(!door.allows(601, false, DAY) && door.allows(601, false, 2 * DAY));
         door.set_cap(0);

@@ -56,7 +56,7 @@ pub mod trace;
 pub mod w_tinylfu;
 
 pub use access::{Access, Key};
-pub use admission::{Admission, NamedAdmission, UnknownAdmission, WriteCap};
+pub use admission::{Admission, NamedAdmission, UnknownAdmission};
 pub use arc::Arc;
 pub use belady::{Belady, Future};
 pub use belady_size::BeladySize;

@@ -6,7 +6,6 @@ pub mod always;
 pub mod second_hit;
 pub mod size_aware;
 pub mod tinylfu;
-pub mod write_cap;
 
 use crate::{Access, StateError};
 
@@ -15,7 +14,6 @@ pub use named::{NamedAdmission, UnknownAdmission};
 pub use second_hit::SecondHit;
 pub use size_aware::SizeAware;
 pub use tinylfu::TinyLfu;
-pub use write_cap::WriteCap;
 
 /// Decides whether what was asked for and is not there shall be kept. What is not admitted is served
 /// all the same, past the cache. Every implementer runs the conformance suite of `testkit`.

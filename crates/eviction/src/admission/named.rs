@@ -8,7 +8,7 @@ use crate::admission::{
     Admission, Always, SecondHit, SizeAware, TinyLfu, always, second_hit, size_aware, tinylfu,
 };
 
-/// An admission with its documented default parameters. [`crate::WriteCap`] goes around any of them.
+/// An admission with its documented default parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NamedAdmission {

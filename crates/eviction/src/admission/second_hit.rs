@@ -83,7 +83,7 @@ impl<K: Key> Admission<K> for SecondHit<K> {
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let queues: Saved<K> = saved::open(NAME, saved)?;
-        self.missed = self.missed.restored(queues)?;
+        self.missed = self.missed.restored(queues, 0)?;
         self.trim();
         Ok(())
     }
