@@ -28,8 +28,8 @@ const RETURNING: usize = 4;
 pub struct Parameters {
     /// How far a ghost hit moves the target. Default [`Step::Size`].
     pub step: Step,
-    /// Whether ghosts of each kind are forgotten until their bytes are within the capacity and they are about
-    /// as many as the keys held. Default yes; libcachesim forgets at most one for each that comes, which
+    /// Whether ghosts are forgotten until the bytes of each kind are within the capacity and all kinds
+    /// together are at most as many as the keys held. Default yes; libcachesim forgets at most one for each that comes, which
     /// bounds neither where sizes differ.
     pub bounded: bool,
 }
@@ -150,13 +150,14 @@ impl Adaptive {
     }
 
     fn trim<K: Key>(&self, queues: &mut Queues<K>) {
-        let ghosts = match self.parameters.bounded {
-            true => &[ONCE_GHOST, AGAIN_GHOST, RETURNING][..],
-            false => &[RETURNING],
+        let first = match self.parameters.bounded {
+            true => ONCE_GHOST,
+            false => RETURNING,
         };
-        for ghosts in ghosts {
-            queues.trim(*ghosts, self.capacity, 1.0);
+        for ghosts in first..=RETURNING {
+            queues.trim(ghosts, self.capacity);
         }
+        queues.trim_together(first..RETURNING + 1, 1.0);
     }
 }
 
@@ -303,6 +304,13 @@ mod tests {
             many.evict(&mut |_| false);
         }
         assert_eq!(many.ghosts(), 256);
+        for key in 1000..2000_u32 {
+            many.insert(&Access::new(key, 1, 0));
+            many.hit(&Access::new(key, 1, 0));
+            many.evict(&mut |_| false);
+            many.miss(&Access::new(key - 100, 1, 0));
+        }
+        assert_eq!(many.ghosts(), 256, "those of all kinds together");
         let mut unbounded = Arc::new(1 << 30, Parameters::libcachesim());
         for key in 0..1000_u32 {
             let access = Access::new(key, 1, 0);

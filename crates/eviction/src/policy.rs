@@ -13,8 +13,9 @@ pub struct Victim<K> {
 
 /// Ranks keys for removal. Every implementer runs the conformance suite of `testkit`.
 ///
-/// Calls are O(1) or O(log n) in the keys held, and at most 64 bytes beside the key are kept for each;
-/// what remembers keys that left (a ghost) keeps at most about as many as are held.
+/// Calls are O(1) or O(log n) in the keys held, and at most 64 bytes beside the key are kept for each. What
+/// remembers keys that left (ghosts) keeps at most as many as are held, or 256 where fewer are, and each
+/// costs at most what a key costs that is held: so a policy with ghosts takes at most twice as much.
 pub trait Policy<K>: Send {
     /// A key was asked for: counts it and says `true` when it is held, else says `false` and changes
     /// nothing. Called once for each request.
@@ -29,7 +30,8 @@ pub trait Policy<K>: Send {
         false
     }
 
-    /// A key entered the cache. One that is held already stays as it is.
+    /// A key entered the cache. One that is held already stays as it is. It enters also when the sizes are
+    /// then more than a u64 says: [`Policy::bytes`] is [`u64::MAX`] until enough has left, and exact then.
     fn insert(&mut self, access: &Access<K>);
 
     /// A key left the cache for a reason of its owner's. An unknown one is ignored; a held one leaves no
@@ -51,7 +53,7 @@ pub trait Policy<K>: Send {
         self.len() == 0
     }
 
-    /// The sizes of all keys held, together.
+    /// The sizes of all keys held, together; [`u64::MAX`] when they are more.
     fn bytes(&self) -> u64;
 
     /// Shows each key held and its size, the next victims first as far as there is an order.
@@ -71,6 +73,11 @@ pub trait Policy<K>: Send {
     /// Shows what an operator may want to know of it beyond its bytes, by a fixed name each: whether a gate is
     /// open, how far a boundary has moved.
     fn figures(&self, _show: &mut dyn FnMut(&'static str, f64)) {}
+
+    /// How many keys that left are remembered, themselves or by a fingerprint.
+    fn ghosts(&self) -> usize {
+        0
+    }
 
     /// Bytes of memory that all this takes, the keys' own heap apart.
     fn memory(&self) -> usize;
@@ -137,6 +144,10 @@ impl<K, P: Policy<K> + ?Sized> Policy<K> for Box<P> {
 
     fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
         (**self).figures(show);
+    }
+
+    fn ghosts(&self) -> usize {
+        (**self).ghosts()
     }
 
     fn memory(&self) -> usize {

@@ -15,6 +15,8 @@ pub trait Rule: Send {
     const HOLDING: usize;
     /// Queues of keys that left.
     const GHOSTS: usize = 0;
+    /// The highest frequency that it notes about a key.
+    const MOST: u8 = 0;
     /// What is to be saved beside the queues; `()` when there is nothing.
     type State: Default + Serialize + DeserializeOwned;
 
@@ -89,13 +91,6 @@ impl<K: Key, R: Rule> Queued<K, R> {
     /// The keys held, queue by queue, each from the end at which keys leave it.
     pub fn iter(&self) -> impl Iterator<Item = &K> {
         (0..R::HOLDING).flat_map(|queue| self.queues.iter(queue).map(|entry| &entry.key))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn ghosts(&self) -> usize {
-        (R::HOLDING..R::HOLDING + R::GHOSTS)
-            .map(|queue| self.queues.list(queue).len())
-            .sum()
     }
 }
 
@@ -172,6 +167,10 @@ impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {
         self.rule.resize(capacity);
     }
 
+    fn ghosts(&self) -> usize {
+        self.queues.ghosts()
+    }
+
     fn memory(&self) -> usize {
         self.queues.memory() + self.rule.memory()
     }
@@ -183,7 +182,7 @@ impl<K: Key, R: Rule> Policy<K> for Queued<K, R> {
 
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let (queues, state): (Saved<K>, R::State) = saved::open(R::NAME, saved)?;
-        let queues = self.queues.restored(queues)?;
+        let queues = self.queues.restored(queues, R::MOST)?;
         self.rule.resume(&queues, state)?;
         self.queues = queues;
         Ok(())

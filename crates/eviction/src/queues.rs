@@ -1,6 +1,8 @@
 //! Keys on one of several queues, some of which are of keys that left: what the policies share that are
 //! made of queues.
 
+use std::ops::Range;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -152,14 +154,35 @@ impl<K: Key> Queues<K> {
         }
     }
 
-    /// Forgets the oldest of a queue of ghosts until it is within so many bytes and has at most `keys`
-    /// for each key that is held.
+    /// The keys that are ghosts.
+    pub(crate) fn ghosts(&self) -> usize {
+        self.lists[self.holding..].iter().map(List::len).sum()
+    }
+
+    /// Forgets the oldest of a queue of ghosts until it is within so many bytes.
+    pub(crate) fn trim(&mut self, ghosts: usize, bytes: u64) {
+        while self.lists[ghosts].bytes() > bytes {
+            let Some(oldest) = self.lists[ghosts].front() else {
+                return;
+            };
+            self.drop(oldest);
+        }
+    }
+
+    /// Forgets the oldest of the longest of some queues of ghosts until they have together at most `keys` for
+    /// each key that is held.
     // A count of keys is far below 2^52, and the conversion saturates.
     #[allow(clippy::cast_possible_truncation)]
-    pub(crate) fn trim(&mut self, ghosts: usize, bytes: u64, keys: f64) {
+    pub(crate) fn trim_together(&mut self, ghosts: Range<usize>, keys: f64) {
         let keys = (self.len().max(FEW) as f64 * keys) as usize;
-        while self.lists[ghosts].bytes() > bytes || self.lists[ghosts].len() > keys {
-            let Some(oldest) = self.lists[ghosts].front() else {
+        loop {
+            let lists = self.lists[ghosts.clone()].iter();
+            let (sum, longest) = lists.fold((0, None::<&List>), |(sum, longest), list| {
+                let longest = longest.filter(|longest| longest.len() >= list.len());
+                (sum + list.len(), longest.or(Some(list)))
+            });
+            let oldest = longest.and_then(List::front).filter(|_| sum > keys);
+            let Some(oldest) = oldest else {
                 return;
             };
             self.drop(oldest);
@@ -183,8 +206,8 @@ impl<K: Key> Queues<K> {
         queues
     }
 
-    /// The queues that were saved, of the same number as these.
-    pub(crate) fn restored(&self, saved: Saved<K>) -> Result<Self, StateError>
+    /// The queues that were saved, of the same number as these, where no key has a frequency above `most`.
+    pub(crate) fn restored(&self, saved: Saved<K>, most: u8) -> Result<Self, StateError>
     where
         K: DeserializeOwned,
     {
@@ -196,6 +219,9 @@ impl<K: Key> Queues<K> {
             for (key, size, frequency) in entries {
                 if restored.find(&key).is_some() {
                     return Err(StateError::Content("a key is in it twice"));
+                }
+                if frequency > most {
+                    return Err(StateError::Content("a key was asked for too often"));
                 }
                 let slot = restored.add(queue, key, size);
                 *restored.frequency(slot) = frequency;

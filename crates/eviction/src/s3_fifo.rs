@@ -68,6 +68,13 @@ impl Parameters {
         check(NAME, "ghosts", self.ghosts, &(0.0..=10.0), "from 0 to 10")?;
         check(
             NAME,
+            "ghosts_per_key",
+            self.ghosts_per_key,
+            &(0.0..),
+            "from 0",
+        )?;
+        check(
+            NAME,
             "threshold",
             self.threshold,
             &(1..=MOST),
@@ -115,7 +122,8 @@ impl SmallAndMain {
 
     fn trim<K: Key>(&self, queues: &mut Queues<K>, ghosts: usize) {
         let bytes = share(self.capacity, self.parameters.ghosts);
-        queues.trim(ghosts, bytes, self.parameters.ghosts_per_key);
+        queues.trim(ghosts, bytes);
+        queues.trim_together(GHOST..RETURNING + 1, self.parameters.ghosts_per_key);
     }
 
     fn evict_small<K: Key>(
@@ -167,6 +175,7 @@ impl Rule for SmallAndMain {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 2;
     const GHOSTS: usize = 2;
+    const MOST: u8 = MOST;
     /// Whether something was evicted already.
     type State = bool;
 
@@ -282,6 +291,12 @@ mod tests {
             many.evict(&mut |_| false);
         }
         assert_eq!(many.ghosts(), 256);
+        for key in 1000..1500_u32 {
+            many.insert(&Access::new(key, 1, 0));
+            many.evict(&mut |_| false);
+            many.miss(&Access::new(key, 1, 0));
+        }
+        assert_eq!(many.ghosts(), 256, "those that were asked for among them");
     }
 
     #[test]
@@ -313,6 +328,20 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_was_asked_for_more_often_than_is_counted_is_refused() {
+        let state = |frequency: u8| {
+            let mut queues: Vec<Vec<(char, u64, u8)>> = vec![Vec::new(); 4];
+            queues[SMALL].push(('a', 1, frequency));
+            crate::saved::seal(NAME, &(queues, true))
+        };
+        let mut s3 = new(Parameters::default());
+        assert_eq!(s3.restore(&state(MOST)), Ok(()));
+        assert!(s3.restore(&state(MOST + 1)).is_err());
+        assert!(s3.restore(&state(u8::MAX)).is_err());
+        assert_eq!(s3.show(), "a3|||");
+    }
+
+    #[test]
     fn parameters_out_of_range_are_refused() {
         let good = Parameters::default();
         for (parameters, name) in [
@@ -336,6 +365,20 @@ mod tests {
                     ..good.clone()
                 },
                 "ghosts",
+            ),
+            (
+                Parameters {
+                    ghosts_per_key: -1.0,
+                    ..good.clone()
+                },
+                "ghosts_per_key",
+            ),
+            (
+                Parameters {
+                    ghosts_per_key: f64::NAN,
+                    ..good.clone()
+                },
+                "ghosts_per_key",
             ),
             (
                 Parameters {

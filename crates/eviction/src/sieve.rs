@@ -35,6 +35,8 @@ impl<K: Key> Default for Sieve<K> {
 impl Rule for Hand {
     const NAME: &'static str = NAME;
     const HOLDING: usize = 1;
+    /// A mark.
+    const MOST: u8 = 1;
     /// How many keys are older than the one at the hand.
     type State = Option<u32>;
 

@@ -7,16 +7,16 @@
 //! Here GDSF saves round trips on one side, and LFU with dynamic aging saves bytes on the other. `docs/eviction.md`
 //! has what it was chosen by.
 
-use std::hash::Hash;
+mod ghosts;
+
 use std::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
+use self::ghosts::{Ghosts, fingerprint};
 use crate::gdsf::{self, Cost};
-use crate::hash::hash;
 use crate::parameter::{self, ParameterError, share};
 use crate::sizes::Sizes;
-use crate::table::{List, Slot, Table};
 use crate::{Access, Gdsf, Key, Policy, StateError, Victim, saved};
 
 pub(crate) const NAME: &str = "size-split";
@@ -108,14 +108,6 @@ pub struct SizeSplit<K, S = Gdsf<K>, L = Gdsf<K>> {
     key: PhantomData<fn(K)>,
 }
 
-/// Fingerprints of the keys that left each side lately, and their sizes.
-#[derive(Debug, Default)]
-struct Ghosts {
-    table: Table<u64, Side>,
-    small: List,
-    large: List,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 enum Side {
     Small,
@@ -198,13 +190,14 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         self.share
     }
 
-    /// The size below which a key that enters is small, now.
+    /// The size below which a key that enters is small, now, if it is no larger than their whole part.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
     fn side(&self, size: u64) -> Side {
-        if size < self.limit {
+        // What is larger than their whole part would drive all others out of it.
+        if size < self.limit && size <= self.small_bytes() {
             Side::Small
         } else {
             Side::Large
@@ -215,6 +208,18 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
         share(self.capacity, self.share)
     }
 
+    fn restore_halves(&mut self, state: &State) -> Result<(), StateError> {
+        self.small.restore(&state.small)?;
+        self.large.restore(&state.large)?;
+        let mut twice = false;
+        let large = &self.large;
+        self.small.visit(&mut |key, _| twice |= large.contains(key));
+        if twice {
+            return Err(StateError::Content("a key is on both sides"));
+        }
+        Ok(())
+    }
+
     fn divide(&mut self) {
         let small = self.small_bytes();
         self.small.resize(small);
@@ -223,8 +228,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
 
     /// The side of a ghost would have had it with a little more of the bytes.
     fn learn(&mut self, access: &Access<K>) {
-        let cost = f64::from(access.cost);
-        let cost = if cost.is_finite() { cost.max(0.0) } else { 0.0 };
+        let cost = access.seconds();
         self.cost += (cost - self.cost) / f64::from(self.misses.clamp(1, 1024));
         let Some(side) = self.ghosts.take(fingerprint(&access.key)) else {
             return;
@@ -244,55 +248,13 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> SizeSplit<K, S, L> {
     }
 }
 
-/// The same after a restart, as ghosts are saved. Two keys in 2^64 share a ghost, which moves the share once.
-fn fingerprint<K: Hash>(key: &K) -> u64 {
-    hash(key, 0)
-}
-
-impl Ghosts {
-    fn list(&mut self, side: Side) -> (&mut List, &mut Table<u64, Side>) {
-        let list = match side {
-            Side::Small => &mut self.small,
-            Side::Large => &mut self.large,
-        };
-        (list, &mut self.table)
-    }
-
-    fn take(&mut self, key: u64) -> Option<Side> {
-        let slot = self.table.find(&key)?;
-        Some(self.drop(slot))
-    }
-
-    fn drop(&mut self, slot: Slot) -> Side {
-        let side = self.table.get(slot).note;
-        let (list, table) = self.list(side);
-        list.unlink(table, slot);
-        table.take(slot);
-        side
-    }
-
-    /// Adds a key to those of its side, of which the oldest go until they have at most `bytes` and are at
-    /// most `count`.
-    fn add(&mut self, key: u64, size: u64, side: Side, bytes: u64, count: usize) {
-        self.take(key);
-        let (list, table) = self.list(side);
-        let slot = table.add(key, size, side);
-        list.push_back(table, slot);
-        while list.bytes() > bytes || list.len() > count {
-            let Some(oldest) = list.front() else { break };
-            list.unlink(table, oldest);
-            table.take(oldest);
-        }
-    }
-}
-
 impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
     fn hit(&mut self, access: &Access<K>) -> bool {
         self.small.hit(access) || self.large.hit(access)
     }
 
     fn miss(&mut self, access: &Access<K>) {
-        self.misses = self.misses.saturating_add(1);
+        self.misses = self.misses.wrapping_add(1);
         self.sizes.add(access.size);
         if self.sizes.len() >= FEW && self.misses.is_multiple_of(LOOK) {
             self.limit = self.sizes.quantile(self.parameters.quantile);
@@ -313,6 +275,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
     }
 
     fn insert(&mut self, access: &Access<K>) {
+        self.entering = 0;
         if self.contains(&access.key) {
             return;
         }
@@ -345,7 +308,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
             }
         };
         let bytes = share(self.capacity, self.parameters.ghosts);
-        let count = self.len().max(16);
+        let count = (self.len() / 2).max(16);
         let key = fingerprint(&victim.key);
         self.ghosts.add(key, victim.size, side, bytes, count);
         Some(victim)
@@ -373,15 +336,27 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         self.divide();
     }
 
+    fn idle(&mut self) -> bool {
+        let small = self.small.idle();
+        self.large.idle() || small
+    }
+
+    fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+        show("share", self.share);
+        show("limit", self.limit as f64);
+        self.small.figures(show);
+        self.large.figures(show);
+    }
+
+    fn ghosts(&self) -> usize {
+        self.small.ghosts() + self.large.ghosts() + self.ghosts.len()
+    }
+
     fn memory(&self) -> usize {
-        self.small.memory() + self.large.memory() + self.ghosts.table.memory()
+        self.small.memory() + self.large.memory() + self.ghosts.memory()
     }
 
     fn save(&self) -> Vec<u8> {
-        let ghosts = [&self.ghosts.small, &self.ghosts.large];
-        let ghosts = ghosts
-            .into_iter()
-            .flat_map(|list| list.iter(&self.ghosts.table));
         let state = State {
             small: self.small.save(),
             large: self.large.save(),
@@ -391,9 +366,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
             cost: self.cost,
             misses: self.misses,
             entering: self.entering,
-            ghosts: ghosts
-                .map(|(_, ghost)| (ghost.key, ghost.size, ghost.note))
-                .collect(),
+            ghosts: self.ghosts.iter().collect(),
         };
         saved::seal(NAME, &state)
     }
@@ -401,20 +374,23 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
     fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
         let state: State = saved::open(NAME, saved)?;
         let Parameters { least, most, .. } = self.parameters;
-        if !state.sizes.is_sound() || !(0.0..=1.0).contains(&state.share) || !state.cost.is_finite()
+        if !state.sizes.is_sound()
+            || !(0.0..=1.0).contains(&state.share)
+            || !(state.cost.is_finite() && state.cost >= 0.0)
         {
             return Err(StateError::Content("its sizes, share or cost cannot be"));
         }
         let mut ghosts = Ghosts::default();
-        for (key, size, side) in state.ghosts {
-            ghosts.add(key, size, side, u64::MAX, usize::MAX);
+        for (key, size, side) in &state.ghosts {
+            ghosts.add(*key, *size, *side, u64::MAX, usize::MAX);
         }
-        // Should the second fail, the first goes back.
-        let before = self.small.save();
-        self.small.restore(&state.small)?;
-        if let Err(error) = self.large.restore(&state.large) {
-            self.small.restore(&before)?;
-            return Err(error);
+        // Should the second fail, the first goes back, and should both hold a key, both do.
+        let before = (self.small.save(), self.large.save());
+        let restored = self.restore_halves(&state);
+        if restored.is_err() {
+            self.small.restore(&before.0)?;
+            self.large.restore(&before.1)?;
+            return restored;
         }
         self.ghosts = ghosts;
         self.share = state.share.clamp(least, most);

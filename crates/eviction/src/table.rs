@@ -25,7 +25,7 @@ pub(crate) struct Table<K, T> {
     free: u32,
     index: HashTable<u32>,
     hasher: RandomState,
-    bytes: u64,
+    bytes: u128,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub(crate) struct List {
     front: u32,
     back: u32,
     len: usize,
-    bytes: u64,
+    bytes: u128,
 }
 
 impl<K, T> Default for Table<K, T> {
@@ -89,9 +89,10 @@ impl<K: Key, T> Table<K, T> {
         self.index.len()
     }
 
-    /// The sizes of all entries together.
+    /// The sizes of all entries together, or as much of them as a u64 says. The sum itself is exact, so
+    /// that it is right again when what was too much has left.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
     /// Bytes of memory held.
@@ -118,7 +119,7 @@ impl<K: Key, T> Table<K, T> {
     pub(crate) fn add(&mut self, key: K, size: u64, note: T) -> Slot {
         let hash = self.hasher.hash_one(&key);
         let entry = Some(Entry { key, size, note });
-        self.bytes = self.bytes.saturating_add(size);
+        self.bytes += u128::from(size);
         let at = self.free;
         let at = if at == NIL {
             // Doubling would leave room for as many keys as there are.
@@ -157,7 +158,7 @@ impl<K: Key, T> Table<K, T> {
         let cell = &mut self.slots[slot.0 as usize];
         let entry = cell.entry.take()?;
         cell.next = std::mem::replace(&mut self.free, slot.0);
-        self.bytes = self.bytes.saturating_sub(entry.size);
+        self.bytes -= u128::from(entry.size);
         let hash = self.hasher.hash_one(&entry.key);
         if let Ok(found) = self.index.find_entry(hash, |at| *at == slot.0) {
             found.remove();
@@ -216,9 +217,9 @@ impl List {
         self.len
     }
 
-    /// The sizes of the entries on it together.
+    /// As [`Table::bytes`], of the entries on it.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
     /// From front to back.
@@ -251,7 +252,7 @@ impl List {
         }
         self.back = slot.0;
         self.len += 1;
-        self.bytes = self.bytes.saturating_add(table.size(slot));
+        self.bytes += u128::from(table.size(slot));
     }
 
     /// Takes an entry off this list, on which it is.
@@ -268,7 +269,7 @@ impl List {
             at => table.slots[at as usize].previous = previous,
         }
         self.len -= 1;
-        self.bytes = self.bytes.saturating_sub(table.size(slot));
+        self.bytes -= u128::from(table.size(slot));
     }
 
     /// Moves an entry of this list to its back.

@@ -1,6 +1,6 @@
 //! Every policy runs the one suite, and every admission the other.
 
-use pierhead_eviction::{Named, NamedAdmission, WriteCap};
+use pierhead_eviction::{Named, NamedAdmission};
 use pierhead_testkit::admission;
 use pierhead_testkit::policy::{CAPACITY, Key, conforms};
 
@@ -13,12 +13,9 @@ fn every_named_policy() {
 }
 
 #[test]
-fn every_named_admission_with_a_cap_and_without() {
+fn every_named_admission() {
     for named in NamedAdmission::ALL {
         println!("{named}");
-        let new = || named.build::<Key>(CAPACITY, 1);
-        admission::conforms(new);
-        println!("{named} with a cap");
-        admission::conforms(|| WriteCap::new(new(), CAPACITY).expect("some bytes"));
+        admission::conforms(|| named.build::<Key>(CAPACITY, 1));
     }
 }

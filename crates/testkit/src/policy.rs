@@ -41,6 +41,7 @@ pub fn conforms<P: Policy<Key>>(new: impl Fn() -> P) {
     ignores_what_it_does_not_know(new());
     passes_over_what_is_held(new());
     takes_a_victim_back(new());
+    sums_sizes_beyond_all_bounds(&new);
     agrees_with_a_map(new());
     replays_exactly(new(), new());
     goes_on_where_it_was_saved(&new);
@@ -165,6 +166,25 @@ fn takes_a_victim_back(mut policy: impl Policy<Key>) {
         "a key that always comes back does not hide the others"
     );
     assert_eq!(drain(&mut policy), [0]);
+}
+
+fn sums_sizes_beyond_all_bounds<P: Policy<Key>>(new: &impl Fn() -> P) {
+    let (mut policy, mut restored) = (new(), new());
+    for (n, size) in [(1, u64::MAX), (2, 5), (3, u64::MAX), (4, 7)] {
+        policy.insert(&Access::new(key(n), size, 0));
+    }
+    restored
+        .restore(&policy.save())
+        .expect("a policy takes up its own state");
+    for mut policy in [policy, restored] {
+        assert_eq!((policy.len(), policy.bytes()), (4, u64::MAX));
+        policy.remove(&key(1));
+        assert_eq!((policy.len(), policy.bytes()), (3, u64::MAX));
+        policy.remove(&key(3));
+        assert_eq!((policy.len(), policy.bytes()), (2, 12), "5 and 7 are held");
+        while policy.evict(&mut |key| *key.0 == 2).is_some() {}
+        assert_eq!((policy.len(), policy.bytes()), (1, 5));
+    }
 }
 
 /// The same operations for everybody.
@@ -315,6 +335,53 @@ fn costs_little_beside_the_key(mut policy: impl Policy<Key>) {
         entries >= count as usize * size_of::<Key>(),
         "the keys count too"
     );
+}
+
+/// A key as large as a digest: 65 bytes.
+pub type Large = pierhead_oci::Digest;
+
+/// Measures the memory of an empty policy for a cache of [`CAPACITY`] bytes while keys enter, leave, and
+/// come back as ghosts.
+///
+/// # Panics
+/// When a key that is held or a ghost costs more than itself and 64 bytes, or ghosts are more than the keys held.
+pub fn stays_small(mut policy: impl Policy<Large>) {
+    let (empty, held) = (policy.memory(), 20_000_u64);
+    let size = CAPACITY / held;
+    let mut random = fastrand::Rng::with_seed(0x0c2);
+    let mut evicted = false;
+    for tick in 0..3 * held {
+        // What is new, and what entered or left lately.
+        let n = if random.bool() {
+            tick
+        } else {
+            random.u64(..=tick)
+        };
+        let key = Large::of(pierhead_oci::Algorithm::Sha256, &n.to_le_bytes());
+        let access = Access::new(key, size, tick);
+        if !policy.hit(&access) {
+            policy.miss(&access);
+            while policy.bytes() > CAPACITY - size {
+                assert!(policy.evict(&mut |_| false).is_some(), "room can be made");
+                evicted = true;
+            }
+            // Of what is asked for again and does not enter there are ghosts of another kind.
+            if random.u8(..10) > 0 {
+                policy.insert(&access);
+            }
+        }
+        let (len, ghosts) = (policy.len(), policy.ghosts());
+        assert!(ghosts <= len.max(256), "{ghosts} ghosts of {len} keys held");
+        if tick >= held / 4 && tick % 64 == 0 {
+            let bound = (len + ghosts) * (size_of::<Large>() + 64);
+            let memory = policy.memory().saturating_sub(empty);
+            assert!(
+                memory <= bound,
+                "{memory} bytes for {len} keys and {ghosts} ghosts, not {bound}"
+            );
+        }
+    }
+    assert!(evicted, "the cache was full");
 }
 
 fn lets_go_of_its_keys(mut policy: impl Policy<Key>) {

@@ -82,7 +82,7 @@ fn small_is_what_the_quantile_is_above() {
 #[test]
 fn the_share_follows_the_side_whose_keys_come_back_too_late() {
     let moving = Parameters {
-        step: 0.05,
+        step: 0.02,
         ..still()
     };
     let mut split = split(moving);
@@ -121,6 +121,108 @@ fn ghosts_take_no_more_than_their_part() {
         assert!(split.ghosts.small.len() <= 16 && split.ghosts.large.len() <= 16);
     }
     assert!(split.ghosts.table.len() > 0);
+}
+
+#[test]
+fn what_is_larger_than_the_small_part_is_large() {
+    let mut split = split(still());
+    split.limit = 9;
+    // The small ones have 4 bytes: 5 below the limit would drive all of them out and not fit.
+    assert_eq!(play(&mut split, "a1 b2 c9 !e5 * e5"), "c");
+    assert_eq!(sides(&split), ("ba".into(), "e".into()));
+}
+
+#[test]
+fn what_has_entered_needs_no_more_room() {
+    let mut split = split(still());
+    // After b entered, the small ones have their 4 bytes and no more.
+    assert_eq!(play(&mut split, "a2 c9 !b2 b2 *"), "c");
+}
+
+#[test]
+fn figures_are_the_line_and_those_of_the_halves_and_both_are_given_time() {
+    #[derive(Debug)]
+    struct Half(Gdsf<char>, u8);
+    impl Policy<char> for Half {
+        fn hit(&mut self, access: &Access<char>) -> bool {
+            self.0.hit(access)
+        }
+        fn insert(&mut self, access: &Access<char>) {
+            self.0.insert(access);
+        }
+        fn remove(&mut self, key: &char) {
+            self.0.remove(key);
+        }
+        fn evict(&mut self, held: &mut dyn FnMut(&char) -> bool) -> Option<Victim<char>> {
+            self.0.evict(held)
+        }
+        fn contains(&self, key: &char) -> bool {
+            self.0.contains(key)
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn bytes(&self) -> u64 {
+            self.0.bytes()
+        }
+        fn visit(&self, visit: &mut dyn FnMut(&char, u64)) {
+            self.0.visit(visit);
+        }
+        fn idle(&mut self) -> bool {
+            self.1 -= 1;
+            self.1 > 0
+        }
+        fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
+            show("left", self.1.into());
+        }
+        fn memory(&self) -> usize {
+            self.0.memory()
+        }
+        fn save(&self) -> Vec<u8> {
+            self.0.save()
+        }
+        fn restore(&mut self, saved: &[u8]) -> Result<(), StateError> {
+            self.0.restore(saved)
+        }
+    }
+    let half = |left| Half(Gdsf::default(), left);
+    let mut split = SizeSplit::over(20, half(2), half(3), still()).expect("in range");
+    let more: Vec<bool> = (0..2).map(|_| split.idle()).collect();
+    assert_eq!(more, [true, true], "either has more to do");
+    let mut figures = Vec::new();
+    split.figures(&mut |name, value| figures.push((name, value)));
+    let limit = FIRST_LIMIT as f64;
+    assert_eq!(
+        figures,
+        [
+            ("share", 0.2),
+            ("limit", limit),
+            ("left", 0.0),
+            ("left", 1.0)
+        ]
+    );
+}
+
+#[test]
+fn the_look_at_the_quantile_goes_on_after_as_many_misses_as_are_counted() {
+    let mut split = split(still());
+    split.misses = u32::MAX - 1;
+    for size in 0..200 {
+        split.miss(&Access::new('a', 100 + size, 0));
+    }
+    assert!((200..=240).contains(&split.limit()), "{}", split.limit());
+}
+
+#[test]
+fn a_key_on_both_sides_is_refused_and_changes_nothing() {
+    let mut policy = split(still());
+    play(&mut policy, "a2 c9");
+    let mut other = split(still());
+    play(&mut other, "b2 d9");
+    other.large.insert(&Access::new('b', 9, 0));
+    let before = policy.save();
+    assert!(policy.restore(&other.save()).is_err());
+    assert_eq!(policy.save(), before);
 }
 
 #[test]
