@@ -31,10 +31,13 @@ struct Request {
 pub struct Holder {
     held: Held,
     objects: HashMap<u64, u32>,
+    latest: u64,
+    backwards: u64,
 }
 
 impl Holder {
-    /// The next request. Its time counts from the first one's, up to 136 years.
+    /// The next request. Its time counts from the first one's, up to 136 years; one that is earlier than
+    /// the latest, as between parts in the wrong order, is taken to be as late.
     ///
     /// # Errors
     /// [`Wrong::Unfit`] when there are 2^32 - 1 already.
@@ -48,6 +51,8 @@ impl Holder {
         if held.requests.is_empty() {
             held.start = access.tick;
         }
+        self.backwards += u64::from(access.tick < self.latest);
+        self.latest = self.latest.max(access.tick);
         // There are not more objects than requests.
         let next = u32::try_from(held.keys.len()).unwrap_or(u32::MAX);
         let object = *self.objects.entry(access.key).or_insert(next);
@@ -59,11 +64,16 @@ impl Holder {
         held.requests.push(Request {
             size: access.size,
             object,
-            after: u32::try_from(access.tick.saturating_sub(held.start)).unwrap_or(u32::MAX),
+            after: u32::try_from(self.latest.saturating_sub(held.start)).unwrap_or(u32::MAX),
             cost: access.cost,
             shared: access.shared,
         });
         Ok(())
+    }
+
+    /// Requests so far whose time was changed since they ran back.
+    pub fn backwards(&self) -> u64 {
+        self.backwards
     }
 
     /// What was pushed.
@@ -153,6 +163,18 @@ mod tests {
         assert_eq!((held.len(), held.objects(), held.seconds()), (3, 2, 4));
         assert_eq!(held.footprint(), 5 + (1 << 40));
         assert_eq!(held.bytes(), 11 + (1 << 40));
+    }
+
+    #[test]
+    fn a_part_that_is_earlier_than_the_one_before_is_clamped_and_counted() {
+        let mut holder = Holder::default();
+        for tick in [100, 110, 50, 60, 120] {
+            let pushed = holder.push(&Access::new(tick, 1, tick));
+            assert_eq!(pushed, Ok(()));
+        }
+        assert_eq!(holder.backwards(), 2);
+        let ticks: Vec<u64> = holder.finish().iter().map(|access| access.tick).collect();
+        assert_eq!(ticks, [0, 10, 10, 10, 20]);
     }
 
     #[test]

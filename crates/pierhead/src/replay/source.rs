@@ -87,6 +87,8 @@ impl Trace {
             notes += found;
             cut |= !whole;
         }
+        // What ran back between two files; within one, its reader has counted and changed it.
+        notes.backwards += holder.backwards();
         let held = holder.finish();
         let name = names.join("+");
         if held.is_empty() {
