@@ -324,6 +324,20 @@ fn what_is_no_trace_or_asked_for_wrongly_says_the_mend() {
             "is not a column",
         ),
         (&[], 2, "--trace"),
+        (&["--trace", &csv, "--requests", "9"], 2, "--requests"),
+        (&["--synthetic", "--requests", "0"], 2, "--requests"),
+        (
+            &[
+                "--trace",
+                &csv,
+                "--seed",
+                "1,2",
+                "--save-state",
+                "/nonexistent",
+            ],
+            2,
+            "--save-state keeps one state",
+        ),
     ] {
         let said = fails(arguments, code);
         assert!(said.contains(says), "{arguments:?}: {said}");

@@ -53,7 +53,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) synthetic: bool,
 
     /// Requests of a synthetic workload; 800000 unless told
-    #[arg(long, value_name = "N", requires = "synthetic")]
+    #[arg(long, value_name = "N", requires = "synthetic", conflicts_with = "trace", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
 
     /// The files are parts of one trace, in this order

@@ -36,10 +36,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         || thread::available_parallelism().map_or(1, usize::from),
         usize::from,
     );
+    let seeds = distinct(&args.seed);
+    let sources = sources(args, &seeds);
     if let Some(folder) = &args.save_state {
+        if sources.len() > 1 || seeds.len() > 1 {
+            return Err(Failure::Refused(
+                "--save-state keeps one state for each policy and size: name one trace and one --seed, or join files with --join".to_owned(),
+            ));
+        }
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    let sources = sources(args);
     if args.export.is_some() && sources.len() > 1 {
         return Err(Failure::Refused(
             "one --export file holds one trace: name one, give one --seed, or join files with --join".to_owned(),
@@ -56,7 +62,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         }
         let seeds = match source {
             Source::Made { seed, .. } => vec![seed],
-            Source::Files(_) => args.seed.clone(),
+            Source::Files(_) => seeds.clone(),
         };
         for seed in seeds {
             let plan = Plan {
@@ -84,14 +90,25 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn sources(args: &ReplayArgs) -> Vec<Source> {
+/// Each once, in the order in which they came first.
+fn distinct(all: &[u64]) -> Vec<u64> {
+    let mut seeds = Vec::new();
+    for seed in all {
+        if !seeds.contains(seed) {
+            seeds.push(*seed);
+        }
+    }
+    seeds
+}
+
+fn sources(args: &ReplayArgs, seeds: &[u64]) -> Vec<Source> {
     if args.synthetic {
         let requests = args.requests;
         let made = |seed: &u64| Source::Made {
             seed: *seed,
             requests,
         };
-        return args.seed.iter().map(made).collect();
+        return seeds.iter().map(made).collect();
     }
     if args.join {
         return vec![Source::Files(args.trace.clone())];
