@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::lots::{Lots, Zipf, mixed, whole};
+use super::lots::{Lots, Zipf, whole};
 use super::{Kind, Parameters};
+use crate::hash::mix;
 
 /// What one digest stands for.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +70,7 @@ impl Catalogue {
             repositories: Vec::new(),
             shared: HashMap::new(),
             made: 0,
-            salt: mixed(seed ^ 0x5a17),
+            salt: mix(seed ^ 0x5a17),
         };
         let Parameters {
             distributions,
@@ -121,7 +122,7 @@ impl Catalogue {
     fn blob(&mut self, kind: Kind, size: f64) -> Blob {
         self.made += 1;
         Blob {
-            key: kind.mark(mixed(self.salt.wrapping_add(self.made))),
+            key: kind.mark(mix(self.salt.wrapping_add(self.made))),
             size: whole(size.max(1.0)) as u64,
         }
     }
@@ -129,7 +130,7 @@ impl Catalogue {
     fn layer(&mut self, lots: &mut Lots) -> Blob {
         if lots.chance(self.parameters.empty) {
             return Blob {
-                key: Kind::Layer.mark(mixed(self.salt)),
+                key: Kind::Layer.mark(mix(self.salt)),
                 size: EMPTY_BYTES,
             };
         }
@@ -314,7 +315,7 @@ mod tests {
         catalogue.release_base(base, &mut lots);
         catalogue.release(at, &mut lots);
         let rebuilt = keys(catalogue.pull(at, 0).0);
-        let empty = Kind::Layer.mark(mixed(catalogue.salt));
+        let empty = Kind::Layer.mark(mix(catalogue.salt));
         let kept = |key: &&u64| **key != empty && after[inherited..].contains(*key);
         assert_eq!(rebuilt.iter().find(kept), None, "all above is built anew");
     }

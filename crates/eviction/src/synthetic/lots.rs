@@ -1,5 +1,7 @@
 //! Random numbers and the distributions that a workload is drawn from.
 
+use crate::hash::draw;
+
 /// A stream of lots that is the same for a seed on every machine and in every version: SplitMix64
 /// (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", OOPSLA '14, figure 17).
 ///
@@ -12,14 +14,9 @@ impl Lots {
         Self(seed)
     }
 
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed(self.0)
-    }
-
     /// From 0 to below 1.
     pub(super) fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
+        (draw(&mut self.0) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     pub(super) fn chance(&mut self, probability: f64) -> bool {
@@ -71,13 +68,6 @@ impl Lots {
     }
 }
 
-/// Spreads a number over all 64 bits, each to another: the finisher of SplitMix64.
-pub(super) fn mixed(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
-}
-
 /// What is below 0 becomes 0.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub(super) fn whole(number: f64) -> usize {
@@ -122,7 +112,7 @@ mod tests {
     #[test]
     fn the_stream_is_that_of_the_authors_program() {
         let mut lots = Lots::new(1_234_567);
-        let found = [lots.bits(), lots.bits(), lots.bits()];
+        let found = [draw(&mut lots.0), draw(&mut lots.0), draw(&mut lots.0)];
         let theirs = [
             6_457_827_717_110_365_317,
             3_203_168_211_198_807_973,

@@ -8,6 +8,7 @@ use super::lots::{Lots, Zipf, whole};
 use super::node::Node;
 use super::{Parameters, Unfit};
 use crate::Access;
+use crate::hash::mix;
 
 const HOUR: f64 = 3600.0;
 const DAY: f64 = 24.0 * HOUR;
@@ -19,6 +20,8 @@ const DAY: f64 = 24.0 * HOUR;
 pub struct Workload {
     parameters: Parameters,
     lots: Lots,
+    /// Where what is drawn once for a repository is drawn from.
+    places: u64,
     catalogue: Catalogue,
     wanted: Zipf,
     /// By machines that hold nothing.
@@ -51,6 +54,7 @@ impl Workload {
     pub fn new(parameters: &Parameters, seed: u64) -> Result<Self, Unfit> {
         parameters.check()?;
         let mut lots = Lots::new(seed);
+        let places = mix(seed ^ 0x91ac);
         let catalogue = Catalogue::new(parameters, seed, &mut lots);
         let nodes = (0..parameters.nodes)
             .map(|_| {
@@ -63,6 +67,7 @@ impl Workload {
             wanted_fresh: Zipf::new(parameters.repositories, parameters.fresh_skew),
             parameters: parameters.clone(),
             lots,
+            places,
             catalogue,
             nodes,
             events: BinaryHeap::new(),
@@ -166,14 +171,19 @@ impl Workload {
     }
 
     fn pull_home(&mut self, now: u64, repository: usize, home: usize) {
-        let first = Lots::new(repository as u64).below(self.nodes.len());
+        let first = self.placing(repository, usize::MAX).below(self.nodes.len());
         let node = (first + home) % self.nodes.len();
         self.pull(now, Some(node), repository, self.age(repository, home));
     }
 
+    /// What is drawn for a repository, or one of its homes, once and for all: in each seed otherwise.
+    fn placing(&self, repository: usize, home: usize) -> Lots {
+        Lots::new(mix(self.places ^ repository as u64).wrapping_add(home as u64))
+    }
+
     /// Which version, counted from the newest, a home of a repository stays with.
     fn age(&self, repository: usize, home: usize) -> usize {
-        let mut lots = Lots::new(((repository as u64) << 32) + home as u64);
+        let mut lots = self.placing(repository, home);
         if lots.chance(self.parameters.pinned) {
             1 + lots.geometric(1.0)
         } else {
@@ -215,5 +225,26 @@ impl Iterator for Workload {
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = usize::try_from(self.left).unwrap_or(usize::MAX);
         (left, Some(left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_seed_gives_the_repositories_other_nodes_and_other_versions() {
+        let placed = |seed| {
+            let workload = Workload::new(&Parameters::default(), seed).expect("defaults fit");
+            let nodes = workload.nodes.len();
+            let place = |repository| workload.placing(repository, usize::MAX).below(nodes);
+            let places: Vec<usize> = (0..50).map(place).collect();
+            let ages: Vec<usize> = (0..50).map(|home| workload.age(0, home)).collect();
+            (places, ages)
+        };
+        let (one, other) = (placed(1), placed(2));
+        assert_eq!(one, placed(1));
+        assert_ne!(one.0, other.0);
+        assert_ne!(one.1, other.1);
     }
 }
