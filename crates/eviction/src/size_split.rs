@@ -376,7 +376,7 @@ impl<K: Key, S: Policy<K>, L: Policy<K>> Policy<K> for SizeSplit<K, S, L> {
         let Parameters { least, most, .. } = self.parameters;
         if !state.sizes.is_sound()
             || !(0.0..=1.0).contains(&state.share)
-            || !(state.cost.is_finite() && state.cost >= 0.0)
+            || !(0.0..=f64::MAX).contains(&state.cost)
         {
             return Err(StateError::Content("its sizes, share or cost cannot be"));
         }

@@ -207,6 +207,10 @@ mod tests {
             assert_eq!(estimates(&sketch), before, "{capacity}");
         }
         sketch.resize(8 << 30);
+        (60..120_u32).for_each(|key| sketch.count(&key));
+        let mut smaller = sketch.clone();
+        smaller.resize(0);
+        assert!((60..120_u32).all(|key| smaller.estimate(&key) >= sketch.estimate(&key)));
         sketch.requests = SAMPLE * (32 << 10) - 1;
         sketch.resize(0);
         assert_eq!(new().resume(sketch), Ok(()), "it is no more than full");

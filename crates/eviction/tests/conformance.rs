@@ -2,13 +2,23 @@
 
 use pierhead_eviction::{Named, NamedAdmission};
 use pierhead_testkit::admission;
-use pierhead_testkit::policy::{CAPACITY, Key, conforms};
+use pierhead_testkit::policy::{CAPACITY, Key, Large, conforms, stays_small};
 
 #[test]
 fn every_named_policy() {
     for named in Named::ALL {
         println!("{named}");
         conforms(|| named.build::<Key>(CAPACITY, 1));
+    }
+}
+
+/// The learned policy's features are more than 64 bytes, and so are LHD's notes beside a key of 65.
+#[test]
+fn every_other_named_policy_stays_small() {
+    let large = [Named::Lhd, Named::Learned];
+    for named in Named::ALL.iter().filter(|named| !large.contains(named)) {
+        println!("{named}");
+        stays_small(named.build::<Large>(CAPACITY, 1));
     }
 }
 
