@@ -280,7 +280,7 @@ impl<K: Key> Policy<K> for Classes<K> {
         self.unqueue(slot);
         let entry = self.table.take(slot)?;
         let age = entry.note.age(&self.at);
-        self.victims = (self.victims + 1).min(TURNOVER_VICTIMS);
+        self.victims = self.victims.saturating_add(1).min(TURNOVER_VICTIMS);
         // The mean at first, and then a decaying one.
         let part = 1.0 / self.victims as f32;
         self.at.turnover += (age - self.at.turnover) * part;

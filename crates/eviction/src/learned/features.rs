@@ -12,6 +12,11 @@ pub(super) const INPUTS: usize = 16;
 /// A point of the network's input space; each input is within about ±4.
 pub(super) type Features = [f32; INPUTS];
 
+/// Whether these can be the inputs of a key: with room for a cost that is not finite.
+pub(super) fn are_sound(features: &Features) -> bool {
+    features.iter().all(|x| x.abs() <= 64.0)
+}
+
 /// Times between accesses that are remembered.
 const GAPS: usize = 3;
 /// Steps of an octave in a logarithm that is kept in 16 bits: up to 2^32 in steps of 0.03 %.

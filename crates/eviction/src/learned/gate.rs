@@ -23,7 +23,8 @@ const TRIAL: u64 = 512;
 const AHEAD: f64 = 0.002;
 /// The share of all that the heuristic alone would have waited that the cache may wait longer than it.
 /// Then the network is out until the debt is paid, whatever the shadows say: half of the promised 1 %
-/// for that, half for what the caches hold to change back.
+/// for that, half for what the caches hold to change back. Once the sample is thinned the shadow that is
+/// listened to stands for the cache.
 const DEBT: f64 = 0.005;
 
 /// Two shadows and their account, in seconds of waiting.
@@ -42,7 +43,8 @@ struct Account {
     /// Of late.
     heuristic: f64,
     learned: f64,
-    /// Since ever: what the heuristic waited, and what the real cache waited beyond that.
+    /// Since ever: what the heuristic waited, and since the trial: what the real cache, or the shadow that
+    /// stands for it, waited beyond that.
     total: f64,
     debt: f64,
     open: bool,
@@ -84,7 +86,7 @@ impl Gate {
     }
 
     /// A request, and whether the real cache had the key: O(1) as a cache of keys is, for one in
-    /// 2^`zeros` keys.
+    /// 2^`zeros` keys. A cost that is no number of seconds counts as none.
     pub(super) fn request<K>(&mut self, hash: u64, access: &Access<K>, hit: bool) {
         if !self.samples(hash) {
             return;
@@ -178,8 +180,17 @@ impl Gate {
         if saved.account.zeros > 63 {
             return Err(StateError::Content("its sample is of no keys"));
         }
+        if !saved.account.is_sound() {
+            return Err(StateError::Content("its account does not add up"));
+        }
+        let mask = (1 << saved.account.zeros) - 1;
         let shadow = |state| {
             let classes = Classes::from_state(state, seed)?;
+            let mut sampled = true;
+            classes.visit(&mut |hash, _| sampled &= hash & mask == 0);
+            if !sampled || classes.len() > KEYS {
+                return Err(StateError::Content("its shadow is of another sample"));
+            }
             Ok(Simulated::new(classes, capacity >> saved.account.zeros))
         };
         let mut gate = Self {
@@ -200,10 +211,81 @@ impl Account {
         self.heuristic = self.heuristic * keep + heuristic;
         self.learned = self.learned * keep + learned;
         self.total += heuristic;
-        self.debt += real - heuristic;
+        if self.requests > TRIAL {
+            self.debt += real - heuristic;
+        }
+        // More than all that was ever waited is no measure of a loss.
+        self.debt = self.debt.clamp(-self.total, self.total);
         let ahead = if self.open { -AHEAD } else { AHEAD };
         self.open = self.requests >= TRIAL
             && self.learned < self.heuristic * (1.0 - ahead)
             && self.debt <= self.total * DEBT;
+    }
+
+    /// Whether [`Account::count`] can have come to this.
+    fn is_sound(&self) -> bool {
+        let longest = f64::from(f32::MAX);
+        (0.0..=longest * self.requests as f64).contains(&self.total)
+            && (0.0..=self.total).contains(&self.heuristic)
+            && (0.0..=longest * MEMORY * 2.0).contains(&self.learned)
+            && (-self.total..=self.total).contains(&self.debt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gate() -> Gate {
+        Gate::new(1000, 7, &Arc::new(Model::new(7)))
+    }
+
+    fn restored(change: impl Fn(&mut Account)) -> bool {
+        let mut gate = gate();
+        for key in 0..50 {
+            gate.request(key, &Access::new(key, 1, 0), false);
+        }
+        change(&mut gate.account);
+        Gate::from_saved(gate.save(), 1000, 7, &Arc::new(Model::new(7))).is_ok()
+    }
+
+    #[test]
+    fn an_account_that_does_not_add_up_is_not_taken_up() {
+        assert!(restored(|_| {}));
+        assert!(!restored(|account| account.total = f64::INFINITY));
+        assert!(!restored(|account| account.debt = f64::NAN));
+        assert!(!restored(|account| account.debt = 1e300));
+        assert!(!restored(|account| account.heuristic = 1e300));
+        assert!(!restored(|account| account.learned = -1.0));
+        assert!(
+            !restored(|account| account.zeros = 1),
+            "odd keys are not in it"
+        );
+    }
+
+    #[test]
+    fn a_cost_that_is_no_time_counts_for_nothing() {
+        let mut gate = gate();
+        for cost in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 2.0] {
+            gate.request(
+                1,
+                &Access {
+                    cost,
+                    ..Access::new(1, 2000, 0)
+                },
+                false,
+            );
+        }
+        assert_eq!(gate.account.total, 2.0);
+        assert!(gate.account.is_sound());
+    }
+
+    #[test]
+    fn what_is_lost_before_the_trial_ends_is_no_debt() {
+        let mut account = Account::default();
+        (0..TRIAL).for_each(|_| account.count(1.0, 1.0, 0.0));
+        assert_eq!(account.debt, 0.0);
+        account.count(1.0, 1.0, 3.0);
+        assert_eq!(account.debt, 2.0);
     }
 }

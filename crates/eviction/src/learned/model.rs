@@ -17,6 +17,8 @@ const HIDDEN: usize = 16;
 const BIAS: usize = INPUTS * HIDDEN;
 const OUT: usize = BIAS + HIDDEN;
 const DIRECT: usize = OUT + HIDDEN;
+/// Above what training comes to by far; the products of two layers of such are far below a float's limit.
+pub(super) const LARGEST: f32 = 1e9;
 /// Weights in all.
 pub(super) const WEIGHTS: usize = DIRECT + INPUTS;
 
@@ -46,9 +48,9 @@ impl Model {
         Self { weights }
     }
 
-    /// Whether these are as many weights as a model has, and numbers.
+    /// Whether these are as many weights as a model has, and such that no score overflows.
     pub(super) fn is_sound(&self) -> bool {
-        self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.is_finite())
+        self.weights.len() == WEIGHTS && self.weights.iter().all(|weight| weight.abs() <= LARGEST)
     }
 
     /// The score and what the hidden layer said.

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::features::{Features, Moment};
-use super::model::{Model, WEIGHTS};
+use super::features::{self, Features, Moment};
+use super::model::{LARGEST, Model, WEIGHTS};
 use crate::hash::draw;
 
 /// Races that may be open at a time.
@@ -108,10 +108,14 @@ impl Races {
         (&self.open, self.next)
     }
 
-    /// `None` when the races contradict each other.
+    /// `None` when the races contradict each other or are of no features.
     pub(super) fn from_state(open: Vec<Option<(u32, Race)>>, next: usize) -> Option<Self> {
         let mut index = HashMap::new();
         for (at, race) in open.iter().enumerate() {
+            let mut of = race.iter().flat_map(|(_, race)| &race.features);
+            if !of.all(features::are_sound) {
+                return None;
+            }
             for key in race.iter().flat_map(|(_, race)| race.keys) {
                 if index.insert(key, at).is_some() {
                     return None;
@@ -166,28 +170,29 @@ impl Trainer {
 
     /// Whether a state that was read can be worked with.
     pub(super) fn is_sound(&self) -> bool {
-        let numbers = |them: &[f32]| them.len() == WEIGHTS && them.iter().all(|x| x.is_finite());
+        let numbers =
+            |them: &[f32]| them.len() == WEIGHTS && them.iter().all(|x| x.abs() <= LARGEST);
         self.model.is_sound()
             && [&self.mean, &self.square, &self.gradient]
                 .into_iter()
                 .all(|them| numbers(them))
+            && self.square.iter().all(|square| *square >= 0.0)
+            && self.updates >= 0
+            && self.steps < HAND_OUT
+            && self.earned.max(self.fresh) <= BUCKET
+            && self.requests < REQUESTS_PER_STEP
             && self.labels.len() <= LABELS
             && self.next < LABELS
             && self.next <= self.labels.len()
-            && self
-                .labels
-                .iter()
-                .flatten()
-                .flatten()
-                .all(|x| x.is_finite())
+            && self.labels.iter().flatten().all(features::are_sound)
     }
 
     /// A request was made: it earns a part of a step.
     pub(super) fn earn(&mut self) {
-        self.requests += 1;
+        self.requests = self.requests.saturating_add(1);
         if self.requests >= REQUESTS_PER_STEP {
             self.requests = 0;
-            self.earned = (self.earned + 1).min(BUCKET);
+            self.earned = self.earned.saturating_add(1).min(BUCKET);
         }
     }
 
@@ -198,7 +203,7 @@ impl Trainer {
             None => self.labels.push(label),
         }
         self.next = (self.next + 1) % LABELS;
-        self.fresh = (self.fresh + EPOCHS).min(BUCKET);
+        self.fresh = self.fresh.saturating_add(EPOCHS).min(BUCKET);
     }
 
     /// Whether a batch can be paid for.
@@ -226,7 +231,7 @@ impl Trainer {
                 .backward(loser, &below, slope, &mut self.gradient);
         }
         self.step();
-        self.steps += BATCH;
+        self.steps = self.steps.saturating_add(BATCH);
         if self.steps < HAND_OUT {
             return None;
         }
@@ -302,6 +307,31 @@ mod tests {
         races.open(41, race(70_001, 70_002));
         assert_eq!(races.asked(0), None, "the oldest made way");
         assert!(races.asked(70_001).is_some() && races.asked(3).is_some());
+    }
+
+    #[test]
+    fn a_state_that_training_cannot_come_to_is_unsound() {
+        let sound = |change: fn(&mut Trainer)| {
+            let mut trainer = Trainer::new(1);
+            trainer.learn([[1.0; INPUTS]; 2]);
+            change(&mut trainer);
+            trainer.is_sound()
+        };
+        assert!(sound(|_| {}));
+        assert!(!sound(|trainer| trainer.requests = u32::MAX));
+        assert!(!sound(|trainer| trainer.earned = u32::MAX));
+        assert!(!sound(|trainer| trainer.fresh = u32::MAX));
+        assert!(!sound(|trainer| trainer.steps = u32::MAX));
+        assert!(!sound(|trainer| trainer.updates = -1));
+        assert!(!sound(|trainer| trainer.square[3] = -1.0));
+        assert!(!sound(|trainer| trainer.mean[3] = f32::MAX));
+        assert!(!sound(|trainer| trainer.labels[0][1][2] = f32::MAX));
+        let races = |x: f32| {
+            let mut race = race(1, 2);
+            race.features[1][3] = x;
+            Races::from_state(vec![Some((0, race))], 1)
+        };
+        assert!(races(1.0).is_some() && races(f32::NAN).is_none());
     }
 
     #[test]
