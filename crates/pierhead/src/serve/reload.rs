@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(
             said,
             format!(
-                "eviction.policy {from} -> lru, 31 blobs taken over; log.level {level} -> debug"
+                "log.level {level} -> debug; eviction.policy {from} -> lru, 31 blobs taken over"
             )
         );
         let mut smaller = old.clone();
