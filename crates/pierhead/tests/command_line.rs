@@ -293,16 +293,19 @@ fn only_files_are_read() {
     mknodat(CWD, &pipe, kind, mode, 0).expect("a pipe");
     let name = pipe.to_str().expect("UTF-8");
     let message = fails(&["config", "check", name], 2);
-    assert!(message.contains("a pipe, not a file"), "{message}");
+    assert!(message.contains("a pipe, not a regular file"), "{message}");
     let message = fails(&["serve", "--config", name], 2);
-    assert!(message.contains("a pipe, not a file"), "{message}");
+    assert!(message.contains("a pipe, not a regular file"), "{message}");
     let message = fails(&["config", "check", "/"], 2);
-    assert!(message.contains("a folder, not a file"), "{message}");
+    assert!(
+        message.contains("a folder, not a regular file"),
+        "{message}"
+    );
     // A URL, as `cache --admin` takes it.
     let admin = "http://127.0.0.1:1/";
     let output = pierhead(&["doctor", "--offline", "--admin", admin, "--config", name]);
     let said = text(&output.stdout);
-    assert!(said.contains("a pipe, not a file"), "{said}");
+    assert!(said.contains("a pipe, not a regular file"), "{said}");
     let keys = [
         "docker_config = \"pipe\"\n",
         "auth.mode = \"htpasswd\"\nauth.htpasswd = \"pipe\"\n",
@@ -316,7 +319,10 @@ fn only_files_are_read() {
     for key in keys {
         let bad = file(folder.path(), "bad.toml", key);
         let message = fails(&["config", "check", &bad], 2);
-        assert!(message.contains("a pipe, not a file"), "{key}: {message}");
+        assert!(
+            message.contains("a pipe, not a regular file"),
+            "{key}: {message}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! Files that others name and may swap for something else at any time.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
@@ -12,12 +12,17 @@ use rustix::fs::OFlags;
 /// # Errors
 /// What the system says, or what there is instead of a file.
 pub fn open_file(path: &Path) -> io::Result<File> {
+    open_file_with(File::options().read(true), OFlags::empty(), path)
+}
+
+/// The same for any way of opening.
+///
+/// # Errors
+/// What the system says, or what there is instead of a file: then without a number of the system's.
+pub fn open_file_with(options: &mut OpenOptions, flags: OFlags, path: &Path) -> io::Result<File> {
     // Else opening a pipe waits for somebody at its other end.
-    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = File::options()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
+    let flags = i32::try_from((flags | OFlags::NONBLOCK).bits()).unwrap_or_default();
+    let file = options.custom_flags(flags).open(path)?;
     let kind = file.metadata()?.file_type();
     let what = match kind {
         _ if kind.is_file() => return Ok(file),
@@ -25,7 +30,9 @@ pub fn open_file(path: &Path) -> io::Result<File> {
         _ if kind.is_fifo() => "a pipe",
         _ => "a device",
     };
-    Err(io::Error::other(format!("this is {what}, not a file")))
+    Err(io::Error::other(format!(
+        "this is {what}, not a regular file"
+    )))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub use config::{Address, Config, Upstream};
 pub use connect::{Resolve, Resolving};
 pub use credentials::{Credentials, DockerConfigError, docker_config};
 pub use error::{Error, Fault};
-pub use files::open_file;
+pub use files::{open_file, open_file_with};
 pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};
 pub use probe::{Answered, Probe};
 pub use stream::{BlobStream, Senders};
