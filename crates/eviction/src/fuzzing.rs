@@ -2,7 +2,7 @@
 
 use crate::trace::csv::Columns;
 use crate::trace::{Format, Notes, Reader, TraceError};
-use crate::{Access, Named, Policy as _, Simulated};
+use crate::{Access, Named, Policy as _, Simulated, saved};
 
 /// A trace after a byte that chooses the format. It reads the same in pieces of any length, time never
 /// runs back, nothing is empty, and what is read can be replayed.
@@ -41,11 +41,13 @@ fn read(
     (found, end)
 }
 
-/// A saved state: a policy that takes it up is sound, and one that does not stays as it was.
+/// A saved state, whatever its checksum: a policy that takes it up is sound, and one that does not stays
+/// as it was.
 pub fn state(input: &[u8]) {
+    let input = saved::checked(input);
     for named in Named::ALL {
         let mut policy = named.build::<u64>(1000, 1);
-        if policy.restore(input).is_err() {
+        if policy.restore(&input).is_err() {
             assert!(policy.is_empty() && policy.bytes() == 0, "{named}");
             continue;
         }
@@ -80,5 +82,19 @@ mod tests {
     #[test]
     fn state() {
         each("state", super::state);
+    }
+
+    #[test]
+    fn a_state_with_a_changed_byte_comes_past_the_checksum() {
+        use crate::{Access, Lru, Policy as _, StateError, saved};
+        let mut lru = Lru::new();
+        lru.insert(&Access::new(7_u64, 1, 0));
+        let mut state = lru.save();
+        let last = state.len() - 5;
+        state[last] ^= 2;
+        let refused = |state: &[u8]| Lru::<u64>::new().restore(state);
+        assert_eq!(refused(&state), Err(StateError::Damaged));
+        let past = refused(&saved::checked(&state));
+        assert!(matches!(past, Err(StateError::Content(_))), "{past:?}");
     }
 }
