@@ -1,0 +1,80 @@
+//! The name of a file's content: its SHA-256.
+
+use std::fmt;
+
+use pierhead_oci::{Algorithm, Digest};
+
+/// SHA-256 of a file's content. `Copy`, 32 bytes: half of a [`Digest`], since tables hold many.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Content([u8; 32]);
+
+impl Content {
+    /// The name of bytes that are at hand. One pass over them.
+    pub fn of(bytes: &[u8]) -> Self {
+        let digest = Digest::of(Algorithm::Sha256, bytes);
+        Self::try_from(&digest).unwrap_or(Self([0; 32]))
+    }
+
+    /// From the raw hash.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The raw hash.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Lower-case hexadecimal. Allocates.
+    pub fn hex(&self) -> String {
+        Digest::from(*self).hex()
+    }
+}
+
+impl From<Content> for Digest {
+    fn from(content: Content) -> Self {
+        Digest::from_bytes(Algorithm::Sha256, &content.0).expect("a SHA-256 has 32 bytes")
+    }
+}
+
+/// `Err` holds a digest by another algorithm than SHA-256, which names no content.
+impl TryFrom<&Digest> for Content {
+    type Error = Digest;
+
+    fn try_from(digest: &Digest) -> Result<Self, Digest> {
+        match (digest.algorithm(), digest.as_bytes().try_into()) {
+            (Algorithm::Sha256, Ok(bytes)) => Ok(Self(bytes)),
+            _ => Err(*digest),
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Digest::from(*self), f)
+    }
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_content_is_a_digest_and_back() {
+        let content = Content::of(b"abc");
+        let digest = Digest::from(content);
+        assert_eq!(
+            digest.to_string(),
+            "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(Content::try_from(&digest), Ok(content));
+        let long = Digest::of(Algorithm::Sha512, b"abc");
+        assert_eq!(Content::try_from(&long), Err(long));
+    }
+}

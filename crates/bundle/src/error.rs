@@ -1,0 +1,82 @@
+//! What can go wrong, and whose fault it is.
+
+use std::io;
+
+/// See the head of this module. Its own level only: the cause is the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A layer or config that is not what it says or goes over a bound: the image's fault, for good.
+    #[error("this image cannot be bundled: {0}")]
+    Image(String),
+    /// Bytes of a bundle, table, index or trace that are not of the format: the sender's fault, or damage.
+    #[error("malformed {what}: {why}")]
+    Malformed {
+        /// Of which format.
+        what: &'static str,
+        /// What about it.
+        why: String,
+    },
+    /// Content with another digest than it was promised to have.
+    #[error("{what} has the digest {found}, not {expected}")]
+    Digest {
+        /// Of what.
+        what: String,
+        /// As promised.
+        expected: String,
+        /// As computed.
+        found: String,
+    },
+    /// What is asked for is not here (any more): pull it first.
+    #[error("{0} is not here")]
+    Missing(String),
+    /// It was told to stop.
+    #[error("stopped")]
+    Stopped,
+    /// The file system's fault.
+    #[error("cannot {doing}: {source}")]
+    Io {
+        /// What, with the path.
+        doing: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Whose fault an [`Error`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The image's, or the sender's: a retry gives the same.
+    Theirs,
+    /// This machine's: a retry may help once it is mended.
+    Ours,
+    /// Nobody's: it is not there yet, or no longer.
+    Nobody,
+}
+
+impl Error {
+    /// Whose fault it is; only [`Fault::Theirs`] is for good.
+    pub const fn fault(&self) -> Fault {
+        match self {
+            Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Theirs,
+            Self::Io { .. } => Fault::Ours,
+            Self::Missing(_) | Self::Stopped => Fault::Nobody,
+        }
+    }
+
+    /// Of a format's reader.
+    pub(crate) fn malformed(what: &'static str, why: impl Into<String>) -> Self {
+        Self::Malformed {
+            what,
+            why: why.into(),
+        }
+    }
+
+    /// Of the file system.
+    pub(crate) fn io(doing: impl Into<String>, source: io::Error) -> Self {
+        Self::Io {
+            doing: doing.into(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Where bytes come from: contents on either side, layers on the server.
+
+use std::io;
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use crate::Content;
+
+/// Where contents come from: the server's packs and layers, the worker's store. Blocks.
+///
+/// Every implementer runs the conformance suite of `testkit`.
+pub trait Source {
+    /// Bytes of a content; `None` when it is not here.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn size(&self, content: &Content) -> io::Result<Option<u64>>;
+
+    /// Fills `buf` from `offset` of a content.
+    ///
+    /// # Errors
+    /// `NotFound` when it is not here, `UnexpectedEof` when it ends before, `InvalidData` when what lies there
+    /// is not that content, as far as can be told.
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+}
+
+/// The bytes of one blob, as they are stored: a layer, compressed or not. Blocks.
+pub trait Blob: Send + Sync {
+    /// All of its bytes.
+    fn size(&self) -> u64;
+
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when it ends before; those of the medium.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+}
+
+/// Where blobs come from: the server's cache. Opening is no access as eviction counts them.
+pub trait Blobs: Send + Sync {
+    /// A handle that outlives eviction; `None` when the blob is not here.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
+}
