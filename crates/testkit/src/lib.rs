@@ -12,4 +12,5 @@ pub mod http;
 pub mod images;
 pub mod policy;
 pub mod registry;
+pub mod source;
 pub mod tier;

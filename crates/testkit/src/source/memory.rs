@@ -1,0 +1,116 @@
+//! The simplest source: contents in memory.
+
+use std::collections::HashMap;
+use std::io;
+
+use pierhead_bundle::{Content, Source};
+
+/// Contents by their names.
+#[derive(Clone, Debug, Default)]
+pub struct MemorySource(HashMap<Content, Vec<u8>>);
+
+impl MemorySource {
+    /// Has one content more from now on; says what it is called.
+    pub fn add(&mut self, bytes: impl Into<Vec<u8>>) -> Content {
+        let bytes = bytes.into();
+        let content = Content::of(&bytes);
+        self.0.insert(content, bytes);
+        content
+    }
+
+    /// All of a content.
+    pub fn get(&self, content: &Content) -> Option<&[u8]> {
+        self.0.get(content).map(Vec::as_slice)
+    }
+}
+
+impl<B: Into<Vec<u8>>> FromIterator<B> for MemorySource {
+    fn from_iter<I: IntoIterator<Item = B>>(contents: I) -> Self {
+        let mut source = Self::default();
+        for bytes in contents {
+            source.add(bytes);
+        }
+        source
+    }
+}
+
+impl Source for MemorySource {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        Ok(self.get(content).map(|bytes| bytes.len() as u64))
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.get(content).ok_or(io::ErrorKind::NotFound)?;
+        let found = usize::try_from(offset)
+            .ok()
+            .and_then(|start| bytes.get(start..)?.get(..buf.len()));
+        buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::conforms;
+
+    #[test]
+    fn the_one_in_memory_conforms() {
+        conforms(|contents| contents.iter().cloned().collect::<MemorySource>());
+    }
+
+    /// Wrong in one way.
+    struct Wrong<F>(MemorySource, F);
+
+    impl<F: Fn(&MemorySource, &Content, u64, &mut [u8]) -> io::Result<()>> Source for Wrong<F> {
+        fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+            self.0.size(content)
+        }
+
+        fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+            (self.1)(&self.0, content, offset, buf)
+        }
+    }
+
+    fn refused(
+        wrong: impl Fn(&MemorySource, &Content, u64, &mut [u8]) -> io::Result<()> + Copy,
+    ) -> bool {
+        let new = |contents: &[Vec<u8>]| Wrong(contents.iter().cloned().collect(), wrong);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| conforms(new))).is_err()
+    }
+
+    #[test]
+    fn the_suite_sees_a_source_that_is_wrong() {
+        assert!(
+            !refused(|source, content, offset, buf| source.read_at(content, offset, buf)),
+            "the right one passes"
+        );
+        assert!(
+            refused(|source, content, offset, buf| {
+                let short = (source.size(content)?.unwrap_or(0).saturating_sub(offset))
+                    .min(buf.len() as u64);
+                let short = usize::try_from(short).unwrap_or(0);
+                source.read_at(content, offset, &mut buf[..short])
+            }),
+            "an end that goes unsaid"
+        );
+        assert!(
+            refused(|source, content, offset, buf| {
+                source.read_at(content, offset, buf)?;
+                if offset + buf.len() as u64 > 4 << 20 {
+                    buf.fill(0);
+                }
+                Ok(())
+            }),
+            "zeros beyond the first frame"
+        );
+        assert!(
+            refused(|source, content, offset, buf| {
+                source
+                    .read_at(content, offset, buf)
+                    .map_err(|_| io::ErrorKind::InvalidData.into())
+            }),
+            "one error for all"
+        );
+    }
+}
