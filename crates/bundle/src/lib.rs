@@ -15,6 +15,7 @@ mod entry;
 mod error;
 mod frame;
 mod source;
+mod varint;
 
 pub use content::Content;
 pub use entry::{Entry, Kind, Time};
