@@ -1,4 +1,4 @@
-//! The endpoints of the Distribution API v1.1 as one type that parses and formats.
+//! The endpoints of the Distribution API v1.1, and those of our extension, as one type that parses and formats.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -56,6 +56,25 @@ pub enum Endpoint {
         /// Of one repository, or of all.
         name: Option<Name>,
     },
+    /// `/v2/<name>/_pierhead/bundle`: what a worker lacks of an image, in one answer. By POST only.
+    Bundle {
+        /// The repository, maybe with a registry in front.
+        name: Name,
+    },
+    /// `/v2/<name>/_pierhead/file/<digest>?image=`: one content of an image.
+    File {
+        /// The repository, maybe with a registry in front.
+        name: Name,
+        /// SHA-256 of the content.
+        digest: Digest,
+        /// The manifest of the image that it is a file of.
+        image: Digest,
+    },
+    /// `/v2/<name>/_pierhead/trace`: in which order a container opened its files. By POST only.
+    Trace {
+        /// The repository, maybe with a registry in front.
+        name: Name,
+    },
 }
 
 /// Longest path or query in bytes. The longest that makes sense (registry, name and SHA-512
@@ -97,6 +116,17 @@ impl Endpoint {
                 name: Some(name.parse()?),
             });
         }
+        // No part of a name begins with an underscore.
+        if let Some(name) = rest.strip_suffix("/_pierhead/bundle") {
+            return Ok(Self::Bundle {
+                name: name.parse()?,
+            });
+        }
+        if let Some(name) = rest.strip_suffix("/_pierhead/trace") {
+            return Ok(Self::Trace {
+                name: name.parse()?,
+            });
+        }
         if let Some(name) = rest.strip_suffix("/tags/list") {
             let n = parameter(query, "n", 20)?.map(|n| count(&n)).transpose()?;
             let last = parameter(query, "last", 255)?;
@@ -111,6 +141,14 @@ impl Endpoint {
         if let Some(name) = head.strip_suffix("/blobs/uploads") {
             return Ok(Self::Upload {
                 name: name.parse()?,
+            });
+        }
+        if let Some(name) = head.strip_suffix("/_pierhead/file") {
+            let image = parameter(query, "image", 140)?.ok_or(ParseError::Query("image"))?;
+            return Ok(Self::File {
+                name: name.parse()?,
+                digest: last.parse()?,
+                image: image.parse()?,
             });
         }
         let (name, kind) = head.rsplit_once('/').ok_or(ParseError::Endpoint)?;
@@ -159,6 +197,9 @@ impl Endpoint {
             | Self::Blob { name, .. }
             | Self::Tags { name, .. }
             | Self::Referrers { name, .. }
+            | Self::Bundle { name }
+            | Self::File { name, .. }
+            | Self::Trace { name }
             | Self::Upload { name } => Some(name),
         }
     }
@@ -174,6 +215,12 @@ impl Endpoint {
             Self::Base => {}
             Self::Discover { .. } => path.push_str("_oci/ext/discover"),
             Self::Upload { .. } => path.push_str("blobs/uploads/"),
+            Self::Bundle { .. } => path.push_str("_pierhead/bundle"),
+            Self::Trace { .. } => path.push_str("_pierhead/trace"),
+            Self::File { digest, image, .. } => {
+                let _ = write!(path, "_pierhead/file/{digest}");
+                append(&mut path, &[("image", Some(&image.to_string()))]);
+            }
             Self::Manifest { target, .. } => {
                 let _ = write!(path, "manifests/{target}");
             }

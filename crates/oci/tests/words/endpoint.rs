@@ -28,6 +28,12 @@ fn every_endpoint_parses_and_formats() {
         "/v2/_oci/ext/discover".to_owned(),
         "/v2/a/b/_oci/ext/discover".to_owned(),
         "/v2/%5B::1%5D:5000/a/manifests/latest".to_owned(),
+        "/v2/library/redis/_pierhead/bundle".to_owned(),
+        "/v2/ghcr.io/a/b/_pierhead/trace".to_owned(),
+        format!(
+            "/v2/a/_pierhead/file/{DIGEST}?image={}",
+            DIGEST.replace(':', "%3A")
+        ),
     ] {
         let endpoint = parse(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
         assert_eq!(endpoint.to_path(), path, "{endpoint:?}");
@@ -53,6 +59,48 @@ fn the_words_of_the_api_may_be_parts_of_a_name() {
             );
         }
     }
+}
+
+#[test]
+fn the_extension_has_these_paths_and_no_others() {
+    let image = format!("image={DIGEST}");
+    let Ok(Endpoint::File {
+        digest, image: of, ..
+    }) = parse(&format!("/v2/a/_pierhead/file/{DIGEST}?{image}"))
+    else {
+        panic!()
+    };
+    assert_eq!(
+        (digest.to_string(), of.to_string()),
+        (DIGEST.into(), DIGEST.into())
+    );
+    for (path, why) in [
+        // Of which image is what decides who may have it.
+        (
+            format!("/v2/a/_pierhead/file/{DIGEST}"),
+            ParseError::Query("image"),
+        ),
+        (
+            format!("/v2/a/_pierhead/file/{DIGEST}?image="),
+            ParseError::Query("image"),
+        ),
+        (
+            format!("/v2/a/_pierhead/file/{DIGEST}?image=latest"),
+            ParseError::Digest,
+        ),
+        (
+            format!("/v2/a/_pierhead/file/latest?{image}"),
+            ParseError::Digest,
+        ),
+        ("/v2/_pierhead/bundle".into(), ParseError::Endpoint),
+        ("/v2/a/_pierhead/bundle/".into(), ParseError::Endpoint),
+        ("/v2/a/_pierhead/bundles".into(), ParseError::Endpoint),
+        ("/v2/a/_pierhead".into(), ParseError::Endpoint),
+        ("/v2/a/_pierhead/trace/x".into(), ParseError::Endpoint),
+    ] {
+        assert_eq!(parse(&path), Err(why), "{path}");
+    }
+    assert!(parse("/v2/A/_pierhead/bundle").is_err());
 }
 
 #[test]

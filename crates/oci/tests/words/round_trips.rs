@@ -94,6 +94,13 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
         ),
         name().prop_map(|name| Endpoint::Upload { name }),
         proptest::option::of(name()).prop_map(|name| Endpoint::Discover { name }),
+        name().prop_map(|name| Endpoint::Bundle { name }),
+        name().prop_map(|name| Endpoint::Trace { name }),
+        (name(), digest(), digest()).prop_map(|(name, digest, image)| Endpoint::File {
+            name,
+            digest,
+            image
+        }),
     ]
 }
 
