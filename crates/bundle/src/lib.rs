@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod api;
 mod content;
 mod entry;
 mod error;

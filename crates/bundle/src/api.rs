@@ -1,0 +1,183 @@
+//! What a worker and a server say to each other around a bundle: the documents of the endpoints.
+
+use pierhead_oci::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Most bytes of a document that a worker sends.
+pub const MAX_DOCUMENT: usize = 1 << 20;
+
+/// Most images that a worker may say it has: each is a table to merge.
+pub const MAX_HAVE: usize = 256;
+
+/// Most files of one trace: a start of the largest images opens some thousands.
+pub const MAX_TRACE: usize = 16_384;
+
+/// The media type of a bundle.
+pub const MEDIA_TYPE: &str = "application/vnd.pierhead.bundle.v1";
+
+/// The header of an answer that lists what of `have` is not known here, or may not be pulled by whoever asks.
+pub const UNKNOWN_HAVE: &str = "pierhead-unknown-have";
+
+/// `POST /v2/<name>/_pierhead/bundle`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ask {
+    /// A tag, or the digest of a manifest.
+    pub want: String,
+    /// `os/architecture[/variant]`: which image of an index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Manifests of images that the worker has whole, the most similar ones first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub have: Vec<Digest>,
+    /// Whether the layers are to be rebuilt, and not only mounted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub layers: bool,
+    /// Only records of a bundle whose header was received before, under the very same `want` and `have`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<Part>,
+}
+
+/// Records of a bundle, by the ordinals of their frames.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// The `ETag` of the answer that the header came in, quotes included.
+    pub etag: String,
+    /// The first frame.
+    pub first: u32,
+    /// Behind the last frame; to the end when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<u32>,
+}
+
+/// `POST /v2/<name>/_pierhead/trace`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trace {
+    /// A tag, or the digest of a manifest.
+    pub image: String,
+    /// `os/architecture[/variant]`: which image of an index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<String>,
+    /// Paths in the image in the order in which they were opened first, without a slash in front.
+    pub files: Vec<String>,
+}
+
+/// The `detail` of the error body of a 503: how far an image is that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What is being done.
+    pub stage: Stage,
+    /// Done, of `total`: bytes of a pull, layers of an index.
+    pub done: u64,
+    /// In all, as far as known; 0: not known yet.
+    pub total: u64,
+}
+
+/// Of [`Progress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Stage {
+    /// Others are before it.
+    Wait,
+    /// Its layers are on their way from the upstream.
+    Pull,
+    /// Its layers are being read.
+    Index,
+}
+
+impl Ask {
+    /// Reads what a worker sent.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`]: over a bound, or not of this form.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        let ask: Self = parse(json, "bundle request")?;
+        match ask.have.len() {
+            0..=MAX_HAVE => Ok(ask),
+            many => Err(Error::malformed(
+                "bundle request",
+                format!("{many} images in have, and {MAX_HAVE} are the most"),
+            )),
+        }
+    }
+}
+
+impl Trace {
+    /// Reads what a worker sent.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`]: over a bound, or not of this form.
+    pub fn parse(json: &[u8]) -> Result<Self, Error> {
+        let trace: Self = parse(json, "trace")?;
+        match trace.files.len() {
+            0..=MAX_TRACE => Ok(trace),
+            many => Err(Error::malformed(
+                "trace",
+                format!("{many} files, and {MAX_TRACE} are the most"),
+            )),
+        }
+    }
+}
+
+fn parse<T: for<'a> Deserialize<'a>>(json: &[u8], what: &'static str) -> Result<T, Error> {
+    if json.len() > MAX_DOCUMENT {
+        let why = format!("longer than {MAX_DOCUMENT} bytes");
+        return Err(Error::malformed(what, why));
+    }
+    serde_json::from_slice(json).map_err(|error| {
+        // It can quote the document.
+        let why: String = error.to_string().chars().take(200).collect();
+        Error::malformed(what, why)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_question_means_the_usual() {
+        let ask = Ask::parse(br#"{"want":"7"}"#).unwrap();
+        assert_eq!(
+            ask,
+            Ask {
+                want: "7".into(),
+                ..Ask::default()
+            }
+        );
+        assert_eq!(serde_json::to_string(&ask).unwrap(), r#"{"want":"7"}"#);
+    }
+
+    #[test]
+    fn hostile_questions_are_malformed() {
+        let digest = format!("\"sha256:{}\"", "0".repeat(64));
+        let have = |n: usize| format!(r#"{{"want":"7","have":[{}]}}"#, vec![&*digest; n].join(","));
+        assert_eq!(Ask::parse(have(256).as_bytes()).unwrap().have.len(), 256);
+        for bad in [
+            have(257),
+            have(10_000),
+            have(1).replace("sha256:0", "sha256:"),
+            "{}".into(),
+            "[]".into(),
+            String::new(),
+            r#"{"want":"7","part":{"etag":"x","first":-1}}"#.into(),
+            r#"{"want":"7","part":{"etag":"x","first":4294967296}}"#.into(),
+            format!(r#"{{"want":"7","x":"{}"}}"#, "x".repeat(MAX_DOCUMENT)),
+            "[".repeat(100_000),
+        ] {
+            let parsed = Ask::parse(bad.as_bytes());
+            let start: String = bad.chars().take(60).collect();
+            assert!(matches!(parsed, Err(Error::Malformed { .. })), "{start}");
+        }
+        let files = |n: usize| {
+            format!(
+                r#"{{"image":"7","files":[{}]}}"#,
+                vec!["\"a\""; n].join(",")
+            )
+        };
+        assert!(Trace::parse(files(MAX_TRACE).as_bytes()).is_ok());
+        assert!(Trace::parse(files(MAX_TRACE + 1).as_bytes()).is_err());
+    }
+}
