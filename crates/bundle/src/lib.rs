@@ -21,5 +21,5 @@ mod varint;
 pub use content::Content;
 pub use entry::{Entry, Kind, Time};
 pub use error::{Error, Fault};
-pub use frame::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Place, RECORD_HEAD, Slice};
+pub use frame::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Place, RECORD_HEAD, RecordHead, Slice};
 pub use source::{Blob, Blobs, Source};
