@@ -15,4 +15,6 @@ pub mod process;
 pub mod registry;
 pub mod relay;
 pub mod tool;
+pub mod tree;
+pub mod unpack;
 pub mod wait;

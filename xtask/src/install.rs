@@ -17,6 +17,7 @@ const DEBIAN: &[(&str, &[&str])] = &[
     ("docker", &["docker.io"]),
     ("podman", &["podman"]),
     ("skopeo", &["skopeo"]),
+    ("umoci", &["umoci"]),
     ("python3", &["python3"]),
     ("strace", &["strace"]),
     (

@@ -31,3 +31,4 @@ mod secrets;
 mod setup;
 mod tls;
 mod together;
+mod trees;
