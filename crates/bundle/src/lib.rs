@@ -8,14 +8,21 @@
 //! `format` (the bundle on the wire), `store` and `export` (the worker's side), `directory` and `library`
 //! (what the server knows, and the work in the background).
 
-#![forbid(unsafe_code)]
+// `sys` alone is excepted; the architecture test sees to it.
+#![deny(unsafe_code)]
 
 pub mod api;
 mod content;
+mod durable;
 mod entry;
 mod error;
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod source;
+mod sys;
+pub mod table;
 mod varint;
 
 pub use content::Content;
@@ -23,3 +30,4 @@ pub use entry::{Entry, Kind, Time};
 pub use error::{Error, Fault};
 pub use frame::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Place, RECORD_HEAD, RecordHead, Slice};
 pub use source::{Blob, Blobs, Source};
+pub use table::Table;

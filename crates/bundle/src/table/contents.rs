@@ -1,0 +1,179 @@
+//! Contents by number, and in the order of their digests.
+
+use crate::varint::Reader;
+use crate::{Content, Error};
+
+use super::layout::{DIGEST, Layout, widen};
+use super::{Table, WHAT};
+
+/// Digests and sizes by number. Both are an array: any one costs a memory access.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents<'a> {
+    digests: &'a [u8],
+    sizes: &'a [u8],
+}
+
+impl<'a> Contents<'a> {
+    pub(super) const fn new(digests: &'a [u8], sizes: &'a [u8]) -> Self {
+        Self { digests, sizes }
+    }
+
+    /// How many.
+    pub fn len(&self) -> u32 {
+        u32::try_from(self.digests.len() / DIGEST).unwrap_or(u32::MAX)
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.digests.is_empty()
+    }
+
+    /// Its name; `None` over the end.
+    pub fn content(&self, number: u32) -> Option<Content> {
+        let start = widen(number).checked_mul(DIGEST)?;
+        let bytes = self.digests.get(start..)?.first_chunk()?;
+        Some(Content::from_bytes(*bytes))
+    }
+
+    /// Its bytes; `None` over the end.
+    pub fn size(&self, number: u32) -> Option<u64> {
+        let start = widen(number).checked_mul(8)?;
+        let bytes = self.sizes.get(start..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*bytes))
+    }
+
+    /// All, by number.
+    pub fn iter(&self) -> impl Iterator<Item = (Content, u64)> + use<'a> {
+        let this = *self;
+        (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
+    }
+}
+
+/// Numbers of contents by ascending digest.
+#[derive(Clone, Copy, Debug)]
+pub struct ByDigest<'a>(&'a [u8]);
+
+impl<'a> ByDigest<'a> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len() / 4
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The `nth` number.
+    pub fn get(&self, nth: usize) -> Option<u32> {
+        let bytes = self.0.get(nth.checked_mul(4)?..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + use<'a> {
+        self.0
+            .chunks_exact(4)
+            .filter_map(<[u8]>::first_chunk)
+            .map(|bytes| u32::from_le_bytes(*bytes))
+    }
+}
+
+/// What is not in the canonical bytes but follows from them: sizes as an array of u64, numbers by digest as one of u32,
+/// both little endian.
+pub(super) enum Index {
+    /// Computed.
+    Memory(Vec<u8>),
+    /// In the file, behind the canonical bytes.
+    File {
+        /// Where it begins.
+        start: usize,
+        /// How many contents.
+        contents: u32,
+    },
+}
+
+impl Index {
+    /// Bytes for so many contents.
+    pub(super) fn bytes(contents: u32) -> usize {
+        widen(contents).saturating_mul(12)
+    }
+
+    /// Computes it. Sorts.
+    pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
+        let mut index = Vec::with_capacity(Self::bytes(layout.contents));
+        let mut sizes = Table::reader(layout.sizes(bytes));
+        for _ in 0..layout.contents {
+            index.extend(sizes.u64()?.to_le_bytes());
+        }
+        sizes.end()?;
+        let digests = layout.digests(bytes);
+        let contents = Contents::new(digests, &[]);
+        // The first eight bytes decide nearly always, and lie next to each other.
+        let mut order: Vec<(u64, u32)> = (0..layout.contents)
+            .zip(digests.chunks_exact(DIGEST))
+            .map(|(number, digest)| (head(digest), number))
+            .collect();
+        order.sort_unstable_by(|a, b| {
+            a.0.cmp(&b.0)
+                .then_with(|| contents.content(a.1).cmp(&contents.content(b.1)))
+        });
+        for (_, number) in order {
+            index.extend(number.to_le_bytes());
+        }
+        Ok(Self::Memory(index))
+    }
+
+    fn split<'a>(&'a self, file: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        match self {
+            Self::Memory(index) => index.split_at(index.len() / 3 * 2),
+            Self::File { start, contents } => {
+                let len = Self::bytes(*contents);
+                let index = file.get(*start..start + len).unwrap_or_default();
+                index.split_at(index.len() / 3 * 2)
+            }
+        }
+    }
+
+    pub(super) fn sizes<'a>(&'a self, file: &'a [u8]) -> &'a [u8] {
+        self.split(file).0
+    }
+
+    pub(super) fn by_digest<'a>(&'a self, file: &'a [u8]) -> ByDigest<'a> {
+        ByDigest(self.split(file).1)
+    }
+
+    /// As it stands in a file.
+    pub(super) fn raw<'a>(&'a self, file: &'a [u8]) -> [&'a [u8]; 2] {
+        self.split(file).into()
+    }
+}
+
+fn head(digest: &[u8]) -> u64 {
+    digest
+        .first_chunk()
+        .map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+/// No content has two numbers.
+pub(super) fn check(table: &Table) -> Result<(), Error> {
+    let contents = table.contents();
+    let mut last = None;
+    for number in table.by_digest().iter() {
+        let content = contents.content(number);
+        if content == last {
+            return Err(Error::malformed(WHAT, "a content that stands in it twice"));
+        }
+        last = content;
+    }
+    Ok(())
+}
+
+/// A content's number as it stands in a list of a layer: against the one that would come next.
+pub(super) fn number(reader: &mut Reader<'_>, expected: u32) -> Result<u32, Error> {
+    let delta = reader.i64()?;
+    i64::from(expected)
+        .checked_add(delta)
+        .and_then(|number| u32::try_from(number).ok())
+        .ok_or_else(|| reader.wrong("a content over the end"))
+}

@@ -1,0 +1,477 @@
+//! Layers put one upon the other, as containerd's and umoci's unpacking do.
+//!
+//! Entries of a layer are applied in the order of its tar. A whiteout hides what lower layers have, never what its own layer
+//! brought. The folder of an entry is found through the symbolic links that are there at that moment, never out of the
+//! root. Whatever is replaced goes, but a directory by a directory keeps what is in it. A hard link shares the node that its target names at
+//! that moment, whoever replaces that name later; as with umoci, its own header changes nothing about the node.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{Content, Entry, Error, Kind, Time};
+
+use super::MAX_ENTRIES;
+use super::rows::Attributes;
+
+/// One layer to be merged.
+pub struct LayerEntries<I> {
+    /// SHA-256 of the uncompressed tar.
+    pub diff_id: Content,
+    /// Everything of the tar but its contents, and its size.
+    pub skeleton: (Content, u64),
+    /// All entries in the order of the tar, every regular file among them.
+    pub entries: I,
+}
+
+/// Names below a directory; nodes by position, so that nothing recurses however deep a tree is.
+type Children = BTreeMap<Box<[u8]>, u32>;
+
+/// One name in the tree.
+struct Name {
+    inode: u32,
+    /// The last layer that brought it, or something in it.
+    layer: u32,
+    children: Children,
+}
+
+/// What names share.
+struct Inode {
+    kind: InodeKind,
+    attributes: u32,
+    modified: Time,
+}
+
+enum InodeKind {
+    Directory,
+    File(u32),
+    Symlink(Box<[u8]>),
+    CharDevice(u32, u32),
+    BlockDevice(u32, u32),
+    Fifo,
+}
+
+/// An entry on its way out.
+pub(super) enum Item<'a> {
+    Directory,
+    /// By the identifier of its content.
+    File(u32),
+    Symlink(&'a [u8]),
+    HardLink(u32),
+    CharDevice(u32, u32),
+    BlockDevice(u32, u32),
+    Fifo,
+}
+
+/// A layer that was merged, contents by identifier.
+pub(super) struct MergedLayer {
+    pub(super) diff_id: Content,
+    pub(super) skeleton: u32,
+    pub(super) files: Vec<u32>,
+}
+
+/// All layers in one tree.
+pub(super) struct Merged {
+    names: Vec<Name>,
+    inodes: Vec<Inode>,
+    attributes: Pool<Attributes>,
+    contents: Pool<Content>,
+    sizes: Vec<u64>,
+    pub(super) layers: Vec<MergedLayer>,
+    /// Which layer is being applied.
+    layer: u32,
+    /// Components that may still be walked over: links could make a small image walk for ever.
+    steps: u64,
+}
+
+/// Each value once.
+struct Pool<T> {
+    of: HashMap<T, u32>,
+    order: Vec<T>,
+}
+
+impl<T: Clone + Eq + std::hash::Hash> Pool<T> {
+    fn get(&mut self, value: T) -> Result<u32, Error> {
+        let next = position(self.order.len())?;
+        Ok(*self.of.entry(value).or_insert_with_key(|value| {
+            self.order.push(value.clone());
+            next
+        }))
+    }
+}
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self {
+            of: HashMap::new(),
+            order: Vec::new(),
+        }
+    }
+}
+
+const ROOT: u32 = 0;
+
+/// As the kernel.
+const MAX_LINKS: usize = 40;
+
+/// A million entries, each at the end of a path of the greatest depth that real images come near to.
+const MAX_STEPS: u64 = 256 << 20;
+
+/// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
+const IMPLIED: Attributes = Attributes {
+    mode: 0o755,
+    uid: 0,
+    gid: 0,
+    xattrs: Vec::new(),
+};
+
+/// Merges layers, the lowest first.
+pub(super) fn merge<I>(
+    layers: impl IntoIterator<Item = Result<LayerEntries<I>, Error>>,
+) -> Result<Merged, Error>
+where
+    I: Iterator<Item = Result<Entry, Error>>,
+{
+    let mut merged = Merged::new()?;
+    for layer in layers {
+        let layer = layer?;
+        merged.layer += 1;
+        let (skeleton, size) = layer.skeleton;
+        let skeleton = merged.intern(skeleton, size)?;
+        merged.layers.push(MergedLayer {
+            diff_id: layer.diff_id,
+            skeleton,
+            files: Vec::new(),
+        });
+        for entry in layer.entries {
+            merged.apply(entry?)?;
+        }
+    }
+    Ok(merged)
+}
+
+fn position(len: usize) -> Result<u32, Error> {
+    // Nodes that were replaced stay in memory, hence their own bound.
+    u32::try_from(len)
+        .ok()
+        .filter(|position| *position < 4 * MAX_ENTRIES)
+        .ok_or_else(|| Error::Image("more entries than a table has".to_owned()))
+}
+
+fn bad(path: &[u8], why: &str) -> Error {
+    Error::Image(format!("{}: {why}", path.escape_ascii()))
+}
+
+fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
+    path.split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+}
+
+impl Merged {
+    fn new() -> Result<Self, Error> {
+        let mut merged = Self {
+            names: Vec::new(),
+            inodes: Vec::new(),
+            attributes: Pool::default(),
+            contents: Pool::default(),
+            sizes: Vec::new(),
+            layers: Vec::new(),
+            layer: 0,
+            steps: MAX_STEPS,
+        };
+        merged.add_directory()?;
+        Ok(merged)
+    }
+
+    /// Attributes by identifier.
+    pub(super) fn attributes(&self, id: u32) -> &Attributes {
+        &self.attributes.order[id as usize]
+    }
+
+    /// A content and its size by identifier.
+    pub(super) fn content(&self, id: u32) -> (Content, u64) {
+        (self.contents.order[id as usize], self.sizes[id as usize])
+    }
+
+    fn name(&mut self, name: u32) -> &mut Name {
+        &mut self.names[name as usize]
+    }
+
+    fn kind(&self, name: u32) -> &InodeKind {
+        &self.inodes[self.names[name as usize].inode as usize].kind
+    }
+
+    fn child(&self, folder: u32, name: &[u8]) -> Option<u32> {
+        self.names[folder as usize].children.get(name).copied()
+    }
+
+    fn is_directory(&self, name: u32) -> bool {
+        matches!(self.kind(name), InodeKind::Directory)
+    }
+
+    fn intern(&mut self, content: Content, size: u64) -> Result<u32, Error> {
+        let id = self.contents.get(content)?;
+        match self.sizes.get(id as usize) {
+            Some(known) if *known != size => Err(Error::Image(format!(
+                "{content} has {size} bytes and {known}"
+            ))),
+            Some(_) => Ok(id),
+            None => {
+                self.sizes.push(size);
+                Ok(id)
+            }
+        }
+    }
+
+    fn add_inode(&mut self, kind: InodeKind, of: Attributes, modified: Time) -> Result<u32, Error> {
+        let inode = position(self.inodes.len())?;
+        let attributes = self.attributes.get(of)?;
+        self.inodes.push(Inode {
+            kind,
+            attributes,
+            modified,
+        });
+        Ok(inode)
+    }
+
+    fn add_name(&mut self, inode: u32) -> Result<u32, Error> {
+        let name = position(self.names.len())?;
+        self.names.push(Name {
+            inode,
+            layer: self.layer,
+            children: Children::new(),
+        });
+        Ok(name)
+    }
+
+    fn add_directory(&mut self) -> Result<u32, Error> {
+        let inode = self.add_inode(InodeKind::Directory, IMPLIED, Time::default())?;
+        self.add_name(inode)
+    }
+
+    fn apply(&mut self, entry: Entry) -> Result<(), Error> {
+        let split = entry.path.iter().rposition(|byte| *byte == b'/');
+        let (parent, name) = match split {
+            Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
+            None => (&[][..], &entry.path[..]),
+        };
+        let attributes = Attributes {
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            xattrs: entry.xattrs,
+        };
+        let kind = match entry.kind {
+            Kind::Opaque => {
+                if let Some(folder) = self.find(&entry.path)?.filter(|f| self.is_directory(*f)) {
+                    self.hide_in(folder);
+                }
+                return Ok(());
+            }
+            Kind::Whiteout => {
+                if let Some(folder) = self.find(parent)?
+                    && let Some(hidden) = self.child(folder, name)
+                {
+                    if self.names[hidden as usize].layer == self.layer {
+                        self.hide_in(hidden);
+                    } else {
+                        self.name(folder).children.remove(name);
+                    }
+                }
+                return Ok(());
+            }
+            Kind::HardLink { target } => {
+                let inode = self.linked(&entry.path, &target)?;
+                return self.put(&entry.path, parent, name, inode);
+            }
+            Kind::Directory => {
+                let modified = entry.modified;
+                let inode = self.add_inode(InodeKind::Directory, attributes, modified)?;
+                return self.put(&entry.path, parent, name, inode);
+            }
+            Kind::File { content, size } => {
+                let content = self.intern(content, size)?;
+                if let Some(layer) = self.layers.last_mut() {
+                    layer.files.push(content);
+                }
+                InodeKind::File(content)
+            }
+            Kind::Symlink { target } => InodeKind::Symlink(target.into()),
+            Kind::CharDevice { major, minor } => InodeKind::CharDevice(major, minor),
+            Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(major, minor),
+            Kind::Fifo => InodeKind::Fifo,
+        };
+        let mut attributes = attributes;
+        if matches!(kind, InodeKind::Symlink(_)) {
+            // The system has no other.
+            attributes.mode = 0o777;
+        }
+        let inode = self.add_inode(kind, attributes, entry.modified)?;
+        self.put(&entry.path, parent, name, inode)
+    }
+
+    /// Gives an inode a name, in place of what has it.
+    fn put(&mut self, path: &[u8], parent: &[u8], name: &[u8], inode: u32) -> Result<(), Error> {
+        let directory = matches!(self.inodes[inode as usize].kind, InodeKind::Directory);
+        if name.is_empty() {
+            if !directory {
+                return Err(bad(path, "the root is no directory"));
+            }
+            let layer = self.layer;
+            let root = self.name(ROOT);
+            (root.inode, root.layer) = (inode, layer);
+            return Ok(());
+        }
+        let folder = self.make(parent)?;
+        let layer = self.layer;
+        match self.child(folder, name) {
+            Some(old) if directory && self.is_directory(old) => {
+                let old = self.name(old);
+                (old.inode, old.layer) = (inode, layer);
+            }
+            _ => {
+                let new = self.add_name(inode)?;
+                self.name(folder).children.insert(name.into(), new);
+            }
+        }
+        Ok(())
+    }
+
+    /// The inode that a hard link is to share. The last component is not followed when it is a symbolic link.
+    fn linked(&mut self, path: &[u8], target: &[u8]) -> Result<u32, Error> {
+        let (parent, name) = match target.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (&target[..slash], &target[slash + 1..]),
+            None => (&[][..], target),
+        };
+        let found = match self.find(parent)? {
+            Some(folder) => self.child(folder, name),
+            None => None,
+        };
+        match found {
+            None => Err(bad(path, "a hard link to what is not there")),
+            Some(found) if self.is_directory(found) => Err(bad(path, "a hard link to a directory")),
+            Some(found) => Ok(self.names[found as usize].inode),
+        }
+    }
+
+    /// Removes what lower layers brought from a directory of this layer.
+    fn hide_in(&mut self, folder: u32) {
+        let layer = self.layer;
+        let mut folders = vec![folder];
+        while let Some(folder) = folders.pop() {
+            let mut children = std::mem::take(&mut self.name(folder).children);
+            children.retain(|_, child| self.names[*child as usize].layer == layer);
+            folders.extend(children.values());
+            self.name(folder).children = children;
+        }
+    }
+
+    /// The way to a directory through symbolic links, as names from the root; what is not there, or is no directory,
+    /// counts as an empty directory.
+    fn resolve(&mut self, path: &[u8]) -> Result<Vec<(Option<u32>, Box<[u8]>)>, Error> {
+        let mut way: Vec<(Option<u32>, Box<[u8]>)> = Vec::new();
+        let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            self.steps = self
+                .steps
+                .checked_sub(1)
+                .ok_or_else(|| bad(path, "too many symbolic links on the way"))?;
+            if *name == *b".." {
+                way.pop();
+                continue;
+            }
+            let folder = way.last().map_or(Some(ROOT), |(folder, _)| *folder);
+            let child = folder.and_then(|folder| self.child(folder, &name));
+            if let Some(InodeKind::Symlink(target)) = child.map(|child| self.kind(child)) {
+                links += 1;
+                if links > MAX_LINKS {
+                    return Err(bad(path, "too many symbolic links on the way"));
+                }
+                if target.starts_with(b"/") {
+                    way.clear();
+                }
+                todo.extend(components(target).rev().map(Box::from));
+                continue;
+            }
+            way.push((child, name));
+        }
+        Ok(way)
+    }
+
+    /// What is at a path when symbolic links are followed.
+    fn find(&mut self, path: &[u8]) -> Result<Option<u32>, Error> {
+        let way = self.resolve(path)?;
+        Ok(way.last().map_or(Some(ROOT), |(found, _)| *found))
+    }
+
+    /// The directory at a path; what is missing of it is made, and all of it counts as brought by this layer.
+    fn make(&mut self, path: &[u8]) -> Result<u32, Error> {
+        let layer = self.layer;
+        let mut folder = ROOT;
+        self.name(ROOT).layer = layer;
+        for (found, name) in self.resolve(path)? {
+            folder = match found {
+                Some(found) if self.is_directory(found) => {
+                    self.name(found).layer = layer;
+                    found
+                }
+                // A layer may put a directory over what a lower one has, but this one said itself that it is none.
+                Some(found) if self.names[found as usize].layer == layer => {
+                    return Err(bad(path, "in what is no directory"));
+                }
+                _ => {
+                    let new = self.add_directory()?;
+                    self.name(folder).children.insert(name, new);
+                    new
+                }
+            };
+        }
+        Ok(folder)
+    }
+
+    /// All entries in the order of a table.
+    pub(super) fn walk(
+        &self,
+        mut each: impl FnMut(&[u8], &Item<'_>, u32, Time) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut first: Vec<Option<u32>> = vec![None; self.inodes.len()];
+        let mut path = Vec::new();
+        let mut ordinal = 0;
+        let mut visit = |path: &[u8], name: &Name| {
+            let inode = &self.inodes[name.inode as usize];
+            let item = match (&inode.kind, first[name.inode as usize]) {
+                (InodeKind::Directory, _) => Item::Directory,
+                (_, Some(to)) => Item::HardLink(to),
+                (InodeKind::File(content), None) => Item::File(*content),
+                (InodeKind::Symlink(target), None) => Item::Symlink(target),
+                (InodeKind::CharDevice(major, minor), None) => Item::CharDevice(*major, *minor),
+                (InodeKind::BlockDevice(major, minor), None) => Item::BlockDevice(*major, *minor),
+                (InodeKind::Fifo, None) => Item::Fifo,
+            };
+            first[name.inode as usize].get_or_insert(ordinal);
+            ordinal += 1;
+            each(path, &item, inode.attributes, inode.modified)
+        };
+        visit(&path, &self.names[ROOT as usize])?;
+        let mut ways = vec![(0, self.names[ROOT as usize].children.iter())];
+        while let Some((len, children)) = ways.last_mut() {
+            path.truncate(*len);
+            let Some((name, child)) = children.next() else {
+                ways.pop();
+                continue;
+            };
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend(name.iter());
+            if path.len() > super::rows::MAX_PATH {
+                return Err(bad(&path, super::MAX_PATH_ERROR));
+            }
+            let child = &self.names[*child as usize];
+            visit(&path, child)?;
+            if !child.children.is_empty() {
+                ways.push((path.len(), child.children.iter()));
+            }
+        }
+        Ok(())
+    }
+}

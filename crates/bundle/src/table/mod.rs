@@ -1,0 +1,198 @@
+//! The merged view of an image: one immutable table, the same bytes whoever makes it.
+//!
+//! Layout, byte by byte, and why it is so: `docs/formats/table.md`. In short: entries in the order of their paths,
+//! a directory right before what is in it, so that two tables are compared by one walk through both; contents by
+//! number; all numbers relative, so that an update of the image changes few bytes.
+
+mod contents;
+mod file;
+mod layers;
+mod layout;
+mod merge;
+mod rows;
+mod wire;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use contents::{ByDigest, Contents};
+pub use layers::{Layers, TableLayer};
+pub use merge::LayerEntries;
+pub use rows::{Attributes, Node, Row, Rows};
+pub use wire::{decode, encode};
+
+use std::cmp::Ordering;
+use std::fmt;
+
+use crate::varint::Reader;
+use crate::{Content, Error};
+use contents::Index;
+use file::Bytes;
+use layout::Layout;
+
+/// What the errors of this format call it.
+const WHAT: &str = "table";
+
+/// Most bytes of a table; one of a million entries has less.
+pub const MAX_TABLE: usize = 256 << 20;
+
+/// What is said of a path that is too long once symbolic links are followed.
+const MAX_PATH_ERROR: &str = "a path that is too long";
+
+/// Most entries of a table.
+pub const MAX_ENTRIES: u32 = 1 << 20;
+
+/// The merged view of one image. Shared by reference between threads.
+pub struct Table {
+    bytes: Bytes,
+    layout: Layout,
+    attributes: Vec<Attributes>,
+    index: Index,
+}
+
+impl Table {
+    /// Merges layers, the lowest first, as containerd's and umoci's unpacking would.
+    ///
+    /// # Errors
+    /// `Image` when it is none that could be unpacked; those of the entries.
+    pub fn merge<I>(
+        layers: impl IntoIterator<Item = Result<LayerEntries<I>, Error>>,
+    ) -> Result<Self, Error>
+    where
+        I: Iterator<Item = Result<crate::Entry, Error>>,
+    {
+        Self::trusted(write::table(&merge::merge(layers)?)?)
+    }
+
+    /// From bytes of somewhere else: every length, number and order is checked. Costs about three walks over it.
+    ///
+    /// # Errors
+    /// `Malformed` when they are no table in its one canonical form.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, Error> {
+        let table = Self::trusted(bytes)?;
+        table.check()?;
+        Ok(table)
+    }
+
+    /// The canonical bytes, as [`Table::parse`] takes them.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes.all()[..self.layout.end()]
+    }
+
+    /// Number of entries; at least one, the root.
+    pub const fn entries(&self) -> u32 {
+        self.layout.entries
+    }
+
+    /// A walk over the entries in the order of [`compare`], the root first.
+    pub fn rows(&self) -> Rows<'_> {
+        Rows::new(
+            self.layout.names(self.bytes.all()),
+            self.layout.nodes(self.bytes.all()),
+            &self.attributes,
+            self.layout.entries,
+            self.layout.visible,
+        )
+    }
+
+    /// All contents by number: the [visible](Self::visible) ones first, then what layers need besides.
+    pub fn contents(&self) -> Contents<'_> {
+        Contents::new(
+            self.layout.digests(self.bytes.all()),
+            self.index.sizes(self.bytes.all()),
+        )
+    }
+
+    /// The contents with lower numbers are those of the merged tree, numbered by first use; the others (the skeletons of the
+    /// layers and what upper layers hide) are needed to rebuild layers only.
+    pub const fn visible(&self) -> u32 {
+        self.layout.visible
+    }
+
+    /// The numbers of all contents, by ascending digest.
+    pub fn by_digest(&self) -> ByDigest<'_> {
+        self.index.by_digest(self.bytes.all())
+    }
+
+    /// The number of a content. A binary search.
+    pub fn find(&self, content: &Content) -> Option<u32> {
+        let contents = self.contents();
+        let order = self.by_digest();
+        let (mut low, mut high) = (0, order.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let number = order.get(middle)?;
+            match contents.content(number)?.cmp(content) {
+                Ordering::Equal => return Some(number),
+                Ordering::Less => low = middle + 1,
+                Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    /// The layers, the lowest first.
+    pub fn layers(&self) -> Layers<'_> {
+        Layers::new(
+            self.layout.layers(self.bytes.all()),
+            self.layout.layer_count,
+            self.layout.contents,
+        )
+    }
+
+    /// From bytes that this crate wrote, or that [`Table::check`] is about to look at.
+    fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
+        let layout = Layout::read(&bytes)?;
+        if layout.end() != bytes.len() {
+            return Err(Error::malformed(WHAT, "bytes after its end"));
+        }
+        let attributes = rows::attributes(&layout, &bytes)?;
+        let index = Index::of(&layout, &bytes)?;
+        Ok(Self {
+            bytes: Bytes::Memory(bytes),
+            layout,
+            attributes,
+            index,
+        })
+    }
+
+    /// What walks alone do not see: links to links, and all that has more than one form.
+    fn check(&self) -> Result<(), Error> {
+        rows::check(self)?;
+        layers::check(self)?;
+        contents::check(self)
+    }
+
+    /// A reader of one section.
+    fn reader(section: &[u8]) -> Reader<'_> {
+        Reader::new(WHAT, section)
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table")
+            .field("bytes", &self.bytes().len())
+            .field("entries", &self.layout.entries)
+            .field("contents", &self.layout.contents)
+            .field("visible", &self.layout.visible)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The order of paths in a table: component by component, which is bytewise with `/` below every other byte.
+pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
+    let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    match (a.get(same), b.get(same)) {
+        (None, None) => Ordering::Equal,
+        (None, Some(_)) => Ordering::Less,
+        (Some(_), None) => Ordering::Greater,
+        (Some(a), Some(b)) => rank(*a).cmp(&rank(*b)),
+    }
+}
+
+/// A path holds no NUL, so that 0 is free.
+const fn rank(byte: u8) -> u8 {
+    if byte == b'/' { 0 } else { byte }
+}
