@@ -20,6 +20,7 @@ mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod layer;
 mod source;
 mod sys;
 pub mod table;

@@ -1,0 +1,331 @@
+//! A file of checksummed blocks in several streams, written once from front to back.
+//!
+//! Each block holds whole records of one stream, compressed with zstd where that is smaller. A directory of the
+//! blocks stands at the end, and behind it a foot of [`FOOT`] bytes. One block at a time is in memory.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Names the format; the last two digits are its version.
+const MAGIC: &[u8; 8] = b"phlayr01";
+
+/// Bytes of a stream that are gathered before they become a block.
+pub(super) const BLOCK: usize = 64 << 10;
+
+/// Most bytes that a block may claim to unpack to: a record is never cut, and the longest are extended headers.
+const MAX_BLOCK: usize = 4 << 20;
+
+/// Offset (8) and length (8) of the directory, its CRC-32C (4), zero (4), magic (8); little endian.
+const FOOT: usize = 32;
+
+/// Most bytes of a directory: of 2^20 blocks.
+const MAX_DIRECTORY: u64 = 32 << 20;
+
+const WHAT: &str = "layer index";
+
+/// What the records of a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Stream {
+    Entries,
+    Skeleton,
+    Contents,
+    Chunks,
+    Extents,
+    Windows,
+    Points,
+}
+
+const STREAMS: usize = 7;
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Row {
+    stream: Stream,
+    stored: u32,
+    raw: u32,
+    sum: u32,
+    key: u64,
+}
+
+pub(super) struct Writer {
+    file: BufWriter<File>,
+    beside: PathBuf,
+    out: PathBuf,
+    open: [(u64, Vec<u8>); STREAMS],
+    directory: Vec<Row>,
+    at: u64,
+    zstd: zstd::bulk::Compressor<'static>,
+    visible: bool,
+}
+
+/// What was not finished is removed. After a crash it stays, and the next attempt writes over it.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.visible {
+            let _ = fs::remove_file(&self.beside);
+        }
+    }
+}
+
+impl Writer {
+    pub(super) fn create(out: &Path) -> Result<Self, Error> {
+        let mut beside = out.as_os_str().to_owned();
+        beside.push(".part");
+        let beside = PathBuf::from(beside);
+        let doing = || format!("create {}", beside.display());
+        let file = File::create(&beside).map_err(|e| Error::io(doing(), e))?;
+        let zstd = zstd::bulk::Compressor::new(3).map_err(|e| Error::io("start zstd", e))?;
+        let mut this = Self {
+            file: BufWriter::with_capacity(256 << 10, file),
+            beside,
+            out: out.to_owned(),
+            open: Default::default(),
+            directory: Vec::new(),
+            at: 0,
+            zstd,
+            visible: false,
+        };
+        this.write(MAGIC)?;
+        Ok(this)
+    }
+
+    /// Appends one record, or several, never to be parted. `key` orders the blocks of a stream: that of a block is
+    /// the one of its first record.
+    pub(super) fn put(&mut self, stream: Stream, key: u64, record: &[u8]) -> Result<(), Error> {
+        let (_, open) = &self.open[stream as usize];
+        if !open.is_empty() && open.len() + record.len() > BLOCK {
+            self.flush(stream)?;
+        }
+        let (first, open) = &mut self.open[stream as usize];
+        if open.is_empty() {
+            *first = key;
+        }
+        open.extend_from_slice(record);
+        Ok(())
+    }
+
+    /// Whether the next record begins a block.
+    pub(super) fn begins_block(&self, stream: Stream) -> bool {
+        self.open[stream as usize].1.is_empty()
+    }
+
+    /// Ends the block of a stream if one more record of that size would not fit.
+    pub(super) fn make_room(&mut self, stream: Stream, len: usize) -> Result<(), Error> {
+        let open = &self.open[stream as usize].1;
+        if !open.is_empty() && open.len() + len > BLOCK {
+            self.flush(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the block of a stream.
+    pub(super) fn flush(&mut self, stream: Stream) -> Result<(), Error> {
+        let (key, raw) = std::mem::take(&mut self.open[stream as usize]);
+        if raw.is_empty() {
+            return Ok(());
+        }
+        let packed = self
+            .zstd
+            .compress(&raw)
+            .map_err(|e| Error::io("compress a block", e))?;
+        let bytes = if packed.len() < raw.len() {
+            &packed
+        } else {
+            &raw
+        };
+        self.directory.push(Row {
+            stream,
+            stored: narrow(bytes.len())?,
+            raw: narrow(raw.len())?,
+            sum: crc32c::crc32c(bytes),
+            key,
+        });
+        self.write(bytes)?;
+        // The buffer is kept: a layer fills thousands of them.
+        let mut raw = raw;
+        raw.clear();
+        self.open[stream as usize].1 = raw;
+        Ok(())
+    }
+
+    /// Writes the directory and makes the file visible under its name.
+    pub(super) fn finish<S: Serialize>(mut self, summary: &S) -> Result<(), Error> {
+        for stream in ALL {
+            self.flush(stream)?;
+        }
+        let at = self.at;
+        let directory = postcard::to_stdvec(&(summary, &self.directory)).map_err(bug)?;
+        self.write(&directory)?;
+        let mut foot = Vec::with_capacity(FOOT);
+        foot.extend_from_slice(&at.to_le_bytes());
+        foot.extend_from_slice(&(directory.len() as u64).to_le_bytes());
+        foot.extend_from_slice(&crc32c::crc32c(&directory).to_le_bytes());
+        foot.extend_from_slice(&[0; 4]);
+        foot.extend_from_slice(MAGIC);
+        self.write(&foot)?;
+        let shown = self.out.display().to_string();
+        let io = |e| Error::io(format!("write {shown}"), e);
+        self.file.flush().map_err(io)?;
+        self.file.get_ref().sync_all().map_err(io)?;
+        fs::rename(&self.beside, &self.out).map_err(io)?;
+        self.visible = true;
+        let folder = match self.out.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        File::open(folder)
+            .and_then(|folder| folder.sync_all())
+            .map_err(io)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file
+            .write_all(bytes)
+            .map_err(|e| Error::io(format!("write {}", self.beside.display()), e))?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+const ALL: [Stream; STREAMS] = [
+    Stream::Entries,
+    Stream::Skeleton,
+    Stream::Contents,
+    Stream::Chunks,
+    Stream::Extents,
+    Stream::Windows,
+    Stream::Points,
+];
+
+pub(super) fn bug(error: postcard::Error) -> Error {
+    Error::malformed(WHAT, error.to_string())
+}
+
+fn narrow(len: usize) -> Result<u32, Error> {
+    u32::try_from(len).map_err(|_| Error::malformed(WHAT, "a block of 4 GiB"))
+}
+
+/// A block as the directory has it.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    at: u64,
+    stored: u32,
+    raw: u32,
+    sum: u32,
+    key: u64,
+}
+
+/// A finished file, open. Holds the directory: 32 bytes for each block.
+#[derive(Debug)]
+pub(super) struct Reader {
+    file: File,
+    path: PathBuf,
+    streams: [Vec<Block>; STREAMS],
+}
+
+impl Reader {
+    /// Opens a file and checks its directory. Blocks are checked as they are read.
+    pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
+        let io = |e| Error::io(format!("open {}", path.display()), e);
+        let file = File::open(path).map_err(io)?;
+        let len = file.metadata().map_err(io)?.len();
+        let body = len
+            .checked_sub(FOOT as u64)
+            .ok_or_else(|| Error::malformed(WHAT, "too short"))?;
+        let mut foot = [0; FOOT];
+        file.read_exact_at(&mut foot, body).map_err(io)?;
+        let word = |at: usize| {
+            foot[at..at + 8]
+                .iter()
+                .rev()
+                .fold(0, |n, b| n << 8 | u64::from(*b))
+        };
+        let (at, size) = (word(0), word(8));
+        if &foot[24..] != MAGIC || size > MAX_DIRECTORY || at.checked_add(size) != Some(body) {
+            return Err(Error::malformed(WHAT, "no foot"));
+        }
+        let size =
+            usize::try_from(size).map_err(|_| Error::malformed(WHAT, "directory too long"))?;
+        let mut directory = vec![0; size];
+        file.read_exact_at(&mut directory, at).map_err(io)?;
+        if u64::from(crc32c::crc32c(&directory)) != word(16) {
+            return Err(Error::malformed(WHAT, "directory damaged"));
+        }
+        let (summary, rows): (S, Vec<Row>) = postcard::from_bytes(&directory).map_err(bug)?;
+        let mut streams: [Vec<Block>; STREAMS] = Default::default();
+        let mut next = MAGIC.len() as u64;
+        for row in rows {
+            let blocks = &mut streams[row.stream as usize];
+            let ordered = blocks.last().is_none_or(|last| last.key <= row.key);
+            if row.raw as usize > MAX_BLOCK || row.stored > row.raw || !ordered {
+                return Err(Error::malformed(WHAT, "a block out of bounds"));
+            }
+            blocks.push(Block {
+                at: next,
+                stored: row.stored,
+                raw: row.raw,
+                sum: row.sum,
+                key: row.key,
+            });
+            next += u64::from(row.stored);
+        }
+        if next != at {
+            return Err(Error::malformed(WHAT, "blocks do not fill the file"));
+        }
+        let path = path.to_owned();
+        Ok((
+            Self {
+                file,
+                path,
+                streams,
+            },
+            summary,
+        ))
+    }
+
+    /// How many blocks a stream has.
+    pub(super) fn blocks(&self, stream: Stream) -> usize {
+        self.streams[stream as usize].len()
+    }
+
+    /// The last block of a stream whose first record has a key below (or, `or_equal`, not above) the given one; the
+    /// first one when there is none.
+    pub(super) fn find(&self, stream: Stream, key: u64, or_equal: bool) -> usize {
+        let blocks = &self.streams[stream as usize];
+        let after = blocks.partition_point(|b| b.key < key || (or_equal && b.key == key));
+        after.saturating_sub(1)
+    }
+
+    /// Key of the first record of a block.
+    pub(super) fn key(&self, stream: Stream, number: usize) -> Option<u64> {
+        self.streams[stream as usize].get(number).map(|b| b.key)
+    }
+
+    /// The bytes of a block, checked. `None` behind the last.
+    pub(super) fn read(&self, stream: Stream, number: usize) -> Result<Option<Vec<u8>>, Error> {
+        let Some(block) = self.streams[stream as usize].get(number) else {
+            return Ok(None);
+        };
+        let mut stored = vec![0; block.stored as usize];
+        self.file
+            .read_exact_at(&mut stored, block.at)
+            .map_err(|e| Error::io(format!("read {}", self.path.display()), e))?;
+        if crc32c::crc32c(&stored) != block.sum {
+            return Err(Error::malformed(WHAT, "a block is damaged"));
+        }
+        if block.stored == block.raw {
+            return Ok(Some(stored));
+        }
+        let raw = zstd::bulk::decompress(&stored, block.raw as usize)
+            .map_err(|e| Error::malformed(WHAT, e.to_string()))?;
+        if raw.len() != block.raw as usize {
+            return Err(Error::malformed(WHAT, "a block of another length"));
+        }
+        Ok(Some(raw))
+    }
+}

@@ -1,0 +1,103 @@
+//! Content-defined chunks of large files: what two versions share though no file is the same.
+
+use fastcdc::v2020::FastCDC;
+
+use crate::{Content, Error};
+
+/// Contents of at least so many bytes are cut into chunks.
+pub const CHUNKED_FROM: u64 = 256 << 10;
+
+/// Least bytes of a chunk, but for the last one of a content.
+pub const CHUNK_MIN: usize = 16 << 10;
+
+/// What chunks come to on the average.
+pub const CHUNK_AVERAGE: usize = 64 << 10;
+
+/// Most bytes of a chunk.
+pub const CHUNK_MAX: usize = 256 << 10;
+
+/// Bytes of a chunk in the index: its hash and its length.
+pub(super) const RECORD: usize = 36;
+
+/// A part of a content, cut where the bytes say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// SHA-256 of its bytes.
+    pub content: Content,
+    /// Where it begins in its content.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl Chunk {
+    pub(super) fn decode(record: &[u8; RECORD], offset: u64) -> Self {
+        let mut content = [0; 32];
+        content.copy_from_slice(&record[..32]);
+        let mut len = [0; 4];
+        len.copy_from_slice(&record[32..]);
+        Self {
+            content: Content::from_bytes(content),
+            offset,
+            len: u32::from_le_bytes(len),
+        }
+    }
+}
+
+/// Cuts one content after the other, fed in pieces of any length. Holds up to two of the longest chunks.
+pub(super) struct Cutter {
+    held: Vec<u8>,
+}
+
+impl Cutter {
+    pub(super) fn new() -> Self {
+        Self { held: Vec::new() }
+    }
+
+    /// Takes in the next bytes; `each` gets the record of each chunk that ends in them.
+    pub(super) fn feed(
+        &mut self,
+        mut bytes: &[u8],
+        each: &mut dyn FnMut(&[u8; RECORD]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(2 * CHUNK_MAX - self.held.len()));
+            self.held.extend_from_slice(now);
+            bytes = later;
+            if self.held.len() == 2 * CHUNK_MAX {
+                self.cut(CHUNK_MAX, each)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The content ends.
+    pub(super) fn end(
+        &mut self,
+        each: &mut dyn FnMut(&[u8; RECORD]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.cut(1, each)
+    }
+
+    /// Cuts as long as at least so many bytes are held.
+    fn cut(
+        &mut self,
+        least: usize,
+        each: &mut dyn FnMut(&[u8; RECORD]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let cutter = FastCDC::new(&self.held, CHUNK_MIN, CHUNK_AVERAGE, CHUNK_MAX);
+        let mut at = 0;
+        while self.held.len() - at >= least {
+            let (_, end) = cutter.cut(at, self.held.len() - at);
+            let chunk = &self.held[at..end];
+            let mut record = [0; RECORD];
+            record[..32].copy_from_slice(Content::of(chunk).as_bytes());
+            let len = u32::try_from(chunk.len()).unwrap_or(0);
+            record[32..].copy_from_slice(&len.to_le_bytes());
+            each(&record)?;
+            at = end;
+        }
+        self.held.drain(..at);
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! One header block of a tar: fields as they stand, checked.
+//!
+//! Where they lie tells the tar crate. What numbers mean is told here, as Go reads them: the crate refuses the empty
+//! ones that GNU tar writes for devices, and knows no negative ones. Walking by the crate's `Archive` is out for the
+//! same reason: it believes the sizes of links, and gives no padding, which a skeleton needs.
+
+use tar::Header;
+
+use crate::Error;
+
+/// Bytes of a block.
+pub(super) const BLOCK: usize = 512;
+
+/// A header's fields. Names are as they stand.
+pub(super) struct Fields {
+    pub(super) name: Vec<u8>,
+    pub(super) link: Vec<u8>,
+    pub(super) mode: i64,
+    pub(super) uid: i64,
+    pub(super) gid: i64,
+    /// Bytes that follow, by the header.
+    pub(super) size: u64,
+    pub(super) seconds: i64,
+    pub(super) flag: u8,
+    pub(super) major: i64,
+    pub(super) minor: i64,
+}
+
+impl Fields {
+    /// # Errors
+    /// A checksum that is wrong, a number that is none.
+    pub(super) fn parse(block: &[u8; BLOCK]) -> Result<Self, Error> {
+        let header = Header::from_byte_slice(block);
+        let old = header.as_old();
+        check(block, number(&old.cksum)?)?;
+        let ustar = &block[257..263] == b"ustar\0";
+        let gnu = header.as_gnu();
+        let devices = match (ustar, gnu) {
+            (true, _) => Some((&block[329..337], &block[337..345])),
+            (false, Some(gnu)) => Some((&gnu.dev_major[..], &gnu.dev_minor[..])),
+            (false, None) => None,
+        };
+        let (major, minor) = match devices {
+            Some((major, minor)) => (number(major)?, number(minor)?),
+            None => (0, 0),
+        };
+        let prefix = match (ustar, &block[508..] == b"tar\0") {
+            (true, true) => text(&block[345..476]),
+            (true, false) => text(&block[345..500]),
+            (false, _) => b"",
+        };
+        let mut name = prefix.to_vec();
+        if !name.is_empty() {
+            name.push(b'/');
+        }
+        name.extend_from_slice(text(&old.name));
+        Ok(Self {
+            name,
+            link: text(&old.linkname).to_vec(),
+            mode: number(&old.mode)?,
+            uid: number(&old.uid)?,
+            gid: number(&old.gid)?,
+            size: u64::try_from(number(&old.size)?).map_err(|_| bad("a size below zero"))?,
+            seconds: number(&old.mtime)?,
+            flag: block[156],
+            major,
+            minor,
+        })
+    }
+}
+
+/// Whether data follows a header: links, devices and directories have none, whatever size they tell.
+pub(super) fn has_data(flag: u8) -> bool {
+    !matches!(flag, b'1'..=b'6')
+}
+
+/// Where a field ends: at its first NUL.
+pub(super) fn text(field: &[u8]) -> &[u8] {
+    field.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+/// Historic writers summed signed bytes; both are right.
+fn check(block: &[u8; BLOCK], sum: i64) -> Result<(), Error> {
+    let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
+    let (unsigned, signed) = fields.fold((0, 0), |(unsigned, signed), byte| {
+        (
+            unsigned + i64::from(*byte),
+            signed + i64::from(byte.cast_signed()),
+        )
+    });
+    if sum == unsigned || sum == signed {
+        Ok(())
+    } else {
+        Err(bad("a wrong checksum"))
+    }
+}
+
+/// Octal digits, in spaces or NULs, none for zero; or in base 256, marked by the upper bit of the first byte.
+pub(super) fn number(field: &[u8]) -> Result<i64, Error> {
+    let none = || bad("a number that is none");
+    let Some(first) = field.first().filter(|first| **first & 0x80 != 0) else {
+        let pad = |byte: &u8| *byte == b' ' || *byte == 0;
+        let Some(begin) = field.iter().position(|byte| !pad(byte)) else {
+            return Ok(0);
+        };
+        let digits = text(&field[begin..]).trim_ascii_end();
+        if !digits.iter().all(|digit| (b'0'..=b'7').contains(digit)) {
+            return Err(none());
+        }
+        return digits.iter().try_fold(0i64, |n, digit| {
+            n.checked_mul(8)
+                .and_then(|n| n.checked_add(i64::from(digit - b'0')))
+                .ok_or_else(none)
+        });
+    };
+    // Below zero all bits are flipped, then all of a number's bits are its value.
+    let flip = if first & 0x40 != 0 { 0xff } else { 0 };
+    let bytes = field.iter().enumerate().map(|(at, byte)| match at {
+        0 => (byte ^ flip) & 0x7f,
+        _ => byte ^ flip,
+    });
+    let mut value = 0i64;
+    for byte in bytes {
+        value = value
+            .checked_mul(256)
+            .and_then(|n| n.checked_add(i64::from(byte)))
+            .ok_or_else(none)?;
+    }
+    Ok(if flip == 0 { value } else { !value })
+}
+
+fn bad(what: &str) -> Error {
+    Error::Image(format!("the layer has a header with {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_go_reads_them() {
+        for (field, value) in [
+            (&b"0000644\0"[..], Some(0o644)),
+            (b"   644 \0", Some(0o644)),
+            (b"\0\0\0\0\0\0\0\0", Some(0)),
+            (b"644\0junk", Some(0o644)),
+            (b"\x80\0\0\0\0\0\x01\0", Some(256)),
+            (b"\xff\xff\xff\xff\xff\xff\xff\xfe", Some(-2)),
+            (b"\x80\0\0\0\x02\0\0\0\0\0\0\0", Some(2 << 56)),
+            (b"\x80\0\0\0\x80\0\0\0\0\0\0\0", None),
+            (b"\xbf\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", None),
+            (b"0000698\0", None),
+            (b"-000001\0", None),
+            (b"0x00001\0", None),
+        ] {
+            assert_eq!(number(field).ok(), value, "{}", field.escape_ascii());
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! PAX extended headers: what overrides the header that follows.
+//!
+//! Not by `tar::PaxExtensions`, which parts records at newlines: values of xattrs have any bytes in them.
+
+use std::collections::BTreeMap;
+
+use crate::{Error, Time};
+
+/// Most bytes of one extended header, or of a long name, as Go bounds them.
+pub(super) const MAX_SPECIAL: u64 = 1 << 20;
+
+/// Records of one extended header: the last of a key counts.
+#[derive(Debug, Default)]
+pub(super) struct Pax {
+    records: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Pairs of offset and length as version 0.0 of GNU's sparse files has them: keys that repeat.
+    pub(super) sparse: Vec<u64>,
+}
+
+const XATTR: &[u8] = b"SCHILY.xattr.";
+
+impl Pax {
+    /// # Errors
+    /// Records that are not `LENGTH KEY=VALUE\n`.
+    pub(super) fn parse(mut bytes: &[u8]) -> Result<Self, Error> {
+        let mut this = Self::default();
+        while !bytes.is_empty() {
+            let (record, rest) = cut(bytes).ok_or_else(|| bad("a malformed record"))?;
+            bytes = rest;
+            let equals = record.iter().position(|byte| *byte == b'=');
+            let (key, value) = record.split_at(equals.ok_or_else(|| bad("a record of no key"))?);
+            let value = &value[1..];
+            let binary = key.starts_with(XATTR);
+            if key.is_empty() || key.contains(&0) || (!binary && value.contains(&0)) {
+                return Err(bad("a record with a zero byte, or of no key"));
+            }
+            if key == b"GNU.sparse.offset" || key == b"GNU.sparse.numbytes" {
+                let even = this.sparse.len().is_multiple_of(2);
+                if even != (key == b"GNU.sparse.offset") {
+                    return Err(bad("a sparse map out of order"));
+                }
+                let number = decimal(value).ok_or_else(|| bad("a sparse map of no numbers"))?;
+                this.sparse.push(number);
+            } else {
+                this.records.insert(key.to_vec(), value.to_vec());
+            }
+        }
+        Ok(this)
+    }
+
+    /// A value, if it is there and not empty: an empty one takes back what came before.
+    pub(super) fn get(&self, key: &str) -> Option<&[u8]> {
+        self.records
+            .get(key.as_bytes())
+            .map(|value| &value[..])
+            .filter(|value| !value.is_empty())
+    }
+
+    /// A decimal number.
+    pub(super) fn number(&self, key: &str) -> Result<Option<u64>, Error> {
+        self.get(key)
+            .map(|value| decimal(value).ok_or_else(|| bad("a number that is none")))
+            .transpose()
+    }
+
+    /// Seconds with a fraction; digits beyond nanoseconds are cut.
+    pub(super) fn time(&self, key: &str) -> Result<Option<Time>, Error> {
+        self.get(key)
+            .map(|value| time(value).ok_or_else(|| bad("a time that is none")))
+            .transpose()
+    }
+
+    /// Extended attributes sorted by name.
+    pub(super) fn xattrs(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        self.records
+            .iter()
+            .filter_map(|(key, value)| {
+                let name = key.strip_prefix(XATTR)?;
+                Some((name.to_vec(), value.clone()))
+            })
+            .collect()
+    }
+}
+
+/// The first record without its length and newline, and what follows.
+fn cut(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = bytes.iter().take(20).position(|byte| *byte == b' ')?;
+    let len = usize::try_from(decimal(&bytes[..space])?).ok()?;
+    if len > bytes.len() || len < space + 2 {
+        return None;
+    }
+    let (record, rest) = bytes.split_at(len);
+    Some((record[space + 1..].strip_suffix(b"\n")?, rest))
+}
+
+/// Digits alone.
+pub(super) fn decimal(bytes: &[u8]) -> Option<u64> {
+    if bytes.is_empty() || !bytes.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+fn time(value: &[u8]) -> Option<Time> {
+    let (negative, value) = match value.strip_prefix(b"-") {
+        Some(rest) => (true, rest),
+        None => (false, value),
+    };
+    let mut parts = value.splitn(2, |byte| *byte == b'.');
+    let seconds = i64::try_from(decimal(parts.next()?)?).ok()?;
+    let mut nanos = 0;
+    if let Some(fraction) = parts.next() {
+        if !fraction.iter().all(u8::is_ascii_digit) {
+            return None;
+        }
+        let digits = fraction.iter().copied().chain(std::iter::repeat(b'0'));
+        nanos = digits
+            .take(9)
+            .fold(0, |n, digit| n * 10 + u32::from(digit - b'0'));
+    }
+    Some(match (negative, nanos) {
+        (false, nanos) => Time { seconds, nanos },
+        (true, 0) => Time {
+            seconds: -seconds,
+            nanos: 0,
+        },
+        (true, nanos) => Time {
+            seconds: -seconds - 1,
+            nanos: 1_000_000_000 - nanos,
+        },
+    })
+}
+
+fn bad(what: &str) -> Error {
+    Error::Image(format!("the layer has an extended header with {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_hold_any_bytes() {
+        let pax = Pax::parse(b"30 SCHILY.xattr.user.a=x\n=\0y\n\n12 path=a b\n").unwrap();
+        assert_eq!(pax.xattrs(), [(b"user.a".to_vec(), b"x\n=\0y\n".to_vec())]);
+        assert_eq!(pax.get("path"), Some(&b"a b"[..]));
+    }
+
+    #[test]
+    fn times_before_1970_count_down_to_whole_seconds() {
+        let at = |text: &str| {
+            let value = time(text.as_bytes())?;
+            Some((value.seconds, value.nanos))
+        };
+        assert_eq!(at("1.5"), Some((1, 500_000_000)));
+        assert_eq!(at("-1.25"), Some((-2, 750_000_000)));
+        assert_eq!(at("-3"), Some((-3, 0)));
+        assert_eq!(at("7.1234567891"), Some((7, 123_456_789)));
+        assert_eq!(at("7."), Some((7, 0)));
+        assert_eq!(at("1e9"), None);
+        assert_eq!(at(""), None);
+    }
+
+    #[test]
+    fn records_that_lie_are_refused() {
+        for bytes in [
+            &b"12 path=a b"[..],
+            b"13 path=a b\n",
+            b"3 \n",
+            b"99999999999999999999 a=b\n",
+            b"6 =ab\n",
+            b"9 path\0=\n",
+            b"24 GNU.sparse.numbytes=1\n",
+        ] {
+            assert!(Pax::parse(bytes).is_err(), "{}", bytes.escape_ascii());
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Contents read out of a layer's blob: decoding begins at the checkpoint before them.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Blob, Content, Error, Source};
+
+use super::blocks::Stream as Records;
+use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
+use super::stream::{Coding, INPUT, Point, Stream};
+
+/// Positions kept for reads that go on where one before ended. 250 KiB each.
+const POSITIONS: usize = 4;
+
+/// Reads contents of one layer, its skeleton among them.
+///
+/// A read costs inflating at most 4 MiB in vain, unless it goes on where one of the last four ended. From zstd only
+/// the begins of frames can be entered, so there a read may decode all that lies before it in its frame: read in the
+/// order of the tar where that matters.
+pub struct LayerReader {
+    index: LayerIndex,
+    blob: Arc<dyn Blob>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    points: Option<Vec<Point>>,
+    /// The one used last is the last.
+    positions: Vec<Stream>,
+    /// The row found last: reads of one content come one after the other.
+    row: Option<Row>,
+    extents: Vec<(u64, u64)>,
+    /// A block of the skeleton and its number.
+    skeleton: Option<(usize, Vec<u8>)>,
+}
+
+impl LayerReader {
+    pub(super) fn new(index: LayerIndex, blob: Arc<dyn Blob>) -> Self {
+        Self {
+            index,
+            blob,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The index that it reads by.
+    pub fn index(&self) -> &LayerIndex {
+        &self.index
+    }
+
+    fn find(&self, state: &mut State, content: &Content) -> Result<Option<Row>, Error> {
+        if let Some(row) = state.row.filter(|row| row.content == *content) {
+            return Ok(Some(row));
+        }
+        let Some(row) = self.index.row(content)? else {
+            return Ok(None);
+        };
+        state.extents.clear();
+        self.index
+            .records::<EXTENT>(Records::Extents, row.extents, |record| {
+                state
+                    .extents
+                    .push((little(&record[..8]), little(&record[8..])));
+            })?;
+        state.row = Some(row);
+        Ok(Some(row))
+    }
+
+    /// Fills `buf` from a position in the tar.
+    fn tar(&self, state: &mut State, at: u64, mut buf: &mut [u8]) -> Result<(), Error> {
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let mut stream = self.position(state, at)?;
+        while !buf.is_empty() {
+            if !stream.fill(&*self.blob)? {
+                return Err(Error::malformed(
+                    "layer",
+                    "its blob ends before its index does",
+                ));
+            }
+            let behind = at.saturating_sub(stream.position());
+            let ready = stream.ready();
+            let skip = usize::try_from(behind)
+                .unwrap_or(usize::MAX)
+                .min(ready.len());
+            let part = if behind > skip as u64 {
+                0
+            } else {
+                buf.len().min(ready.len() - skip)
+            };
+            buf[..part].copy_from_slice(&ready[skip..skip + part]);
+            stream.take(skip + part);
+            buf = &mut buf[part..];
+        }
+        state.positions.push(stream);
+        if state.positions.len() > POSITIONS {
+            state.positions.remove(0);
+        }
+        Ok(())
+    }
+
+    /// A stream at a position or not far before it.
+    fn position(&self, state: &mut State, at: u64) -> Result<Stream, Error> {
+        let summary = &self.index.summary;
+        let points = match &mut state.points {
+            Some(points) => points,
+            none => none.insert(self.index.points()?),
+        };
+        let last = points.partition_point(|point| point.at <= at);
+        let point = last.checked_sub(1).and_then(|last| points.get(last));
+        let begin = match summary.coding {
+            // Plain bytes can be entered anywhere, so nothing but what is read already is worth skipping.
+            Coding::Plain => at.saturating_sub(INPUT as u64),
+            _ => point.map_or(0, |point| point.at),
+        };
+        let kept = state
+            .positions
+            .iter()
+            .enumerate()
+            .filter(|(_, stream)| (begin..=at).contains(&stream.position()))
+            .max_by_key(|(_, stream)| stream.position())
+            .map(|(number, _)| number);
+        if let Some(number) = kept {
+            return Ok(state.positions.remove(number));
+        }
+        let window = summary.max_window;
+        match point {
+            Some(Point {
+                at,
+                blob_at,
+                window: Some(entry),
+            }) => {
+                let window = self
+                    .index
+                    .file
+                    .read(Records::Windows, entry.block as usize)?
+                    .ok_or_else(|| Error::malformed("layer index", "a window is missing"))?;
+                Stream::enter(*at, *blob_at, entry, &window)
+            }
+            Some(Point { at, blob_at, .. }) => Stream::at(summary.coding, *at, *blob_at, window),
+            None if summary.coding == Coding::Plain => Stream::at(summary.coding, at, at, window),
+            None => Stream::at(summary.coding, 0, 0, window),
+        }
+    }
+
+    fn skeleton(&self, state: &mut State, mut at: u64, mut buf: &mut [u8]) -> Result<(), Error> {
+        let missing = || Error::malformed("layer index", "a part of the skeleton is missing");
+        while !buf.is_empty() {
+            let number = self.index.file.find(Records::Skeleton, at, true);
+            let held = state.skeleton.take().filter(|(held, _)| *held == number);
+            let block = match held {
+                Some((_, block)) => block,
+                None => self
+                    .index
+                    .file
+                    .read(Records::Skeleton, number)?
+                    .ok_or_else(missing)?,
+            };
+            let first = self.index.file.key(Records::Skeleton, number);
+            let skip = at.checked_sub(first.ok_or_else(missing)?);
+            let skip = usize::try_from(skip.ok_or_else(missing)?).map_err(|_| missing())?;
+            let from = block.get(skip..).filter(|from| !from.is_empty());
+            let from = from.ok_or_else(missing)?;
+            let part = from.len().min(buf.len());
+            buf[..part].copy_from_slice(&from[..part]);
+            buf = &mut buf[part..];
+            at += part as u64;
+            state.skeleton = Some((number, block));
+        }
+        Ok(())
+    }
+}
+
+impl Source for LayerReader {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        let (skeleton, size) = self.index.skeleton();
+        if *content == skeleton {
+            return Ok(Some(size));
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = self.find(&mut state, content).map_err(as_io)?;
+        Ok(row.map(|row| row.size))
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let (skeleton, size) = self.index.skeleton();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let within = |size: u64| match offset.checked_add(buf.len() as u64) {
+            Some(end) if end <= size => Ok(()),
+            _ => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        };
+        if *content == skeleton {
+            within(size)?;
+            return self.skeleton(&mut state, offset, buf).map_err(as_io);
+        }
+        let row = self.find(&mut state, content).map_err(as_io)?;
+        let row = row.ok_or(io::ErrorKind::NotFound)?;
+        within(row.size)?;
+        if row.extents.1 == 0 {
+            return self
+                .tar(&mut state, row.offset + offset, buf)
+                .map_err(as_io);
+        }
+        buf.fill(0);
+        let extents = std::mem::take(&mut state.extents);
+        let outcome = pieces(
+            &extents,
+            row.offset,
+            offset,
+            buf.len() as u64,
+            |at, range| self.tar(&mut state, at, &mut buf[range]),
+        );
+        state.extents = extents;
+        outcome.map_err(as_io)
+    }
+}
+
+/// Calls `each` with what a read of a sparse file wants: where in the tar, and which part of the buffer.
+fn pieces(
+    extents: &[(u64, u64)],
+    mut stored: u64,
+    offset: u64,
+    len: u64,
+    mut each: impl FnMut(u64, std::ops::Range<usize>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let end = offset + len;
+    for (begin, size) in extents {
+        let from = (*begin).max(offset);
+        let to = (begin + size).min(end);
+        if from < to {
+            let narrow = |at: u64| usize::try_from(at - offset).unwrap_or(usize::MAX);
+            each(stored + (from - begin), narrow(from)..narrow(to))?;
+        }
+        stored += size;
+    }
+    Ok(())
+}

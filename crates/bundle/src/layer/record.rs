@@ -1,0 +1,161 @@
+//! How an entry of a layer stands in its index: paths against the one before.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Content, Entry, Error, Kind, Time};
+
+use super::blocks::bug;
+
+#[derive(Serialize, Deserialize)]
+struct Record<'a> {
+    /// Bytes of the path that are those of the entry before, in the same block.
+    shared: u32,
+    #[serde(borrow)]
+    rest: &'a [u8],
+    #[serde(borrow)]
+    kind: Stored<'a>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    seconds: i64,
+    nanos: u32,
+    #[serde(borrow)]
+    xattrs: Vec<(&'a [u8], &'a [u8])>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Stored<'a> {
+    Directory,
+    File {
+        content: [u8; 32],
+        size: u64,
+    },
+    Symlink(#[serde(borrow)] &'a [u8]),
+    HardLink(#[serde(borrow)] &'a [u8]),
+    CharDevice(u32, u32),
+    BlockDevice(u32, u32),
+    Fifo,
+    Whiteout,
+    Opaque,
+    /// A file of the tar that is no entry of the tree, such as one whose path is the root: a rebuild needs it.
+    Unseen {
+        content: [u8; 32],
+        size: u64,
+    },
+}
+
+/// An entry, or a file that is none.
+pub(super) enum Item {
+    Entry(Entry),
+    Unseen(Content, u64),
+}
+
+/// Bytes that two paths begin with.
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Appends an entry to `out`. `before` is the path of the entry before in the block, empty at its begin.
+pub(super) fn encode(entry: &Entry, before: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
+    let shared = common(&entry.path, before);
+    let kind = match &entry.kind {
+        Kind::Directory => Stored::Directory,
+        Kind::File { content, size } => Stored::File {
+            content: *content.as_bytes(),
+            size: *size,
+        },
+        Kind::Symlink { target } => Stored::Symlink(target),
+        Kind::HardLink { target } => Stored::HardLink(target),
+        Kind::CharDevice { major, minor } => Stored::CharDevice(*major, *minor),
+        Kind::BlockDevice { major, minor } => Stored::BlockDevice(*major, *minor),
+        Kind::Fifo => Stored::Fifo,
+        Kind::Whiteout => Stored::Whiteout,
+        Kind::Opaque => Stored::Opaque,
+    };
+    let record = Record {
+        shared: u32::try_from(shared).unwrap_or(0),
+        rest: &entry.path[shared..],
+        kind,
+        mode: entry.mode,
+        uid: entry.uid,
+        gid: entry.gid,
+        seconds: entry.modified.seconds,
+        nanos: entry.modified.nanos,
+        xattrs: entry
+            .xattrs
+            .iter()
+            .map(|(name, value)| (&name[..], &value[..]))
+            .collect(),
+    };
+    append(&record, out)
+}
+
+/// Appends a file that is no entry.
+pub(super) fn encode_unseen(content: Content, size: u64, out: &mut Vec<u8>) -> Result<(), Error> {
+    let record = Record {
+        shared: 0,
+        rest: &[],
+        kind: Stored::Unseen {
+            content: *content.as_bytes(),
+            size,
+        },
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        seconds: 0,
+        nanos: 0,
+        xattrs: Vec::new(),
+    };
+    append(&record, out)
+}
+
+fn append(record: &Record<'_>, out: &mut Vec<u8>) -> Result<(), Error> {
+    let bytes = postcard::to_stdvec(record).map_err(bug)?;
+    out.extend_from_slice(&bytes);
+    Ok(())
+}
+
+/// Takes the next item off `bytes`; `path` is that of the entry before, and becomes that of this one.
+pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Error> {
+    let (record, rest) = postcard::take_from_bytes::<Record<'_>>(bytes).map_err(bug)?;
+    *bytes = rest;
+    let kind = match record.kind {
+        Stored::Directory => Kind::Directory,
+        Stored::File { content, size } => Kind::File {
+            content: Content::from_bytes(content),
+            size,
+        },
+        Stored::Symlink(target) => Kind::Symlink {
+            target: target.to_vec(),
+        },
+        Stored::HardLink(target) => Kind::HardLink {
+            target: target.to_vec(),
+        },
+        Stored::CharDevice(major, minor) => Kind::CharDevice { major, minor },
+        Stored::BlockDevice(major, minor) => Kind::BlockDevice { major, minor },
+        Stored::Fifo => Kind::Fifo,
+        Stored::Whiteout => Kind::Whiteout,
+        Stored::Opaque => Kind::Opaque,
+        Stored::Unseen { content, size } => {
+            return Ok(Item::Unseen(Content::from_bytes(content), size));
+        }
+    };
+    path.truncate(record.shared as usize);
+    path.extend_from_slice(record.rest);
+    Ok(Item::Entry(Entry {
+        path: path.clone(),
+        kind,
+        mode: record.mode,
+        uid: record.uid,
+        gid: record.gid,
+        modified: Time {
+            seconds: record.seconds,
+            nanos: record.nanos,
+        },
+        xattrs: record
+            .xattrs
+            .into_iter()
+            .map(|(name, value)| (name.to_vec(), value.to_vec()))
+            .collect(),
+    }))
+}

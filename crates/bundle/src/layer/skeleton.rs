@@ -1,0 +1,395 @@
+//! All of a tar but the contents of its files, so that the very same tar can be made again.
+//!
+//! A byte for the version (1), then operations up to the end. Numbers are LEB128. Each operation gives bytes of the tar:
+//!
+//! | byte | operands | gives |
+//! |---|---|---|
+//! | 0 | | the end |
+//! | 1 | `n`, n × (`skip`, `len`, bytes) | a header of 512 bytes: the one before (zeros at first) with parts replaced, and its checksum as `%06o\0 ` |
+//! | 2 | the same | a header whose checksum is among the parts |
+//! | 3 | `len`, bytes | those bytes |
+//! | 4 | `len` | zeros |
+//! | 5 | `size` | the next content and zeros up to a multiple of 512 |
+//! | 6 | `size` | the next content |
+//! | 7 | `size`, `n`, n × (`gap`, `len`) | parts of the next content: each `gap` bytes behind the one before; zeros up to a multiple of 512 |
+//! | 8 | the same | parts of the next content |
+//!
+//! Contents are numbered in the order of the tar; one is there for each regular file, empty ones too.
+
+use std::io::{self, Read, Write};
+
+use pierhead_oci::{Algorithm, Digest, Hasher};
+
+use crate::{Content, Error, Source};
+
+use super::header::BLOCK;
+use super::sparse::Map;
+
+const VERSION: u8 = 1;
+const END: u8 = 0;
+const HEADER: u8 = 1;
+const HEADER_SUM: u8 = 2;
+const BYTES: u8 = 3;
+const ZEROS: u8 = 4;
+const FILE: u8 = 5;
+const SPARSE: u8 = 7;
+/// Added to [`FILE`] and [`SPARSE`] when no padding follows.
+const BARE: u8 = 1;
+
+/// Most parts of a sparse file that a skeleton may name.
+const MAX_PARTS: u64 = 1 << 16;
+
+/// Bytes copied at a time.
+const COPY: usize = 256 << 10;
+
+const WHAT: &str = "layer skeleton";
+
+/// Zero bytes behind so many, up to a whole block.
+pub(super) fn padding(len: u64) -> u64 {
+    len.next_multiple_of(BLOCK as u64) - len
+}
+
+/// Writes a skeleton operation by operation: each call appends to `out`.
+pub(super) struct Encoder {
+    before: [u8; BLOCK],
+    zeros: u64,
+}
+
+impl Encoder {
+    pub(super) fn begin(out: &mut Vec<u8>) -> Self {
+        out.push(VERSION);
+        Self {
+            before: [0; BLOCK],
+            zeros: 0,
+        }
+    }
+
+    pub(super) fn header(&mut self, block: &[u8; BLOCK], out: &mut Vec<u8>) {
+        self.settle(out);
+        let mut base = self.before;
+        let plain = block[148..156] == checksum(block);
+        if plain {
+            base[148..156].copy_from_slice(&block[148..156]);
+        }
+        out.push(if plain { HEADER } else { HEADER_SUM });
+        let parts = changed(&base, block);
+        number(parts.len() as u64, out);
+        let mut at = 0;
+        for (begin, end) in parts {
+            number((begin - at) as u64, out);
+            number((end - begin) as u64, out);
+            out.extend_from_slice(&block[begin..end]);
+            at = end;
+        }
+        self.before = *block;
+    }
+
+    /// Bytes of any kind; runs of whole blocks of zeros cost nothing.
+    pub(super) fn bytes(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        for part in bytes.chunks(BLOCK) {
+            if part.iter().all(|byte| *byte == 0) {
+                self.zeros += part.len() as u64;
+                continue;
+            }
+            self.settle(out);
+            out.push(BYTES);
+            number(part.len() as u64, out);
+            out.extend_from_slice(part);
+        }
+    }
+
+    /// A content, or the stored parts of it, and what stood as padding behind it.
+    pub(super) fn content(&mut self, size: u64, map: Option<&Map>, pad: &[u8], out: &mut Vec<u8>) {
+        self.settle(out);
+        let stored = map.map_or(size, |map| map.0.iter().map(|(_, len)| len).sum());
+        let usual = pad.len() as u64 == padding(stored) && pad.iter().all(|byte| *byte == 0);
+        let bare = if usual { 0 } else { BARE };
+        match map {
+            None => {
+                out.push(FILE + bare);
+                number(size, out);
+            }
+            Some(map) => {
+                out.push(SPARSE + bare);
+                number(size, out);
+                number(map.0.len() as u64, out);
+                let mut at = 0;
+                for (offset, len) in &map.0 {
+                    number(offset - at, out);
+                    number(*len, out);
+                    at = offset + len;
+                }
+            }
+        }
+        if !usual {
+            self.bytes(pad, out);
+        }
+    }
+
+    pub(super) fn end(&mut self, out: &mut Vec<u8>) {
+        self.settle(out);
+        out.push(END);
+    }
+
+    fn settle(&mut self, out: &mut Vec<u8>) {
+        if self.zeros > 0 {
+            out.push(ZEROS);
+            number(self.zeros, out);
+            self.zeros = 0;
+        }
+    }
+}
+
+/// The parts of a block that are not those of another; equal stretches of up to two bytes do not part them.
+fn changed(base: &[u8; BLOCK], block: &[u8; BLOCK]) -> Vec<(usize, usize)> {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for at in (0..BLOCK).filter(|at| base[*at] != block[*at]) {
+        match parts.last_mut() {
+            Some(last) if at - last.1 <= 2 => last.1 = at + 1,
+            _ => parts.push((at, at + 1)),
+        }
+    }
+    parts
+}
+
+fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
+    let fields = block[..148].iter().chain(&[b' '; 8]).chain(&block[156..]);
+    let sum: u32 = fields.map(|byte| u32::from(*byte)).sum();
+    let mut out = *b"000000\0 ";
+    for (at, digit) in out[..6].iter_mut().rev().enumerate() {
+        *digit += u8::try_from(sum >> (3 * at) & 7).unwrap_or(0);
+    }
+    out
+}
+
+fn number(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}
+
+/// Makes a layer's tar again, and tells its digest, which is the diff ID if all is right: the caller compares.
+///
+/// `files` are the contents in the order of the tar ([`super::LayerIndex::files`], or a table's). At most `limit`
+/// bytes are written. Memory: below 2 MiB, whatever the skeleton says.
+///
+/// # Errors
+/// [`Error::Malformed`] when the skeleton is not one, does not go with `files`, or gives more than `limit`;
+/// [`Error::Missing`] when the source has not a content; [`Error::Io`].
+pub fn rebuild(
+    skeleton: &mut dyn Read,
+    files: &mut dyn Iterator<Item = Result<(Content, u64), Error>>,
+    source: &dyn Source,
+    limit: u64,
+    out: &mut dyn Write,
+) -> Result<Digest, Error> {
+    let mut tar = Tar {
+        skeleton: Operands(skeleton),
+        out,
+        hash: Hasher::new(Algorithm::Sha256),
+        left: limit,
+        buffer: vec![0; COPY],
+    };
+    let mut before = [0; BLOCK];
+    if tar.skeleton.byte()? != VERSION {
+        return Err(bad("of an unknown version"));
+    }
+    loop {
+        match tar.skeleton.byte()? {
+            END => break,
+            kind @ (HEADER | HEADER_SUM) => {
+                tar.skeleton.patch(&mut before)?;
+                if kind == HEADER {
+                    let sum = checksum(&before);
+                    before[148..156].copy_from_slice(&sum);
+                }
+                tar.write(&before)?;
+            }
+            BYTES => {
+                let len = tar.skeleton.number()?;
+                tar.copy(len)?;
+            }
+            ZEROS => {
+                let len = tar.skeleton.number()?;
+                tar.zeros(len)?;
+            }
+            kind @ (5..=8) => {
+                let sparse = kind >= SPARSE;
+                let bare = kind == FILE + BARE || kind == SPARSE + BARE;
+                let size = tar.skeleton.number()?;
+                let (content, known) = files.next().ok_or_else(|| bad("of more files"))??;
+                if size != known {
+                    return Err(bad("with a file of another size"));
+                }
+                let parts = if sparse { tar.skeleton.number()? } else { 1 };
+                if parts > MAX_PARTS {
+                    return Err(bad("of more parts than the limit of 65536"));
+                }
+                let (mut at, mut stored) = (0u64, 0u64);
+                for _ in 0..parts {
+                    let (gap, len) = if sparse {
+                        (tar.skeleton.number()?, tar.skeleton.number()?)
+                    } else {
+                        (0, size)
+                    };
+                    let begin = at.checked_add(gap);
+                    let end = begin.and_then(|begin| begin.checked_add(len));
+                    let (Some(begin), Some(end)) = (begin, end.filter(|end| *end <= size)) else {
+                        return Err(bad("with a part behind a file's end"));
+                    };
+                    tar.part(source, &content, begin, len)?;
+                    at = end;
+                    stored += len;
+                }
+                if !bare {
+                    tar.zeros(padding(stored))?;
+                }
+            }
+            _ => return Err(bad("with an unknown operation")),
+        }
+    }
+    if files.next().is_some() {
+        return Err(bad("of fewer files"));
+    }
+    if tar.skeleton.0.read(&mut [0]).map_err(read)? != 0 {
+        return Err(bad("with bytes behind its end"));
+    }
+    Ok(tar.hash.finish())
+}
+
+struct Operands<'a>(&'a mut dyn Read);
+
+impl Operands<'_> {
+    fn byte(&mut self) -> Result<u8, Error> {
+        let mut byte = [0];
+        self.0.read_exact(&mut byte).map_err(read)?;
+        Ok(byte[0])
+    }
+
+    fn number(&mut self) -> Result<u64, Error> {
+        let mut value = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let part = u64::from(byte & 0x7f);
+            if part << shift >> shift != part {
+                break;
+            }
+            value |= part << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(bad("with a number over 64 bits"))
+    }
+
+    fn patch(&mut self, block: &mut [u8; BLOCK]) -> Result<(), Error> {
+        let parts = self.number()?;
+        let mut at = 0usize;
+        for _ in 0..parts {
+            let (skip, len) = (self.number()?, self.number()?);
+            let part = usize::try_from(skip)
+                .ok()
+                .zip(usize::try_from(len).ok())
+                .filter(|(_, len)| *len > 0)
+                .and_then(|(skip, len)| {
+                    let begin = at.checked_add(skip)?;
+                    let end = begin.checked_add(len)?;
+                    at = end;
+                    block.get_mut(begin..end)
+                });
+            let part = part.ok_or_else(|| bad("with a header over 512 bytes"))?;
+            self.0.read_exact(part).map_err(read)?;
+        }
+        Ok(())
+    }
+}
+
+struct Tar<'a> {
+    skeleton: Operands<'a>,
+    out: &'a mut dyn Write,
+    hash: Hasher,
+    left: u64,
+    buffer: Vec<u8>,
+}
+
+impl Tar<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.spend(bytes.len() as u64)?;
+        self.hash.update(bytes);
+        self.out.write_all(bytes).map_err(wrote)
+    }
+
+    /// So many bytes from where `fill` has them, given the position.
+    fn pieces(
+        &mut self,
+        len: u64,
+        mut fill: impl FnMut(&mut Operands<'_>, u64, &mut [u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.spend(len)?;
+        let mut at = 0;
+        while at < len {
+            let piece = usize::try_from(len - at).unwrap_or(COPY).min(COPY);
+            let piece = &mut self.buffer[..piece];
+            fill(&mut self.skeleton, at, piece)?;
+            self.hash.update(piece);
+            self.out.write_all(piece).map_err(wrote)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, len: u64) -> Result<(), Error> {
+        self.pieces(len, |skeleton, _, piece| {
+            skeleton.0.read_exact(piece).map_err(read)
+        })
+    }
+
+    fn zeros(&mut self, len: u64) -> Result<(), Error> {
+        self.pieces(len, |_, _, piece| {
+            piece.fill(0);
+            Ok(())
+        })
+    }
+
+    fn part(
+        &mut self,
+        source: &dyn Source,
+        content: &Content,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Error> {
+        self.pieces(len, |_, at, piece| {
+            source
+                .read_at(content, offset + at, piece)
+                .map_err(|e| match e.kind() {
+                    io::ErrorKind::NotFound => Error::Missing(content.to_string()),
+                    _ => Error::io(format!("read {content}"), e),
+                })
+        })
+    }
+
+    fn spend(&mut self, len: u64) -> Result<(), Error> {
+        self.left = self
+            .left
+            .checked_sub(len)
+            .ok_or_else(|| bad("of a tar over the limit"))?;
+        Ok(())
+    }
+}
+
+fn bad(why: &str) -> Error {
+    Error::malformed(WHAT, why)
+}
+
+fn read(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => bad("cut short"),
+        _ => Error::io("read a skeleton", error),
+    }
+}
+
+fn wrote(error: io::Error) -> Error {
+    Error::io("write a layer", error)
+}

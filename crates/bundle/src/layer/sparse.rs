@@ -1,0 +1,180 @@
+//! Sparse files: where in the file the stored bytes belong. All forms that GNU tar writes: its own, PAX 0.0, 0.1, 1.0.
+
+use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
+
+use crate::Error;
+
+use super::header::{BLOCK, number};
+use super::pax::{MAX_SPECIAL, Pax, decimal};
+
+/// Most extents of one file. They are in memory while it is read.
+const MAX_EXTENTS: usize = 1 << 16;
+
+/// Where stored bytes belong in the file: first byte and length. Sorted, apart from each other, none empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Map(pub(super) Vec<(u64, u64)>);
+
+impl Map {
+    /// Checks what a layer says: in order, within the file, and as many bytes as are stored.
+    pub(super) fn new(parts: &[(u64, u64)], size: u64, stored: u64) -> Result<Self, Error> {
+        let mut all: Vec<(u64, u64)> = Vec::new();
+        let (mut end, mut sum) = (0, 0u64);
+        for (offset, len) in parts.iter().copied() {
+            let after = offset.checked_add(len).filter(|after| *after <= size);
+            if offset < end || after.is_none() {
+                return Err(bad("with parts out of order or bounds"));
+            }
+            end = offset + len;
+            sum += len;
+            match all.last_mut() {
+                _ if len == 0 => {}
+                Some(last) if last.0 + last.1 == offset => last.1 += len,
+                _ => all.push((offset, len)),
+            }
+        }
+        if sum != stored {
+            return Err(bad("that is not of the stored length"));
+        }
+        Ok(Self(all))
+    }
+}
+
+/// A map that is being read: pairs of offset and length.
+#[derive(Debug, Default)]
+pub(super) struct Parts(Vec<(u64, u64)>);
+
+impl Parts {
+    fn push(&mut self, offset: u64, len: u64) -> Result<(), Error> {
+        if self.0.len() == MAX_EXTENTS {
+            return Err(bad("of more parts than the limit of 65536"));
+        }
+        self.0.push((offset, len));
+        Ok(())
+    }
+
+    pub(super) fn pairs(&self) -> &[(u64, u64)] {
+        &self.0
+    }
+
+    fn of_numbers(numbers: &[u64]) -> Result<Self, Error> {
+        let mut this = Self::default();
+        let (pairs, rest) = numbers.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(bad("of an odd count"));
+        }
+        for [offset, len] in pairs {
+            this.push(*offset, *len)?;
+        }
+        Ok(this)
+    }
+
+    /// From GNU's own header: size of the file, and whether a block of more parts follows.
+    pub(super) fn old(&mut self, header: &[u8; BLOCK]) -> Result<(u64, bool), Error> {
+        let header = Header::from_byte_slice(header);
+        let Some(gnu) = header.as_gnu() else {
+            return Err(bad("in a header that is not GNU's"));
+        };
+        self.gnu(&gnu.sparse)?;
+        Ok((positive(&gnu.realsize)?, gnu.isextended[0] > 0))
+    }
+
+    /// From a block behind that header: whether one more follows.
+    pub(super) fn more(&mut self, block: &[u8; BLOCK]) -> Result<bool, Error> {
+        let mut header = GnuExtSparseHeader::new();
+        header.as_mut_bytes().copy_from_slice(block);
+        self.gnu(header.sparse())?;
+        Ok(header.isextended[0] > 0)
+    }
+
+    fn gnu(&mut self, parts: &[GnuSparseHeader]) -> Result<(), Error> {
+        for part in parts {
+            // An empty first byte ends the list.
+            if part.offset[0] == 0 {
+                break;
+            }
+            self.push(positive(&part.offset)?, positive(&part.numbytes)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn positive(field: &[u8]) -> Result<u64, Error> {
+    u64::try_from(number(field)?).map_err(|_| bad("of numbers below zero"))
+}
+
+/// What an extended header says of the file that follows.
+#[derive(Debug)]
+pub(super) enum Form {
+    /// Nothing: it is not sparse.
+    None,
+    /// The map stands in the extended header.
+    Here(Parts),
+    /// It stands before the data, in decimal numbers.
+    Ahead,
+}
+
+/// Which form, as far as PAX records tell it.
+pub(super) fn form(pax: &Pax) -> Result<Form, Error> {
+    let version = |key| pax.get(key).unwrap_or_default();
+    match (version("GNU.sparse.major"), version("GNU.sparse.minor")) {
+        (b"1", b"0") => return Ok(Form::Ahead),
+        (b"" | b"0", b"" | b"0" | b"1") => {}
+        _ => return Err(bad("of an unknown version")),
+    }
+    if let Some(map) = pax.get("GNU.sparse.map") {
+        let mut numbers = Vec::new();
+        for text in map.split(|byte| *byte == b',') {
+            numbers.push(decimal(text).ok_or_else(|| bad("of no numbers"))?);
+        }
+        return Parts::of_numbers(&numbers).map(Form::Here);
+    }
+    if pax.sparse.is_empty() {
+        return Ok(Form::None);
+    }
+    Parts::of_numbers(&pax.sparse).map(Form::Here)
+}
+
+/// The map of version 1.0, fed with the blocks before the data: `Some` once it is whole.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    line: Vec<u8>,
+    wanted: Option<u64>,
+    numbers: Vec<u64>,
+    bytes: u64,
+}
+
+impl Ahead {
+    pub(super) fn feed(&mut self, block: &[u8; BLOCK]) -> Result<Option<Parts>, Error> {
+        self.bytes += BLOCK as u64;
+        if self.bytes > MAX_SPECIAL {
+            return Err(bad("longer than the limit of 1 MiB"));
+        }
+        for byte in block {
+            if *byte != b'\n' {
+                if self.line.len() == 20 {
+                    return Err(bad("of no numbers"));
+                }
+                self.line.push(*byte);
+                continue;
+            }
+            let number = decimal(&self.line).ok_or_else(|| bad("of no numbers"))?;
+            self.line.clear();
+            match self.wanted {
+                None if number > MAX_EXTENTS as u64 => {
+                    return Err(bad("of more parts than the limit of 65536"));
+                }
+                None => self.wanted = Some(2 * number),
+                Some(_) => self.numbers.push(number),
+            }
+            // What follows in the block is padding.
+            if self.wanted == Some(self.numbers.len() as u64) {
+                return Parts::of_numbers(&self.numbers).map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn bad(what: &str) -> Error {
+    Error::Image(format!("the layer has a sparse file with a map {what}"))
+}

@@ -1,0 +1,347 @@
+//! The uncompressed bytes of a layer, from its begin or from a checkpoint, a portion at a time.
+
+use serde::{Deserialize, Serialize};
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
+
+use crate::{Blob, Error};
+
+use super::gzip::{self, Candidate, Gzip, PROBED, WINDOW};
+
+/// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
+/// a window takes some 10 KiB in the index.
+pub(super) const SPACING: u64 = 4 << 20;
+
+/// Bytes read of a blob at a time.
+pub(super) const INPUT: usize = 64 << 10;
+
+/// Uncompressed bytes held: the window, and what is given out at a time.
+const OUTPUT: usize = WINDOW + (128 << 10);
+
+/// How a layer is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Coding {
+    Plain,
+    Gzip,
+    Zstd,
+}
+
+impl Coding {
+    /// By the first bytes, as containerd tells it.
+    pub(super) fn detect(blob: &dyn Blob) -> Result<Self, Error> {
+        let mut head = [0; 4];
+        let len = usize::try_from(blob.size().min(4)).unwrap_or(4);
+        blob.read_at(0, &mut head[..len])
+            .map_err(|e| Error::io("read the layer", e))?;
+        Ok(match head {
+            [0x1f, 0x8b, 0x08, _] => Self::Gzip,
+            // A frame, or one to be skipped before it.
+            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
+            _ => Self::Plain,
+        })
+    }
+}
+
+/// A place where decoding can begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Point {
+    /// In the uncompressed bytes.
+    pub(super) at: u64,
+    /// In the blob.
+    pub(super) blob_at: u64,
+    /// Number of the window's block; none at the head of a gzip member or zstd frame.
+    pub(super) window: Option<Entry>,
+}
+
+/// How a deflate block is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub(super) block: u32,
+    pub(super) bits: u8,
+    pub(super) byte: u8,
+}
+
+/// A place found while reading, with the window that it needs: none at the head of a member or frame.
+pub(super) struct Found {
+    pub(super) at: u64,
+    pub(super) blob_at: u64,
+    pub(super) window: Option<(u8, u8, Vec<u8>)>,
+}
+
+enum Decode {
+    Plain,
+    Gzip(Box<Gzip>),
+    Zstd(Decoder<'static>, bool),
+}
+
+/// A position in the uncompressed bytes. About 250 KiB, and the window if it is zstd.
+pub(super) struct Stream {
+    decode: Decode,
+    input: Vec<u8>,
+    /// What of `input` is not decoded yet.
+    ahead: (usize, usize),
+    /// Where in the blob `input` ends.
+    blob_at: u64,
+    output: Vec<u8>,
+    /// What of `output` is not taken yet.
+    ready: (usize, usize),
+    /// Where in the uncompressed bytes `output` ends.
+    at: u64,
+    seeking: Option<Seeking>,
+}
+
+/// The search for checkpoints, while a layer is indexed.
+struct Seeking {
+    last: u64,
+    pending: Option<Pending>,
+    found: Vec<Found>,
+}
+
+struct Pending {
+    at: u64,
+    blob_at: u64,
+    window: Vec<u8>,
+    candidates: Vec<Candidate>,
+}
+
+impl Stream {
+    /// At the begin, in search of checkpoints.
+    pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
+        let mut this = Self::at(coding, 0, 0, max_window)?;
+        this.seeking = Some(Seeking {
+            last: 0,
+            pending: None,
+            found: Vec::new(),
+        });
+        Ok(this)
+    }
+
+    /// At a place where no window is needed.
+    pub(super) fn at(
+        coding: Coding,
+        at: u64,
+        blob_at: u64,
+        max_window: u64,
+    ) -> Result<Self, Error> {
+        let decode = match coding {
+            Coding::Plain => Decode::Plain,
+            Coding::Gzip => Decode::Gzip(Box::new(Gzip::new())),
+            Coding::Zstd => {
+                let io = |e| Error::io("start zstd", e);
+                let mut decoder = Decoder::new().map_err(io)?;
+                let log = max_window.max(1 << 10).ilog2().min(31);
+                decoder
+                    .set_parameter(DParameter::WindowLogMax(log))
+                    .map_err(io)?;
+                Decode::Zstd(decoder, true)
+            }
+        };
+        Ok(Self::with(decode, at, blob_at))
+    }
+
+    /// At a block of a gzip member.
+    pub(super) fn enter(
+        at: u64,
+        blob_at: u64,
+        entry: &Entry,
+        window: &[u8],
+    ) -> Result<Self, Error> {
+        let gzip = Gzip::enter(window, entry.bits, entry.byte)?;
+        Ok(Self::with(Decode::Gzip(Box::new(gzip)), at, blob_at))
+    }
+
+    fn with(decode: Decode, at: u64, blob_at: u64) -> Self {
+        Self {
+            decode,
+            input: vec![0; INPUT],
+            ahead: (0, 0),
+            blob_at,
+            output: vec![0; OUTPUT],
+            ready: (0, 0),
+            at,
+            seeking: None,
+        }
+    }
+
+    /// Where in the uncompressed bytes the next one to be taken is.
+    pub(super) fn position(&self) -> u64 {
+        self.at - (self.ready.1 - self.ready.0) as u64
+    }
+
+    /// Where in the blob decoding is.
+    pub(super) fn blob_position(&self) -> u64 {
+        self.blob_at - (self.ahead.1 - self.ahead.0) as u64
+    }
+
+    /// What is ready to be taken.
+    pub(super) fn ready(&self) -> &[u8] {
+        &self.output[self.ready.0..self.ready.1]
+    }
+
+    /// Takes so many of the bytes that are ready.
+    pub(super) fn take(&mut self, count: usize) {
+        self.ready.0 += count.min(self.ready.1 - self.ready.0);
+    }
+
+    /// Checkpoints found since the last call.
+    pub(super) fn found(&mut self) -> Vec<Found> {
+        self.seeking
+            .as_mut()
+            .map(|seeking| std::mem::take(&mut seeking.found))
+            .unwrap_or_default()
+    }
+
+    /// Decodes the next bytes once all that were ready are taken. False at the end.
+    pub(super) fn fill(&mut self, blob: &dyn Blob) -> Result<bool, Error> {
+        if self.ready.0 < self.ready.1 {
+            return Ok(true);
+        }
+        let kept = self.ready.1.min(WINDOW);
+        self.output
+            .copy_within(self.ready.1 - kept..self.ready.1, 0);
+        self.ready = (kept, kept);
+        let mut idle = 0;
+        while self.ready.1 < OUTPUT {
+            if self.ahead.0 == self.ahead.1 && !self.refill(blob)? {
+                self.check_end()?;
+                break;
+            }
+            let before = (self.ahead.0, self.ready.1);
+            self.decode(blob)?;
+            // A decoder may pause once at a block's end; one that has input and room but does nothing is stuck.
+            idle = if before == (self.ahead.0, self.ready.1) {
+                idle + 1
+            } else {
+                0
+            };
+            if idle > 4 {
+                return Err(Error::Image(
+                    "the layer's compressed bytes lead nowhere".to_owned(),
+                ));
+            }
+        }
+        Ok(self.ready.0 < self.ready.1)
+    }
+
+    fn refill(&mut self, blob: &dyn Blob) -> Result<bool, Error> {
+        let left = blob.size().saturating_sub(self.blob_at);
+        let len = usize::try_from(left).unwrap_or(usize::MAX).min(INPUT);
+        blob.read_at(self.blob_at, &mut self.input[..len])
+            .map_err(|e| Error::io("read the layer", e))?;
+        self.blob_at += len as u64;
+        self.ahead = (0, len);
+        Ok(len > 0)
+    }
+
+    fn check_end(&self) -> Result<(), Error> {
+        let whole = match &self.decode {
+            Decode::Plain => true,
+            Decode::Gzip(gzip) => gzip.may_end(),
+            Decode::Zstd(_, between) => *between,
+        };
+        if whole {
+            Ok(())
+        } else {
+            Err(Error::Image(
+                "the layer's compressed bytes are cut short".to_owned(),
+            ))
+        }
+    }
+
+    fn decode(&mut self, blob: &dyn Blob) -> Result<(), Error> {
+        let due = self
+            .seeking
+            .as_ref()
+            .is_some_and(|s| s.pending.is_none() && self.at - s.last >= SPACING);
+        let input = &self.input[self.ahead.0..self.ahead.1];
+        let output = &mut self.output[self.ready.1..];
+        let (taken, given, boundary, between) = match &mut self.decode {
+            Decode::Plain => {
+                let len = input.len().min(output.len());
+                output[..len].copy_from_slice(&input[..len]);
+                (len, len, false, false)
+            }
+            Decode::Gzip(gzip) => {
+                let step = gzip.step(input, output, due)?;
+                (step.taken, step.given, step.boundary, step.between)
+            }
+            Decode::Zstd(decoder, between) => {
+                let mut from = InBuffer::around(input);
+                let mut into = OutBuffer::around(output);
+                let hint = decoder.run(&mut from, &mut into).map_err(|e| {
+                    Error::Image(format!("the layer's zstd is damaged or over a limit: {e}"))
+                })?;
+                *between = hint == 0;
+                (from.pos(), into.pos(), false, *between)
+            }
+        };
+        self.ahead.0 += taken;
+        self.ready.1 += given;
+        self.at += given as u64;
+        if self.seeking.is_some() {
+            self.seek(blob, boundary && due, between, due)?;
+        }
+        Ok(())
+    }
+
+    fn seek(
+        &mut self,
+        blob: &dyn Blob,
+        boundary: bool,
+        between: bool,
+        due: bool,
+    ) -> Result<(), Error> {
+        let (at, blob_at) = (self.at, self.blob_position());
+        let Some(seeking) = &mut self.seeking else {
+            return Ok(());
+        };
+        if let Some(pending) = &seeking.pending
+            && at - pending.at >= PROBED as u64
+        {
+            // What came since stands in the output, which is longer by far.
+            let since = usize::try_from(at - pending.at).unwrap_or(usize::MAX);
+            let shown = self
+                .ready
+                .1
+                .checked_sub(since)
+                .map(|from| &self.output[from..from + PROBED]);
+            let right = pending
+                .candidates
+                .iter()
+                .find(|candidate| Some(&candidate.output[..]) == shown)
+                .map(|candidate| (candidate.bits, candidate.byte));
+            if let Some(pending) = seeking.pending.take()
+                && let Some((bits, byte)) = right
+            {
+                seeking.last = pending.at;
+                seeking.found.push(Found {
+                    at: pending.at,
+                    blob_at: pending.blob_at,
+                    window: Some((bits, byte, pending.window)),
+                });
+            }
+        }
+        if between {
+            seeking.pending = None;
+            if due {
+                seeking.last = at;
+                seeking.found.push(Found {
+                    at,
+                    blob_at,
+                    window: None,
+                });
+            }
+        } else if boundary {
+            let window = &self.output[self.ready.1.saturating_sub(WINDOW)..self.ready.1];
+            let candidates = gzip::probe(blob, blob_at, window)?;
+            if !candidates.is_empty() {
+                seeking.pending = Some(Pending {
+                    at,
+                    blob_at,
+                    window: window.to_vec(),
+                    candidates,
+                });
+            }
+        }
+        Ok(())
+    }
+}

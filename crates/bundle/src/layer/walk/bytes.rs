@@ -1,0 +1,142 @@
+//! The uncompressed bytes as the walk takes them: hashed, counted against the limits, checkpoints handed on.
+
+use pierhead_oci::{Algorithm, Digest, Hasher};
+
+use crate::layer::builder::Builder;
+use crate::layer::header::BLOCK;
+use crate::layer::skeleton;
+use crate::layer::stream::{Coding, Stream};
+use crate::layer::{Limits, Pace, RATIO_FREE};
+use crate::{Blob, Error};
+
+pub(super) struct Bytes<'a> {
+    blob: &'a dyn Blob,
+    stream: Stream,
+    coding: Coding,
+    hash: Hasher,
+    size: u64,
+    limits: Limits,
+    pace: &'a mut dyn Pace,
+}
+
+impl<'a> Bytes<'a> {
+    pub(super) fn new(
+        blob: &'a dyn Blob,
+        limits: &Limits,
+        pace: &'a mut dyn Pace,
+    ) -> Result<Self, Error> {
+        let coding = Coding::detect(blob)?;
+        Ok(Self {
+            blob,
+            stream: Stream::begin(coding, limits.max_window)?,
+            coding,
+            hash: Hasher::new(Algorithm::Sha256),
+            size: 0,
+            limits: *limits,
+            pace,
+        })
+    }
+
+    /// How the bytes were compressed, how many they are, and their digest: the diff ID.
+    pub(super) fn finish(self) -> (Coding, u64, Digest) {
+        (self.coding, self.size, self.hash.finish())
+    }
+
+    pub(super) fn position(&self) -> u64 {
+        self.stream.position()
+    }
+
+    pub(super) fn pause(&mut self, bytes: u64) -> Result<(), Error> {
+        self.pace.pause(bytes)
+    }
+
+    pub(super) fn ready(&self) -> &[u8] {
+        self.stream.ready()
+    }
+
+    pub(super) fn take(&mut self, count: usize) {
+        self.stream.take(count);
+    }
+
+    /// Makes sure that bytes are ready; false at the end of the layer.
+    pub(super) fn fill(&mut self, builder: &mut Builder) -> Result<bool, Error> {
+        if !self.stream.ready().is_empty() {
+            return Ok(true);
+        }
+        let some = self.stream.fill(self.blob)?;
+        let fresh = self.stream.ready();
+        let count = fresh.len() as u64;
+        self.hash.update(fresh);
+        self.size += count;
+        let Limits {
+            max_size,
+            max_ratio,
+            ..
+        } = self.limits;
+        if self.size > max_size {
+            return Err(Error::Image(format!(
+                "the layer unpacks to more bytes than the limit of {max_size}"
+            )));
+        }
+        let free = max_ratio.saturating_mul(self.stream.blob_position());
+        if self.size > RATIO_FREE && self.size - RATIO_FREE > free {
+            return Err(Error::Image(format!(
+                "the layer unpacks to more than the limit of {max_ratio} times its bytes"
+            )));
+        }
+        for found in self.stream.found() {
+            builder.point(found)?;
+        }
+        self.pace.pause(count)?;
+        Ok(some)
+    }
+
+    /// The next block, or none at the end. A part of one is an error.
+    pub(super) fn block(&mut self, builder: &mut Builder) -> Result<Option<[u8; BLOCK]>, Error> {
+        if !self.fill(builder)? {
+            return Ok(None);
+        }
+        let mut block = [0; BLOCK];
+        let mut at = 0;
+        self.data(builder, BLOCK as u64, |_, part| {
+            block[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+            Ok(())
+        })?;
+        Ok(Some(block))
+    }
+
+    /// So many bytes, handed to `each` in pieces.
+    pub(super) fn data(
+        &mut self,
+        builder: &mut Builder,
+        mut len: u64,
+        mut each: impl FnMut(&mut Builder, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        while len > 0 {
+            if !self.fill(builder)? {
+                return Err(Error::Image("the layer is cut short".to_owned()));
+            }
+            let ready = self.stream.ready();
+            let part = usize::try_from(len).unwrap_or(usize::MAX).min(ready.len());
+            each(builder, &ready[..part])?;
+            self.stream.take(part);
+            len -= part as u64;
+        }
+        Ok(())
+    }
+
+    /// What pads so many bytes to a whole block; less if the layer ends in it, which runtimes let pass.
+    pub(super) fn padding(&mut self, builder: &mut Builder, len: u64) -> Result<Vec<u8>, Error> {
+        let mut pad = Vec::new();
+        let mut left = usize::try_from(skeleton::padding(len)).unwrap_or(0);
+        while left > 0 && self.fill(builder)? {
+            let ready = self.stream.ready();
+            let part = left.min(ready.len());
+            pad.extend_from_slice(&ready[..part]);
+            self.stream.take(part);
+            left -= part;
+        }
+        Ok(pad)
+    }
+}

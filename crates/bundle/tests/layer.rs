@@ -1,0 +1,104 @@
+//! Layers indexed, read through their checkpoints, and made again.
+
+#[path = "layer/making.rs"]
+mod making;
+
+#[path = "layer/hostile.rs"]
+mod hostile;
+
+use std::sync::Arc;
+
+use pierhead_bundle::layer::{self, LayerIndex};
+use pierhead_bundle::{Content, Kind, Source};
+
+use making::{Memory, Packing, Tar, indexed, random};
+
+/// Reads every file back whole and in pieces, and makes the tar again.
+fn check(tar: &[u8], blob: &Arc<Memory>, index: &LayerIndex) {
+    let reader = index.reader(blob.clone());
+    for file in index.files() {
+        let (content, size) = file.unwrap();
+        assert_eq!(reader.size(&content).unwrap(), Some(size));
+        let mut bytes = vec![0; usize::try_from(size).unwrap()];
+        reader.read_at(&content, 0, &mut bytes).unwrap();
+        assert_eq!(Content::of(&bytes), content);
+        let middle = bytes.len() / 3;
+        let mut part = vec![0; bytes.len() / 2];
+        reader.read_at(&content, middle as u64, &mut part).unwrap();
+        assert_eq!(part, bytes[middle..middle + part.len()]);
+        assert!(reader.read_at(&content, size, &mut [0]).is_err());
+    }
+    let (content, size) = index.skeleton();
+    let mut skeleton = vec![0; usize::try_from(size).unwrap()];
+    reader.read_at(&content, 0, &mut skeleton).unwrap();
+    assert_eq!(Content::of(&skeleton), content);
+    let mut again = Vec::new();
+    let limit = tar.len() as u64;
+    let files = &mut index.files();
+    let digest = layer::rebuild(&mut &skeleton[..], files, &reader, limit, &mut again).unwrap();
+    assert!(again == tar, "the tar is another one");
+    assert_eq!(digest, index.diff_id());
+    // One byte less allowed is refused.
+    let short = layer::rebuild(
+        &mut &skeleton[..],
+        &mut index.files(),
+        &reader,
+        limit - 1,
+        &mut Vec::new(),
+    );
+    assert!(short.is_err());
+}
+
+#[test]
+fn every_packing_reads_back_and_is_made_again() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut tar = Tar::new();
+    tar.directory("usr/");
+    for number in 0..200 {
+        let len = rng.usize(0..20_000);
+        tar.file(&format!("usr/{number}"), &random(&mut rng, len));
+    }
+    tar.file("usr/large", &random(&mut rng, 9_000_000));
+    tar.symlink("usr/link", "../large");
+    tar.hard_link("usr/hard", "usr/7");
+    let tar = tar.finish();
+    for packing in Packing::ALL {
+        let blob = packing.pack(&tar);
+        let index = indexed(&blob, &tar).unwrap();
+        check(&tar, &blob, &index);
+        assert_eq!(index.entry_count(), 204);
+        assert_eq!(index.entries().count(), 204);
+    }
+}
+
+#[test]
+fn entries_are_told_in_the_order_of_the_tar() {
+    let mut tar = Tar::new();
+    tar.directory("./b");
+    tar.file("/a", b"x");
+    tar.file("b/.wh.gone", b"");
+    tar.file("b/.wh..wh..opq", b"");
+    tar.file("a", b"y");
+    let tar = tar.finish();
+    let index = indexed(&Packing::Plain.pack(&tar), &tar).unwrap();
+    let entries: Vec<_> = index
+        .entries()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (String::from_utf8(entry.path).unwrap(), entry.kind))
+        .collect();
+    let file = |bytes: &[u8]| Kind::File {
+        content: Content::of(bytes),
+        size: bytes.len() as u64,
+    };
+    let expected = [
+        ("b", Kind::Directory),
+        ("a", file(b"x")),
+        ("b/gone", Kind::Whiteout),
+        ("b", Kind::Opaque),
+        ("a", file(b"y")),
+    ];
+    assert_eq!(
+        entries,
+        expected.map(|(path, kind)| (path.to_owned(), kind))
+    );
+}
