@@ -66,18 +66,40 @@ impl Image {
             .iter()
             .map(|layer| layer.diff_id.to_string())
             .collect();
+        let blobs = layers.into_iter().map(|layer| layer.blob).collect();
+        Self::of_blobs(
+            words,
+            &json!(seed.to_string()),
+            architecture,
+            &diff_ids,
+            blobs,
+        )
+    }
+
+    /// Of layers as the OCI words them, compressed by gzip.
+    pub(super) fn of_layers(architecture: &str, diff_ids: &[String], layers: Vec<Vec<u8>>) -> Self {
+        let blobs = layers
+            .into_iter()
+            .map(|layer| Blob::new(OCI.layer, layer))
+            .collect();
+        Self::of_blobs(&OCI, &json!("tree"), architecture, diff_ids, blobs)
+    }
+
+    fn of_blobs(
+        words: &Words,
+        seed: &Value,
+        architecture: &str,
+        diff_ids: &[String],
+        layers: Vec<Blob>,
+    ) -> Self {
         let config = json!({
             "architecture": architecture,
             "os": "linux",
-            "config": { "Cmd": ["/none"], "Labels": { "seed": seed.to_string() } },
+            "config": { "Cmd": ["/none"], "Labels": { "seed": seed } },
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
             "history": diff_ids.iter().map(|_| json!({ "created_by": "testkit" })).collect::<Vec<_>>(),
         });
-        Self::assemble(
-            words,
-            &config,
-            layers.into_iter().map(|layer| layer.blob).collect(),
-        )
+        Self::assemble(words, &config, layers)
     }
 
     fn assemble(words: &Words, config: &Value, layers: Vec<Blob>) -> Self {

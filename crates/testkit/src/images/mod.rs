@@ -3,12 +3,16 @@
 mod family;
 pub mod hostile;
 mod layer;
+mod tarball;
+pub mod tree;
 
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Write};
 use std::path::Path;
+
+pub use tree::{TreeImage, TreeOptions};
 
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType};

@@ -162,3 +162,72 @@ fn hostile_documents_are_as_they_are_said_to_be() {
         assert!(name.parse::<pierhead_oci::Repository>().is_err(), "{name}");
     }
 }
+
+/// What the generator expects is what a reader of tars sees, entry by entry, in the only layer.
+#[test]
+fn a_random_tree_is_the_tar_of_its_layer() {
+    use std::os::unix::ffi::OsStrExt as _;
+    for seed in 0..20 {
+        let options = TreeOptions {
+            layers: 1,
+            ..TreeOptions::default()
+        };
+        let made = Image::tree(seed, &options);
+        assert_eq!(made.tars, Image::tree(seed, &options).tars);
+        let mut last = std::collections::BTreeMap::new();
+        let mut archive = tar::Archive::new(&made.tars[0][..]);
+        for entry in archive.entries().expect("a tar") {
+            let mut entry = entry.expect("an entry");
+            let path = entry.path().expect("a path").into_owned();
+            let path: std::path::PathBuf = path
+                .components()
+                .filter(|part| part.as_os_str() != ".")
+                .collect();
+            let mut data = Vec::new();
+            entry.read_to_end(&mut data).expect("data");
+            last.insert(
+                path.as_os_str().as_bytes().to_vec(),
+                (entry.header().clone(), data),
+            );
+        }
+        for entry in &made.tree {
+            let (header, data) = &last[&entry.path];
+            assert_eq!(header.mode().expect("a mode"), entry.mode);
+            assert_eq!(header.uid().expect("an owner"), u64::from(entry.uid));
+            assert_eq!(
+                header.mtime().expect("a time"),
+                entry.modified.seconds.unsigned_abs()
+            );
+            if let pierhead_bundle::Kind::File { content, size } = entry.kind {
+                assert!(header.entry_type().is_hard_link() || made.contents[&content] == *data);
+                assert_eq!(made.contents[&content].len() as u64, size);
+            }
+        }
+    }
+}
+
+#[test]
+fn versions_of_a_random_tree_differ_in_contents_alone() {
+    let of = |version| {
+        let options = TreeOptions {
+            version,
+            ..TreeOptions::default()
+        };
+        Image::tree(3, &options).tree
+    };
+    let (old, new) = (of(0), of(1));
+    assert_eq!(old.len(), new.len());
+    let changed = old.iter().zip(&new).filter(|(old, new)| old != new);
+    let changed = changed.inspect(|(old, new)| {
+        assert_eq!(
+            (&old.path, old.mode, old.modified),
+            (&new.path, new.mode, new.modified)
+        );
+    });
+    let changed = changed.count();
+    assert!(
+        changed > 3 && changed * 2 < old.len(),
+        "{changed} of {}",
+        old.len()
+    );
+}
