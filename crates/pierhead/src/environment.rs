@@ -19,6 +19,8 @@ pub(crate) struct Environment {
     pub(crate) user_config: Option<PathBuf>,
     /// Where a user's programs keep what must last.
     pub(crate) user_state: Option<PathBuf>,
+    /// Where `docker login` of this user keeps logins.
+    pub(crate) docker_config: Option<PathBuf>,
 }
 
 impl Environment {
@@ -46,6 +48,8 @@ impl Environment {
             search_path: env::var_os("PATH").unwrap_or_default(),
             user_config: of_user("XDG_CONFIG_HOME", ".config"),
             user_state: of_user("XDG_STATE_HOME", ".local/state"),
+            docker_config: of_user("DOCKER_CONFIG", ".docker")
+                .map(|folder| folder.join("config.json")),
         }
     }
 }

@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     Refused(String),
     /// 1: the command did what it was asked, and what it found is bad and already said.
     Found,
+    /// Another code, whose meaning the command's help tells; all was said.
+    Exit(u8),
 }
 
 impl Failure {
@@ -25,6 +27,7 @@ impl Failure {
                 ExitCode::from(1)
             }
             Self::Found => ExitCode::from(1),
+            Self::Exit(code) => ExitCode::from(code),
             Self::Refused(message) => {
                 eprintln!("{message}");
                 ExitCode::from(2)

@@ -15,6 +15,7 @@ mod replay;
 mod serve;
 mod setup;
 mod wiring;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,10 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
         Command::Replay(args) => replay::run(&args),
+        Command::Pull(args) => worker::pull(&args, &Environment::read()),
+        Command::Trace(args) => worker::trace(&args, &Environment::read()),
+        Command::Inspect(args) => worker::inspect(&args, &Environment::read()),
+        Command::Diff(args) => worker::diff(&args, &Environment::read()),
         Command::Completions { shell } => cli::document::completions(shell),
         Command::Man { command } => cli::document::man(&command),
     };

@@ -220,7 +220,7 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
 
 /// The authorities that upstreams are trusted by: the system's, or Mozilla's list where the system has none
 /// (a bare container image).
-fn roots() -> RootCertStore {
+pub(crate) fn roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     for error in &found.errors {

@@ -32,7 +32,7 @@ impl std::fmt::Debug for Credentials {
 }
 
 /// The value of an `Authorization: Basic` header.
-pub(crate) fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
+pub fn basic_header(user: &str, password: &str) -> Zeroizing<String> {
     let plain = Zeroizing::new(format!("{user}:{password}"));
     let mut header = Zeroizing::new(String::from("Basic "));
     STANDARD.encode_string(plain.as_bytes(), &mut header);

@@ -42,7 +42,7 @@ mod upstreams;
 pub use client::{Client, Fetched, Known, Prepared};
 pub use config::{Address, Config, Upstream};
 pub use connect::{Resolve, Resolving};
-pub use credentials::{Credentials, DockerConfigError, docker_config};
+pub use credentials::{Credentials, DockerConfigError, basic_header, docker_config};
 pub use error::{Error, Fault};
 pub use files::{open_file, open_file_with};
 pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};

@@ -7,6 +7,7 @@ pub(crate) mod document;
 pub(crate) mod replay;
 pub(crate) mod serve;
 pub(crate) mod setup;
+pub(crate) mod worker;
 
 use clap::{Parser, Subcommand};
 
@@ -45,6 +46,7 @@ Examples:
   pierhead doctor                                  is everything well?
   pierhead cache stat                              how full is it, who listens where
   pierhead cache warm docker.io/library/alpine     pull into the cache beforehand
+  pierhead pull redis:7 --via http://10.0.0.1:5000 --into store --as docker-archive --output - | docker load
   pierhead replay --trace pulls.trace --size 4GiB  which eviction policy would have been best?
   pierhead config show --default > pierhead.toml   a file with every key, to start from
 
@@ -64,6 +66,14 @@ pub(crate) enum Command {
     Setup(setup::SetupArgs),
     /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the mend
     Doctor(doctor::DoctorArgs),
+    /// Pull an image as a delta bundle: just the file contents that this machine lacks
+    Pull(Box<worker::PullArgs>),
+    /// Record which files of an image a start opens, so that bundles carry these first
+    Trace(Box<worker::TraceArgs>),
+    /// Show an image as bundles see it: layers, shared content, hot files
+    Inspect(Box<worker::InspectArgs>),
+    /// Show what an update of an image would move, by each method
+    Diff(Box<worker::DiffArgs>),
     /// Send traces through simulated caches, to see which eviction policy would miss the least
     Replay(replay::ReplayArgs),
     /// Print completions for a shell

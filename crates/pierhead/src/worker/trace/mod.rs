@@ -1,0 +1,229 @@
+//! `pierhead trace`: runs or joins a start, records the order of its opens and sends it.
+
+mod order;
+mod watch;
+
+use std::io::{PipeReader, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use pierhead_bundle::api::{MAX_DOCUMENT, MAX_TRACE, Trace};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::http::{Request, Server};
+use super::session::{Patience, Session};
+use super::{interrupt, names};
+use crate::cli::worker::TraceArgs;
+use crate::environment::Environment;
+use crate::failure::Failure;
+use watch::Watch;
+
+/// A command that was told to end has so long for it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs it.
+pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Failure> {
+    // What is wrong with the other end is said before anything runs.
+    let server = match &args.via {
+        Some(via) => Some(super::server(via, &args.login, environment)?),
+        None => None,
+    };
+    let (paths, status) = match &args.send {
+        Some(file) => (order::read(file).map_err(super::failed)?, None),
+        None => record(args)?,
+    };
+    if let Some(output) = &args.output {
+        order::write(&paths, output).map_err(super::failed)?;
+    }
+    if let Some(server) = &server {
+        let sent = send(server, args, &paths)?;
+        eprintln!("sent the order of {sent} files of {}", args.image);
+    }
+    match status {
+        Some(status) if !status.success() => {
+            let code = status.code().or_else(|| Some(128 + status.signal()?));
+            let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+            Err(Failure::Exit(code))
+        }
+        _ => Ok(()),
+    }
+}
+
+type Recorded = (Vec<Vec<u8>>, Option<ExitStatus>);
+
+fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
+    let root = match (&args.root, args.pid) {
+        (Some(root), _) => root.clone(),
+        (None, Some(pid)) => PathBuf::from(format!("/proc/{pid}/root")),
+        (None, None) => {
+            return Err(Failure::Refused(
+                "name the image's tree with --root".to_owned(),
+            ));
+        }
+    };
+    let mut watch = Watch::over(&root).map_err(super::failed)?;
+    let mut command = Started::begin(args)?;
+    let deadline = args
+        .seconds
+        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let stop = stopped()?;
+    let why = wait(&mut watch, command.pidfd.as_fd(), Some(&stop), deadline)?;
+    let status = match why {
+        Ended::Itself => command.status(),
+        // What we started we end; what ran already goes on.
+        Ended::Deadline | Ended::Signal => command.end(&mut watch)?,
+    };
+    watch.drain().map_err(super::failed)?;
+    let (paths, whole) = watch.finish();
+    if !whole {
+        eprintln!("warning: so much was opened that some of it was not seen");
+    }
+    if paths.is_empty() {
+        return Err(super::failed(format!(
+            "no file below {} was opened: is it the root that the command runs in?",
+            root.display()
+        )));
+    }
+    Ok((paths, status.filter(|_| why == Ended::Itself)))
+}
+
+/// Whose opens are waited for.
+struct Started {
+    child: Option<Child>,
+    pidfd: OwnedFd,
+}
+
+impl Started {
+    fn begin(args: &TraceArgs) -> Result<Self, Failure> {
+        let (child, pid) = match args.pid {
+            Some(pid) => (None, pid),
+            None => {
+                let (program, rest) = args
+                    .command
+                    .split_first()
+                    .ok_or_else(|| Failure::Refused("name a command, or --pid".to_owned()))?;
+                let child = Command::new(program).args(rest).spawn().map_err(|error| {
+                    super::failed(format!("cannot run {}: {error}", program.display()))
+                })?;
+                let pid = child.id();
+                (Some(child), pid)
+            }
+        };
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pidfd = raw
+            .ok_or(rustix::io::Errno::SRCH)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
+            .map_err(|error| super::failed(format!("process {pid}: {error}")))?;
+        Ok(Self { child, pidfd })
+    }
+
+    /// Of a child that has ended.
+    fn status(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut()?.wait().ok()
+    }
+
+    /// Ends what was started: politely, then not.
+    fn end(&mut self, watch: &mut Watch) -> Result<Option<ExitStatus>, Failure> {
+        let Some(child) = &mut self.child else {
+            return Ok(None);
+        };
+        if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+            // It may have ended by itself just now.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let deadline = Some(Instant::now() + GRACE);
+        if wait(watch, self.pidfd.as_fd(), None, deadline)? != Ended::Itself {
+            let _ = child.kill();
+        }
+        Ok(child.wait().ok())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Itself,
+    Deadline,
+    Signal,
+}
+
+/// Can be read from once a signal came.
+fn stopped() -> Result<PipeReader, Failure> {
+    let (reader, mut writer) = std::io::pipe()?;
+    interrupt::at_interrupt(move || {
+        let _ = writer.write_all(b"x");
+        // A pipe that was closed could be read from, too: nobody else's business, the process ends soon.
+        std::mem::forget(writer);
+    });
+    Ok(reader)
+}
+
+/// Takes in what happens until the process ends, a signal comes or the time is up.
+fn wait(
+    watch: &mut Watch,
+    process: BorrowedFd<'_>,
+    stop: Option<&PipeReader>,
+    deadline: Option<Instant>,
+) -> Result<Ended, Failure> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Ok(Ended::Deadline);
+        }
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let (ended, told) = {
+            let mut ready: Vec<_> = [
+                Some(watch.as_fd()),
+                Some(process),
+                stop.map(|it| it.as_fd()),
+            ]
+            .into_iter()
+            .flatten()
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+            match poll(&mut ready, timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(super::failed(error)),
+            }
+            let is_ready = |at: usize| ready.get(at).is_some_and(|it| !it.revents().is_empty());
+            (is_ready(1), is_ready(2))
+        };
+        watch.drain().map_err(super::failed)?;
+        if ended {
+            return Ok(Ended::Itself);
+        }
+        if told {
+            return Ok(Ended::Signal);
+        }
+    }
+}
+
+/// Sends the order. A path that is no UTF-8 stays here: the document has none, and no start hangs on one.
+fn send(server: &Server, args: &TraceArgs, paths: &[Vec<u8>]) -> Result<usize, Failure> {
+    let text = |path: &Vec<u8>| String::from_utf8(path.clone()).ok();
+    let trace = Trace {
+        image: args.image.target.to_string(),
+        platform: Some(names::platform(args.platform.as_ref()).to_string()),
+        files: paths.iter().filter_map(text).take(MAX_TRACE).collect(),
+    };
+    let body = serde_json::to_vec(&trace).map_err(super::failed)?;
+    if body.len() > MAX_DOCUMENT {
+        return Err(super::failed(
+            "the order is too long: record for fewer --seconds",
+        ));
+    }
+    let path = names::trace(&args.image);
+    let mut patience = Patience::new();
+    let mut session = Session::new(server);
+    loop {
+        let error = match session.send(&Request::post(&path, "application/json", &body)) {
+            Ok(answer) if answer.status.is_success() => return Ok(trace.files.len()),
+            Ok(answer) => answer.refusal(server, &format!("the order of {}", args.image)),
+            Err(error) => error,
+        };
+        patience.after(error)?;
+    }
+}
