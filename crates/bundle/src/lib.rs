@@ -21,6 +21,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod layer;
+pub mod pack;
 mod source;
 mod sys;
 pub mod table;

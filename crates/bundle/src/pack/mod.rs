@@ -1,0 +1,52 @@
+//! Contents as compressed frames, kept once in append-only files, within a budget of bytes.
+//!
+//! A pack is two files: records one after the other, as they go over the wire, and beside it an index that says what is
+//! in each. `docs/formats/disk.md` has them byte by byte. Everything here may be lost: it is made again from the layers.
+
+mod coding;
+mod contents;
+mod disk;
+mod file;
+mod index;
+mod job;
+mod kind;
+mod known;
+mod packs;
+mod recovery;
+mod writer;
+
+pub use coding::{Encoder, decode};
+pub use contents::Contents;
+pub use disk::Step;
+pub use file::PackFile;
+pub use job::{Item, Packed, Settings, pack};
+pub use known::{InMemory, Known};
+pub use packs::{Config, Packs, Stat};
+pub use writer::Writer;
+
+use crate::{Coding, Content, Place};
+
+/// Most members of one frame in a pack; bounds what an index entry takes (360 KB).
+pub const MAX_MEMBERS: usize = 8192;
+
+/// A range of a content, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// Of which content.
+    pub content: Content,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; at least one.
+    pub len: u64,
+}
+
+/// A frame that lies in a pack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedFrame {
+    /// Where its record lies.
+    pub place: Place,
+    /// How its payload is coded.
+    pub coding: Coding,
+    /// What it decodes to, in order.
+    pub members: Vec<Part>,
+}

@@ -1,0 +1,125 @@
+//! What an earlier process left of a pack: the records that its index names, in one piece from the start.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::disk::Disk;
+use super::file::{index_path, pack_path};
+use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
+
+/// A pack as it was found.
+pub(super) struct Found {
+    pub(super) number: u32,
+    pub(super) files: (File, File),
+    pub(super) records: Vec<Record>,
+    /// Bytes of both files that are of use; what came after was cut off.
+    pub(super) lens: (u64, u64),
+    /// When its index was written, or last said to be used: seconds and nanoseconds since 1970.
+    pub(super) used: (i64, i64),
+}
+
+/// Numbers of all packs of which there is any file, in order; files of other names are left alone.
+pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(".pack").or(name.strip_suffix(".index")))
+            .filter(|stem| stem.len() == 8)
+            .and_then(|stem| u32::from_str_radix(stem, 16).ok());
+        numbers.extend(number);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone.
+pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
+    let paths = (pack_path(folder, number), index_path(folder, number));
+    let files = match (existing(&paths.0)?, existing(&paths.1)?) {
+        (Some(data), Some(index)) => (data, index),
+        _ => return remove(disk, folder, number).map(|()| None),
+    };
+    let (data_len, index_len) = (files.0.metadata()?.len(), files.1.metadata()?.len());
+    let mut header = [0; HEADER];
+    let mut is_ours = |file: &File, magic| {
+        file.read_exact_at(&mut header, 0).is_ok() && header == index::header(magic, number)
+    };
+    if !is_ours(&files.0, PACK_MAGIC) || !is_ours(&files.1, INDEX_MAGIC) {
+        return remove(disk, folder, number).map(|()| None);
+    }
+    let (records, lens) = walk(number, &files.1, index_len, data_len)?;
+    if records.is_empty() {
+        return remove(disk, folder, number).map(|()| None);
+    }
+    // The index first: what it names must be there.
+    if lens.1 != index_len {
+        disk.cut(&paths.1, &files.1, lens.1)?;
+    }
+    if lens.0 != data_len {
+        disk.cut(&paths.0, &files.0, lens.0)?;
+    }
+    let stat = rustix::fs::fstat(&files.1)?;
+    let used = (
+        stat.st_mtime,
+        i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+    );
+    Ok(Some(Found {
+        number,
+        files,
+        records,
+        lens,
+        used,
+    }))
+}
+
+/// Entries that follow each other without a gap and name bytes that are there.
+fn walk(
+    number: u32,
+    file: &File,
+    index_len: u64,
+    data_len: u64,
+) -> io::Result<(Vec<Record>, (u64, u64))> {
+    let mut records = Vec::new();
+    let (mut at, mut end) = (HEADER as u64, HEADER as u64);
+    let mut bytes = Vec::new();
+    while at + index::ENTRY as u64 <= index_len {
+        let mut len = [0; 4];
+        file.read_exact_at(&mut len, at)?;
+        let Ok(len) = index::length(len) else { break };
+        if at + len as u64 > index_len {
+            break;
+        }
+        bytes.resize(len, 0);
+        file.read_exact_at(&mut bytes, at)?;
+        let Ok(place) = u32::try_from(at) else { break };
+        let Ok((record, _)) = index::decode(number, place, &bytes) else {
+            break;
+        };
+        let after = u64::from(record.offset) + u64::from(record.len);
+        if u64::from(record.offset) != end || after > data_len {
+            break;
+        }
+        records.push(record);
+        (at, end) = (at + len as u64, after);
+    }
+    Ok((records, (end, at)))
+}
+
+/// Deletes both files of a pack: the index first, since a pack without one is nothing.
+pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
+    disk.remove(&index_path(folder, number))?;
+    disk.remove(&pack_path(folder, number))
+}
+
+fn existing(path: &Path) -> io::Result<Option<File>> {
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,332 @@
+//! Pack files: what is appended is read back, by this process and the next, and never takes more than it may.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use pierhead_bundle::pack::{Config, Contents, InMemory, Item, Known, Packs, Part, Settings, pack};
+use pierhead_bundle::{Coding, Content, Error, Place, RECORD_HEAD, RecordHead, Source};
+use pierhead_testkit::source::{MemorySource, conforms};
+
+fn config(folder: &Path) -> Config {
+    Config {
+        folder: folder.to_owned(),
+        budget: 1 << 20,
+        pack: 64 << 10,
+    }
+}
+
+fn random(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+/// A record whose payload is `bytes`, of one content.
+fn append(packs: &Packs, bytes: &[u8]) -> Result<Place, Error> {
+    let part = Part {
+        content: Content::of(bytes),
+        offset: 0,
+        len: bytes.len() as u64,
+    };
+    packs.append(&[part], Coding::Stored, bytes)
+}
+
+fn read(packs: &Packs, place: &Place) -> Result<Vec<u8>, Error> {
+    let mut payload = Vec::new();
+    packs.read(place, &mut payload).map(|_| payload)
+}
+
+/// What the folder takes, as the budget counts it.
+fn on_disk(folder: &Path) -> u64 {
+    let lens = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let is_counted = ["pack", "index"]
+            .iter()
+            .any(|end| entry.path().extension().is_some_and(|found| found == *end));
+        if is_counted {
+            entry.metadata().unwrap().len().div_ceil(4096) * 4096
+        } else {
+            0
+        }
+    });
+    lens.sum()
+}
+
+#[test]
+fn what_is_appended_is_read_back_now_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let contents: Vec<_> = (0..40)
+        .map(|seed| random(seed, 5000 + seed as usize))
+        .collect();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let places: Vec<_> = contents
+        .iter()
+        .map(|bytes| append(&packs, bytes).unwrap())
+        .collect();
+    assert!(packs.stat().packs > 3, "{:?}", packs.stat());
+    let sound = |packs: &Packs| {
+        for (bytes, place) in contents.iter().zip(&places) {
+            assert!(read(packs, place).unwrap() == *bytes);
+            let frame = packs.frame(place).unwrap();
+            assert_eq!((frame.place, frame.coding), (*place, Coding::Stored));
+            assert_eq!(frame.members[0].content, Content::of(bytes));
+            let file = packs.file(place).unwrap();
+            let mut record = vec![0; place.len as usize];
+            file.file()
+                .read_exact_at(&mut record, place.offset)
+                .unwrap();
+            let head = RecordHead::decode(record.first_chunk::<RECORD_HEAD>().unwrap()).unwrap();
+            assert_eq!(head, RecordHead::of(Coding::Stored, bytes).unwrap());
+            assert!(record[RECORD_HEAD..] == *bytes);
+        }
+        let mut seen = Vec::new();
+        packs
+            .scan(&mut |frame| {
+                seen.push(frame.place);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(seen, places);
+        assert_eq!(packs.stat().bytes, on_disk(folder.path()));
+    };
+    sound(&packs);
+    drop(packs);
+    let packs = Packs::open(config(folder.path())).unwrap();
+    sound(&packs);
+    // It goes on in the last pack, which has room.
+    let more = append(&packs, &random(99, 100)).unwrap();
+    assert_eq!(more.pack, places[39].pack);
+    assert_eq!(more.offset, places[39].offset + u64::from(places[39].len));
+}
+
+#[test]
+fn one_folder_has_one_opener() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let Err(Error::Io { source, .. }) = Packs::open(config(folder.path())) else {
+        panic!("it was opened twice");
+    };
+    assert_eq!(source.kind(), ErrorKind::WouldBlock);
+    drop(packs);
+    Packs::open(config(folder.path())).unwrap();
+}
+
+#[test]
+fn a_number_is_given_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut small = config(folder.path());
+    small.budget = 100_000;
+    let packs = Packs::open(small.clone()).unwrap();
+    let first = append(&packs, &random(0, 50_000)).unwrap();
+    let second = append(&packs, &random(1, 50_000)).unwrap();
+    assert!(!packs.contains(&first) && packs.contains(&second));
+    drop(packs);
+    for name in ["00000001.pack", "00000001.index"] {
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    let packs = Packs::open(small.clone()).unwrap();
+    let third = append(&packs, &random(2, 50_000)).unwrap();
+    assert!(third.pack > second.pack, "{third:?}");
+    drop(packs);
+    // Where even the count is lost, no number near those that are there is given.
+    fs::write(folder.path().join("next"), b"rotten").unwrap();
+    let packs = Packs::open(small).unwrap();
+    let fourth = append(&packs, &random(3, 60_000)).unwrap();
+    assert!(fourth.pack > third.pack + 1000, "{fourth:?}");
+}
+
+#[test]
+fn the_budget_is_never_exceeded_and_the_least_used_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let first = append(&packs, &random(0, 50_000)).unwrap();
+    let second = append(&packs, &random(1, 50_000)).unwrap();
+    for seed in 2..60 {
+        append(&packs, &random(seed, 50_000)).unwrap();
+        packs.file(&first).unwrap();
+        let stat = packs.stat();
+        assert!(stat.bytes <= 1 << 20, "{stat:?}");
+        assert_eq!(stat.bytes, on_disk(folder.path()));
+    }
+    assert!(packs.contains(&first) && !packs.contains(&second));
+    assert!(matches!(packs.file(&second), Err(Error::Missing(_))));
+    assert!(packs.stat().evicted > 30);
+    // A smaller budget holds from the start on; the order of use outlives a restart.
+    packs.upkeep();
+    drop(packs);
+    let mut half = config(folder.path());
+    half.budget /= 2;
+    let packs = Packs::open(half).unwrap();
+    assert!(
+        packs.stat().bytes <= 512 << 10 && packs.stat().packs > 5,
+        "{:?}",
+        packs.stat()
+    );
+    assert!(packs.contains(&first));
+}
+
+#[test]
+fn what_is_held_is_neither_evicted_nor_uncounted() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let (mut places, mut held) = (Vec::new(), Vec::new());
+    let full = loop {
+        match append(&packs, &random(places.len() as u64, 50_000)) {
+            Ok(place) => {
+                held.push(packs.file(&place).unwrap());
+                places.push(place);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(&full, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull),
+        "{full}"
+    );
+    assert!(places.len() > 10);
+    for (seed, place) in places.iter().enumerate() {
+        assert!(read(&packs, place).unwrap() == random(seed as u64, 50_000));
+    }
+    // One is let go: that one leaves.
+    let gone = held.swap_remove(3).number();
+    append(&packs, &random(77, 50_000)).unwrap();
+    for place in &places {
+        assert_eq!(packs.contains(place), place.pack != gone);
+    }
+}
+
+/// Everything of a packed set, damaged byte by byte.
+#[test]
+fn no_damaged_byte_is_given_to_anybody() {
+    let folder = tempfile::tempdir().unwrap();
+    let contents: Vec<_> = (0..3).map(|seed| random(seed, 60)).collect();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let places: Vec<_> = contents
+        .iter()
+        .map(|bytes| append(&packs, bytes).unwrap())
+        .collect();
+    drop(packs);
+    let names = ["00000000.pack", "00000000.index", "next"];
+    let good = names.map(|name| fs::read(folder.path().join(name)).unwrap());
+    for (of, name) in names.iter().enumerate() {
+        for at in 0..good[of].len() {
+            for (name, bytes) in names.iter().zip(&good) {
+                fs::write(folder.path().join(name), bytes).unwrap();
+            }
+            let mut bad = good[of].clone();
+            bad[at] ^= 0x10;
+            fs::write(folder.path().join(name), &bad).unwrap();
+            let packs = Packs::open(config(folder.path())).unwrap();
+            let mut lost = 0;
+            for (bytes, place) in contents.iter().zip(&places) {
+                assert!(!packs.is_checked(place));
+                match (packs.check(place), read(&packs, place)) {
+                    (Ok(()), Ok(found)) => {
+                        assert!(found == *bytes, "byte {at} of {name}");
+                        assert_eq!(
+                            packs.frame(place).unwrap().members[0].content,
+                            Content::of(bytes)
+                        );
+                        assert!(packs.is_checked(place));
+                    }
+                    (Err(_), Err(Error::Missing(_))) => {
+                        assert!(!packs.contains(place) && packs.frame(place).is_err());
+                        lost += 1;
+                    }
+                    (check, _) => panic!("byte {at} of {name}: {check:?}"),
+                }
+            }
+            assert_eq!(lost > 0, *name != "next", "byte {at} of {name}");
+            append(&packs, b"and it goes on").unwrap();
+        }
+    }
+}
+
+#[test]
+fn damage_under_a_running_process_is_found_once_checks_are_old() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let place = append(&packs, &random(0, 10_000)).unwrap();
+    packs.check(&place).unwrap();
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(folder.path().join("00000000.pack"))
+        .unwrap();
+    file.write_all_at(b"x", place.offset + 5000).unwrap();
+    assert!(packs.is_checked(&place));
+    packs.upkeep();
+    assert!(!packs.is_checked(&place) && packs.contains(&place));
+    assert!(matches!(packs.check(&place), Err(Error::Malformed { .. })));
+    assert!(!packs.contains(&place));
+}
+
+fn items(contents: &[Vec<u8>]) -> Vec<Item> {
+    let item =
+        |bytes: &Vec<u8>| Item::file(Content::of(bytes), bytes.len() as u64, b"usr/lib/x.py");
+    contents.iter().map(item).collect()
+}
+
+#[test]
+fn packed_contents_are_a_source() {
+    conforms(|contents| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut large = config(folder.path());
+        (large.budget, large.pack) = (64 << 20, 16 << 20);
+        let packs = Arc::new(Packs::open(large).unwrap());
+        let known = Arc::new(InMemory::default());
+        let all: MemorySource = contents.iter().cloned().collect();
+        let done = pack(
+            &items(contents),
+            &all,
+            &packs,
+            &*known,
+            &Settings::default(),
+            &mut |_| Ok(()),
+        )
+        .unwrap();
+        assert_eq!(done.kept, 0);
+        // The empty one is in no frame.
+        let rest: MemorySource = contents
+            .iter()
+            .filter(|bytes| bytes.is_empty())
+            .cloned()
+            .collect();
+        Contents::new(packs, known, Arc::new(rest), 6 << 20)
+    });
+}
+
+#[test]
+fn what_is_not_packed_any_more_comes_from_the_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
+    let known = Arc::new(InMemory::default());
+    let contents: Vec<_> = (0..4).map(|seed| random(seed, 10_000)).collect();
+    let all: Arc<MemorySource> = Arc::new(contents.iter().cloned().collect());
+    pack(
+        &items(&contents),
+        &*all,
+        &packs,
+        &*known,
+        &Settings::default(),
+        &mut |_| Ok(()),
+    )
+    .unwrap();
+    let place = known.get(&Content::of(&contents[0])).unwrap()[0];
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(folder.path().join("00000000.pack"))
+        .unwrap();
+    file.write_all_at(b"x", place.offset + 5000).unwrap();
+    let source = Contents::new(packs.clone(), known, all, 0);
+    for bytes in &contents {
+        let mut found = vec![0; 10_000];
+        source.read_at(&Content::of(bytes), 0, &mut found).unwrap();
+        assert!(found == *bytes);
+    }
+    assert!(!packs.contains(&place));
+}
