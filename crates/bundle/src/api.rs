@@ -31,6 +31,9 @@ pub struct Ask {
     /// Manifests of images that the worker has whole, the most similar ones first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
+    /// Those of `have` of which it has all that their layers can be rebuilt of, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub have_layers: Vec<Digest>,
     /// Whether the layers are to be rebuilt, and not only mounted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layers: bool,
@@ -94,7 +97,7 @@ impl Ask {
     /// [`Error::Malformed`]: over a bound, or not of this form.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let ask: Self = parse(json, "bundle request")?;
-        match ask.have.len() {
+        match ask.have.len().max(ask.have_layers.len()) {
             0..=MAX_HAVE => Ok(ask),
             many => Err(Error::malformed(
                 "bundle request",

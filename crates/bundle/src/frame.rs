@@ -64,6 +64,22 @@ impl RecordHead {
         head.check()
     }
 
+    /// Whether this is its payload. One pass over it.
+    ///
+    /// # Errors
+    /// [`Error::Digest`] when it is not.
+    pub fn verify(&self, payload: &[u8]) -> Result<(), Error> {
+        let found = Content::of(payload);
+        if found == self.digest {
+            return Ok(());
+        }
+        Err(Error::Digest {
+            what: "the payload of a record".into(),
+            expected: self.digest.to_string(),
+            found: found.to_string(),
+        })
+    }
+
     fn check(self) -> Result<Self, Error> {
         if self.coding == Coding::Copy || self.len == 0 || u64::from(self.len) > MAX_FRAME {
             let why = format!("{} bytes coded as {:?}", self.len, self.coding);

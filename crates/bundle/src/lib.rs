@@ -16,6 +16,7 @@ mod content;
 mod durable;
 mod entry;
 mod error;
+pub mod format;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

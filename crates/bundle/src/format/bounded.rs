@@ -1,0 +1,66 @@
+//! zstd without a window: one frame of a known length goes from one buffer into another, and nothing else is allocated.
+
+use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_size};
+
+use crate::Error;
+
+const WHAT: &str = "zstd frame";
+
+/// One frame with its length in it, of bytes that are at hand.
+///
+/// # Errors
+/// zstd's, of which none is known for bytes in memory.
+pub(crate) fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
+    let mut context = CCtx::create();
+    let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
+    context
+        .set_parameter(CParameter::CompressionLevel(level))
+        .and_then(|_| context.compress2(&mut out, plain))
+        .map_err(failed)?;
+    Ok(out)
+}
+
+/// Undoes one frame of exactly `len` bytes, whose prefix is `prefix` unless that is empty. Allocates `len`
+/// bytes, whatever the frame says of its window: what it refers to lies in the output and the prefix.
+///
+/// # Errors
+/// It is not one frame, or of another length.
+pub(crate) fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::with_capacity(len);
+    decompress_into(coded, len, prefix, &mut out)?;
+    Ok(out)
+}
+
+/// As [`decompress`], into a buffer that is used again.
+pub(crate) fn decompress_into(
+    coded: &[u8],
+    len: usize,
+    prefix: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let said = get_frame_content_size(coded).ok().flatten();
+    if said != u64::try_from(len).ok() {
+        return Err(Error::malformed(
+            WHAT,
+            "it is of another length than promised",
+        ));
+    }
+    if zstd::zstd_safe::find_frame_compressed_size(coded) != Ok(coded.len()) {
+        return Err(Error::malformed(WHAT, "it is not one whole frame"));
+    }
+    out.clear();
+    out.reserve_exact(len);
+    let mut context = DCtx::create();
+    if !prefix.is_empty() {
+        context.ref_prefix(prefix).map_err(failed)?;
+    }
+    let got = context.decompress(out, coded).map_err(failed)?;
+    if got != len {
+        return Err(Error::malformed(WHAT, "it is shorter than promised"));
+    }
+    Ok(())
+}
+
+fn failed(code: usize) -> Error {
+    Error::malformed(WHAT, get_error_name(code))
+}

@@ -1,0 +1,340 @@
+//! The header of a bundle: everything that mounting needs, before the first byte of a file.
+
+use pierhead_oci::{Algorithm, Digest};
+use sha2::{Digest as _, Sha256};
+
+use super::bounded;
+use super::frames::{Frames, MAX_FRAME_LIST};
+use crate::api::MAX_HAVE;
+use crate::varint::{self, Reader};
+use crate::{Content, Error};
+
+/// Bytes before the body of a header.
+pub const PRELUDE: usize = 56;
+
+/// Most bytes of the body.
+pub const MAX_BODY: usize = 10 << 20;
+
+/// Most bytes of a manifest and a config together. Both are held in memory.
+pub const MAX_DOCUMENTS: usize = 4 << 20;
+
+/// Most bytes of a table in its canonical form: about 220 000 files. Bounds the worker's memory.
+pub const MAX_TABLE: usize = 16 << 20;
+
+const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";
+const VERSION: u16 = 1;
+const CONTINUED: u16 = 1;
+const LAYERS: u16 = 2;
+const MAX_MEDIA_TYPE: usize = 255;
+const WHAT: &str = "bundle header";
+
+/// The first bytes of every response: what follows, and of which bundle it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prelude {
+    /// The body does not follow: the receiver has it from an earlier response.
+    pub continued: bool,
+    /// The extras come too: what rebuilding the layers needs beyond the merged tree.
+    pub layers: bool,
+    /// Bytes of the body; with `continued`, of that which was sent before.
+    pub body: u32,
+    /// The first frame whose record may follow.
+    pub first: u32,
+    /// The first frame after those whose records follow.
+    pub until: u32,
+    /// SHA-256 of the body.
+    pub digest: [u8; 32],
+}
+
+impl Prelude {
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; PRELUDE] {
+        let mut bytes = [0; PRELUDE];
+        let flags = (u16::from(self.continued) * CONTINUED) | (u16::from(self.layers) * LAYERS);
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10..12].copy_from_slice(&flags.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.body.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.first.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.until.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.digest);
+        bytes
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Another format or version, unknown flags, a body or a range that cannot be.
+    pub fn decode(bytes: &[u8; PRELUDE]) -> Result<Self, Error> {
+        let u32_at = |at: usize| {
+            let mut four = [0; 4];
+            four.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(four)
+        };
+        if bytes[..8] != MAGIC {
+            return Err(wrong("this is no bundle"));
+        }
+        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+        if version != VERSION {
+            return Err(wrong(format!(
+                "version {version}, of which nothing is known here"
+            )));
+        }
+        let flags = u16::from_le_bytes([bytes[10], bytes[11]]);
+        if flags & !(CONTINUED | LAYERS) != 0 {
+            return Err(wrong("flags that are unknown"));
+        }
+        let mut digest = [0; 32];
+        digest.copy_from_slice(&bytes[24..]);
+        let prelude = Self {
+            continued: flags & CONTINUED != 0,
+            layers: flags & LAYERS != 0,
+            body: u32_at(12),
+            first: u32_at(16),
+            until: u32_at(20),
+            digest,
+        };
+        if prelude.first > prelude.until || prelude.body_len() > MAX_BODY || prelude.body == 0 {
+            return Err(wrong("lengths that cannot be"));
+        }
+        Ok(prelude)
+    }
+
+    /// Bytes of the body.
+    pub fn body_len(&self) -> usize {
+        usize::try_from(self.body).unwrap_or(usize::MAX)
+    }
+
+    /// The ETag of the bundle that the body alone names. A server whose records for one body may differ adds
+    /// what tells them apart: a receiver never looks into an ETag.
+    pub fn etag(&self) -> String {
+        format!("\"{}\"", Content::from_bytes(self.digest).hex())
+    }
+}
+
+/// An image that the worker said to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Had {
+    /// Of its manifest.
+    pub manifest: Digest,
+    /// What the server makes of it.
+    pub known: Known,
+}
+
+/// Which contents of an image that the worker has may be counted upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// The server does not know the image, or may not tell: nothing of it is used.
+    Unknown,
+    /// Those of the merged tree.
+    Visible,
+    /// The extras too.
+    Layers,
+}
+
+/// The want's table, as it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WireTable {
+    /// Position in [`Header::haves`] of the image whose table it is coded against.
+    pub base: Option<u16>,
+    /// SHA-256 of the canonical bytes.
+    pub digest: [u8; 32],
+    /// Bytes of the canonical form, at most [`MAX_TABLE`].
+    pub len: u32,
+    /// As `table` codes it.
+    pub coded: Vec<u8>,
+}
+
+/// See the head of this module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The extras come too.
+    pub layers: bool,
+    /// Of the manifest, as a registry serves it.
+    pub media_type: String,
+    /// The exact bytes.
+    pub manifest: Vec<u8>,
+    /// The exact bytes.
+    pub config: Vec<u8>,
+    /// The images that the worker said to have, in the request's order; [`crate::Base::have`] counts in it.
+    pub haves: Vec<Had>,
+    /// The merged tree and its contents.
+    pub table: WireTable,
+    /// What follows, in order.
+    pub frames: Frames,
+    /// Bytes of all records, heads included, if the server knows them; else 0. For progress and for parting
+    /// the frames among connections, nothing else.
+    pub records: u64,
+}
+
+impl Header {
+    /// Prelude and body, to be sent at once; the range is all frames. `level` is zstd's, for the documents and the frame list.
+    ///
+    /// # Errors
+    /// A bound is exceeded.
+    pub fn encode(&self, level: i32) -> Result<(Prelude, Vec<u8>), Error> {
+        let mut body = Vec::new();
+        self.check()?;
+        varint::put(&mut body, as_u64(self.haves.len()));
+        for have in &self.haves {
+            body.push(match have.known {
+                Known::Unknown => 0,
+                Known::Visible => 1,
+                Known::Layers => 2,
+            });
+            body.push(match have.manifest.algorithm() {
+                Algorithm::Sha256 => 0,
+                Algorithm::Sha512 => 1,
+            });
+            body.extend_from_slice(have.manifest.as_bytes());
+        }
+        let table = &self.table;
+        varint::put(&mut body, table.base.map_or(0, |base| u64::from(base) + 1));
+        body.extend_from_slice(&table.digest);
+        varint::put(&mut body, u64::from(table.len));
+        put_bytes(&mut body, &table.coded);
+        let mut documents = Vec::new();
+        put_bytes(&mut documents, self.media_type.as_bytes());
+        put_bytes(&mut documents, &self.manifest);
+        documents.extend_from_slice(&self.config);
+        for plain in [&documents[..], self.frames.bytes()] {
+            varint::put(&mut body, as_u64(plain.len()));
+            put_bytes(&mut body, &bounded::compress(plain, level)?);
+        }
+        varint::put(&mut body, self.records);
+        let len = u32::try_from(body.len())
+            .ok()
+            .filter(|_| body.len() <= MAX_BODY);
+        let prelude = Prelude {
+            continued: false,
+            layers: self.layers,
+            body: len.ok_or_else(|| wrong("it is too long"))?,
+            first: 0,
+            until: u32::try_from(self.frames.len()).unwrap_or(u32::MAX),
+            digest: Sha256::digest(&body).into(),
+        };
+        Ok((prelude, body))
+    }
+
+    /// Reads the body that a prelude announces, which gives it back byte by byte if encoded again with the same
+    /// level. At most [`MAX_DOCUMENTS`] + [`MAX_FRAME_LIST`] bytes are allocated on top of it.
+    ///
+    /// # Errors
+    /// Not the digest of the prelude; not of the format; a bound is exceeded.
+    pub fn decode(prelude: &Prelude, body: &[u8]) -> Result<Self, Error> {
+        let found: [u8; 32] = Sha256::digest(body).into();
+        if found != prelude.digest {
+            return Err(Error::Digest {
+                what: "the header of a bundle".into(),
+                expected: Content::from_bytes(prelude.digest).hex(),
+                found: Content::from_bytes(found).hex(),
+            });
+        }
+        let mut reader = Reader::new(WHAT, body);
+        let mut haves = Vec::new();
+        for _ in 0..reader.count()? {
+            haves.push(have(&mut reader)?);
+        }
+        let base = match reader.u32()? {
+            0 => None,
+            base => Some(u16::try_from(base - 1).map_err(|_| wrong("a table against nothing"))?),
+        };
+        let table = WireTable {
+            base,
+            digest: *reader.content()?.as_bytes(),
+            len: reader.u32()?,
+            coded: take_bytes(&mut reader)?.to_vec(),
+        };
+        let documents = plain(&mut reader, MAX_DOCUMENTS)?;
+        let frames = Frames::parse(plain(&mut reader, MAX_FRAME_LIST)?)?;
+        let records = reader.u64()?;
+        reader.end()?;
+        let mut reader = Reader::new(WHAT, &documents);
+        let media_type = String::from_utf8(take_bytes(&mut reader)?.to_vec())
+            .map_err(|_| wrong("a media type that is no text"))?;
+        let manifest = take_bytes(&mut reader)?.to_vec();
+        let config = reader.rest().to_vec();
+        let header = Self {
+            layers: prelude.layers,
+            media_type,
+            manifest,
+            config,
+            haves,
+            table,
+            frames,
+            records,
+        };
+        header.check()?;
+        let until = usize::try_from(prelude.until).unwrap_or(usize::MAX);
+        if until > header.frames.len() {
+            return Err(wrong("a range over the last frame"));
+        }
+        Ok(header)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let over = |bytes: &[u8], most| bytes.len() > most;
+        let base = self
+            .table
+            .base
+            .map(|base| self.haves.get(usize::from(base)));
+        if self.haves.len() > MAX_HAVE {
+            return Err(wrong("too many images"));
+        }
+        if base.is_some_and(|have| have.is_none_or(|have| have.known == Known::Unknown)) {
+            return Err(wrong("a table against one that is unknown"));
+        }
+        if usize::try_from(self.table.len).map_or(true, |len| len > MAX_TABLE) {
+            return Err(wrong("the table is too long"));
+        }
+        if over(self.media_type.as_bytes(), MAX_MEDIA_TYPE)
+            || self.manifest.len() + self.config.len() + MAX_MEDIA_TYPE + 16 > MAX_DOCUMENTS
+        {
+            return Err(wrong("the documents are too long"));
+        }
+        Ok(())
+    }
+}
+
+fn have(reader: &mut Reader<'_>) -> Result<Had, Error> {
+    let known = match reader.byte()? {
+        0 => Known::Unknown,
+        1 => Known::Visible,
+        2 => Known::Layers,
+        _ => return Err(wrong("an image of unknown standing")),
+    };
+    let algorithm = match reader.byte()? {
+        0 => Algorithm::Sha256,
+        1 => Algorithm::Sha512,
+        _ => return Err(wrong("a digest of an unknown kind")),
+    };
+    let manifest = Digest::from_bytes(algorithm, reader.take(algorithm.hash_len())?);
+    let manifest = manifest.ok_or_else(|| wrong("a digest of another length"))?;
+    Ok(Had { manifest, known })
+}
+
+fn plain(reader: &mut Reader<'_>, most: usize) -> Result<Vec<u8>, Error> {
+    let len = usize::try_from(reader.u64()?).unwrap_or(usize::MAX);
+    if len > most {
+        return Err(wrong("a part that is too long"));
+    }
+    let coded = take_bytes(reader)?;
+    bounded::decompress(coded, len, &[]).map_err(|why| wrong(why.to_string()))
+}
+
+fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    varint::put(out, as_u64(bytes.len()));
+    out.extend_from_slice(bytes);
+}
+
+fn take_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], Error> {
+    let len = reader.count()?;
+    reader.take(len)
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+fn wrong(why: impl Into<String>) -> Error {
+    Error::malformed(WHAT, why)
+}
