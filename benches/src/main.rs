@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bundle;
 mod client;
 mod image;
 mod process;
@@ -76,12 +77,16 @@ struct Arguments {
 enum Task {
     /// Loads pierhead for minutes and looks whether it grows.
     Soak(soak::Options),
+    /// Measures bundles: bytes, latency, memory, CPU and time.
+    Bundle(bundle::Options),
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(Task::Soak(options)) = &arguments.task {
-        return soak::run(options);
+    match &arguments.task {
+        Some(Task::Soak(options)) => return soak::run(options),
+        Some(Task::Bundle(options)) => return bundle::run(options),
+        None => {}
     }
     let work = tempfile::Builder::new()
         .prefix("pierhead-bench")

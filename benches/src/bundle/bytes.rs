@@ -1,0 +1,139 @@
+//! How many bytes cross the wire.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::Value;
+
+use super::{Bench, Pair, mega, ratio};
+
+/// The marks: fresh by compressed; each small update, all of them, the large ones, and any.
+const MARKS: &str = "marks: fresh 0.80 × compressed; updates of up to 125 MB 1.15 × ideal in all and 1.3 × each; larger \
+                     ones 0.6 × whole-file delta in all; none over 1.02 × whole-file delta";
+/// Compressed bytes of what counts as small.
+const SMALL: u64 = 125_000_000;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Ideal deltas as JSON: `{"pairs": [{"image", "old", "new", "delta", "bindelta"}]}`, of several files maybe.
+    #[arg(long, value_delimiter = ',')]
+    ideal: Vec<PathBuf>,
+    /// What the first request of a pair gets too, before anything is prepared.
+    #[arg(long)]
+    unprepared: bool,
+    /// No fresh pulls.
+    #[arg(long)]
+    updates: bool,
+}
+
+/// Of one pair.
+struct Ideal {
+    /// Each file that changed, compressed on its own.
+    whole: u64,
+    /// Each as a patch of the file at its path.
+    patched: u64,
+}
+
+#[derive(Default)]
+struct Sum {
+    bytes: u64,
+    ideal: u64,
+}
+
+pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
+    let ideal = ideal(&options.ideal)?;
+    let server = bench.server()?;
+    println!("{MARKS}\n");
+    if !options.updates {
+        println!("| fresh | compressed MB | bundle MB | ratio |\n|---|--:|--:|--:|");
+        for name in bench.names() {
+            let image = bench.layout.image(name)?;
+            let bytes = server.warm(name, &[])?.bytes;
+            let compressed = image.compressed;
+            println!(
+                "| {name} | {:.2} | {:.2} | {:.3} |",
+                mega(compressed),
+                mega(bytes),
+                ratio(bytes, compressed)
+            );
+        }
+    }
+    println!(
+        "\n| update | unprepared MB | prepared MB | whole-file delta MB | ideal MB | by whole-file | by ideal | CPU-s |\n|---|--:|--:|--:|--:|--:|--:|--:|"
+    );
+    let (mut small, mut large) = (Sum::default(), Sum::default());
+    for Pair { old, new } in bench.pairs() {
+        let have = [bench.layout.image(&old)?.manifest];
+        let compressed = bench.layout.image(&new)?.compressed;
+        server.warm(&old, &[])?;
+        // The image itself is indexed and packed before: what is left is the pair's.
+        server.bundle(&new, &[])?;
+        let unprepared = match options.unprepared {
+            true => format!("{:.2}", mega(server.bundle(&new, &have)?.bytes)),
+            false => String::new(),
+        };
+        server.settle()?;
+        let before = server.process.cpu_seconds()?;
+        let bytes = server.warm(&new, &have)?.bytes;
+        let cpu = server.process.cpu_seconds()? - before;
+        let columns = match ideal.get(&(old.clone(), new.clone())) {
+            None => "| | | |".to_owned(),
+            Some(ideal) => {
+                let (sum, against) = match compressed {
+                    ..=SMALL => (&mut small, ideal.patched),
+                    _ => (&mut large, ideal.whole),
+                };
+                sum.bytes += bytes;
+                sum.ideal += against;
+                format!(
+                    "{:.2} | {:.2} | {:.3} | {:.3}",
+                    mega(ideal.whole),
+                    mega(ideal.patched),
+                    ratio(bytes, ideal.whole),
+                    ratio(bytes, ideal.patched)
+                )
+            }
+        };
+        println!(
+            "| {old} → {new} | {unprepared} | {:.2} | {columns} | {cpu:.1} |",
+            mega(bytes)
+        );
+    }
+    for (what, sum) in [("small, by ideal", small), ("large, by whole-file", large)] {
+        if sum.ideal > 0 {
+            println!(
+                "\n{what}: {:.2} MB of {:.2}: {:.3}",
+                mega(sum.bytes),
+                mega(sum.ideal),
+                ratio(sum.bytes, sum.ideal)
+            );
+        }
+    }
+    Ok(())
+}
+
+fn ideal(files: &[PathBuf]) -> Result<BTreeMap<(String, String), Ideal>> {
+    let mut found = BTreeMap::new();
+    for file in files {
+        let document: Value = serde_json::from_slice(&fs::read(file)?)?;
+        for pair in document["pairs"].as_array().context("no pairs")? {
+            let text = |key: &str| pair[key].as_str().with_context(|| key.to_owned());
+            let number = |key: &str| pair[key].as_u64().with_context(|| key.to_owned());
+            let image = text("image")?;
+            found.insert(
+                (
+                    format!("{image}:{}", text("old")?),
+                    format!("{image}:{}", text("new")?),
+                ),
+                Ideal {
+                    whole: number("delta")?,
+                    patched: number("bindelta")?,
+                },
+            );
+        }
+    }
+    Ok(found)
+}

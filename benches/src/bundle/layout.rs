@@ -1,0 +1,231 @@
+//! The images that are measured: an OCI image layout, real or generated, and a registry in front of it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use pierhead_oci::{Algorithm, Digest, MediaType};
+use serde_json::{Value, json};
+
+/// What an index entry's name is called.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// A folder with `index.json` and blobs.
+#[derive(Clone)]
+pub(crate) struct Layout {
+    folder: PathBuf,
+    /// By `name:tag`, what the tag means.
+    tags: BTreeMap<String, Digest>,
+}
+
+/// An image of a layout, for this machine.
+pub(crate) struct Image {
+    /// Of the manifest of this platform.
+    pub(crate) manifest: Digest,
+    /// Bytes of the compressed layers.
+    pub(crate) compressed: u64,
+}
+
+impl Layout {
+    pub(crate) fn open(folder: &Path) -> Result<Self> {
+        let index = fs::read(folder.join("index.json"));
+        let index = index.with_context(|| format!("{} is no layout", folder.display()))?;
+        let index: Value = serde_json::from_slice(&index)?;
+        let mut tags = BTreeMap::new();
+        for entry in index["manifests"].as_array().context("an empty layout")? {
+            let name = entry["annotations"][REF_NAME].as_str().context("no name")?;
+            let digest = entry["digest"].as_str().context("no digest")?;
+            // Whatever registry the name began with, here it is one path.
+            let name = name.rsplit('/').next().unwrap_or(name);
+            tags.insert(name.to_owned(), digest.parse()?);
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+            tags,
+        })
+    }
+
+    /// All names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tags.keys().map(String::as_str)
+    }
+
+    pub(crate) fn image(&self, name: &str) -> Result<Image> {
+        let digest = self.tags.get(name);
+        let mut manifest = *digest.with_context(|| format!("no {name} in the layout"))?;
+        let mut document = self.json(&manifest)?;
+        if let Some(entries) = document["manifests"].as_array() {
+            let here = match std::env::consts::ARCH {
+                "x86_64" => "amd64",
+                "aarch64" => "arm64",
+                other => other,
+            };
+            let ours = |it: &&Value| it["platform"]["architecture"] == here;
+            let entry = entries.iter().find(ours).context("not for this machine")?;
+            manifest = entry["digest"].as_str().context("no digest")?.parse()?;
+            document = self.json(&manifest)?;
+        }
+        let layers = document["layers"].as_array().context("no layers")?;
+        Ok(Image {
+            manifest,
+            compressed: layers.iter().filter_map(|it| it["size"].as_u64()).sum(),
+        })
+    }
+
+    fn blob(&self, digest: &Digest) -> PathBuf {
+        self.folder.join("blobs/sha256").join(digest.hex())
+    }
+
+    fn json(&self, digest: &Digest) -> Result<Value> {
+        Ok(serde_json::from_slice(&fs::read(self.blob(digest))?)?)
+    }
+
+    /// For each number, two versions of an image of so many small files, one in a hundred of which an update changes.
+    pub(crate) fn generate(folder: &Path, files: &[u32]) -> Result<Self> {
+        let blobs = folder.join("blobs/sha256");
+        fs::create_dir_all(&blobs)?;
+        let mut manifests = Vec::new();
+        for (files, version) in files.iter().flat_map(|&files| [(files, 1), (files, 2)]) {
+            let put = |media_type: &str, bytes: &[u8]| -> Result<Value> {
+                let digest = Digest::of(Algorithm::Sha256, bytes);
+                fs::write(blobs.join(digest.hex()), bytes)?;
+                Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() }))
+            };
+            let tar = tar(files, version)?;
+            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+            gzip.write_all(&tar)?;
+            let layer = put(
+                "application/vnd.oci.image.layer.v1.tar+gzip",
+                &gzip.finish()?,
+            )?;
+            let diff_id = Digest::of(Algorithm::Sha256, &tar);
+            let config = json!({ "architecture": "amd64", "os": "linux",
+                "config": { "Entrypoint": ["/folder-0/file-0"] },
+                "rootfs": { "type": "layers", "diff_ids": [diff_id] } });
+            let config = put(
+                "application/vnd.oci.image.config.v1+json",
+                config.to_string().as_bytes(),
+            )?;
+            let manifest = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
+                "config": config, "layers": [layer] });
+            let mut entry = put(MediaType::OCI_MANIFEST, manifest.to_string().as_bytes())?;
+            entry["annotations"] = json!({ REF_NAME: format!("files{files}:{version}") });
+            manifests.push(entry);
+        }
+        let index = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
+        fs::write(folder.join("index.json"), index.to_string())?;
+        Self::open(folder)
+    }
+
+    /// Answers pulls of `library/<name>` until the process ends, as fast as it can.
+    pub(crate) fn serve(&self, listener: TcpListener) {
+        let layout = Arc::new(self.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let layout = Arc::clone(&layout);
+                // An error ends the one connection: the other side sees it, and the figures show it.
+                std::thread::spawn(move || layout.converse(&stream));
+            }
+        });
+    }
+
+    fn converse(&self, stream: &TcpStream) -> Result<()> {
+        stream.set_nodelay(true)?;
+        let mut reader = BufReader::new(stream);
+        loop {
+            let mut line = String::new();
+            if reader.read_line(&mut line)? == 0 {
+                return Ok(());
+            }
+            let mut words = line.split_whitespace();
+            let method = words.next().context("no method")?.to_owned();
+            let target = words.next().context("no path")?.to_owned();
+            loop {
+                line.clear();
+                ensure!(reader.read_line(&mut line)? > 0, "cut inside the headers");
+                if line.trim_end().is_empty() {
+                    break;
+                }
+            }
+            let path = target.split('?').next().unwrap_or_default();
+            self.answer(stream, path, method != "HEAD")?;
+        }
+    }
+
+    fn answer(&self, mut stream: &TcpStream, path: &str, body: bool) -> Result<()> {
+        if path == "/v2/" {
+            return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
+        }
+        let Some((digest, is_manifest)) = self.find(path) else {
+            return Ok(stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?);
+        };
+        let media_type = match is_manifest {
+            true => {
+                let document = self.json(&digest)?;
+                let media_type = document["mediaType"].as_str();
+                media_type.unwrap_or(MediaType::OCI_MANIFEST).to_owned()
+            }
+            false => "application/octet-stream".to_owned(),
+        };
+        let mut file = File::open(self.blob(&digest))?;
+        let length = file.metadata()?.len();
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nContent-Type: {media_type}\r\nDocker-Content-Digest: {digest}\r\nContent-Length: {length}\r\n\r\n"
+        )?;
+        if body {
+            io::copy(&mut file, &mut stream)?;
+        }
+        Ok(())
+    }
+
+    fn find(&self, path: &str) -> Option<(Digest, bool)> {
+        let rest = path.strip_prefix("/v2/library/")?;
+        if let Some((_, digest)) = rest.split_once("/blobs/") {
+            let digest: Digest = digest.parse().ok()?;
+            return self.blob(&digest).exists().then_some((digest, false));
+        }
+        let (name, reference) = rest.split_once("/manifests/")?;
+        let digest = match reference.parse() {
+            Ok(digest) => digest,
+            Err(_) => *self.tags.get(&format!("{name}:{reference}"))?,
+        };
+        self.blob(&digest).exists().then_some((digest, true))
+    }
+}
+
+/// Files of a few hundred bytes, a hundred in a folder.
+fn tar(files: u32, version: u32) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut put = |kind, path: &str, content: &[u8]| {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(kind);
+        header.set_mode(0o755);
+        header.set_mtime(1_700_000_000);
+        header.set_size(content.len() as u64);
+        tar.append_data(&mut header, path, content)
+    };
+    for file in 0..files {
+        let folder = format!("folder-{}", file / 100);
+        if file % 100 == 0 {
+            put(tar::EntryType::Directory, &format!("{folder}/"), b"")?;
+        }
+        let made_for = if file % 100 == 7 { version } else { 0 };
+        let mut random = fastrand::Rng::with_seed(u64::from(file) << 8 | u64::from(made_for));
+        let words: Vec<String> = (0..random.usize(1..40))
+            .map(|_| format!("word{}", random.u16(..)))
+            .collect();
+        put(
+            tar::EntryType::Regular,
+            &format!("{folder}/file-{file}"),
+            format!("{file} {}\n", words.join(" ")).as_bytes(),
+        )?;
+    }
+    Ok(tar.into_inner()?)
+}

@@ -1,0 +1,192 @@
+//! Bundles: bytes, latency, memory, CPU and time, against the marks that they have to reach.
+
+mod bytes;
+mod layout;
+mod link;
+mod load;
+mod provision;
+mod server;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use tempfile::TempDir;
+
+use layout::Layout;
+use server::Server;
+
+/// What is measured, on what.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    task: Task,
+    /// An OCI image layout with several versions of its images. Without it, images of `--files` files are generated.
+    #[arg(id = "images", long = "layout", global = true)]
+    layout: Option<PathBuf>,
+    /// Files of the generated images.
+    #[arg(
+        long,
+        global = true,
+        value_delimiter = ',',
+        default_value = "5000,84000"
+    )]
+    files: Vec<u32>,
+    /// Only images whose names begin so.
+    #[arg(id = "named", long = "only", global = true, value_delimiter = ',')]
+    only: Vec<String>,
+    /// The pierhead to measure.
+    #[arg(
+        id = "server",
+        long = "pierhead",
+        global = true,
+        default_value = "target/release/pierhead"
+    )]
+    pierhead: PathBuf,
+    /// A file of settings for the server.
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Bytes of a fresh pull and of updates, against the compressed layers and the ideal deltas.
+    Bytes(bytes::Options),
+    /// The first byte of a warm bundle, and the server's memory under many requests at once.
+    Load(load::Options),
+    /// CPU of serving packed bundles beside nginx, which sends a file of the same bytes by sendfile.
+    Serve(load::ServeOptions),
+    /// Time until the root file system is complete over an emulated link, beside containerd (root only).
+    Provision(provision::Options),
+}
+
+/// What every task works with.
+struct Bench {
+    layout: Layout,
+    pierhead: PathBuf,
+    config: String,
+    only: Vec<String>,
+    _made: Option<TempDir>,
+}
+
+/// Two versions of an image.
+struct Pair {
+    old: String,
+    new: String,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let made = match &options.layout {
+        Some(_) => None,
+        None => Some(tempfile::Builder::new().prefix("bundle-bench").tempdir()?),
+    };
+    let config = match &options.config {
+        Some(path) => std::fs::read_to_string(path)?,
+        None => String::new(),
+    };
+    let layout = match (&options.layout, &made) {
+        (Some(layout), _) => Layout::open(layout)?,
+        (None, Some(made)) => {
+            eprintln!("generating images …");
+            Layout::generate(made.path(), &options.files)?
+        }
+        (None, None) => unreachable!("one of both"),
+    };
+    let bench = Bench {
+        layout,
+        pierhead: options.pierhead.clone(),
+        config,
+        only: options.only.clone(),
+        _made: made,
+    };
+    match &options.task {
+        Task::Bytes(options) => bytes::run(&bench, options),
+        Task::Load(options) => load::run(&bench, options),
+        Task::Serve(options) => load::serve(&bench, options),
+        Task::Provision(options) => provision::run(&bench, options),
+    }
+}
+
+impl Bench {
+    /// On loopback, in front of the layout.
+    fn server(&self) -> Result<Server> {
+        let listener = std::net::TcpListener::bind(server::loopback())?;
+        let upstream = listener.local_addr()?;
+        self.layout.serve(listener);
+        Server::start(&self.pierhead, &[], "127.0.0.1:0", upstream, &self.config)
+    }
+
+    /// Names of images that are asked for.
+    fn names(&self) -> Vec<&str> {
+        let wanted = |name: &&str| {
+            self.only.is_empty() || self.only.iter().any(|only| name.starts_with(only.as_str()))
+        };
+        self.layout.names().filter(wanted).collect()
+    }
+
+    /// Each version and the one after it, in the order of their tags' numbers.
+    fn pairs(&self) -> Vec<Pair> {
+        let mut names = self.names();
+        names.sort_by_key(|name| numbers(name));
+        let pairs = names.windows(2).filter(|pair| {
+            let of = |name: &str| name.split(':').next().map(str::to_owned);
+            of(pair[0]) == of(pair[1])
+        });
+        pairs
+            .map(|pair| Pair {
+                old: pair[0].to_owned(),
+                new: pair[1].to_owned(),
+            })
+            .collect()
+    }
+}
+
+/// The name, and its tag cut into text and numbers: `u9` comes before `u10`, and `1` before `1-u1`.
+fn numbers(name: &str) -> (String, Vec<(u64, String)>) {
+    let (repository, tag) = name.split_once(':').unwrap_or((name, ""));
+    let mut parts = Vec::new();
+    for part in tag.split_inclusive(|c: char| !c.is_ascii_digit()) {
+        let digits = part.trim_end_matches(|c: char| !c.is_ascii_digit());
+        parts.push((digits.parse().unwrap_or(0), part[digits.len()..].to_owned()));
+    }
+    (repository.to_owned(), parts)
+}
+
+/// Millions, for people.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn mega(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}
+
+/// One by the other.
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn ratio(one: u64, other: u64) -> f64 {
+    one as f64 / other as f64
+}
+
+/// The middle one.
+fn median(values: &mut [f64]) -> Result<f64> {
+    values.sort_by(f64::total_cmp);
+    values
+        .get(values.len() / 2)
+        .copied()
+        .context("nothing was measured")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_come_in_the_order_of_their_numbers() {
+        for (older, newer) in [
+            ("redis:7.0.15-u7", "redis:7.0.15-u10"),
+            ("redis:7.0.15-u10", "redis:8.0.2"),
+            ("memcached:1.6.18", "memcached:1.6.18-u1"),
+            ("node:18-express4.18", "node:18-express4.21"),
+            ("app:v1", "app:v2"),
+        ] {
+            assert!(numbers(older) < numbers(newer), "{older} {newer}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Time from the first request until a root file system is complete, over a link: pierhead's worker and containerd.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use tempfile::TempDir;
+
+use super::link::{Link, SERVER};
+use super::server::Server;
+use super::{Bench, Pair, median, mega};
+use crate::process::Process;
+
+/// Of the server, in its namespace.
+const PORT: u16 = 5000;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Round trips in milliseconds.
+    #[arg(long, value_delimiter = ',', default_value = "0,50,150")]
+    rtt: Vec<u64>,
+    /// Rates towards the client in Mbit/s; 0 is as fast as it goes.
+    #[arg(long, value_delimiter = ',', default_value = "100,0")]
+    mbit: Vec<u64>,
+    /// Runs; the median counts.
+    #[arg(long, short, default_value_t = 3)]
+    n: usize,
+    /// Only `fresh` or only `update`.
+    #[arg(long)]
+    scenario: Option<String>,
+    /// Folder for what is unpacked; must be on a disk where overlayfs works.
+    #[arg(long, default_value = "target")]
+    work: PathBuf,
+    /// Who pulls.
+    #[arg(long, value_delimiter = ',', default_value = "pierhead,containerd")]
+    targets: Vec<Target>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Target {
+    Pierhead,
+    Containerd,
+}
+
+/// One pull.
+struct Run {
+    seconds: f64,
+    down: u64,
+    up: u64,
+    cpu: f64,
+}
+
+struct Stage {
+    link: Link,
+    server: Server,
+    pierhead: PathBuf,
+    work: PathBuf,
+}
+
+pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "namespaces and mounts need root"
+    );
+    let link = Link::up()?;
+    let listener = link
+        .server
+        .inside(|| Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?))?;
+    let upstream = listener.local_addr()?;
+    bench.layout.serve(listener);
+    let listen = format!("{SERVER}:{PORT}");
+    let server = Server::start(
+        &bench.pierhead,
+        &link.server.prefix(),
+        &listen,
+        upstream,
+        &bench.config,
+    )?;
+    fs::create_dir_all(&options.work)?;
+    let stage = Stage {
+        link,
+        server,
+        pierhead: bench.pierhead.canonicalize()?,
+        work: options.work.canonicalize()?,
+    };
+    println!(
+        "marks: 2 × faster fresh at 0 ms without limit, 4 × on updates at 100 Mbit/s, 150 ms at most 1 s over 0 ms\n"
+    );
+    println!(
+        "| image | RTT ms | Mbit/s | containerd s | pierhead s | times | MB down | kB up | CPU-s of the client |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    );
+    let wanted = |what: &str| options.scenario.as_deref().is_none_or(|it| it == what);
+    for Pair { old, new } in bench.pairs() {
+        stage.warm(options, &old, &new)?;
+        for old in [None, Some(old.as_str())] {
+            if !wanted(if old.is_none() { "fresh" } else { "update" }) {
+                continue;
+            }
+            for &rtt in &options.rtt {
+                for &mbit in &options.mbit {
+                    stage.row(options, old, &new, rtt, mbit)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Stage {
+    /// Both images in the server's cache, packed, the update prepared.
+    fn warm(&self, options: &Options, old: &str, new: &str) -> Result<()> {
+        self.link.set(Duration::ZERO, 0);
+        // The second time with what was prepared since the first.
+        for _ in 0..2 {
+            let folder = self.folder("worker")?;
+            for name in [old, new] {
+                if options.targets.contains(&Target::Pierhead) {
+                    self.pull(name, folder.path())?;
+                    self.server.settle()?;
+                } else {
+                    Containerd::start(self)?.pull(name)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn row(
+        &self,
+        options: &Options,
+        old: Option<&str>,
+        new: &str,
+        rtt: u64,
+        mbit: u64,
+    ) -> Result<()> {
+        let mut ours = Vec::new();
+        let mut theirs = Vec::new();
+        for _ in 0..options.n {
+            if options.targets.contains(&Target::Pierhead) {
+                let folder = self.folder("worker")?;
+                let pull = |name: &str| self.pull(name, folder.path());
+                ours.push(self.timed(old, new, rtt, mbit, pull)?);
+            }
+            if options.targets.contains(&Target::Containerd) {
+                let containerd = Containerd::start(self)?;
+                let pull = |name: &str| containerd.pull(name);
+                theirs.push(self.timed(old, new, rtt, mbit, pull)?);
+            }
+        }
+        // Of who was not asked: not a number.
+        let middle = |runs: &[Run], of: fn(&Run) -> f64| {
+            median(&mut runs.iter().map(of).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+        };
+        let seconds = middle(&ours, |run| run.seconds);
+        let other = middle(&theirs, |run| run.seconds);
+        let both =
+            |of: fn(&Run) -> f64| format!("{:.2} / {:.2}", middle(&theirs, of), middle(&ours, of));
+        let what = old.map_or_else(|| new.to_owned(), |old| format!("{old} → {new}"));
+        let rate = if mbit == 0 {
+            "–".to_owned()
+        } else {
+            mbit.to_string()
+        };
+        println!(
+            "| {what} | {rtt} | {rate} | {other:.2} | {seconds:.2} | {:.1} | {} | {} | {} |",
+            other / seconds,
+            both(|run| mega(run.down)),
+            both(|run| mega(run.up) * 1e3),
+            both(|run| run.cpu),
+        );
+        Ok(())
+    }
+
+    /// The old version unmeasured, then the new one over the link.
+    fn timed(
+        &self,
+        old: Option<&str>,
+        new: &str,
+        rtt: u64,
+        mbit: u64,
+        pull: impl Fn(&str) -> Result<f64>,
+    ) -> Result<Run> {
+        self.link.set(Duration::ZERO, 0);
+        if let Some(old) = old {
+            pull(old)?;
+        }
+        self.link.set(Duration::from_millis(rtt), mbit);
+        let before = self.link.traffic();
+        let start = Instant::now();
+        let cpu = pull(new)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let after = self.link.traffic();
+        self.link.set(Duration::ZERO, 0);
+        Ok(Run {
+            seconds,
+            down: after.down - before.down,
+            up: after.up - before.up,
+            cpu,
+        })
+    }
+
+    /// By pierhead's worker, store and tree below `folder`. CPU seconds.
+    fn pull(&self, name: &str, folder: &Path) -> Result<f64> {
+        let tree = folder.join(format!("rootfs-{}", name.replace([':', '/'], "-")));
+        let mut command = self.link.client.command("/usr/bin/env");
+        // The shell's own clock: a child's CPU time outlives it nowhere else.
+        command
+            .args([
+                "bash",
+                "-c",
+                "\"$@\"; status=$?; times >&2; exit $status",
+                "it",
+            ])
+            .arg(&self.pierhead)
+            .args(["pull", &format!("docker.io/library/{name}")])
+            .args(["--via", &format!("http://{SERVER}:{PORT}")])
+            .arg("--into")
+            .arg(folder.join("store"))
+            .arg("--as")
+            .arg(format!("rootfs:{}", tree.display()))
+            .arg("--json");
+        let output = checked(&mut command)?;
+        children_cpu(&String::from_utf8_lossy(&output.stderr))
+    }
+
+    fn folder(&self, name: &str) -> Result<TempDir> {
+        Ok(tempfile::Builder::new()
+            .prefix(&format!("bundle-bench-{name}-"))
+            .tempdir_in(&self.work)?)
+    }
+}
+
+fn checked(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {said}");
+    Ok(output)
+}
+
+/// Of the last line of bash's `times`: `0m1.234s 0m0.567s`, user and system of its children.
+fn children_cpu(said: &str) -> Result<f64> {
+    let line = said.lines().last().context("no times")?;
+    let mut sum = 0.0;
+    for word in line.split_whitespace() {
+        let (minutes, seconds) = word
+            .trim_end_matches('s')
+            .split_once('m')
+            .context("no time")?;
+        sum += minutes.parse::<f64>()? * 60.0 + seconds.parse::<f64>()?;
+    }
+    Ok(sum)
+}
+
+/// A daemon of its own in the client's namespace, with an empty store.
+struct Containerd<'a> {
+    process: Process,
+    stage: &'a Stage,
+    folder: TempDir,
+}
+
+impl<'a> Containerd<'a> {
+    fn start(stage: &'a Stage) -> Result<Self> {
+        let folder = stage.folder("containerd")?;
+        let at = folder.path().display();
+        fs::write(
+            folder.path().join("config.toml"),
+            format!(
+                "version = 2\nroot = \"{at}/root\"\nstate = \"{at}/state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
+                 \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\"]\n[grpc]\naddress = \"{at}/s\"\n[ttrpc]\naddress = \"{at}/t\"\n"
+            ),
+        )?;
+        let hosts = folder.path().join("hosts/docker.io");
+        fs::create_dir_all(&hosts)?;
+        fs::write(
+            hosts.join("hosts.toml"),
+            format!("server = \"http://{SERVER}:{PORT}\"\n"),
+        )?;
+        let mut command = stage.link.client.command("containerd");
+        command
+            .arg("--config")
+            .arg(folder.path().join("config.toml"));
+        let containerd = Self {
+            process: Process::spawn(&mut command)?,
+            stage,
+            folder,
+        };
+        let end = Instant::now() + Duration::from_secs(30);
+        while !containerd.ctr(&["version"]).output()?.status.success() {
+            ensure!(Instant::now() < end, "containerd does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(containerd)
+    }
+
+    fn ctr(&self, words: &[&str]) -> Command {
+        let mut command = self.stage.link.client.command("ctr");
+        command
+            .arg("--address")
+            .arg(self.folder.path().join("s"))
+            .args(words);
+        command
+    }
+
+    /// Download and unpacking. CPU seconds of the daemon.
+    fn pull(&self, name: &str) -> Result<f64> {
+        let hosts = self.folder.path().join("hosts").display().to_string();
+        let name = format!("docker.io/library/{name}");
+        let before = self.process.cpu_seconds()?;
+        checked(&mut self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name]))?;
+        Ok(self.process.cpu_seconds()? - before)
+    }
+}
+
+impl Drop for Containerd<'_> {
+    fn drop(&mut self) {
+        self.process.end();
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let below = self.folder.path().display().to_string();
+        for point in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
+            if point.starts_with(&below) {
+                let _ = Command::new("umount").args(["-l", point]).status();
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A pierhead that is asked for bundles, and how it is asked.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use pierhead_oci::Digest;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::process::Process;
+
+/// How long an image may take until it is indexed.
+const PATIENCE: Duration = Duration::from_secs(1200);
+/// A server that took less CPU than this in so long has nothing left to do.
+const IDLE: (f64, Duration) = (0.02, Duration::from_secs(2));
+
+/// How a body of unknown length ends.
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// One that runs; its cache ends with it.
+pub(crate) struct Server {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+    words: Vec<String>,
+    folder: TempDir,
+}
+
+/// What came back.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) etag: String,
+    /// All bytes on the socket, head included.
+    pub(crate) bytes: u64,
+    /// From the request to the first byte of the body.
+    pub(crate) first_byte: Duration,
+}
+
+impl Server {
+    /// Starts it in front of a registry; `prefix` is the command that starts programs where it shall run.
+    pub(crate) fn start(
+        pierhead: &Path,
+        prefix: &[String],
+        listen: &str,
+        upstream: SocketAddr,
+        config: &str,
+    ) -> Result<Self> {
+        // Beside the program, where a disk is: a folder for temporary files may be memory.
+        let pierhead = pierhead
+            .canonicalize()
+            .with_context(|| format!("{}: cargo build --release", pierhead.display()))?;
+        let folder = tempfile::Builder::new()
+            .prefix("bundle-bench")
+            .tempdir_in(pierhead.parent().context("a program in no folder")?)?;
+        let file = folder.path().join("pierhead.toml");
+        fs::write(&file, config)?;
+        let mut words = prefix.to_vec();
+        for word in [
+            &pierhead.display().to_string(),
+            "serve",
+            "--listen",
+            listen,
+            "--admin",
+            "127.0.0.1:0",
+            "--config",
+            &file.display().to_string(),
+            "--data",
+            &folder.path().join("data").display().to_string(),
+            "--ready-file",
+            &folder.path().join("ready").display().to_string(),
+            "--upstream",
+            &format!("docker.io=http://{upstream}"),
+        ] {
+            words.push(word.to_owned());
+        }
+        let (process, address) = spawn(&words, folder.path())?;
+        Ok(Self {
+            process,
+            address,
+            words,
+            folder,
+        })
+    }
+
+    /// A new process on the same data, and maybe another port.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.process.end();
+        (self.process, self.address) = spawn(&self.words, self.folder.path())?;
+        Ok(())
+    }
+
+    /// A bundle of `library/<name>`, over a connection of its own; the bytes are thrown away. Waits while the server
+    /// says that it is not ready yet.
+    pub(crate) fn bundle(&self, name: &str, have: &[Digest]) -> Result<Answer> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.ask(name, have)? {
+                Some(answer) => return Ok(answer),
+                None if Instant::now() > end => bail!("{name} is not ready after {PATIENCE:?}"),
+                None => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    }
+
+    /// `None` when it is not ready.
+    fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<Answer>> {
+        let (repository, tag) = name.split_once(':').context("a name without a tag")?;
+        let body = json!({ "want": tag, "have": have }).to_string();
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_nodelay(true)?;
+        let start = Instant::now();
+        write!(
+            stream,
+            "POST /v2/docker.io/library/{repository}/_pierhead/bundle HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )?;
+        let mut buffer = vec![0; 256 << 10];
+        let mut filled = 0;
+        let end = loop {
+            let read = stream.read(&mut buffer[filled..])?;
+            ensure!(read > 0, "{name}: closed inside the head");
+            filled += read;
+            let end = buffer[..filled].windows(4).position(|it| it == b"\r\n\r\n");
+            if let Some(end) = end {
+                break end;
+            }
+        };
+        let mut first_byte = (filled > end + 4).then(|| start.elapsed());
+        let head = String::from_utf8_lossy(&buffer[..end]).into_owned();
+        let mut bytes = filled as u64;
+        let mut tail = buffer[..filled].to_vec();
+        loop {
+            let read = stream.read(&mut buffer)?;
+            if read == 0 {
+                break;
+            }
+            first_byte.get_or_insert_with(|| start.elapsed());
+            bytes += read as u64;
+            tail.drain(..tail.len().saturating_sub(LAST_CHUNK.len()));
+            tail.extend_from_slice(&buffer[read.saturating_sub(LAST_CHUNK.len())..read]);
+        }
+        let total = start.elapsed();
+        let field = |name: &str| {
+            let lines = head.lines().filter_map(|line| line.split_once(':'));
+            let mut lines = lines.filter(|(key, _)| key.eq_ignore_ascii_case(name));
+            lines.next().map(|(_, value)| value.trim().to_owned())
+        };
+        let status = head.split(' ').nth(1).unwrap_or_default();
+        match status {
+            "200" => {}
+            "503" => return Ok(None),
+            _ => bail!("{name}: {head}"),
+        }
+        if let Some(length) = field("content-length") {
+            let length: u64 = length.parse()?;
+            ensure!(
+                bytes == length + end as u64 + 4,
+                "{name}: {bytes} bytes of {length}"
+            );
+        }
+        if field("transfer-encoding").is_some() {
+            ensure!(
+                tail.ends_with(LAST_CHUNK),
+                "{name}: cut after {bytes} bytes"
+            );
+        }
+        Ok(Some(Answer {
+            etag: field("etag").unwrap_or_default(),
+            bytes,
+            first_byte: first_byte.unwrap_or(total),
+        }))
+    }
+
+    /// Waits until there is nothing left to do at idle.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        let mut before = self.process.cpu_seconds()?;
+        loop {
+            std::thread::sleep(IDLE.1);
+            let now = self.process.cpu_seconds()?;
+            if now - before <= IDLE.0 {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "busy for {PATIENCE:?}");
+            before = now;
+        }
+    }
+
+    /// Has it fetch and index an image, pack it, and prepare what it will; then what it gives from now on.
+    pub(crate) fn warm(&self, name: &str, have: &[Digest]) -> Result<Answer> {
+        self.bundle(name, have)?;
+        self.settle()?;
+        let (one, other) = (self.bundle(name, have)?, self.bundle(name, have)?);
+        ensure!(
+            (&one.etag, one.bytes) == (&other.etag, other.bytes),
+            "the same question has two answers: {one:?} {other:?}"
+        );
+        Ok(other)
+    }
+}
+
+fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr)> {
+    let ready = folder.join("ready");
+    let _ = fs::remove_file(&ready);
+    let (program, arguments) = words.split_first().context("no program")?;
+    let process = Process::spawn(Command::new(program).args(arguments))?;
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        // Half written is the same as not written.
+        if let Ok(told) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default()) {
+            let address = told["listen"][0].as_str().context("no address")?.parse()?;
+            return Ok((process, address));
+        }
+        ensure!(Instant::now() < end, "pierhead is not ready: {words:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Any port of loopback.
+pub(crate) fn loopback() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+}
