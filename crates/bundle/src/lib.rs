@@ -23,6 +23,8 @@ mod frame;
 pub mod fuzzing;
 pub mod layer;
 pub mod pack;
+pub mod patch;
+pub mod plan;
 mod source;
 mod sys;
 pub mod table;

@@ -1,0 +1,92 @@
+//! Anchors: places in a content that another version of it finds again, chosen by the 64 bytes before them.
+//!
+//! A rolling hash (gear) is taken at every byte and kept where its top bits are zero. So an insertion moves the
+//! anchors behind it and changes none. Chunks of 64 KiB are too coarse here: after relinking nearly every one
+//! of a program's differs, while runs of 64 equal bytes are still everywhere.
+
+use std::collections::BTreeSet;
+
+/// A place, with the hash of what stands before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Anchor {
+    pub(crate) hash: u64,
+    pub(crate) offset: u64,
+}
+
+/// Bytes that a hash depends on.
+const REACH: u64 = 64;
+
+/// Walks over a content, fed in pieces of any length. No memory but its state.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampler {
+    hash: u64,
+    at: u64,
+    shift: u32,
+}
+
+impl Sampler {
+    /// Anchors are `1 << every_log2` bytes apart on the average.
+    pub(crate) fn new(every_log2: u32) -> Self {
+        Self {
+            hash: 0,
+            at: 0,
+            shift: 64 - every_log2.clamp(1, 32),
+        }
+    }
+
+    /// Takes in the next bytes; `each` gets the anchors in them.
+    pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
+        for byte in bytes {
+            self.hash = (self.hash << 1).wrapping_add(GEAR[usize::from(*byte)]);
+            self.at += 1;
+            if self.hash >> self.shift == 0 && self.at >= REACH {
+                each(Anchor {
+                    hash: self.hash,
+                    offset: self.at,
+                });
+            }
+        }
+    }
+}
+
+/// What a content is like: its smallest anchor hashes. Two contents share about as many as they share bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sketch(BTreeSet<u64>);
+
+impl Sketch {
+    /// How many hashes are kept.
+    const KEPT: usize = 24;
+
+    /// Another anchor of the content.
+    pub(crate) fn add(&mut self, anchor: Anchor) {
+        // The top bits are zero and the low ones hang on few bytes only: spread them before they are compared.
+        self.0.insert(mix(anchor.hash));
+        if self.0.len() > Self::KEPT {
+            self.0.pop_last();
+        }
+    }
+
+    /// The hashes, ascending.
+    pub(crate) fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.iter().copied()
+    }
+}
+
+const GEAR: [u64; 256] = {
+    let mut table = [0; 256];
+    let mut state = 0x7069_6572_6865_6164;
+    let mut at = 0;
+    while at < table.len() {
+        state = u64::wrapping_add(state, 0x9e37_79b9_7f4a_7c15);
+        table[at] = mix(state);
+        at += 1;
+    }
+    table
+};
+
+/// The finaliser of splitmix64.
+const fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}

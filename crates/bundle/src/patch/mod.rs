@@ -1,0 +1,11 @@
+//! Making new contents out of old ones: solid zstd frames whose prefix is what the worker has.
+
+mod anchors;
+mod codec;
+mod effort;
+mod window;
+
+pub(crate) use anchors::{Anchor, Sampler, Sketch};
+pub use codec::{Coded, Encoder};
+pub use effort::{Effort, Level};
+pub(crate) use window::Alignment;

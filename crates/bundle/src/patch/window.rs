@@ -1,0 +1,81 @@
+//! Which range of a large old content each range of its new version is made against.
+
+use std::ops::Range;
+
+use super::Anchor;
+
+/// An anchor that is found more often than this in the old content says nothing about where one is.
+const COMMON: usize = 4;
+
+/// The old content's anchors, sorted; 16 bytes each.
+#[derive(Debug)]
+pub(crate) struct Alignment {
+    anchors: Vec<Anchor>,
+    old_size: u64,
+    new_size: u64,
+}
+
+impl Alignment {
+    /// Takes all anchors of the old content.
+    pub(crate) fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
+        anchors.sort_unstable();
+        Self {
+            anchors,
+            old_size,
+            new_size,
+        }
+    }
+
+    /// At most `len` bytes of the old content for the new one's `range`, whose anchors are given: where most of
+    /// them are found again, or else where the range would lie if all had grown alike.
+    pub(crate) fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
+        if self.old_size <= len {
+            return 0..self.old_size;
+        }
+        let mut found: Vec<u64> = Vec::new();
+        for anchor in anchors {
+            let from = self.anchors.partition_point(|old| old.hash < anchor.hash);
+            let same = self.anchors[from..]
+                .iter()
+                .take(COMMON + 1)
+                .take_while(|old| old.hash == anchor.hash);
+            if same.clone().count() <= COMMON {
+                found.extend(same.map(|old| old.offset));
+            }
+        }
+        found.sort_unstable();
+        let middle = match densest(&found, len) {
+            Some(span) => span.start.midpoint(span.end),
+            None => scaled(
+                range.start.midpoint(range.end),
+                self.old_size,
+                self.new_size,
+            ),
+        };
+        let start = middle
+            .saturating_sub(len / 2)
+            .min(self.old_size.saturating_sub(len));
+        start..start + len
+    }
+}
+
+/// The part of sorted offsets, no longer than `len`, that holds most of them.
+fn densest(offsets: &[u64], len: u64) -> Option<Range<u64>> {
+    let mut best: Option<(usize, Range<u64>)> = None;
+    let mut first = 0;
+    for (last, end) in offsets.iter().enumerate() {
+        while offsets[first] + len < *end {
+            first += 1;
+        }
+        let count = last + 1 - first;
+        if best.as_ref().is_none_or(|(most, _)| count > *most) {
+            best = Some((count, offsets[first]..*end));
+        }
+    }
+    best.map(|(_, span)| span)
+}
+
+fn scaled(at: u64, old: u64, new: u64) -> u64 {
+    let scaled = u128::from(at) * u128::from(old) / u128::from(new.max(1));
+    u64::try_from(scaled).unwrap_or(old)
+}

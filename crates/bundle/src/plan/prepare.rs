@@ -1,0 +1,64 @@
+//! Makes the frames of a pair of images ahead of time.
+
+use super::groups::{Shape, groups};
+use super::matching::{match_similar, missing, read};
+use super::tree::Tree;
+use crate::patch::{Coded, Effort, Encoder};
+use crate::{Base, Coding, Error, Frame, Slice, Source, Table};
+
+/// Makes each frame of what `have` lacks of `want`, in order, and hands it on. Visible contents come first, and no
+/// frame mixes them with extras.
+///
+/// Memory: one frame, its bases and zstd's tables at a time.
+///
+/// # Errors
+/// [`Error::Missing`] when a content is no longer here; those of `emit`.
+pub fn prepare(
+    want: &Table,
+    have: &Table,
+    source: &dyn Source,
+    effort: Effort,
+    emit: &mut dyn FnMut(&Frame, &Coded) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (want, have) = (Tree::of(want)?, Tree::of(have)?);
+    let mut missing = missing(&want, &have);
+    match_similar(&want, &have, &mut missing, source)?;
+    let groups = groups(&want, &have, &missing, &Shape::default(), source)?;
+    let work = |ranges: bool| {
+        let these = groups.iter().filter(|group| group.is_range() == ranges);
+        these.map(super::groups::Group::work).sum()
+    };
+    let (small, large) = effort.levels(work(false), work(true));
+    for group in groups {
+        let level = if group.is_range() { large } else { small };
+        let prefix = concatenated(&have, &group.bases, source)?;
+        let data = concatenated(&want, &group.members, source)?;
+        let coded = Encoder::new(level).encode(&prefix, &data)?;
+        let bases = match coded.coding {
+            Coding::Patch => group.bases,
+            _ => Vec::new(),
+        };
+        let bases = bases.into_iter();
+        let frame = Frame {
+            members: group.members,
+            bases: bases.map(|slice| Base { have: 0, slice }).collect(),
+            coding: coded.coding,
+        };
+        emit(&frame, &coded)?;
+    }
+    Ok(())
+}
+
+fn concatenated(tree: &Tree<'_>, slices: &[Slice], source: &dyn Source) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    for slice in slices {
+        let start = bytes.len();
+        let len = usize::try_from(slice.len).unwrap_or(usize::MAX);
+        let (content, _) = tree
+            .content(slice.content)
+            .ok_or_else(|| Error::Missing(format!("content {}", slice.content)))?;
+        bytes.resize(start + len, 0);
+        read(source, content, slice.offset, &mut bytes[start..])?;
+    }
+    Ok(bytes)
+}
