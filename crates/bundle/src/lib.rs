@@ -13,6 +13,7 @@
 
 pub mod api;
 mod content;
+mod directory;
 mod durable;
 mod entry;
 mod error;
@@ -22,6 +23,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod layer;
+pub mod library;
 pub mod pack;
 pub mod patch;
 pub mod plan;

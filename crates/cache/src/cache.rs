@@ -166,6 +166,11 @@ impl Cache {
         state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
+    /// Whether it is committed. No access, no I/O.
+    pub fn holds(&self, digest: &Digest) -> bool {
+        lock(&self.store.state).index.contains_key(digest)
+    }
+
     /// Single flight: exactly one caller per digest becomes the leader at a time. Cancel safe.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod folder;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod handle;
 mod ingest;
 mod load;
 mod memory;
@@ -47,10 +48,12 @@ mod turns;
 mod upkeep;
 
 pub use cache::{Cache, Claim};
+pub use checked::resident;
 pub use config::Config;
 pub use content::{Content, Tail};
 pub use error::Error;
 pub use fill::Fill;
+pub use handle::Handle;
 pub use names::{Name, Names, Record};
 pub use object::Object;
 /// What ranks go by, and what is assumed of a fetch before one was measured.

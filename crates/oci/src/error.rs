@@ -78,6 +78,9 @@ pub struct ErrorEntry {
     /// For people: what is wrong and what to do.
     #[serde(default, deserialize_with = "text_or_null")]
     pub message: String,
+    /// For programs: whatever the sender and its clients agreed upon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<serde_json::Value>,
 }
 
 impl ErrorBody {
@@ -87,8 +90,18 @@ impl ErrorBody {
             errors: vec![ErrorEntry {
                 code,
                 message: message.into(),
+                detail: None,
             }],
         }
+    }
+
+    /// The same with a detail of its first entry. What cannot be JSON is left out.
+    #[must_use]
+    pub fn with_detail(mut self, detail: impl Serialize) -> Self {
+        if let Some(entry) = self.errors.first_mut() {
+            entry.detail = serde_json::to_value(detail).ok();
+        }
+        self
     }
 
     /// Reads what a registry answered. `None` when it is not the spec's body (a proxy's HTML, for

@@ -13,6 +13,7 @@ use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, R
 
 use crate::access::{self, Channel};
 use crate::body::{Account, Body};
+use crate::bundle;
 use crate::claim::Wanted;
 use crate::deadline::Deadline;
 use crate::document::EAGER;
@@ -53,13 +54,20 @@ impl Peer {
 }
 
 /// Answers one request, within the configured time: a body's bytes may come later, its head does not.
-pub(crate) async fn answer(inner: &Arc<Inner>, peer: &Peer, request: &Parts) -> Response<Body> {
+/// `question` is the body of the request, or why there is none.
+pub(crate) async fn answer(
+    inner: &Arc<Inner>,
+    peer: &Peer,
+    request: &Parts,
+    question: Result<Bytes, Error>,
+) -> Response<Body> {
     let started = Instant::now();
     let deadline = Deadline::new(inner.config.load().answer_within);
     let mut request = Request {
         inner,
         peer,
         parts: request,
+        question: &question,
         deadline,
         kind: Kind::Other,
         outcome: Outcome::None,
@@ -92,6 +100,7 @@ struct Request<'a> {
     inner: &'a Arc<Inner>,
     peer: &'a Peer,
     parts: &'a Parts,
+    question: &'a Result<Bytes, Error>,
     deadline: Deadline,
     /// Which endpoint, as far as it was understood.
     kind: Kind,
@@ -122,23 +131,37 @@ impl Request<'_> {
             return Err(Error::Host);
         }
         let (path, query) = (uri.path(), uri.query());
-        if method != Method::GET && method != Method::HEAD {
+        if method != Method::GET && method != Method::HEAD && method != Method::POST {
             return Err(Error::ReadOnly);
         }
         let path = if path == "/v2" { "/v2/" } else { path };
-        let endpoint = Endpoint::parse(path, query)?;
+        let endpoint = match Endpoint::parse(path, query) {
+            // Whoever pushes learns that nobody can, whatever he names.
+            Err(_) if method == Method::POST => return Err(Error::ReadOnly),
+            endpoint => endpoint?,
+        };
         self.kind = Kind::of(&endpoint);
+        let wish = match (&endpoint, method == Method::POST) {
+            (Endpoint::Bundle { .. } | Endpoint::Trace { .. } | Endpoint::File { .. }, is_post) => {
+                bundle::Wish::of(&endpoint, is_post, self.parts, self.question)?
+            }
+            (_, true) => return Err(Error::ReadOnly),
+            _ => bundle::Wish::Other,
+        };
+        // Whoever may pull the manifest of an image may have what is in it.
+        let as_pull = wish.as_pull(&endpoint);
+        let asked = as_pull.as_ref().unwrap_or(&endpoint);
         let admitted =
-            access::admit(self.inner, self.peer, self.parts, &endpoint, self.deadline).await?;
+            access::admit(self.inner, self.peer, self.parts, asked, self.deadline).await?;
         let Some(guest) = admitted else {
-            return self.serve(endpoint).await;
+            return self.serve(endpoint, wish).await;
         };
         let is_base = endpoint == Endpoint::Base;
         let mut request = Request {
             inner: &guest,
             ..*self
         };
-        let result = Box::pin(request.serve(endpoint)).await;
+        let result = Box::pin(request.serve(endpoint, wish)).await;
         (self.kind, self.outcome) = (request.kind, request.outcome);
         result.map(|response| match is_base {
             true => access::invite(response, self.peer),
@@ -147,12 +170,35 @@ impl Request<'_> {
     }
 
     /// What was asked for, to somebody who was let in.
-    async fn serve(&mut self, endpoint: Endpoint) -> Result<Response<Body>, Error> {
+    async fn serve(
+        &mut self,
+        endpoint: Endpoint,
+        wish: bundle::Wish,
+    ) -> Result<Response<Body>, Error> {
         let (method, query) = (&self.parts.method, self.parts.uri.query());
         match endpoint {
             // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
             Endpoint::Base => Ok(self.constant("{}")),
-            Endpoint::Discover { .. } => Ok(self.constant(r#"{"extensions":[]}"#)),
+            Endpoint::Discover { .. } => Ok(self.constant(match self.inner.library.is_some() {
+                true => bundle::EXTENSIONS,
+                false => r#"{"extensions":[]}"#,
+            })),
+            Endpoint::Bundle { name } | Endpoint::Trace { name } | Endpoint::File { name, .. } => {
+                let (registry, repository) = self.place(&name)?;
+                let asked = bundle::Asked {
+                    inner: self.inner,
+                    peer: self.peer,
+                    parts: self.parts,
+                    name: &name,
+                    registry,
+                    repository,
+                    deadline: self.deadline,
+                };
+                // Large, and not on the way of a pull.
+                let (response, outcome) = Box::pin(asked.answer(wish)).await?;
+                self.outcome = outcome;
+                Ok(response)
+            }
             Endpoint::Manifest { name, target } => {
                 let (registry, repository) = self.place(&name)?;
                 self.manifest(Reference {
@@ -306,6 +352,9 @@ impl Request<'_> {
                 digest: document.digest,
                 client: self.peer.client.clone(),
             };
+            if self.parts.method == Method::GET {
+                bundle::Arrivals::note(self.inner, &document, reference);
+            }
             let entity = match document.object() {
                 _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
                 // Small ones are read before the head leaves, so that rot is mended unseen.

@@ -1,5 +1,6 @@
 //! The body of an answer: nothing, a few bytes, or a stream of frames read as the client takes them.
 
+use std::fs::File;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,9 +9,11 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use pierhead_bundle::library::Opened;
 use pierhead_cache::Object;
 
 use crate::Error;
+use crate::bundle::{Range, Records};
 use crate::limits::Held;
 use crate::metrics::{Kind, Metrics};
 use crate::pace::{Pace, Turn};
@@ -22,12 +25,87 @@ pub(crate) const FRAME: usize = 128 << 10;
 /// What leaves next, for a socket that can send files.
 pub(crate) enum Piece {
     Bytes(Bytes),
-    /// A range of a committed blob's file that was checked already.
+    /// A range of a file that can leave as it is.
     File {
-        object: Object,
+        file: Sendable,
         offset: u64,
         len: u64,
     },
+}
+
+/// What holds a file that is sent from.
+pub(crate) enum Sendable {
+    /// A committed blob, of which the range was checked already.
+    Object(Object),
+    /// A pack, whose records are checked by who gets them.
+    Opened(Opened),
+}
+
+impl Sendable {
+    pub(crate) fn file(&self) -> Option<&File> {
+        match self {
+            Self::Object(object) => object.file(),
+            Self::Opened(opened) => Some(opened.file()),
+        }
+    }
+}
+
+/// What a stream reads from.
+enum Reader {
+    Blob(Source),
+    Records(Records),
+}
+
+impl Reader {
+    fn is_file(&self) -> bool {
+        match self {
+            Self::Blob(source) => source.is_file(),
+            Self::Records(_) => true,
+        }
+    }
+
+    fn sound(&self, max: u64) -> Option<Piece> {
+        Some(match self {
+            Self::Blob(source) => {
+                let (object, offset, len) = source.sound(max)?;
+                let file = Sendable::Object(object);
+                Piece::File { file, offset, len }
+            }
+            Self::Records(records) => {
+                let Range { file, offset, len } = records.sound(max)?;
+                let file = Sendable::Opened(file);
+                Piece::File { file, offset, len }
+            }
+        })
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        match self {
+            Self::Blob(source) => source.advance(bytes),
+            Self::Records(records) => records.advance(bytes),
+        }
+    }
+
+    async fn next(&mut self) -> Result<Bytes, Error> {
+        match self {
+            Self::Blob(source) => source.next().await,
+            Self::Records(records) => records.next().await,
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::Blob(source) => source.name(),
+            Self::Records(records) => records.name(),
+        }
+    }
+
+    fn offset(&self) -> u64 {
+        match self {
+            Self::Blob(source) => source.offset(),
+            Self::Records(records) => records.offset(),
+        }
+    }
 }
 
 /// What of an answer is or will be in memory.
@@ -75,10 +153,10 @@ impl Content {
     }
 }
 
-type Read = Pin<Box<dyn Future<Output = (Box<Source>, Result<Bytes, Error>)> + Send>>;
+type Read = Pin<Box<dyn Future<Output = (Box<Reader>, Result<Bytes, Error>)> + Send>>;
 
 enum State {
-    Idle(Box<Source>),
+    Idle(Box<Reader>),
     /// One allocation a frame; a boxed future is what lets an async read be polled from here.
     Reading(Read),
     Done,
@@ -98,9 +176,19 @@ impl Body {
 
     /// What `source` gives; `length` bytes when that is known.
     pub(crate) fn stream(source: Box<Source>, length: Option<u64>) -> Self {
+        Self::reader(Reader::Blob(*source), length)
+    }
+
+    /// A bundle, or a file of an image.
+    pub(crate) fn records(mut records: Records, length: Option<u64>) -> Self {
+        records.take_ready();
+        Self::reader(Reader::Records(records), length)
+    }
+
+    fn reader(reader: Reader, length: Option<u64>) -> Self {
         Self {
             content: Content::Stream(Stream {
-                state: State::Idle(source),
+                state: State::Idle(Box::new(reader)),
                 remaining: length,
                 turn: None,
                 copy: false,
@@ -156,9 +244,9 @@ impl Body {
     /// Takes note of bytes that were sent from the file.
     pub(crate) fn sent(&mut self, bytes: u64) {
         if let Content::Stream(stream) = &mut self.content
-            && let State::Idle(source) = &mut stream.state
+            && let State::Idle(reader) = &mut stream.state
         {
-            source.advance(bytes);
+            reader.advance(bytes);
             if let Some(remaining) = &mut stream.remaining {
                 *remaining = remaining.saturating_sub(bytes);
             }
@@ -238,12 +326,7 @@ impl Stream {
         if self.copy {
             return None;
         }
-        let (object, offset, len) = source.sound(self.remaining?)?;
-        Some(Piece::File {
-            object,
-            offset,
-            len,
-        })
+        source.sound(self.remaining?)
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
@@ -273,7 +356,7 @@ impl Stream {
 
     fn take(
         &mut self,
-        source: Box<Source>,
+        source: Box<Reader>,
         bytes: Result<Bytes, Error>,
     ) -> Option<Result<Bytes, Error>> {
         let bytes = match bytes {

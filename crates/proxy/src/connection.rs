@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Version};
 use hyper::body::Incoming;
@@ -29,6 +30,7 @@ use crate::config::Limits;
 use crate::limits::{self, Client, Limit};
 use crate::listener::Phase;
 use crate::plain;
+use crate::question;
 use crate::service::Inner;
 use crate::stall::Watched;
 use crate::tls;
@@ -41,7 +43,7 @@ pub(crate) const HEAD: Duration = Duration::from_secs(60);
 /// Heads beyond these are hyper's matter; what is allowed at all, `limits` says.
 pub(crate) const MAX_HEADERS: usize = 100;
 pub(crate) const MAX_HEAD: usize = 32 << 10;
-/// HTTP/2: windows for what clients send (we read no bodies), streams at once, and what is buffered of
+/// HTTP/2: windows for what clients send (bodies of questions only), streams at once, and what is buffered of
 /// each stream on its way out.
 const WINDOW: u32 = 64 << 10;
 /// Clients use 3 to 6 at once, and each that is not read holds about 300 KiB here.
@@ -101,8 +103,12 @@ where
         move |request: Request<Incoming>| {
             let (inner, peer) = (inner.clone(), peer.clone());
             async move {
-                let (parts, _) = request.into_parts();
-                let mut response = answer(&inner, &peer, &parts).await;
+                let (parts, body) = request.into_parts();
+                let question = match peer.over {
+                    None => question::read(&inner, &peer, &parts, body).await,
+                    Some(_) => Ok(Bytes::new()),
+                };
+                let mut response = answer(&inner, &peer, &parts, question).await;
                 if peer.over.is_some() && parts.version < Version::HTTP_2 {
                     response
                         .headers_mut()

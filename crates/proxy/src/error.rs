@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use std::sync::Arc;
+
+use pierhead_bundle::api::{Progress, Stage};
 use pierhead_oci::{Digest, ParseError};
 
 use crate::limits::Limit;
@@ -51,6 +54,42 @@ pub(crate) enum Error {
     Limited(Limit),
     #[error("a task of pierhead died; its log says why")]
     Internal,
+    #[error("this is asked by POST")]
+    PostOnly,
+    #[error("the body must be JSON, and its Content-Type application/json")]
+    NotJson,
+    #[error("the body did not come in time")]
+    SlowBody,
+    #[error("{0}")]
+    Question(String),
+    #[error("there are no bundles here (bundle.enabled)")]
+    NoBundles,
+    #[error("{0}: pull its layers")]
+    Unbundled(String),
+    #[error("not all of this image came from the registry that is meant: pull its layers")]
+    NotProved,
+    #[error("no image that is meant has that file")]
+    NoSuchFile,
+    #[error("{}", told(_0))]
+    NotReady(Progress),
+    #[error("the image could not be pulled: {0}")]
+    Pull(String),
+    #[error(transparent)]
+    Bundle(Arc<pierhead_bundle::Error>),
+    #[error("cannot be read: {0}")]
+    Records(String),
+}
+
+fn told(progress: &Progress) -> String {
+    let Progress { stage, done, total } = progress;
+    match (stage, total) {
+        (Stage::Pull, 0) => "the image is being pulled; ask again".into(),
+        (Stage::Pull, _) => {
+            format!("the image is being pulled, {done} of {total} bytes; ask again")
+        }
+        (Stage::Index, _) => format!("layers are being read, {done} of {total}; ask again"),
+        _ => "the image waits to be read; ask again".into(),
+    }
 }
 
 /// Boxed, since it is four times as large as the others.

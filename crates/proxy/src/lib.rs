@@ -8,6 +8,7 @@
 mod access;
 mod answer;
 mod body;
+mod bundle;
 mod claim;
 mod config;
 mod connection;
@@ -31,6 +32,7 @@ mod metrics;
 mod pace;
 mod page;
 mod plain;
+mod question;
 mod range;
 mod recent;
 mod respond;

@@ -22,6 +22,9 @@ pub(crate) enum Kind {
     Tags,
     Referrers,
     Discover,
+    Bundle,
+    File,
+    Trace,
     Other,
 }
 
@@ -33,6 +36,9 @@ impl Kind {
         Self::Tags,
         Self::Referrers,
         Self::Discover,
+        Self::Bundle,
+        Self::File,
+        Self::Trace,
         Self::Other,
     ];
 
@@ -44,6 +50,9 @@ impl Kind {
             Endpoint::Tags { .. } => Self::Tags,
             Endpoint::Referrers { .. } => Self::Referrers,
             Endpoint::Discover { .. } => Self::Discover,
+            Endpoint::Bundle { .. } => Self::Bundle,
+            Endpoint::File { .. } => Self::File,
+            Endpoint::Trace { .. } => Self::Trace,
             _ => Self::Other,
         }
     }
@@ -87,7 +96,7 @@ struct Of {
     endpoint: Kind,
 }
 
-const KINDS: usize = 7;
+const KINDS: usize = 10;
 const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 

@@ -116,12 +116,20 @@ pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body
         builder = builder.header(RETRY_AFTER, retry_after(error).as_secs());
     }
     if status == StatusCode::METHOD_NOT_ALLOWED {
-        builder = builder.header(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        let allowed = match error {
+            Error::PostOnly => "POST",
+            _ => "GET, HEAD",
+        };
+        builder = builder.header(ALLOW, HeaderValue::from_static(allowed));
     }
     if status == StatusCode::UNAUTHORIZED {
         builder = builder.header(WWW_AUTHENTICATE, HeaderValue::from_static(CHALLENGE));
     }
-    let body = ErrorBody::new(code, error.to_string()).to_json();
+    let mut body = ErrorBody::new(code, error.to_string());
+    if let Error::NotReady(progress) = error {
+        body = body.with_detail(progress);
+    }
+    let body = body.to_json();
     whole(builder, method, JSON, body.into())
 }
 
@@ -141,7 +149,18 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
             (StatusCode::UNAUTHORIZED, ErrorCode::Unauthorized)
         }
         Error::InTheClear | Error::NoCertificate => (StatusCode::FORBIDDEN, ErrorCode::Denied),
-        Error::ReadOnly => (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported),
+        Error::NotJson => (StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorCode::Unsupported),
+        Error::SlowBody => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
+        Error::Question(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
+        Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
+        Error::Unbundled(_) | Error::NotProved => {
+            (StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::Unsupported)
+        }
+        Error::NoSuchFile => (StatusCode::NOT_FOUND, ErrorCode::BlobUnknown),
+        Error::Limited(Limit::Body) => (StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::SizeInvalid),
+        Error::ReadOnly | Error::PostOnly => {
+            (StatusCode::METHOD_NOT_ALLOWED, ErrorCode::Unsupported)
+        }
         Error::Limited(Limit::Uri) => (StatusCode::URI_TOO_LONG, ErrorCode::NameInvalid),
         Error::Limited(Limit::Headers) => (
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -166,6 +185,10 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         Error::Upstream(_)
         | Error::Slow { .. }
         | Error::Late
+        | Error::NotReady(_)
+        | Error::Pull(_)
+        | Error::Bundle(_)
+        | Error::Records(_)
         | Error::Unbacked { .. }
         | Error::Document(_)
         | Error::Truncated { .. }
@@ -190,7 +213,7 @@ fn retry_after(error: &Error) -> Duration {
             ..
         }) => (*after).clamp(Duration::from_secs(1), Duration::from_secs(60)),
         Error::ManyLogins => Duration::from_secs(6),
-        Error::Limited(_) => Duration::from_secs(1),
+        Error::Limited(_) | Error::NotReady(_) => Duration::from_secs(1),
         Error::Upstream(RemoteError::Down { retry_after, .. }) => {
             (*retry_after).max(Duration::from_secs(1))
         }

@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use pierhead_bundle::library::Library;
 use pierhead_cache::{Cache, Name};
 use pierhead_oci::{Digest, Reference, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
@@ -13,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
+use crate::bundle::{Arrivals, CacheBlobs, Pulls};
 use crate::claim::Wanted;
 use crate::cost::Costs;
 use crate::document::Document;
@@ -26,6 +28,10 @@ use crate::{Config, Error, Tls, listener, warm};
 
 /// Documents are up to 4 MiB and take more in memory when parsed: so many at once.
 const PARSING: usize = 2;
+
+/// Plans made at once; and records that no pack has, each up to 4 MiB and a core's work.
+const PLANNING: usize = 2;
+const MAKING: usize = 2;
 
 /// The proxy; clones share everything.
 #[derive(Clone)]
@@ -67,6 +73,14 @@ pub(crate) struct Common {
     pub(crate) limits: Limits,
     pub(crate) leads: Leads,
     pub(crate) costs: Costs,
+    /// `None`: there are no bundles.
+    pub(crate) library: Option<Library>,
+    pub(crate) pulls: Pulls,
+    pub(crate) arrivals: Arrivals,
+    /// Held by who makes a plan: each has tables in memory.
+    pub(crate) planning: Arc<Semaphore>,
+    /// Held by who makes a record that no pack has.
+    pub(crate) making: Arc<Semaphore>,
 }
 
 /// What [`Proxy::warm`] reports as it goes.
@@ -85,6 +99,16 @@ pub struct Progress {
 impl Proxy {
     /// Wires a cache and a client together. Reads the file of users when there is one, which blocks.
     pub fn new(cache: Cache, client: Client, config: Config) -> Self {
+        Self::with_library(cache, client, config, None)
+    }
+
+    /// The same with bundles, if there is a library: what is pulled is offered to it.
+    pub fn with_library(
+        cache: Cache,
+        client: Client,
+        config: Config,
+        library: Option<Library>,
+    ) -> Self {
         let limits = Limits::new(config.limits.clone());
         let access_metrics = access::Metrics::default();
         let common = Common {
@@ -101,6 +125,11 @@ impl Proxy {
             limits,
             leads: Leads::default(),
             costs: Costs::default(),
+            library,
+            arrivals: Arrivals::default(),
+            pulls: Pulls::default(),
+            planning: Arc::new(Semaphore::new(PLANNING)),
+            making: Arc::new(Semaphore::new(MAKING)),
         };
         common.recent.set_personal(is_personal(&common));
         let inner = Inner {
@@ -111,6 +140,11 @@ impl Proxy {
         Self {
             inner: Arc::new(inner),
         }
+    }
+
+    /// What of the cache a library reads.
+    pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_bundle::Blobs> {
+        Arc::new(CacheBlobs(cache.clone()))
     }
 
     /// Takes a new configuration without dropping a connection. Blocks as [`Proxy::new`].

@@ -39,11 +39,12 @@ pub(crate) enum Limit {
     Fetches,
     Headers,
     Uri,
+    Body,
     Stalled,
 }
 
 impl Limit {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Connections,
         Self::ConnectionsPerClient,
         Self::BytesInFlight,
@@ -52,6 +53,7 @@ impl Limit {
         Self::Fetches,
         Self::Headers,
         Self::Uri,
+        Self::Body,
         Self::Stalled,
     ];
 
@@ -65,6 +67,7 @@ impl Limit {
             Self::Fetches => "fetches",
             Self::Headers => "headers",
             Self::Uri => "uri",
+            Self::Body => "body",
             Self::Stalled => "stalled",
         }
     }
@@ -94,6 +97,7 @@ impl fmt::Display for Limit {
                 "the request's headers are too many or too long: raise limits.headers or limits.header_size"
             }
             Self::Uri => "the path is too long: raise limits.uri",
+            Self::Body => "the body of the request is longer than 1 MiB",
             Self::Stalled => "the client takes nothing",
         })
     }

@@ -1,7 +1,7 @@
 //! From bytes to the head of a request: the ordinary ones are understood, all others are left to hyper.
 //!
-//! What is ordinary has one meaning only: a GET or HEAD over HTTP/1.1 without a body. Whatever could be
-//! understood in two ways (lengths, codings, expectations, upgrades, what is no HTTP) goes to hyper
+//! What is ordinary has one meaning only: a GET or HEAD over HTTP/1.1 without a body, or a POST to the two endpoints
+//! that take one, with its length said once. Whatever could be understood in two ways (lengths, codings, expectations, upgrades, what is no HTTP) goes to hyper
 //! untouched, so that there is one place that decides about it.
 
 use std::mem::MaybeUninit;
@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
 use crate::connection::{MAX_HEAD, MAX_HEADERS};
+use crate::question;
 
 /// What the bytes are that a client has sent so far.
 #[derive(Debug)]
@@ -24,10 +25,12 @@ pub(crate) enum Head {
     Other,
 }
 
-/// A GET or HEAD without a body.
+/// A GET or HEAD without a body, or a POST to [`question`].
 #[derive(Debug)]
 pub(crate) struct Ordinary {
     pub(crate) parts: Parts,
+    /// Bytes of the body that follows; only of a POST, and at most [`question::MAX`].
+    pub(crate) body: usize,
     /// The client wants the connection closed behind the answer.
     pub(crate) close: bool,
     /// Bytes of the head; what follows belongs to the next one.
@@ -55,6 +58,7 @@ fn understand(bytes: &[u8], len: usize, request: &httparse::Request<'_, '_>) -> 
     let method = match request.method? {
         "GET" => Method::GET,
         "HEAD" => Method::HEAD,
+        "POST" => Method::POST,
         _ => return None,
     };
     let target = request.path.filter(|target| target.starts_with('/'))?;
@@ -83,20 +87,31 @@ fn understand(bytes: &[u8], len: usize, request: &httparse::Request<'_, '_>) -> 
         headers.append(name, value);
     }
     let close = wants_close(&headers)?;
-    let has_body = headers.contains_key(TRANSFER_ENCODING)
-        || headers
-            .get_all(CONTENT_LENGTH)
-            .iter()
-            .any(|length| length != "0");
-    if has_body || headers.contains_key(EXPECT) || headers.contains_key(UPGRADE) {
+    let unusual = [TRANSFER_ENCODING, EXPECT, UPGRADE];
+    if unusual.iter().any(|name| headers.contains_key(name)) {
         return None;
     }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let body = match method {
+        Method::POST if question::takes(uri.path()) => match (lengths.next(), lengths.next()) {
+            (Some(length), None) => question::length(length).filter(|len| *len <= question::MAX)?,
+            _ => return None,
+        },
+        Method::POST => return None,
+        _ if lengths.any(|length| length != "0") => return None,
+        _ => 0,
+    };
     let (mut parts, ()) = http::Request::new(()).into_parts();
     parts.method = method;
     parts.uri = uri;
     parts.version = Version::HTTP_11;
     parts.headers = headers;
-    Some(Ordinary { parts, close, len })
+    Some(Ordinary {
+        parts,
+        body,
+        close,
+        len,
+    })
 }
 
 /// Whether `Connection` asks for the end; `None` when it asks for something else than to be kept.

@@ -116,16 +116,34 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
     socket.clock.must_speak(socket.stall.min(socket.head));
     loop {
         let Ordinary {
-            parts, mut close, ..
+            parts,
+            mut close,
+            body,
+            ..
         } = match next(&mut socket).await? {
             None => return Ok(End::Over),
             Some(Head::Ordinary(ordinary)) => *ordinary,
             Some(_) => return Ok(End::Other(socket.stream, socket.buffer.freeze())),
         };
+        let question = match body {
+            0 => Ok(Bytes::new()),
+            // What is not read stands between this answer and the next.
+            _ if peer.over.is_some() => {
+                close = true;
+                Ok(Bytes::new())
+            }
+            len => match shared.inner.limits.hold(&peer.client, len) {
+                Ok(held) => Ok(held.around(read_body(&mut socket, len).await?)),
+                Err(limit) => {
+                    close = true;
+                    Err(limit.into())
+                }
+            },
+        };
         socket.clock.free();
         let response = {
             // Pinned where it is made: it is too large to be moved about.
-            let answer = pin!(answer(&shared.inner, peer, &parts));
+            let answer = pin!(answer(&shared.inner, peer, &parts, question));
             socket.unless_gone(answer).await?
         };
         close |= peer.over.is_some() || socket.clock.is_draining();
@@ -165,6 +183,21 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
             return Ok(None);
         }
     }
+}
+
+/// The body of a question, all of it within the time that a head may take.
+async fn read_body(socket: &mut Socket<'_>, len: usize) -> io::Result<Bytes> {
+    socket.clock.must_speak(socket.head);
+    while socket.buffer.len() < len {
+        if socket.read().await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    let body = socket.buffer.split_to(len).freeze();
+    if socket.buffer.is_empty() {
+        socket.buffer = BytesMut::new();
+    }
+    Ok(body)
 }
 
 /// Whether a head that was looked at up to `looked` may tell more now.
@@ -231,16 +264,12 @@ async fn send(
                     head.extend_from_slice(b"\r\n");
                 }
             }
-            Some(Ok(Piece::File {
-                object,
-                offset,
-                len,
-            })) => {
+            Some(Ok(Piece::File { file, offset, len })) => {
                 if !head.is_empty() {
                     socket.send([&head, &[]], true).await?;
                     head.clear();
                 }
-                match socket.send_file(&object, offset, len).await? {
+                match socket.send_file(&file, offset, len).await? {
                     Sent::Some(sent) => {
                         body.sent(sent);
                         in_a_row = if sent == len { in_a_row + sent } else { 0 };

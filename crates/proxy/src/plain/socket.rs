@@ -7,13 +7,13 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use pierhead_cache::Object;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use tokio::io::{AsyncRead as _, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::clock::Clock;
+use crate::body::Sendable;
 use crate::connection::MAX_HEAD;
 
 /// What is read at once: the heads of clients are half as long.
@@ -131,17 +131,17 @@ impl Socket<'_> {
         }
     }
 
-    /// Sends up to `len` bytes of the object's file from `offset`, without a copy through user space.
+    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space.
     ///
     /// # Errors
     /// Only those of the socket.
     pub(crate) async fn send_file(
         &mut self,
-        object: &Object,
+        file: &Sendable,
         offset: u64,
         len: u64,
     ) -> io::Result<Sent> {
-        let Some(file) = object.file() else {
+        let Some(file) = file.file() else {
             return Ok(Sent::Nothing);
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);

@@ -1,0 +1,94 @@
+//! What the library counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Library, lock};
+use crate::directory::Stage;
+
+/// Counts since the start.
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) indexed_layers: AtomicU64,
+    pub(super) indexed_bytes: AtomicU64,
+    pub(super) lies: AtomicU64,
+    pub(super) refused: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) pairs: AtomicU64,
+    pub(super) plans: AtomicU64,
+    pub(super) plan_hits: AtomicU64,
+}
+
+/// What there is, and what was done since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Images that can be bundled.
+    pub ready: u64,
+    /// Images that wait or are being worked on.
+    pub waiting: u64,
+    /// Images that never can be bundled.
+    pub refused: u64,
+    /// Bytes on disk of packs.
+    pub packs: u64,
+    /// The most of that.
+    pub packs_budget: u64,
+    /// Packs that left to make room.
+    pub packs_evicted: u64,
+    /// Bytes on disk of indexes and tables.
+    pub index: u64,
+    /// Bytes on disk of plans.
+    pub plans: u64,
+    /// The most of that.
+    pub plans_budget: u64,
+    /// Layers that were read.
+    pub indexed_layers: u64,
+    /// Bytes of their blobs.
+    pub indexed_bytes: u64,
+    /// Layers that are not what their diff IDs say.
+    pub lies: u64,
+    /// Work that failed for this machine's sake, and is tried again.
+    pub failed: u64,
+    /// Pairs of images that were prepared.
+    pub pairs: u64,
+    /// Plans that were made when they were asked for.
+    pub planned: u64,
+    /// Plans that were there.
+    pub plan_hits: u64,
+}
+
+impl Library {
+    /// See [`Stat`]. Looks at every file of the library.
+    pub fn stat(&self) -> Stat {
+        let inner = &self.inner;
+        let mut stat = Stat::default();
+        for row in lock(&inner.images).values() {
+            match row.row.stage {
+                Stage::Ready => stat.ready += 1,
+                Stage::Waiting => stat.waiting += 1,
+                Stage::Refused(_) => stat.refused += 1,
+            }
+        }
+        let packs = inner.packs.stat();
+        let figures = &inner.figures;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (stat.index, stat.plans) = inner.shelf.bytes();
+        Stat {
+            packs: packs.bytes,
+            packs_budget: inner.config.packs,
+            packs_evicted: packs.evicted,
+            plans_budget: inner.config.plans,
+            indexed_layers: read(&figures.indexed_layers),
+            indexed_bytes: read(&figures.indexed_bytes),
+            lies: read(&figures.lies),
+            failed: read(&figures.failed),
+            pairs: read(&figures.pairs),
+            planned: read(&figures.plans),
+            plan_hits: read(&figures.plan_hits),
+            ..stat
+        }
+    }
+}
+
+/// Counts one more.
+pub(super) fn count(figure: &AtomicU64) {
+    figure.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,65 @@
+//! Work in the background that leaves the processor to others: a share of one core, and stopped at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Error;
+use crate::layer::Pace;
+
+/// The longest sleep: a stop is seen within this.
+const NAP: Duration = Duration::from_millis(200);
+
+/// Of one thread. Results never depend on it.
+pub(super) struct Share {
+    /// Percent of a core.
+    percent: u32,
+    stop: Arc<AtomicBool>,
+    since: Instant,
+    /// Processor time of this thread at `since`.
+    spent: Duration,
+}
+
+impl Share {
+    pub(super) fn new(percent: u32, stop: Arc<AtomicBool>) -> Self {
+        Self {
+            percent: percent.clamp(1, 100),
+            stop,
+            since: Instant::now(),
+            spent: processor_time(),
+        }
+    }
+}
+
+impl Pace for Share {
+    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            if self.percent >= 100 {
+                return Ok(());
+            }
+            let worked = processor_time().saturating_sub(self.spent);
+            let due = worked * 100 / self.percent;
+            let Some(wait) = due.checked_sub(self.since.elapsed()) else {
+                break;
+            };
+            if wait < Duration::from_millis(5) {
+                return Ok(());
+            }
+            std::thread::sleep(wait.min(NAP));
+        }
+        // What was not used is not saved up for a burst.
+        (self.since, self.spent) = (Instant::now(), processor_time());
+        Ok(())
+    }
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}

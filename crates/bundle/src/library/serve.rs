@@ -1,0 +1,389 @@
+//! What is handed out: plans that are there, plans that are made when they are asked for, single contents.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use pierhead_oci::Digest;
+use sha2::{Digest as _, Sha256};
+
+use super::documents::Documents;
+use super::figures::count;
+use super::kept::{Draft, Kept, Lies};
+use super::layers::Layers;
+use super::pace::Share;
+use super::{Bundle, Have, Inner, Library, Stream, lock};
+use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
+use crate::layer::LayerIndex;
+use crate::pack::Contents;
+use crate::table;
+use crate::{Content, Error, Frame, Table};
+
+/// The level of zstd for headers that somebody waits for.
+const QUICK: i32 = 3;
+/// Plans that are held open.
+const OPEN: usize = 32;
+/// Decoded frames that are kept for the next read of a file.
+const RECENT: usize = 8 << 20;
+/// Of what a plan says; another one makes other plans.
+const VERSION: &str = "1";
+
+/// An image of the request, with its table when it is known.
+pub(super) struct Base {
+    pub(super) have: Have,
+    pub(super) table: Option<Table>,
+}
+
+impl Base {
+    /// How many of its contents, from the first on, the worker has.
+    fn contents(&self) -> u32 {
+        match &self.table {
+            None => 0,
+            Some(table) if self.have.has_layers => table.contents().len(),
+            Some(table) => table.visible(),
+        }
+    }
+}
+
+impl Library {
+    /// Plans a bundle, or finds the plan that was made before. At most a few at a time: each reads tables.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
+        let inner = &self.inner;
+        let key = key(want, have, layers);
+        let kept = match inner.open(&key)? {
+            Some(kept) => {
+                count(&inner.figures.plan_hits);
+                kept
+            }
+            None => {
+                // One at a time: what others wait for is most often this.
+                let _planning = lock(&inner.planning);
+                match inner.open(&key)? {
+                    Some(kept) => kept,
+                    None => inner.plan(&key, want, have, layers)?,
+                }
+            }
+        };
+        let packs = inner.packs.clone();
+        Ok(Bundle { kept, packs })
+    }
+
+    /// One content of an image; `None` when the image has none of that name.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
+    pub fn file(&self, image: &Digest, content: &Content) -> Result<Option<Stream>, Error> {
+        let inner = &self.inner;
+        let table = Table::open(&inner.shelf.table(image))?;
+        let Some(number) = table.find(content) else {
+            return Ok(None);
+        };
+        let size = table.contents().size(number).unwrap_or(0);
+        let source = inner.contents(&[*image]);
+        Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
+    }
+
+    /// Notes what a start of an image opened, in order; files that the image does not have are left out.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready; `Io`.
+    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<(), Error> {
+        let inner = &self.inner;
+        if self.blobs(image).is_none() {
+            return Err(Error::Missing(image.to_string()));
+        }
+        let is_clean = |path: &&String| path.len() <= 4096 && !path.is_empty();
+        let files: Vec<_> = files.iter().filter(is_clean).cloned().collect();
+        inner.directory.put_trace(image, &files)?;
+        inner.directory.flush()
+    }
+}
+
+impl Inner {
+    /// A plan that was made before. One that is damaged is deleted.
+    fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        {
+            let mut kept = lock(&self.kept);
+            if let Some(at) = kept.iter().position(|(of, _)| of == key) {
+                let found = kept.remove(at);
+                let plan = found.1.clone();
+                kept.push(found);
+                return Ok(Some(plan));
+            }
+        }
+        let path = self.shelf.plan(key);
+        match Kept::open(&path) {
+            Ok(plan) => {
+                // The order in which plans leave. One that is not told leaves early.
+                let _ = plan.file.set_modified(SystemTime::now());
+                Ok(Some(self.hold(key, plan)))
+            }
+            Err(Error::Missing(_)) => Ok(None),
+            Err(error @ Error::Malformed { .. }) => {
+                tracing::warn!(%error, "a plan is made anew");
+                self.shelf.remove_plan(key);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
+        let plan = Arc::new(plan);
+        let mut kept = lock(&self.kept);
+        kept.retain(|(of, _)| of != key);
+        if kept.len() >= OPEN {
+            kept.remove(0);
+        }
+        kept.push((*key, plan.clone()));
+        plan
+    }
+
+    /// Whether a plan is there and all packs that it names are, too.
+    pub(super) fn is_whole(&self, key: &Content) -> bool {
+        let Ok(Some(plan)) = self.open(key) else {
+            return false;
+        };
+        let is_here = |nth| match plan.record(nth) {
+            Some(Lies::Packed(place)) => self.packs.contains(&place),
+            found => found.is_some(),
+        };
+        let frames = u32::try_from(plan.records.len() / super::kept::ENTRY).unwrap_or(0);
+        let is_whole = (0..frames).all(is_here);
+        if !is_whole {
+            self.forget(key);
+        }
+        is_whole
+    }
+
+    /// Deletes a plan.
+    pub(super) fn forget(&self, key: &Content) {
+        lock(&self.kept).retain(|(of, _)| of != key);
+        self.shelf.remove_plan(key);
+    }
+
+    /// Makes the plan of a request from what was prepared: for this pair of images, else for whoever has nothing.
+    fn plan(
+        &self,
+        key: &Content,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Arc<Kept>, Error> {
+        count(&self.figures.plans);
+        let table = Table::open(&self.shelf.table(want))?;
+        let mut bases = Vec::with_capacity(have.len());
+        for have in have {
+            let mut have = *have;
+            let opened = have
+                .is_known
+                .then(|| Table::open(&self.shelf.table(&have.manifest)));
+            let table = opened.and_then(Result::ok);
+            have.is_known = table.is_some();
+            bases.push(Base { have, table });
+        }
+        let documents = Documents::read(&*self.blobs, want)?;
+        let (prepared, at) = self.prepared(want, &bases, layers)?;
+        let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
+        let needed = needed(&table, &bases, layers);
+        let mut draft = Draft::begin(&self.shelf.plan(key))?;
+        let mut frames = Vec::new();
+        let header = prepared.header()?;
+        let sizes = Tables {
+            want: &table,
+            // What was prepared knows one image at most.
+            haves: at
+                .and_then(|at| bases.get(usize::from(at)))
+                .map_or(&[][..], std::slice::from_ref),
+        };
+        for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
+            let mut frame = frame?;
+            let is_needed = |member: &crate::Slice| {
+                usize::try_from(member.content).is_ok_and(|it| needed.get(it) == Some(&true))
+            };
+            if !frame.members.iter().any(is_needed) {
+                continue;
+            }
+            for base in &mut frame.bases {
+                base.have = at.unwrap_or(0);
+            }
+            match prepared.record(nth) {
+                Some(Lies::Packed(place)) => draft.packed(place),
+                Some(Lies::Here { offset, len }) => draft.record(&prepared.read(offset, len)?)?,
+                _ => draft.nowhere(),
+            }
+            frames.push(frame);
+        }
+        let header = self::header(
+            &documents,
+            &table,
+            &bases,
+            &frames,
+            (layers, draft.bytes()),
+            QUICK,
+        )?;
+        let (prelude, body) = header.encode(QUICK)?;
+        let plan = draft.finish(&prelude, &body)?;
+        Ok(self.hold(key, plan))
+    }
+
+    /// The best that was prepared, and which of the images that the worker has it is made against.
+    fn prepared(
+        &self,
+        want: &Digest,
+        bases: &[Base],
+        layers: bool,
+    ) -> Result<(Option<Arc<Kept>>, Option<u16>), Error> {
+        for (at, base) in (0..).zip(bases) {
+            if base.table.is_none() {
+                continue;
+            }
+            let pair = pair(want, &base.have.manifest);
+            if !layers && let Some(plan) = self.open(&pair)? {
+                return Ok((Some(plan), Some(at)));
+            }
+        }
+        Ok((self.open(&key(want, &[], layers))?, None))
+    }
+
+    /// The contents of these images, from packs and from layers that are still here.
+    pub(super) fn contents(&self, images: &[Digest]) -> Contents {
+        let mut layers = Layers::default();
+        for image in images {
+            let blobs = {
+                let rows = lock(&self.images);
+                rows.get(image).map(|row| row.row.blobs.clone())
+            };
+            // The first is the config.
+            for digest in blobs.unwrap_or_default().iter().skip(1) {
+                let index = LayerIndex::open(&self.shelf.layer(digest));
+                if let (Ok(index), Ok(Some(blob))) = (index, self.blobs.open(digest)) {
+                    layers.push(&index, blob);
+                }
+            }
+        }
+        let known = self.directory.clone();
+        Contents::new(self.packs.clone(), known, Arc::new(layers), RECENT)
+    }
+
+    /// Makes the plan of a pair of images with patches.
+    pub(super) fn prepare_pair(
+        &self,
+        new: &Digest,
+        old: &Digest,
+        share: &mut Share,
+    ) -> Result<(), Error> {
+        let _ = (new, old, share);
+        Ok(())
+    }
+}
+
+/// The header of a bundle of these frames. `layers`: whether they come too, and bytes of all records.
+pub(super) fn header(
+    documents: &Documents,
+    want: &Table,
+    bases: &[Base],
+    frames: &[Frame],
+    (layers, records): (bool, u64),
+    level: i32,
+) -> Result<Header, Error> {
+    let base = bases.iter().position(|base| base.table.is_some());
+    let against = base.and_then(|at| bases.get(at)?.table.as_ref());
+    let sizes = Tables { want, haves: bases };
+    let had = |base: &Base| Had {
+        manifest: base.have.manifest,
+        known: match (&base.table, base.have.has_layers) {
+            (None, _) => Known::Unknown,
+            (Some(_), false) => Known::Visible,
+            (Some(_), true) => Known::Layers,
+        },
+    };
+    Ok(Header {
+        layers,
+        media_type: documents.media_type.to_string(),
+        manifest: documents.manifest.clone(),
+        config: documents.config.clone(),
+        haves: bases.iter().map(had).collect(),
+        table: WireTable {
+            base: base.and_then(|at| u16::try_from(at).ok()),
+            digest: Sha256::digest(want.bytes()).into(),
+            len: u32::try_from(want.bytes().len())
+                .map_err(|_| Error::Image("its table is too long".into()))?,
+            coded: table::encode(want, against, level)?,
+        },
+        frames: Frames::encode(frames, &sizes)?,
+        records,
+    })
+}
+
+/// Which contents of the image, by number, the worker lacks. One walk over sorted tables.
+fn needed(want: &Table, bases: &[Base], layers: bool) -> Vec<bool> {
+    let all = want.contents();
+    let most = if layers { all.len() } else { want.visible() };
+    let mut needed: Vec<_> = (0..all.len()).map(|number| number < most).collect();
+    for base in bases {
+        let Some(table) = &base.table else { continue };
+        let (theirs, most) = (table.contents(), base.contents());
+        let by_digest = table.by_digest();
+        let mut had = by_digest.iter().filter(|number| *number < most).peekable();
+        for number in want.by_digest().iter() {
+            let Some(content) = all.content(number) else {
+                continue;
+            };
+            while had
+                .peek()
+                .and_then(|number| theirs.content(*number))
+                .is_some_and(|had| had < content)
+            {
+                had.next();
+            }
+            let is_had = had.peek().and_then(|number| theirs.content(*number)) == Some(content);
+            if is_had
+                && let Some(needed) = usize::try_from(number)
+                    .ok()
+                    .and_then(|at| needed.get_mut(at))
+            {
+                *needed = false;
+            }
+        }
+    }
+    needed
+}
+
+/// Sizes from tables.
+struct Tables<'a> {
+    want: &'a Table,
+    haves: &'a [Base],
+}
+
+impl Sizes for Tables<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.want.contents().size(content)
+    }
+
+    fn had(&self, have: u16, content: u32) -> Option<u64> {
+        let base = self.haves.get(usize::from(have))?;
+        base.table.as_ref()?.contents().size(content)
+    }
+}
+
+/// Names the plan of a request: whatever is in its header is in its name.
+pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
+    let mut text = format!("bundle {VERSION} {want} {layers}");
+    for have in have {
+        let Have {
+            manifest,
+            is_known,
+            has_layers,
+        } = have;
+        text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
+    }
+    Content::of(text.as_bytes())
+}
+
+/// Names the plan that was prepared for a pair of images.
+pub(super) fn pair(want: &Digest, have: &Digest) -> Content {
+    Content::of(format!("pair {VERSION} {want} {have}").as_bytes())
+}

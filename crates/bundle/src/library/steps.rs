@@ -1,0 +1,286 @@
+//! What is done for an image: its layers are indexed, merged into a table, packed, and planned for whoever has nothing.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::documents::{Documents, Layer};
+use super::figures::count;
+use super::kept::Draft;
+use super::layers::Layers;
+use super::pace::Share;
+use super::shelf::remove;
+use super::{Inner, lock};
+use crate::api::Stage as At;
+use crate::directory::Stage;
+use crate::layer::{self, LayerIndex, Pace as _};
+use crate::pack::{Item, PackedFrame, Settings, pack};
+use crate::table::LayerEntries;
+use crate::{Blob, Content, Error, Frame, Kind, Place, Slice, Table};
+
+/// The level of zstd for headers that are made in the background.
+const HEADER_LEVEL: i32 = 15;
+
+/// A layer that was indexed, and its blob.
+pub(super) struct Indexed {
+    pub(super) index: LayerIndex,
+    pub(super) blob: Arc<dyn Blob>,
+}
+
+impl Inner {
+    /// Does all of it. What was done before is not done again.
+    pub(super) fn image(
+        &self,
+        manifest: &pierhead_oci::Digest,
+        share: &mut Share,
+    ) -> Result<(), Error> {
+        let documents = Documents::read(&*self.blobs, manifest)?;
+        if let Some(row) = lock(&self.images).get_mut(manifest) {
+            row.row.blobs = documents.blobs();
+        }
+        let total = u64::try_from(documents.layers.len()).unwrap_or(u64::MAX);
+        let mut layers = Vec::with_capacity(documents.layers.len());
+        for (nth, layer) in (0..).zip(&documents.layers) {
+            self.progress(manifest, At::Index, nth, total);
+            layers.push(self.layer(layer, share)?);
+        }
+        let table = self.table(manifest, &layers)?;
+        self.progress(manifest, At::Index, total, total);
+        self.fresh(manifest, &documents, &table, &layers, share)?;
+        // The places of its contents are worth nothing without their packs, which are on the disk by now.
+        self.directory.flush()
+    }
+
+    /// The index of a layer; made when there is none.
+    fn layer(&self, layer: &Layer, share: &mut Share) -> Result<Indexed, Error> {
+        let failed = |error| Error::io(format!("open {}", layer.blob), error);
+        let blob = self.blobs.open(&layer.blob).map_err(failed)?;
+        let blob = blob.ok_or_else(|| Error::Missing(layer.blob.to_string()))?;
+        let path = self.shelf.layer(&layer.blob);
+        if path.exists() {
+            match LayerIndex::open(&path) {
+                Ok(index) if index.diff_id() == layer.diff_id => {
+                    return Ok(Indexed { index, blob });
+                }
+                // Another image says that this blob is something else than it was found to be.
+                Ok(index) => {
+                    count(&self.figures.lies);
+                    return Err(Error::Digest {
+                        what: format!("layer {}", layer.blob),
+                        expected: layer.diff_id.to_string(),
+                        found: index.diff_id().to_string(),
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the index of a layer is made anew");
+                    remove(&path);
+                }
+            }
+        }
+        let request = layer::Request {
+            media_type: &layer.media_type,
+            diff_id: &layer.diff_id,
+            limits: self.config.limits,
+        };
+        let indexed = layer::index(&*blob, &request, share, &path);
+        if let Err(Error::Digest { found, .. }) = &indexed {
+            count(&self.figures.lies);
+            tracing::warn!(layer = %layer.blob, says = %layer.diff_id, found, "a layer is not what its image says: it is never bundled");
+        }
+        let index = indexed?;
+        count(&self.figures.indexed_layers);
+        let bytes = &self.figures.indexed_bytes;
+        bytes.fetch_add(blob.size(), std::sync::atomic::Ordering::Relaxed);
+        Ok(Indexed { index, blob })
+    }
+
+    /// The table of an image; made when there is none.
+    fn table(&self, manifest: &pierhead_oci::Digest, layers: &[Indexed]) -> Result<Table, Error> {
+        let path = self.shelf.table(manifest);
+        match Table::open(&path) {
+            Ok(table) => return Ok(table),
+            Err(Error::Missing(_)) => {}
+            Err(error) => tracing::warn!(%error, "the table of an image is made anew"),
+        }
+        let layers = layers.iter().map(|Indexed { index, .. }| {
+            Ok(LayerEntries {
+                diff_id: content(&index.diff_id())?,
+                skeleton: index.skeleton(),
+                entries: index.entries(),
+            })
+        });
+        let table = Table::merge(layers)?;
+        table.save(&path)?;
+        // Mapped, and not on the heap.
+        Table::open(&path)
+    }
+
+    /// Packs what is not packed yet, and plans for whoever has nothing.
+    fn fresh(
+        &self,
+        manifest: &pierhead_oci::Digest,
+        documents: &Documents,
+        table: &Table,
+        layers: &[Indexed],
+        share: &mut Share,
+    ) -> Result<(), Error> {
+        let keys = [false, true].map(|layers| super::serve::key(manifest, &[], layers));
+        if keys.iter().all(|key| self.is_whole(key)) {
+            return Ok(());
+        }
+        let mut done = HashSet::new();
+        let mut places: [Vec<Place>; 2] = Default::default();
+        for layer in layers {
+            for (items, places) in items(table, layer, &mut done)?.iter().zip(&mut places) {
+                let mut source = Layers::default();
+                source.push(&layer.index, layer.blob.clone());
+                let settings = Settings {
+                    level: self.config.level,
+                    ..Settings::default()
+                };
+                let mut pause = |bytes| share.pause(bytes);
+                let packed = pack(
+                    items,
+                    &source,
+                    &self.packs,
+                    &*self.directory,
+                    &settings,
+                    &mut pause,
+                )?;
+                places.extend(packed.frames);
+            }
+        }
+        for (with_layers, key) in [false, true].into_iter().zip(keys) {
+            let [visible, extras] = &places;
+            let extras = if with_layers { &extras[..] } else { &[] };
+            let mut draft = Draft::begin(&self.shelf.plan(&key))?;
+            let mut frames = Vec::with_capacity(visible.len() + extras.len());
+            for place in visible.iter().chain(extras) {
+                frames.push(frame(table, &self.packs.frame(place)?)?);
+                draft.packed(*place);
+                share.pause(0)?;
+            }
+            let header = super::serve::header(
+                documents,
+                table,
+                &[],
+                &frames,
+                (with_layers, draft.bytes()),
+                HEADER_LEVEL,
+            )?;
+            let (prelude, body) = header.encode(HEADER_LEVEL)?;
+            draft.finish(&prelude, &body)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the patches from one image to another.
+    pub(super) fn prepare(
+        &self,
+        new: &pierhead_oci::Digest,
+        old: &pierhead_oci::Digest,
+        share: &mut Share,
+    ) -> Result<(), Error> {
+        let is_ready = |digest| {
+            let images = lock(&self.images);
+            images
+                .get(digest)
+                .is_some_and(|row| row.row.stage == Stage::Ready)
+        };
+        // Forgotten since it was queued.
+        if !is_ready(new) || !is_ready(old) {
+            return Ok(());
+        }
+        self.prepare_pair(new, old, share)
+    }
+
+    /// Forgets what nobody needs, and keeps the bounds.
+    pub(super) fn tidy(&self) -> Result<(), Error> {
+        self.packs.upkeep();
+        let is_here =
+            |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
+        let ready: Vec<_> = lock(&self.images)
+            .iter()
+            .filter(|(_, row)| row.row.stage == Stage::Ready)
+            .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
+            .collect();
+        for (manifest, config) in ready {
+            if !is_here(&manifest) || !config.is_none_or(|config| is_here(&config)) {
+                for layers in [false, true] {
+                    let key = super::serve::key(&manifest, &[], layers);
+                    self.forget(&key);
+                }
+                self.settle(&manifest, None)?;
+            }
+        }
+        let known: HashSet<_> = lock(&self.images).keys().copied().collect();
+        self.shelf
+            .retain(|digest| known.contains(digest) || is_here(digest))?;
+        self.shelf.shrink_plans(self.config.plans)?;
+        let packs = &self.packs;
+        self.directory
+            .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+        self.directory.flush()
+    }
+}
+
+/// The contents of a layer that no layer before it has: those of the merged tree, and those that rebuilding it
+/// needs besides; in the order of its tar.
+fn items(
+    table: &Table,
+    layer: &Indexed,
+    done: &mut HashSet<Content>,
+) -> Result<[Vec<Item>; 2], Error> {
+    let mut items: [Vec<Item>; 2] = Default::default();
+    let is_visible = |content: &Content| table.find(content).is_some_and(|it| it < table.visible());
+    for entry in layer.index.entries() {
+        let entry = entry?;
+        if let Kind::File { content, size } = entry.kind
+            && done.insert(content)
+        {
+            let of = usize::from(!is_visible(&content));
+            items[of].push(Item::file(content, size, &entry.path));
+        }
+    }
+    for file in layer.index.files() {
+        let (content, size) = file?;
+        if done.insert(content) {
+            items[1].push(Item::apart(content, size));
+        }
+    }
+    let (skeleton, size) = layer.index.skeleton();
+    if done.insert(skeleton) {
+        items[1].push(Item::apart(skeleton, size));
+    }
+    Ok(items)
+}
+
+/// What is in a pack, by the numbers of a table.
+pub(super) fn frame(table: &Table, packed: &PackedFrame) -> Result<Frame, Error> {
+    let member = |part: &crate::pack::Part| {
+        let number = table.find(&part.content);
+        // The packing promises it; a bundle never holds what its image does not.
+        let content = number.ok_or_else(|| Error::Missing(part.content.to_string()))?;
+        Ok(Slice {
+            content,
+            offset: part.offset,
+            len: part.len,
+        })
+    };
+    Ok(Frame {
+        members: packed
+            .members
+            .iter()
+            .map(member)
+            .collect::<Result<_, _>>()?,
+        bases: Vec::new(),
+        coding: packed.coding,
+    })
+}
+
+fn content(digest: &pierhead_oci::Digest) -> Result<Content, Error> {
+    Content::try_from(digest).map_err(|digest| {
+        Error::Image(format!(
+            "{digest} is no SHA-256, and the diff ID of a layer"
+        ))
+    })
+}

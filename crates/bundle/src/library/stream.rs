@@ -1,0 +1,338 @@
+//! A planned bundle on its way out: ranges of files that follow each other are one, the rest is made when it is its turn.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::kept::{ENTRY, Kept, Lies};
+use crate::format::{End, PRELUDE, Prelude, unsent};
+use crate::pack::{PackFile, Packs};
+use crate::{Error, RECORD_HEAD};
+
+/// What leaves next.
+pub enum Piece {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// A range of a file that outlives its eviction.
+    File {
+        /// Which.
+        file: Opened,
+        /// First byte.
+        offset: u64,
+        /// Bytes; at least one.
+        len: u64,
+    },
+}
+
+/// A file of the library that is open.
+#[derive(Clone)]
+pub enum Opened {
+    /// A plan.
+    Plan(Arc<File>),
+    /// A pack, which is not evicted meanwhile.
+    Pack(Arc<PackFile>),
+}
+
+impl Opened {
+    /// To send or read from.
+    pub fn file(&self) -> &File {
+        match self {
+            Self::Plan(file) => file,
+            Self::Pack(pack) => pack.file(),
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Plan(one), Self::Plan(other)) => Arc::ptr_eq(one, other),
+            (Self::Pack(one), Self::Pack(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+/// A bundle that was planned, and is there to be sent.
+#[derive(Clone)]
+pub struct Bundle {
+    pub(super) kept: Arc<Kept>,
+    pub(super) packs: Arc<Packs>,
+}
+
+impl Bundle {
+    /// The strong `ETag`, quotes included.
+    pub fn etag(&self) -> &str {
+        &self.kept.etag
+    }
+
+    /// Frames, those without a record included.
+    pub fn frames(&self) -> u32 {
+        u32::try_from(self.kept.records.len() / ENTRY).unwrap_or(u32::MAX)
+    }
+
+    /// Begins to send it: all of it, or (`range`, first frame and the one behind the last) records alone.
+    ///
+    /// # Errors
+    /// Those of its file.
+    pub fn stream(&self, range: Option<(u32, u32)>) -> Result<Stream, Error> {
+        let frames = self.frames();
+        let (first, until) = match range {
+            Some((first, until)) => (first.min(frames), until.min(frames).max(first.min(frames))),
+            None => (0, frames),
+        };
+        let prelude = Prelude {
+            continued: range.is_some(),
+            first,
+            until,
+            ..self.kept.prelude
+        };
+        let mut stream = Stream {
+            source: Source::Bundle {
+                kept: self.kept.clone(),
+                packs: self.packs.clone(),
+                at: first,
+                until,
+            },
+            before: Some(prelude.encode()),
+            header: range.is_none(),
+            end: End {
+                records: 0,
+                payload: 0,
+            },
+            len: None,
+        };
+        stream.len = stream.count();
+        Ok(stream)
+    }
+}
+
+/// Bytes in pieces, each made when it is asked for.
+pub struct Stream {
+    source: Source,
+    before: Option<[u8; PRELUDE]>,
+    /// Whether the body of the header is still to leave.
+    header: bool,
+    end: End,
+    len: Option<u64>,
+}
+
+enum Source {
+    Bundle {
+        kept: Arc<Kept>,
+        packs: Arc<Packs>,
+        at: u32,
+        until: u32,
+    },
+    /// One content.
+    File {
+        source: Arc<dyn crate::Source + Send + Sync>,
+        content: crate::Content,
+        at: u64,
+        size: u64,
+    },
+    Done,
+}
+
+/// No pack has this number.
+const NO_PACK: u32 = u32::MAX;
+
+/// Bytes of a content that are read at once.
+const READ: u64 = 256 << 10;
+
+impl Stream {
+    /// One content from wherever it lies.
+    pub(super) fn of_file(
+        source: Arc<dyn crate::Source + Send + Sync>,
+        content: crate::Content,
+        size: u64,
+    ) -> Self {
+        Self {
+            source: Source::File {
+                source,
+                content,
+                at: 0,
+                size,
+            },
+            before: None,
+            header: false,
+            end: End {
+                records: 0,
+                payload: 0,
+            },
+            len: Some(size),
+        }
+    }
+
+    /// Bytes in all, when they are known beforehand.
+    pub const fn len(&self) -> Option<u64> {
+        self.len
+    }
+
+    /// Whether nothing will come.
+    pub fn is_empty(&self) -> bool {
+        self.len == Some(0)
+    }
+
+    fn count(&self) -> Option<u64> {
+        let Source::Bundle {
+            kept,
+            packs,
+            at,
+            until,
+        } = &self.source
+        else {
+            return self.len;
+        };
+        let mut len = u64::try_from(PRELUDE + RECORD_HEAD).ok()?;
+        if self.header {
+            len += kept.header;
+        }
+        for nth in *at..*until {
+            len += match kept.record(nth)? {
+                Lies::Nowhere => 0,
+                Lies::Here { len, .. } => u64::from(len),
+                Lies::Packed(place) if packs.contains(&place) => u64::from(place.len),
+                // Nobody knows how long it becomes when it is made again.
+                Lies::Packed(_) => return None,
+            };
+        }
+        Some(len)
+    }
+
+    /// The next piece, if nothing has to be read or made for it.
+    pub fn next_ready(&mut self) -> Option<Piece> {
+        if let Some(prelude) = self.before.take() {
+            return Some(Piece::Bytes(prelude.to_vec()));
+        }
+        let Source::Bundle {
+            kept,
+            packs,
+            at,
+            until,
+        } = &mut self.source
+        else {
+            return None;
+        };
+        if std::mem::take(&mut self.header) {
+            return Some(Piece::File {
+                file: Opened::Plan(kept.file.clone()),
+                offset: kept.header_at,
+                len: kept.header,
+            });
+        }
+        let mut run: Option<(u32, Opened, u64, u64)> = None;
+        while *at < *until {
+            let lies = kept.record(*at)?;
+            let (pack, file, offset, len) = match lies {
+                Lies::Nowhere => {
+                    *at += 1;
+                    continue;
+                }
+                Lies::Here { offset, len } => {
+                    let file = Opened::Plan(kept.file.clone());
+                    (NO_PACK, file, offset, len)
+                }
+                // It is read first, against its checksum, which is no work for whoever may not wait.
+                Lies::Packed(place) if !packs.is_checked(&place) => break,
+                Lies::Packed(place) => {
+                    let open = match &run {
+                        // The same pack is open already.
+                        Some((pack, file, ..)) if *pack == place.pack => file.clone(),
+                        _ => match packs.file(&place) {
+                            Ok(file) => Opened::Pack(file),
+                            Err(_) => break,
+                        },
+                    };
+                    (place.pack, open, place.offset, place.len)
+                }
+            };
+            let len = u64::from(len);
+            match &mut run {
+                None => run = Some((pack, file, offset, len)),
+                Some((_, of, first, all)) if of.is_same(&file) && *first + *all == offset => {
+                    *all += len;
+                }
+                Some(_) => break,
+            }
+            *at += 1;
+            self.end.records += 1;
+            self.end.payload += len.saturating_sub(RECORD_HEAD as u64);
+        }
+        if let Some((_, file, offset, len)) = run {
+            return Some(Piece::File { file, offset, len });
+        }
+        if *at >= *until {
+            self.source = Source::Done;
+            return Some(Piece::Bytes(self.end.encode().to_vec()));
+        }
+        None
+    }
+
+    /// The next piece; `None` at the end. Blocks; up to a frame's memory and work.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn next(&mut self) -> Result<Option<Piece>, Error> {
+        if let Some(piece) = self.next_ready() {
+            return Ok(Some(piece));
+        }
+        match &mut self.source {
+            Source::Done => Ok(None),
+            Source::Bundle {
+                kept,
+                packs,
+                at,
+                until,
+            } => {
+                if check(kept, packs, *at, *until) {
+                    // Nobody can have forgotten it since, but for the upkeep.
+                    if let Some(piece) = self.next_ready() {
+                        return Ok(Some(piece));
+                    }
+                    return self.next();
+                }
+                // Its pack is gone: the worker asks for what was in it one by one.
+                *at += 1;
+                self.end.records += 1;
+                Ok(Some(Piece::Bytes(unsent().to_vec())))
+            }
+            Source::File {
+                source,
+                content,
+                at,
+                size,
+            } => {
+                let len = (*size - *at).min(READ);
+                if len == 0 {
+                    self.source = Source::Done;
+                    return Ok(None);
+                }
+                let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+                let read = source.read_at(content, *at, &mut bytes);
+                read.map_err(|error| Error::io(format!("read {content}"), error))?;
+                *at += len;
+                Ok(Some(Piece::Bytes(bytes)))
+            }
+        }
+    }
+}
+
+/// Reads the records that come next, in one pack, so that they may leave unread. Whether the first of them is sound.
+fn check(kept: &Kept, packs: &Packs, first: u32, until: u32) -> bool {
+    /// What a socket takes in a few calls.
+    const AHEAD: u64 = 4 << 20;
+    let mut sum = 0;
+    for nth in first..until {
+        match kept.record(nth) {
+            Some(Lies::Packed(place)) => {
+                if packs.check(&place).is_err() {
+                    return nth > first;
+                }
+                sum += u64::from(place.len);
+            }
+            _ => return nth > first,
+        }
+        if sum >= AHEAD {
+            break;
+        }
+    }
+    true
+}

@@ -1,0 +1,330 @@
+//! Answers of the extension: which image is meant, whether it may be had, what of it leaves.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG};
+use http::request::Parts;
+use http::{HeaderValue, Method, Response, StatusCode};
+use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Stage, UNKNOWN_HAVE};
+use pierhead_bundle::library::{self, Library, State, Stream};
+use pierhead_bundle::{Content, Fault};
+use pierhead_oci::{
+    Body as Document, Digest, Endpoint, Manifest, Name, Platform, Reference, Registry, Repository,
+    Target,
+};
+
+use super::records::{Records, blocking};
+use super::wish::Wish;
+use crate::answer::Peer;
+use crate::body::Body;
+use crate::deadline::Deadline;
+use crate::document::EAGER;
+use crate::manifest::manifest;
+use crate::metrics::Outcome;
+use crate::range::is_known;
+use crate::service::Inner;
+use crate::{Error, access, respond};
+
+/// Images of `have` that a client of pass-through is asked about upstream: each may be a question there.
+const MAX_ASKED: usize = 16;
+/// Unknown images that a header of the answer names; the bundle names all.
+const MAX_NAMED: usize = 16;
+
+/// One question, by somebody who may pull the manifest that it names.
+pub(crate) struct Asked<'a> {
+    pub(crate) inner: &'a Arc<Inner>,
+    pub(crate) peer: &'a Peer,
+    pub(crate) parts: &'a Parts,
+    pub(crate) name: &'a Name,
+    pub(crate) registry: Registry,
+    pub(crate) repository: Repository,
+    pub(crate) deadline: Deadline,
+}
+
+/// An image that was found.
+struct Found {
+    digest: Digest,
+    /// Config and layers.
+    blobs: Vec<Digest>,
+    outcome: Outcome,
+}
+
+type Answer = Result<(Response<Body>, Outcome), Error>;
+
+impl Asked<'_> {
+    pub(crate) async fn answer(&self, wish: Wish) -> Answer {
+        let library = self.inner.library.as_ref().ok_or(Error::NoBundles)?;
+        match wish {
+            Wish::Other => Err(Error::Internal),
+            Wish::Bundle(ask, target) => {
+                let started = Instant::now();
+                let result = self.bundle(library, &ask, target).await;
+                self.log(&ask, &result, started);
+                result
+            }
+            Wish::File(content, image) => self.file(library, content, image).await,
+            Wish::Trace(trace, target) => {
+                let image = self.image(target, trace.platform.as_deref()).await?;
+                let library = library.clone();
+                let noted = blocking(move || library.trace(&image.digest, &trace.files)).await?;
+                noted.map_err(bundle_error)?;
+                let builder = respond::respond(StatusCode::NO_CONTENT, Outcome::None);
+                Ok((respond::finish(builder, Body::empty()), Outcome::None))
+            }
+        }
+    }
+
+    async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> Answer {
+        let image = self.image(target, ask.platform.as_deref()).await?;
+        self.ready(library, &image).await?;
+        let mut have = Vec::with_capacity(ask.have.len());
+        let mut asked = 0;
+        for digest in &ask.have {
+            let is_known = library.state(digest) == State::Ready
+                && (!self.is_guest() || asked < MAX_ASKED)
+                && self.may_have(library, digest, &mut asked).await;
+            let has_layers = ask.have_layers.contains(digest);
+            have.push(library::Have {
+                manifest: *digest,
+                is_known,
+                has_layers,
+            });
+        }
+        let unknown: Vec<_> = have.iter().filter(|have| !have.is_known).collect();
+        let named = unknown
+            .iter()
+            .take(MAX_NAMED)
+            .map(|have| have.manifest.to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        let (planning, want) = (self.inner.planning.clone(), image.digest);
+        let (layers, library) = (ask.layers, library.clone());
+        let plan = async move {
+            let permit = planning.acquire_owned().await;
+            blocking(move || {
+                let _permit = permit;
+                library.bundle(&want, &have, layers)
+            })
+            .await
+        };
+        // Planned on, so that whoever comes back finds it.
+        let planned = tokio::time::timeout_at(self.deadline.last(), tokio::spawn(plan)).await;
+        let Ok(planned) = planned else {
+            return Err(Error::NotReady(Progress {
+                stage: Stage::Wait,
+                done: 0,
+                total: 0,
+            }));
+        };
+        let bundle = planned
+            .map_err(|_| Error::Internal)??
+            .map_err(bundle_error)?;
+        let etag = bundle.etag().to_owned();
+        let part = ask.part.as_ref().filter(|it| it.etag == etag);
+        let mut builder = respond::respond(StatusCode::OK, image.outcome).header(ETAG, &etag);
+        if !named.is_empty() {
+            builder = builder.header(UNKNOWN_HAVE, named);
+        }
+        if part.is_none() && is_known(&self.parts.headers, etag.as_bytes()) {
+            let builder = builder.status(StatusCode::NOT_MODIFIED);
+            return Ok((respond::finish(builder, Body::empty()), image.outcome));
+        }
+        let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
+        let stream = bundle.stream(range).map_err(bundle_error)?;
+        let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        let body = self.stream(stream, format!("bundle of {}", image.digest));
+        Ok((
+            with_length(builder, body, &self.parts.method),
+            image.outcome,
+        ))
+    }
+
+    async fn file(&self, library: &Library, content: Content, image: Digest) -> Answer {
+        let image = self.image(Target::Digest(image), None).await?;
+        self.ready(library, &image).await?;
+        let of = library.clone();
+        let stream = blocking(move || of.file(&image.digest, &content)).await?;
+        let stream = stream.map_err(bundle_error)?.ok_or(Error::NoSuchFile)?;
+        let etag = format!("\"{content}\"");
+        let mut builder = respond::respond(StatusCode::OK, Outcome::Hit)
+            .header(ETAG, &etag)
+            .header(respond::DOCKER_CONTENT_DIGEST, content.to_string());
+        if is_known(&self.parts.headers, etag.as_bytes()) {
+            builder = builder.status(StatusCode::NOT_MODIFIED);
+            return Ok((respond::finish(builder, Body::empty()), Outcome::Hit));
+        }
+        let builder = builder.header(CONTENT_TYPE, "application/octet-stream");
+        let body = self.stream(stream, content.to_string());
+        Ok((with_length(builder, body, &self.parts.method), Outcome::Hit))
+    }
+
+    fn stream(&self, stream: Stream, name: String) -> Body {
+        let length = stream.len();
+        let records = Records::new(stream, self.inner.making.clone(), name);
+        Body::records(records, length)
+    }
+
+    /// The image that is meant, as a client that pulls it would find it.
+    async fn image(&self, mut target: Target, platform: Option<&str>) -> Result<Found, Error> {
+        for _ in 0..=Manifest::MAX_DEPTH {
+            let reference = self.reference(target);
+            let (document, outcome) =
+                manifest(self.inner, &self.peer.client, &reference, self.deadline).await?;
+            // Large ones are in memory one after the other.
+            let mut turn = None;
+            if document.size() > EAGER {
+                turn = self.inner.parsing.acquire().await.ok();
+            }
+            let bytes = document.bytes(Manifest::MAX_SIZE).await?;
+            let parsed = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
+            drop(turn);
+            let Document::Index { .. } = parsed.body else {
+                return Ok(Found {
+                    digest: document.digest,
+                    blobs: parsed.children().map(|child| child.digest).collect(),
+                    outcome,
+                });
+            };
+            let platform = platform.ok_or_else(|| {
+                Error::Question("this is an index: say which platform is meant".into())
+            })?;
+            let platform: Platform = platform.parse()?;
+            let child = parsed
+                .choose(&platform)
+                .ok_or_else(|| Error::Question(format!("there is no image for {platform}")))?;
+            target = Target::Digest(child.digest);
+            self.may_pull(target.clone()).await?;
+        }
+        Err(Error::Document("indexes in indexes without end".into()))
+    }
+
+    fn reference(&self, target: Target) -> Reference {
+        Reference {
+            registry: self.registry.clone(),
+            repository: self.repository.clone(),
+            target,
+        }
+    }
+
+    /// Asks as for a pull of that manifest of this repository.
+    async fn may_pull(&self, target: Target) -> Result<(), Error> {
+        let name = self.name.clone();
+        self.admit(Endpoint::Manifest { name, target }).await
+    }
+
+    async fn admit(&self, endpoint: Endpoint) -> Result<(), Error> {
+        let admitted =
+            access::admit(self.inner, self.peer, self.parts, &endpoint, self.deadline).await;
+        admitted.map(drop)
+    }
+
+    fn is_guest(&self) -> bool {
+        self.inner.guest().is_some()
+    }
+
+    /// What is made of blobs that came from another registry is not this one's: see `access::guests`.
+    async fn may_have_blobs(&self, blobs: &[Digest]) -> Result<(), Error> {
+        if !self.is_guest() {
+            return Ok(());
+        }
+        for digest in blobs {
+            if !self.inner.may_share(&self.registry, digest) {
+                return Err(Error::NotProved);
+            }
+            let name = self.name.clone();
+            let digest = *digest;
+            self.admit(Endpoint::Blob { name, digest }).await?;
+        }
+        Ok(())
+    }
+
+    async fn may_have(&self, library: &Library, digest: &Digest, asked: &mut usize) -> bool {
+        if !self.is_guest() {
+            return true;
+        }
+        *asked += 1;
+        let Some(blobs) = library.blobs(digest) else {
+            return false;
+        };
+        self.inner.may_share(&self.registry, digest)
+            && self.may_pull(Target::Digest(*digest)).await.is_ok()
+            && self.may_have_blobs(&blobs).await.is_ok()
+    }
+
+    /// Returns when the image can be bundled, or says how far it is.
+    async fn ready(&self, library: &Library, image: &Found) -> Result<(), Error> {
+        match library.state(&image.digest) {
+            State::Ready => return self.may_have_blobs(&image.blobs).await,
+            State::Refused(why) => return Err(Error::Unbundled(why)),
+            State::Working(progress) => return Err(Error::NotReady(progress)),
+            _ => {}
+        }
+        let cache = &self.inner.cache;
+        if image.blobs.iter().all(|digest| cache.holds(digest)) {
+            library.offer(library::Image {
+                manifest: image.digest,
+                repository: format!("{}/{}", self.registry, self.repository),
+            });
+            return Err(Error::NotReady(Progress {
+                stage: Stage::Wait,
+                done: 0,
+                total: 0,
+            }));
+        }
+        let reference = self.reference(Target::Digest(image.digest));
+        let pulls = &self.inner.pulls;
+        let progress = pulls.progress(self.inner, image.digest, &reference)?;
+        Err(Error::NotReady(progress))
+    }
+
+    /// The one line of a bundle.
+    fn log(&self, ask: &Ask, result: &Answer, started: Instant) {
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let client = self.peer.address;
+        let Self {
+            registry,
+            repository,
+            ..
+        } = self;
+        let (want, have) = (&*ask.want, ask.have.len());
+        match result {
+            Ok((response, _)) => {
+                let status = response.status().as_u16();
+                let bytes = http_body::Body::size_hint(response.body()).exact();
+                let etag = response.headers().get(ETAG).and_then(|it| it.to_str().ok());
+                tracing::info!(%registry, %repository, want, have, %client, status, bytes, etag, duration_ms, "bundle");
+            }
+            // Asked again every second.
+            Err(error @ Error::NotReady(_)) => {
+                tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
+            }
+            Err(error) => {
+                tracing::info!(%registry, %repository, want, have, %client, %error, duration_ms, "bundle refused");
+            }
+        }
+    }
+}
+
+fn with_length(
+    mut builder: http::response::Builder,
+    body: Body,
+    method: &Method,
+) -> Response<Body> {
+    if let Some(length) = http_body::Body::size_hint(&body).exact() {
+        builder = builder.header(CONTENT_LENGTH, length);
+    }
+    let body = match *method == Method::HEAD {
+        true => Body::bytes(Bytes::new()),
+        false => body,
+    };
+    respond::finish(builder, body)
+}
+
+fn bundle_error(error: pierhead_bundle::Error) -> Error {
+    match error.fault() {
+        Fault::Theirs => Error::Unbundled(error.to_string()),
+        Fault::Ours | Fault::Nobody => Error::Bundle(Arc::new(error)),
+    }
+}

@@ -1,0 +1,122 @@
+//! Images that are being pulled: offered to the library once all of their blobs are here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pierhead_bundle::library::{Image, Library, State};
+use pierhead_oci::{Body, Digest, Manifest, Reference};
+
+use crate::document::{Document, EAGER};
+use crate::service::Inner;
+
+/// Images that are looked for at once; the one that came first is let go beyond it.
+const MAX: usize = 256;
+/// How often they are looked for, while there are any.
+const EVERY: Duration = Duration::from_secs(1);
+/// Whoever pulls so slowly asks again.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// See the head of this module.
+#[derive(Default)]
+pub(crate) struct Arrivals(Mutex<Awaited>);
+
+#[derive(Default)]
+struct Awaited {
+    images: HashMap<Digest, Arrival>,
+    is_watched: bool,
+}
+
+struct Arrival {
+    repository: String,
+    blobs: Vec<Digest>,
+    since: Instant,
+}
+
+impl Arrivals {
+    fn awaited(&self) -> MutexGuard<'_, Awaited> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The manifest was handed out: whoever got it asks for the blobs next. Below a microsecond when it is known.
+    pub(crate) fn note(inner: &Arc<Inner>, document: &Document, reference: &Reference) {
+        let Some(library) = &inner.library else {
+            return;
+        };
+        let is_image = document.media_type.is_manifest() && document.size() <= EAGER;
+        if !is_image || library.state(&document.digest) != State::Unknown {
+            return;
+        }
+        if inner
+            .arrivals
+            .awaited()
+            .images
+            .contains_key(&document.digest)
+        {
+            return;
+        }
+        let (inner, document) = (inner.clone(), document.clone());
+        let repository = format!("{}/{}", reference.registry, reference.repository);
+        tokio::spawn(async move {
+            let Ok(bytes) = document.bytes(Manifest::MAX_SIZE).await else {
+                return;
+            };
+            let media_type = document.media_type.as_str();
+            let Ok(manifest) = Manifest::parse(bytes, Some(media_type)) else {
+                return;
+            };
+            if matches!(manifest.body, Body::Index { .. }) {
+                return;
+            }
+            let arrival = Arrival {
+                repository,
+                blobs: manifest.children().map(|child| child.digest).collect(),
+                since: Instant::now(),
+            };
+            inner.arrivals.add(document.digest, arrival);
+            watch(&inner).await;
+        });
+    }
+
+    fn add(&self, digest: Digest, arrival: Arrival) {
+        let mut awaited = self.awaited();
+        if awaited.images.len() >= MAX {
+            let oldest = awaited.images.iter().min_by_key(|(_, it)| it.since);
+            let oldest = oldest.map(|(digest, _)| *digest);
+            if let Some(oldest) = oldest {
+                awaited.images.remove(&oldest);
+            }
+        }
+        awaited.images.insert(digest, arrival);
+    }
+}
+
+/// Looks until nothing is awaited, unless somebody else does.
+async fn watch(inner: &Arc<Inner>) {
+    let Some(library) = &inner.library else {
+        return;
+    };
+    if std::mem::replace(&mut inner.arrivals.awaited().is_watched, true) {
+        return;
+    }
+    while !look(inner, library) {
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Offers what is whole; `true` when nothing is awaited any more, and nobody watches from now on.
+fn look(inner: &Inner, library: &Library) -> bool {
+    let mut awaited = inner.arrivals.awaited();
+    awaited.images.retain(|digest, arrival| {
+        let is_whole = arrival.blobs.iter().all(|blob| inner.cache.holds(blob));
+        if is_whole {
+            library.offer(Image {
+                manifest: *digest,
+                repository: arrival.repository.clone(),
+            });
+        }
+        !is_whole && arrival.since.elapsed() < PATIENCE
+    });
+    awaited.is_watched = !awaited.images.is_empty();
+    !awaited.is_watched
+}
