@@ -41,6 +41,30 @@ pub(crate) struct Stat {
     /// Who leaves and who enters.
     #[serde(default)]
     pub(crate) eviction: Eviction,
+    /// Bundles, when they are served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bundle: Option<Bundle>,
+}
+
+/// Of [`Stat`]: what is kept for bundles, besides `used` and `capacity`.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Bundle {
+    /// Images that can be bundled.
+    pub(crate) ready: u64,
+    /// Images that wait to be indexed, or are.
+    pub(crate) waiting: u64,
+    /// Images that cannot be bundled.
+    pub(crate) refused: u64,
+    /// Bytes of packs.
+    pub(crate) packs: u64,
+    /// The most of that.
+    pub(crate) packs_capacity: u64,
+    /// Bytes of plans, with the patches in them.
+    pub(crate) plans: u64,
+    /// The most of that.
+    pub(crate) plans_capacity: u64,
+    /// Bytes of indexes and tables.
+    pub(crate) index: u64,
 }
 
 /// Of [`Stat`].

@@ -11,7 +11,7 @@ use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
 use rustls::RootCertStore;
 
-use crate::config::{AuthMode, Config, Upstream, files};
+use crate::config::{AuthMode, Config, Size, Upstream, files};
 use crate::environment::Environment;
 
 /// For the registry client. Reads the files with secrets.
@@ -116,6 +116,37 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
         },
         max_written_per_day: eviction.max_written_per_day,
     }
+}
+
+/// For the library of bundles, on a file system where `space` is left.
+pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle::library::Config {
+    /// Below this bundles are of little use; nobody who did not ask for it gives more.
+    const AUTO: (u64, u64) = (256 << 20, 100 << 30);
+    let bundle = &config.bundle;
+    let taken = ["packs", "plans"].map(|name| folder_bytes(&config.data.join(name)));
+    let size = match bundle.size {
+        Size::Auto => {
+            let available = space.free.saturating_add(taken.iter().sum());
+            (available / 10).clamp(AUTO.0, AUTO.1)
+        }
+        size => size.resolve(space.total, 0),
+    };
+    let plans = size / 8;
+    let mut library = pierhead_bundle::library::Config::new(&config.data, size - plans, plans);
+    library.workers = bundle.workers;
+    library.share = u32::try_from(bundle.cpu).unwrap_or(100);
+    library.level = i32::try_from(bundle.level).unwrap_or(library.level);
+    library.pairs = bundle.pairs;
+    library.limits.max_size = bundle.max_layer;
+    library.limits.max_ratio = u64::try_from(bundle.max_ratio).unwrap_or(u64::MAX);
+    library
+}
+
+/// Bytes of the files of a folder; none when there is no such.
+fn folder_bytes(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
+    sizes.sum()
 }
 
 /// For the proxy.

@@ -2,6 +2,7 @@
 
 mod actions;
 mod body;
+mod bundle;
 mod guard;
 mod process;
 mod routes;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
@@ -31,6 +33,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What the admin listener answers from.
 pub(crate) struct Admin {
+    library: Option<Library>,
     cache: Cache,
     proxy: Proxy,
     metrics: Metrics,
@@ -64,6 +67,7 @@ impl Admin {
         about: About<'_>,
         stopping: watch::Receiver<bool>,
         trace: Option<&Trace>,
+        library: Option<Library>,
     ) -> Self {
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
@@ -73,7 +77,12 @@ impl Admin {
         if let Some(trace) = trace {
             trace.register(metrics.sub_registry_with_prefix("pierhead_trace"));
         }
+        if let Some(library) = &library {
+            let registry = metrics.sub_registry_with_prefix("pierhead_bundle");
+            registry.register_collector(Box::new(bundle::Figures(library.clone())));
+        }
         Self {
+            library,
             cache,
             proxy,
             metrics,

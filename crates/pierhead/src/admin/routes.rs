@@ -124,6 +124,7 @@ impl Admin {
             fills: stat.fills,
             pinned: stat.pinned,
             memory: process::resident_bytes(),
+            bundle: self.library.as_ref().map(super::bundle::stat),
             eviction: Eviction {
                 policy: eviction.policy,
                 admission: eviction.admission,

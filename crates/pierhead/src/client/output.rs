@@ -59,6 +59,19 @@ impl Output {
             human_bytes(stat.reserved)
         ))?;
         self.line(format!("pinned      {}", human_bytes(stat.pinned)))?;
+        if let Some(bundle) = &stat.bundle {
+            self.line(format!(
+                "bundles     {} images, {} waiting, {} refused; packs {} of {}, plans {} of {}, indexes {}",
+                bundle.ready,
+                bundle.waiting,
+                bundle.refused,
+                human_bytes(bundle.packs),
+                human_bytes(bundle.packs_capacity),
+                human_bytes(bundle.plans),
+                human_bytes(bundle.plans_capacity),
+                human_bytes(bundle.index)
+            ))?;
+        }
         self.line(format!("memory      {}", human_bytes(stat.memory)))?;
         let eviction = &stat.eviction;
         self.line(format!("requests    {}", requests(eviction)))?;

@@ -47,6 +47,7 @@ pub(crate) struct Config {
     pub(crate) cache: Cache,
     pub(crate) eviction: Eviction,
     pub(crate) trace: Trace,
+    pub(crate) bundle: Bundle,
     pub(crate) tags: Tags,
     pub(crate) access: pierhead_proxy::Rules,
     pub(crate) limits: Limits,
@@ -79,6 +80,20 @@ pub(crate) struct Trace {
     pub(crate) file: Option<PathBuf>,
     /// Bytes.
     pub(crate) max_size: u64,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Bundle {
+    pub(crate) enabled: bool,
+    pub(crate) size: Size,
+    pub(crate) workers: usize,
+    /// Percent of a core.
+    pub(crate) cpu: usize,
+    pub(crate) level: usize,
+    pub(crate) pairs: usize,
+    /// Bytes.
+    pub(crate) max_layer: u64,
+    pub(crate) max_ratio: usize,
 }
 
 #[derive(Clone)]
@@ -242,6 +257,16 @@ impl Config {
             trace: Trace {
                 file: None,
                 max_size: 64 << 20,
+            },
+            bundle: Bundle {
+                enabled: true,
+                size: Size::Auto,
+                workers: 1,
+                cpu: 50,
+                level: 12,
+                pairs: 2,
+                max_layer: 64 << 30,
+                max_ratio: 1000,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
@@ -115,8 +116,11 @@ async fn serve(
     let notes = Arc::<Notes>::default();
     let cache = open_cache(&config, &notes).await?;
     let trace = start_trace(&config, notes).await?;
+    let library = open_library(&config, &cache).await?;
     let (settings, parts) = (wiring::proxy(&config), (cache.clone(), client.clone()));
-    let proxy = tokio::task::spawn_blocking(|| Proxy::new(parts.0, parts.1, settings)).await?;
+    let of_proxy = library.clone();
+    let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
+    let proxy = tokio::task::spawn_blocking(proxy).await?;
 
     let mut listeners = Vec::new();
     for address in &config.listen {
@@ -155,6 +159,7 @@ async fn serve(
             },
             stopped,
             trace.as_ref(),
+            library.clone(),
         );
         admin.spawn(Arc::new(state).serve(listener));
     }
@@ -195,6 +200,12 @@ async fn serve(
         _ = terminate.recv() => true,
     };
     drop(admin);
+    if let Some(library) = library {
+        let closed = tokio::task::spawn_blocking(move || library.close());
+        if tokio::time::timeout(CLOSING, closed).await.is_err() {
+            tracing::warn!("work on bundles did not end in time; it goes on at the next start");
+        }
+    }
     // Also when ending at once: it writes what is pending, and that is little. A disk that hangs must not
     // keep the process, and nothing is lost with it but the order of the last accesses.
     if tokio::time::timeout(CLOSING, cache.close()).await.is_err() {
@@ -236,6 +247,23 @@ async fn start_trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Optio
     let (max_size, data) = (config.trace.max_size, config.data.clone());
     let start = move || Trace::start(notes, &file, max_size, &data);
     tokio::task::spawn_blocking(start).await?.map(Some)
+}
+
+/// The library of bundles, unless there are to be none. Without it pulls are served as ever.
+async fn open_library(config: &Config, cache: &Cache) -> anyhow::Result<Option<Library>> {
+    if !config.bundle.enabled {
+        return Ok(None);
+    }
+    let space = wiring::space(&config.data)?;
+    let (config, blobs) = (config.clone(), Proxy::blobs(cache));
+    let open = move || Library::open(wiring::library(&config, space), blobs);
+    Ok(match tokio::task::spawn_blocking(open).await? {
+        Ok(library) => Some(library),
+        Err(error) => {
+            tracing::error!(error = %anyhow::Error::new(error), "there are no bundles");
+            None
+        }
+    })
 }
 
 async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache> {

@@ -1,6 +1,7 @@
 //! Every key: what it means, how it is read and shown. The parser, `config show` and the hints for
 //! misspelt keys all come from these tables, so that none can forget one.
 
+mod bundle;
 mod eviction;
 mod limits;
 mod upstream;
@@ -48,6 +49,10 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
         "trace",
         "A record of all requests, to replay them against other policies: `pierhead replay --trace FILE`. Changes need\n# a restart.",
     ),
+    (
+        "bundle",
+        "Delta bundles: just the file contents that a worker lacks (docs/bundles.md). Changes need a restart.",
+    ),
     ("tags", "When a tag is asked for anew."),
     (
         "access",
@@ -87,7 +92,10 @@ fn quote_duration(duration: Duration) -> Option<String> {
 
 /// All keys of the file; those of one section in the order in which they are shown.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
-    KEYS.iter().chain(eviction::KEYS).chain(limits::KEYS)
+    KEYS.iter()
+        .chain(eviction::KEYS)
+        .chain(bundle::KEYS)
+        .chain(limits::KEYS)
 }
 
 static KEYS: &[Key<Config>] = &[

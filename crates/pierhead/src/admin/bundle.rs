@@ -1,0 +1,149 @@
+//! What the admin listener says of bundles: read when asked for.
+
+use std::fmt;
+
+use pierhead_bundle::library::Library;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Unit;
+
+use crate::api::Bundle;
+
+/// For `GET /v1/stat`.
+pub(super) fn stat(library: &Library) -> Bundle {
+    let stat = library.stat();
+    Bundle {
+        ready: stat.ready,
+        waiting: stat.waiting,
+        refused: stat.refused,
+        packs: stat.packs,
+        packs_capacity: stat.packs_budget,
+        plans: stat.plans,
+        plans_capacity: stat.plans_budget,
+        index: stat.index,
+    }
+}
+
+/// For `GET /metrics`.
+pub(super) struct Figures(pub(super) Library);
+
+impl fmt::Debug for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Figures")
+    }
+}
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let stat = self.0.stat();
+        let bytes = Some(Unit::Bytes);
+        for (name, help, unit, value) in [
+            (
+                "images_ready",
+                "Images that can be bundled",
+                None,
+                stat.ready,
+            ),
+            (
+                "images_waiting",
+                "Images that wait to be indexed",
+                None,
+                stat.waiting,
+            ),
+            (
+                "images_refused",
+                "Images that cannot be bundled",
+                None,
+                stat.refused,
+            ),
+            ("packs", "Packs, on disk", bytes.clone(), stat.packs),
+            (
+                "packs_capacity",
+                "The bound on packs",
+                bytes.clone(),
+                stat.packs_budget,
+            ),
+            (
+                "plans",
+                "Plans and their patches, on disk",
+                bytes.clone(),
+                stat.plans,
+            ),
+            (
+                "plans_capacity",
+                "The bound on plans",
+                bytes.clone(),
+                stat.plans_budget,
+            ),
+            (
+                "index",
+                "Indexes and tables, on disk",
+                bytes.clone(),
+                stat.index,
+            ),
+        ] {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let encoder =
+                encoder.encode_descriptor(name, help, unit.as_ref(), gauge.metric_type())?;
+            gauge.encode(encoder)?;
+        }
+        for (name, help, unit, value) in [
+            (
+                "packs_evicted",
+                "Packs that left to make room",
+                None,
+                stat.packs_evicted,
+            ),
+            (
+                "indexed_layers",
+                "Layers that were indexed",
+                None,
+                stat.indexed_layers,
+            ),
+            (
+                "indexed",
+                "Blobs of layers that were indexed",
+                bytes,
+                stat.indexed_bytes,
+            ),
+            (
+                "lies",
+                "Layers that are not what their diff IDs say",
+                None,
+                stat.lies,
+            ),
+            (
+                "failed",
+                "Work that failed for this machine's sake",
+                None,
+                stat.failed,
+            ),
+            (
+                "pairs_prepared",
+                "Pairs of images that patches were made for",
+                None,
+                stat.pairs,
+            ),
+            (
+                "plans_made",
+                "Plans that were made when they were asked for",
+                None,
+                stat.planned,
+            ),
+            (
+                "plans_found",
+                "Plans that were there when they were asked for",
+                None,
+                stat.plan_hits,
+            ),
+        ] {
+            let counter = ConstCounter::new(value);
+            let encoder =
+                encoder.encode_descriptor(name, help, unit.as_ref(), counter.metric_type())?;
+            counter.encode(encoder)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! Keys of `[bundle]`.
+
+use super::{Key, quote};
+use crate::config::Config;
+use crate::config::units::exact_bytes;
+
+pub(super) static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "bundle",
+        name: "enabled",
+        doc: "Whether images are indexed in the background and bundles are served.",
+        example: "true",
+        set: |config, value| value.boolean().map(|it| config.bundle.enabled = it),
+        show: |config| Some(config.bundle.enabled.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "size",
+        doc: "Bytes of packs and plans on disk, besides cache.size: bytes, a share of the file system, or \"auto\": a tenth of\nwhat is free or taken by them already, at least 256MiB, at most 100GiB. Indexes and tables take about a hundredth of the\nlayers besides, and go with them.",
+        example: "\"auto\"",
+        set: |config, value| match value.size()? {
+            super::super::Size::Bytes(bytes) if bytes < MIN_SIZE => {
+                Err("less than 64MiB holds no image: write more, or enabled = false".to_owned())
+            }
+            size => {
+                config.bundle.size = size;
+                Ok(())
+            }
+        },
+        show: |config| Some(quote(&config.bundle.size.to_string())),
+    },
+    Key {
+        section: "bundle",
+        name: "workers",
+        doc: "Threads that index, pack and make patches, at the lowest priority; each takes up to 150MB of memory while it\nworks.",
+        example: "1",
+        set: |config, value| value.count(1, 64).map(|it| config.bundle.workers = it),
+        show: |config| Some(config.bundle.workers.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "cpu",
+        doc: "Percent of one core that each of them takes at most, 1 to 100.",
+        example: "50",
+        set: |config, value| value.count(1, 100).map(|it| config.bundle.cpu = it),
+        show: |config| Some(config.bundle.cpu.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "level",
+        doc: "Level of zstd for packs, 1 to 19.",
+        example: "12",
+        set: |config, value| value.count(1, 19).map(|it| config.bundle.level = it),
+        show: |config| Some(config.bundle.level.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "pairs",
+        doc: "Older versions of a repository that patches to a new one are made from ahead of time; 0 is none.",
+        example: "2",
+        set: |config, value| value.count(0, 100).map(|it| config.bundle.pairs = it),
+        show: |config| Some(config.bundle.pairs.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "max_layer",
+        doc: "A layer of more bytes, unpacked, is not indexed, and its images are not bundled.",
+        example: "\"64GiB\"",
+        set: |config, value| value.bytes().map(|it| config.bundle.max_layer = it),
+        show: |config| Some(quote(&exact_bytes(config.bundle.max_layer))),
+    },
+    Key {
+        section: "bundle",
+        name: "max_ratio",
+        doc: "Nor is a layer that unpacks to more than so many times its own bytes, beyond 64MiB.",
+        example: "1000",
+        set: |config, value| {
+            value
+                .count(1, 1_000_000)
+                .map(|it| config.bundle.max_ratio = it)
+        },
+        show: |config| Some(config.bundle.max_ratio.to_string()),
+    },
+];
+
+/// Of packs and plans.
+const MIN_SIZE: u64 = 64 << 20;
