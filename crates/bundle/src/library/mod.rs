@@ -15,9 +15,6 @@ mod shelf;
 mod steps;
 mod stream;
 
-#[cfg(test)]
-mod tests;
-
 pub use figures::Stat;
 pub use stream::{Bundle, Opened, Piece, Stream};
 

@@ -29,8 +29,6 @@ pub(super) struct Queue {
     known: HashSet<Digest>,
     pairs: VecDeque<(Digest, Digest)>,
     tidied: Option<Instant>,
-    /// Jobs under way.
-    busy: usize,
 }
 
 pub(super) enum Job {
@@ -75,12 +73,6 @@ impl Queue {
         let (new, old) = self.pairs.pop_front()?;
         Some(Job::Pair(new, old))
     }
-
-    /// Whether nothing waits but time.
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.busy == 0 && self.images.is_empty() && self.pairs.is_empty()
-    }
 }
 
 /// Starts the threads.
@@ -113,7 +105,6 @@ fn work(inner: &Arc<Inner>) {
                 tracing::warn!(%error, "work in the background failed");
             }
         }
-        lock(&inner.queue).busy -= 1;
     }
 }
 
@@ -124,7 +115,6 @@ fn wait(inner: &Inner) -> Option<Job> {
             return None;
         }
         if let Some(job) = queue.next(Instant::now()) {
-            queue.busy += 1;
             return Some(job);
         }
         let waited = inner.wake.wait_timeout(queue, AGAIN);
