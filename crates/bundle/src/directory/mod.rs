@@ -41,6 +41,7 @@ pub(crate) struct ImageRow {
 pub(crate) enum Stage {
     Waiting,
     Ready,
+    /// Never written.
     Refused(String),
 }
 

@@ -195,7 +195,11 @@ impl Inner {
                 }
             }
         };
-        self.directory.put_image(manifest, row.as_ref())?;
+        // Why an image is refused may be mended by a restart: another size, another version.
+        let lasts = row
+            .as_ref()
+            .filter(|row| !matches!(row.stage, Stage::Refused(_)));
+        self.directory.put_image(manifest, lasts)?;
         self.directory.flush()
     }
 

@@ -12,6 +12,7 @@ use super::kept::{Draft, Kept, Lies};
 use super::layers::Layers;
 use super::pace::Share;
 use super::{Bundle, Have, Inner, Library, Stream, lock};
+use crate::directory::Stage;
 use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
 use crate::layer::LayerIndex;
 use crate::pack::Contents;
@@ -52,7 +53,13 @@ impl Library {
     pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
         let inner = &self.inner;
         let key = key(want, have, layers);
-        let kept = match inner.open(&key)? {
+        let found = inner.open(&key)?;
+        if found.is_some() && !inner.is_whole(&key) {
+            // Packs have left since. From here on it waits to be packed again.
+            inner.again(want)?;
+            return Err(Error::Missing(format!("a part of {want}")));
+        }
+        let kept = match found {
             Some(kept) => {
                 count(&inner.figures.plan_hits);
                 kept
@@ -62,7 +69,11 @@ impl Library {
                 let _planning = lock(&inner.planning);
                 match inner.open(&key)? {
                     Some(kept) => kept,
-                    None => inner.plan(&key, want, have, layers)?,
+                    None => inner.plan(&key, want, have, layers).inspect_err(|error| {
+                        if matches!(error, Error::Missing(_)) {
+                            let _ = inner.again(want);
+                        }
+                    })?,
                 }
             }
         };
@@ -146,16 +157,40 @@ impl Inner {
         let Ok(Some(plan)) = self.open(key) else {
             return false;
         };
+        let is_whole = self.is_sound(&plan);
+        if !is_whole {
+            self.forget(key);
+        }
+        is_whole
+    }
+
+    fn is_sound(&self, plan: &Kept) -> bool {
         let is_here = |nth| match plan.record(nth) {
             Some(Lies::Packed(place)) => self.packs.contains(&place),
             found => found.is_some(),
         };
         let frames = u32::try_from(plan.records.len() / super::kept::ENTRY).unwrap_or(0);
-        let is_whole = (0..frames).all(is_here);
-        if !is_whole {
-            self.forget(key);
+        (0..frames).all(is_here)
+    }
+
+    /// Has an image that was ready made ready once more.
+    fn again(&self, manifest: &Digest) -> Result<(), Error> {
+        for layers in [false, true] {
+            self.forget(&key(manifest, &[], layers));
         }
-        is_whole
+        {
+            let mut images = lock(&self.images);
+            let Some(row) = images.get_mut(manifest) else {
+                return Ok(());
+            };
+            if row.row.stage != Stage::Ready {
+                return Ok(());
+            }
+            row.row.stage = Stage::Waiting;
+        }
+        lock(&self.queue).image(*manifest);
+        self.wake.notify_one();
+        Ok(())
     }
 
     /// Deletes a plan.
@@ -187,6 +222,9 @@ impl Inner {
         let documents = Documents::read(&*self.blobs, want)?;
         let (prepared, at) = self.prepared(want, &bases, layers)?;
         let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
+        if !self.is_sound(&prepared) {
+            return Err(Error::Missing(format!("a part of {want}")));
+        }
         let needed = needed(&table, &bases, layers);
         let mut draft = Draft::begin(&self.shelf.plan(key))?;
         let mut frames = Vec::new();

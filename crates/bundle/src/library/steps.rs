@@ -155,7 +155,12 @@ impl Inner {
             let mut draft = Draft::begin(&self.shelf.plan(&key))?;
             let mut frames = Vec::with_capacity(visible.len() + extras.len());
             for place in visible.iter().chain(extras) {
-                frames.push(frame(table, &self.packs.frame(place)?)?);
+                let packed = self.packs.frame(place).map_err(|error| match error {
+                    // It left to make room for the rest.
+                    Error::Missing(_) => Error::Image("it does not fit into bundle.size".into()),
+                    error => error,
+                })?;
+                frames.push(frame(table, &packed)?);
                 draft.packed(*place);
                 share.pause(0)?;
             }

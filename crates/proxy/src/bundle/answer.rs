@@ -32,6 +32,13 @@ const MAX_ASKED: usize = 16;
 /// Unknown images that a header of the answer names; the bundle names all.
 const MAX_NAMED: usize = 16;
 
+/// It has just been queued.
+const WAIT: Progress = Progress {
+    stage: Stage::Wait,
+    done: 0,
+    total: 0,
+};
+
 /// One question, by somebody who may pull the manifest that it names.
 pub(crate) struct Asked<'a> {
     pub(crate) inner: &'a Arc<Inner>,
@@ -100,7 +107,7 @@ impl Asked<'_> {
             .collect::<Vec<_>>()
             .join(", ");
         let (planning, want) = (self.inner.planning.clone(), image.digest);
-        let (layers, library) = (ask.layers, library.clone());
+        let (layers, of, library) = (ask.layers, library, library.clone());
         let plan = async move {
             let permit = planning.acquire_owned().await;
             blocking(move || {
@@ -112,15 +119,16 @@ impl Asked<'_> {
         // Planned on, so that whoever comes back finds it.
         let planned = tokio::time::timeout_at(self.deadline.last(), tokio::spawn(plan)).await;
         let Ok(planned) = planned else {
-            return Err(Error::NotReady(Progress {
-                stage: Stage::Wait,
-                done: 0,
-                total: 0,
-            }));
+            return Err(Error::NotReady(WAIT));
         };
-        let bundle = planned
-            .map_err(|_| Error::Internal)??
-            .map_err(bundle_error)?;
+        let bundle = match planned.map_err(|_| Error::Internal)?? {
+            Err(pierhead_bundle::Error::Missing(_)) => {
+                // What it is made of has left since: it says how far it is from here.
+                self.ready(of, &image).await?;
+                return Err(Error::NotReady(WAIT));
+            }
+            other => other.map_err(bundle_error)?,
+        };
         let etag = bundle.etag().to_owned();
         let part = ask.part.as_ref().filter(|it| it.etag == etag);
         let mut builder = respond::respond(StatusCode::OK, image.outcome).header(ETAG, &etag);
@@ -267,11 +275,7 @@ impl Asked<'_> {
                 manifest: image.digest,
                 repository: format!("{}/{}", self.registry, self.repository),
             });
-            return Err(Error::NotReady(Progress {
-                stage: Stage::Wait,
-                done: 0,
-                total: 0,
-            }));
+            return Err(Error::NotReady(WAIT));
         }
         let reference = self.reference(Target::Digest(image.digest));
         let pulls = &self.inner.pulls;

@@ -1,0 +1,423 @@
+//! The server's library as a whole: from blobs to the bytes of a bundle, and back to contents.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
+use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream};
+use pierhead_bundle::{Blob, Blobs, Content, Table, pack, table};
+use pierhead_oci::Digest;
+use pierhead_testkit::images::{self, TreeImage, TreeOptions};
+
+/// Blobs in memory, which can be taken away.
+#[derive(Default)]
+struct InMemory(Mutex<HashMap<Digest, Arc<Bytes>>>);
+
+struct Bytes(Vec<u8>);
+
+impl Blobs for InMemory {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let found = self.0.lock().unwrap().get(digest).cloned();
+        Ok(found.map(|bytes| bytes as Arc<dyn Blob>))
+    }
+}
+
+impl Blob for Bytes {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let offset = usize::try_from(offset).unwrap();
+        let found = self.0.get(offset..offset + buf.len());
+        buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+impl InMemory {
+    fn put(&self, image: &images::Image) {
+        let mut blobs = self.0.lock().unwrap();
+        for blob in &image.blobs {
+            blobs.insert(blob.digest, Arc::new(Bytes(blob.bytes.to_vec())));
+        }
+        for document in &image.documents {
+            let bytes = Arc::new(Bytes(document.bytes.to_vec()));
+            blobs.insert(document.digest, bytes);
+        }
+    }
+
+    fn take(&self, digest: &Digest) {
+        self.0.lock().unwrap().remove(digest);
+    }
+}
+
+fn open(folder: &Path, blobs: &Arc<InMemory>) -> Library {
+    let mut config = Config::new(folder, 256 << 20, 64 << 20);
+    config.share = 100;
+    config.level = 3;
+    Library::open(config, blobs.clone()).unwrap()
+}
+
+/// No test may hang: a generous limit, not a figure.
+fn settled(library: &Library, manifest: &Digest) -> State {
+    let started = Instant::now();
+    loop {
+        match library.state(manifest) {
+            State::Working(_) => {}
+            state => return state,
+        }
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "it takes too long"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn offer(library: &Library, image: &images::Image) -> State {
+    library.offer(Image {
+        manifest: image.root,
+        repository: "registry/app".into(),
+    });
+    settled(library, &image.root)
+}
+
+fn tree(seed: u64) -> TreeImage {
+    images::Image::tree(seed, &TreeOptions::default())
+}
+
+fn have(image: &TreeImage) -> Have {
+    Have {
+        manifest: image.image.root,
+        is_known: true,
+        has_layers: false,
+    }
+}
+
+/// All bytes of a stream.
+fn bytes(mut stream: Stream) -> Vec<u8> {
+    let said = stream.len();
+    let mut all = Vec::new();
+    while let Some(piece) = stream.next().unwrap() {
+        match piece {
+            Piece::Bytes(bytes) => all.extend(bytes),
+            Piece::File { file, offset, len } => {
+                let mut bytes = vec![0; usize::try_from(len).unwrap()];
+                file.file().read_exact_at(&mut bytes, offset).unwrap();
+                all.extend(bytes);
+            }
+        }
+    }
+    if let Some(said) = said {
+        assert_eq!(all.len() as u64, said);
+    }
+    all
+}
+
+struct Tables<'a>(&'a Table, &'a [Table]);
+
+impl Sizes for Tables<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.0.contents().size(content)
+    }
+
+    fn had(&self, have: u16, content: u32) -> Option<u64> {
+        self.1.get(usize::from(have))?.contents().size(content)
+    }
+}
+
+/// What a worker makes of a bundle: the header, the table, and the contents that came.
+fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+    let mut decoder = Decoder::new();
+    let mut rest = bytes_of(bundle);
+    let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
+        panic!("no header");
+    };
+    let base = header.table.base.map(|at| &had[usize::from(at)]);
+    let table = table::decode(&header.table.coded, base).unwrap();
+    let sizes = Tables(&table, had);
+    let frames: Vec<_> = header
+        .frames
+        .cursor(&sizes)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let mut contents: BTreeMap<Content, Vec<u8>> = BTreeMap::new();
+    loop {
+        match decoder.feed(&mut rest).unwrap().expect("it ends too early") {
+            Event::Record {
+                frame,
+                coding,
+                payload,
+            } => {
+                let frame = &frames[frame as usize];
+                let len = frame.members.iter().map(|member| member.len).sum();
+                let mut data = Vec::new();
+                pack::decode(coding, &payload, len, &mut data).unwrap();
+                let mut data = &data[..];
+                for member in &frame.members {
+                    let (part, rest) = data.split_at(usize::try_from(member.len).unwrap());
+                    let content = table.contents().content(member.content).unwrap();
+                    contents.entry(content).or_default().extend(part);
+                    data = rest;
+                }
+            }
+            Event::End(_) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(decoder.is_ended() && rest.is_empty());
+    for (content, bytes) in &contents {
+        assert_eq!(Content::of(bytes), *content);
+    }
+    (*header, table, contents)
+}
+
+fn bytes_of(bundle: &[u8]) -> &[u8] {
+    bundle
+}
+
+#[test]
+fn a_fresh_bundle_has_all_that_the_tree_needs() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let image = tree(1);
+    blobs.put(&image.image);
+    assert_eq!(library.state(&image.image.root), State::Unknown);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    for layers in [false, true] {
+        let bundle = library.bundle(&image.image.root, &[], layers).unwrap();
+        let sent = bytes(bundle.stream(None).unwrap());
+        let (header, table, contents) = received(&sent, &[]);
+        assert_eq!(header.manifest, image.image.root_document().bytes);
+        assert_eq!((header.layers, header.haves.len()), (layers, 0));
+        let all = table.contents();
+        let most = if layers { all.len() } else { table.visible() };
+        for number in 0..most {
+            let (content, size) = (all.content(number).unwrap(), all.size(number).unwrap());
+            assert!(
+                size == 0 || contents.contains_key(&content),
+                "{number} of {most}"
+            );
+        }
+        // Nothing that was not asked for.
+        for content in contents.keys() {
+            assert!(table.find(content).unwrap() < most);
+        }
+        // The same question has the same answer, of a new process too.
+        let again = library.bundle(&image.image.root, &[], layers).unwrap();
+        assert_eq!(again.etag(), bundle.etag());
+        assert_eq!(bytes(again.stream(None).unwrap()), sent);
+    }
+    library.close();
+}
+
+#[test]
+fn an_update_has_what_the_worker_lacks_and_names_what_is_unknown() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let (old, new) = (tree(1), tree(2));
+    // The new one is the old one and a layer.
+    let tars = [&old.tars[..], &new.tars[..1]].concat();
+    let update = images::Image::of_tars("amd64", &tars);
+    blobs.put(&old.image);
+    blobs.put(&update);
+    assert_eq!(offer(&library, &old.image), State::Ready);
+    assert_eq!(offer(&library, &update), State::Ready);
+    let stranger = Have {
+        manifest: Content::of(b"stranger").into(),
+        is_known: false,
+        has_layers: false,
+    };
+    let haves = [stranger, have(&old)];
+    let bundle = library.bundle(&update.root, &haves, false).unwrap();
+    let fresh = library.bundle(&old.image.root, &[], false).unwrap();
+    let (_, old_table, old_contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
+    // A place for the one that is unknown: nothing refers to it.
+    let had = [Table::parse(old_table.bytes().to_vec()).unwrap(), old_table];
+    let sent = bytes(bundle.stream(None).unwrap());
+    let (header, table, contents) = received(&sent, &had);
+    let known: Vec<_> = header.haves.iter().map(|had| had.known).collect();
+    assert_eq!(known, [Known::Unknown, Known::Visible]);
+    let all = table.contents();
+    for number in 0..table.visible() {
+        let content = all.content(number).unwrap();
+        let is_there = contents.contains_key(&content) || old_contents.contains_key(&content);
+        assert!(is_there || all.size(number) == Some(0), "{number}");
+    }
+    let whole = library.bundle(&update.root, &[], false).unwrap();
+    let whole = bytes(whole.stream(None).unwrap()).len();
+    assert!(sent.len() < whole, "{} of {whole}", sent.len());
+    library.close();
+}
+
+#[test]
+fn a_bundle_goes_on_at_any_frame() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let image = tree(3);
+    blobs.put(&image.image);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    let bundle = library.bundle(&image.image.root, &[], true).unwrap();
+    let sent = bytes(bundle.stream(None).unwrap());
+    let mut decoder = Decoder::new();
+    let mut rest = &sent[..];
+    let Some(Event::Header {
+        prelude, header, ..
+    }) = decoder.feed(&mut rest).unwrap()
+    else {
+        panic!("no header");
+    };
+    let mut records = Vec::new();
+    while let Some(Event::Record { payload, .. }) = decoder.feed(&mut rest).unwrap() {
+        records.push(payload);
+    }
+    assert!(records.len() > 2 && records.len() == bundle.frames() as usize);
+    for first in 0..=bundle.frames() {
+        let part = bytes(bundle.stream(Some((first, first + 2))).unwrap());
+        let mut decoder = Decoder::resumed(prelude.digest, &header);
+        let mut rest = &part[..];
+        let event = decoder.feed(&mut rest).unwrap();
+        assert!(matches!(event, Some(Event::Continued(_))));
+        for nth in (first..bundle.frames()).take(2) {
+            let Some(Event::Record { frame, payload, .. }) = decoder.feed(&mut rest).unwrap()
+            else {
+                panic!("no record {nth}");
+            };
+            assert!(frame == nth && payload == records[nth as usize]);
+        }
+        assert!(matches!(
+            decoder.feed(&mut rest).unwrap(),
+            Some(Event::End(_))
+        ));
+        assert!(rest.is_empty());
+    }
+    library.close();
+}
+
+#[test]
+fn a_layer_that_lies_is_never_bundled() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let image = images::Image::random(1, &[1000]);
+    blobs.put(&image);
+    assert!(matches!(offer(&library, &image), State::Refused(_)));
+    // The layers of one image under the config of another.
+    let (one, other) = (tree(1), tree(2));
+    let text =
+        |image: &images::Image| String::from_utf8(image.root_document().bytes.to_vec()).unwrap();
+    let layers = |image: &images::Image| {
+        let json: serde_json::Value = serde_json::from_str(&text(image)).unwrap();
+        json["layers"].clone()
+    };
+    let mut lie: serde_json::Value = serde_json::from_str(&text(&one.image)).unwrap();
+    lie["layers"] = layers(&other.image);
+    let lie = images::Document::new(&lie);
+    blobs.put(&one.image);
+    blobs.put(&other.image);
+    let liar = images::Image {
+        root: lie.digest,
+        documents: vec![lie],
+        blobs: Vec::new(),
+    };
+    blobs.put(&liar);
+    let State::Refused(why) = offer(&library, &liar) else {
+        panic!("it was believed");
+    };
+    assert!(why.contains("digest"), "{why}");
+    assert_eq!(library.stat().lies, 1);
+    assert!(library.bundle(&liar.root, &[], false).is_err());
+    // The same layers under a config that tells the truth.
+    assert_eq!(offer(&library, &other.image), State::Ready);
+    // And the lie is found with the index at hand, too.
+    library.close();
+}
+
+#[test]
+fn single_files_come_from_packs_and_from_layers() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let (image, other) = (tree(4), tree(5));
+    blobs.put(&image.image);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    for (content, bytes_of_it) in &image.contents {
+        let stream = library.file(&image.image.root, content).unwrap().unwrap();
+        assert_eq!(&bytes(stream), bytes_of_it);
+    }
+    let foreign = other
+        .contents
+        .keys()
+        .find(|it| !image.contents.contains_key(*it));
+    let found = library.file(&image.image.root, foreign.unwrap()).unwrap();
+    assert!(found.is_none(), "another image's");
+    assert!(library.file(&other.image.root, foreign.unwrap()).is_err());
+    library.close();
+}
+
+#[test]
+fn what_is_lost_is_made_again() {
+    let image = tree(6);
+    let blobs = Arc::<InMemory>::default();
+    blobs.put(&image.image);
+    for lost in [
+        "directory",
+        "packs",
+        "plans",
+        "index/tables",
+        "index/layers",
+        "index",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let before = {
+            let library = open(folder.path(), &blobs);
+            assert_eq!(offer(&library, &image.image), State::Ready);
+            let bundle = library.bundle(&image.image.root, &[], false).unwrap();
+            let sent = bytes(bundle.stream(None).unwrap());
+            library.close();
+            sent
+        };
+        std::fs::remove_dir_all(folder.path().join(lost)).unwrap();
+        let library = open(folder.path(), &blobs);
+        if library.state(&image.image.root) != State::Ready {
+            assert_eq!(offer(&library, &image.image), State::Ready, "{lost}");
+        }
+        // The first question may find that something is missing.
+        let mut bundle = library.bundle(&image.image.root, &[], false);
+        if bundle.is_err() {
+            assert_eq!(offer(&library, &image.image), State::Ready, "{lost}");
+            bundle = library.bundle(&image.image.root, &[], false);
+        }
+        let sent = bytes(bundle.unwrap().stream(None).unwrap());
+        let ([_, _, one], [_, _, other]) = {
+            let (a, b) = (received(&before, &[]), received(&sent, &[]));
+            ([0; 3].map(|_| a.2.clone()), [0; 3].map(|_| b.2.clone()))
+        };
+        assert!(one == other, "{lost}");
+        library.close();
+    }
+}
+
+#[test]
+fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let image = tree(7);
+    blobs.put(&image.image);
+    let layer = image.image.blobs.last().unwrap().digest;
+    blobs.take(&layer);
+    assert_eq!(offer(&library, &image.image), State::Unknown);
+    blobs.put(&image.image);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    // What is packed outlives its layer.
+    blobs.take(&layer);
+    let bundle = library.bundle(&image.image.root, &[], false).unwrap();
+    let (_, table, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
+    assert!(contents.len() as u32 <= table.visible() && !contents.is_empty());
+    library.close();
+}
