@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::durable::PARTIAL;
 
 /// Names the format; the last two digits are its version.
 const MAGIC: &[u8; 8] = b"phlayr01";
@@ -75,7 +76,7 @@ impl Drop for Writer {
 impl Writer {
     pub(super) fn create(out: &Path) -> Result<Self, Error> {
         let mut beside = out.as_os_str().to_owned();
-        beside.push(".part");
+        beside.push(PARTIAL);
         let beside = PathBuf::from(beside);
         let doing = || format!("create {}", beside.display());
         let file = File::create(&beside).map_err(|e| Error::io(doing(), e))?;

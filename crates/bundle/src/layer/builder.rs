@@ -117,7 +117,7 @@ impl Builder {
 
     /// A content that was read whole; `marks` as before it.
     pub(super) fn content(&mut self, content: Content, offset: u64, size: u64, marks: (u32, u32)) {
-        self.files += 1;
+        self.files += u64::from(size > 0);
         self.rows.push(Row {
             content,
             offset,

@@ -14,13 +14,13 @@
 //! | 7 | `size`, `n`, n × (`gap`, `len`) | parts of the next content: each `gap` bytes behind the one before; zeros up to a multiple of 512 |
 //! | 8 | the same | parts of the next content |
 //!
-//! Contents are numbered in the order of the tar; one is there for each regular file, empty ones too.
+//! Contents come in the order of the tar: one for each regular file that is not empty.
 
 use std::io::{self, Read, Write};
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
-use crate::{Content, Error, Source};
+use crate::{Content, Error, Source, varint};
 
 use super::header::BLOCK;
 use super::sparse::Map;
@@ -73,11 +73,11 @@ impl Encoder {
         }
         out.push(if plain { HEADER } else { HEADER_SUM });
         let parts = changed(&base, block);
-        number(parts.len() as u64, out);
+        varint::put(out, parts.len() as u64);
         let mut at = 0;
         for (begin, end) in parts {
-            number((begin - at) as u64, out);
-            number((end - begin) as u64, out);
+            varint::put(out, (begin - at) as u64);
+            varint::put(out, (end - begin) as u64);
             out.extend_from_slice(&block[begin..end]);
             at = end;
         }
@@ -93,7 +93,7 @@ impl Encoder {
             }
             self.settle(out);
             out.push(BYTES);
-            number(part.len() as u64, out);
+            varint::put(out, part.len() as u64);
             out.extend_from_slice(part);
         }
     }
@@ -107,16 +107,16 @@ impl Encoder {
         match map {
             None => {
                 out.push(FILE + bare);
-                number(size, out);
+                varint::put(out, size);
             }
             Some(map) => {
                 out.push(SPARSE + bare);
-                number(size, out);
-                number(map.0.len() as u64, out);
+                varint::put(out, size);
+                varint::put(out, map.0.len() as u64);
                 let mut at = 0;
                 for (offset, len) in &map.0 {
-                    number(offset - at, out);
-                    number(*len, out);
+                    varint::put(out, offset - at);
+                    varint::put(out, *len);
                     at = offset + len;
                 }
             }
@@ -134,7 +134,7 @@ impl Encoder {
     fn settle(&mut self, out: &mut Vec<u8>) {
         if self.zeros > 0 {
             out.push(ZEROS);
-            number(self.zeros, out);
+            varint::put(out, self.zeros);
             self.zeros = 0;
         }
     }
@@ -160,14 +160,6 @@ fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
         *digit += u8::try_from(sum >> (3 * at) & 7).unwrap_or(0);
     }
     out
-}
-
-fn number(mut value: u64, out: &mut Vec<u8>) {
-    while value >= 0x80 {
-        out.push(value.to_le_bytes()[0] | 0x80);
-        value >>= 7;
-    }
-    out.push(value.to_le_bytes()[0]);
 }
 
 /// Makes a layer's tar again, and tells its digest, which is the diff ID if all is right: the caller compares.

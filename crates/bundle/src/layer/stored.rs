@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-use crate::{Blob, Content, Entry, Error};
+use crate::{Blob, Content, Entry, Error, Kind};
 
 use super::blocks::{Reader, Stream};
 use super::chunks::{self, Chunk};
@@ -153,8 +153,8 @@ impl LayerIndex {
         Entries(self.items())
     }
 
-    /// Content and size of each regular file in the order of the tar, duplicates, hidden and empty ones included:
-    /// what [`super::rebuild`] wants. More than the entries tell, for a file may be no entry.
+    /// Content and size of each regular file that is not empty, in the order of the tar, duplicates and hidden ones
+    /// included: what [`super::rebuild`] wants. More than the entries tell, for a file may be no entry.
     pub fn files(&self) -> Files {
         Files(self.items())
     }
@@ -324,14 +324,17 @@ impl Iterator for Files {
     type Item = Result<(Content, u64), Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.by_ref().find_map(|item| match item {
-            Ok(Item::Entry(Entry {
-                kind: crate::Kind::File { content, size },
-                ..
-            }))
-            | Ok(Item::Unseen(content, size)) => Some(Ok((content, size))),
-            Ok(Item::Entry(_)) => None,
-            Err(error) => Some(Err(error)),
+        self.0.by_ref().find_map(|item| {
+            let (content, size) = match item {
+                Ok(Item::Entry(Entry {
+                    kind: Kind::File { content, size },
+                    ..
+                })) => (content, size),
+                Ok(Item::Unseen(content, size)) => (content, size),
+                Ok(Item::Entry(_)) => return None,
+                Err(error) => return Some(Err(error)),
+            };
+            (size > 0).then_some(Ok((content, size)))
         })
     }
 }
