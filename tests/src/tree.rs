@@ -51,10 +51,12 @@ enum Kind {
 pub struct Leniency {
     /// Times of directories: who writes into a directory and does not set its time back.
     pub times_of_directories: bool,
+    /// Extended attributes of directories: who leaves those that a layer below has set.
+    pub xattrs_of_directories: bool,
     /// Nanoseconds of all times.
     pub nanoseconds: bool,
-    /// Which names are one file.
-    pub hard_links: bool,
+    /// Which names are one entry, of all but regular files.
+    pub links_of_specials: bool,
     /// Times of symbolic links.
     pub times_of_symlinks: bool,
     /// The root's own attributes: images need not have an entry for it.
@@ -191,7 +193,9 @@ impl Node {
         compare("kind", &self.kind, &other.kind);
         compare("mode", &Octal(self.mode), &Octal(other.mode));
         compare("owner", &self.owner, &other.owner);
-        compare("xattrs", &Xattrs(&self.xattrs), &Xattrs(&other.xattrs));
+        if !(leniency.xattrs_of_directories && self.kind == Kind::Directory) {
+            compare("xattrs", &Xattrs(&self.xattrs), &Xattrs(&other.xattrs));
+        }
         let timeless = match self.kind {
             Kind::Directory => leniency.times_of_directories,
             Kind::Symlink(_) => leniency.times_of_symlinks,
@@ -204,7 +208,8 @@ impl Node {
             }
             compare("time", &here, &there);
         }
-        if !leniency.hard_links {
+        let is_file = matches!(self.kind, Kind::File { .. });
+        if is_file || !leniency.links_of_specials {
             let name = |node: &Self| {
                 node.first_name
                     .as_ref()

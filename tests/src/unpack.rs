@@ -81,10 +81,21 @@ impl Umoci {
     }
 }
 
+/// Where containerd unpacks to.
+#[derive(Clone, Copy, Debug)]
+pub enum Snapshotter {
+    /// What everybody uses: a layer beside the others. It cannot link to a file of a layer below, which
+    /// only layers by hand do.
+    Overlay,
+    /// A copy of all below for each layer: slow, and it can.
+    Native,
+}
+
 /// containerd's own unpacking, as its snapshotter shows it.
 #[derive(Debug)]
 pub struct Unpacker {
     containerd: Containerd,
+    snapshotter: Snapshotter,
     mounts: TempDir,
     _registry: Registry,
 }
@@ -97,9 +108,10 @@ impl Unpacker {
     }
 
     /// With a registry that has these images.
-    pub fn start(images: &[&Image]) -> Result<Self> {
+    pub fn start(images: &[&Image], snapshotter: Snapshotter) -> Result<Self> {
         let registry = Registry::start(images)?;
         Ok(Self {
+            snapshotter,
             containerd: Containerd::with_mirror("docker.io", registry.address())?,
             mounts: place::scratch("unpacked")?,
             _registry: registry,
@@ -108,14 +120,31 @@ impl Unpacker {
 
     /// The tree of this machine's platform. Forgets the image afterwards.
     pub fn tree(&self, image: &Image) -> Result<Tree> {
-        self.containerd.pull(&image.name())?;
         let at = tempfile::tempdir_in(self.mounts.path())?;
         let target = at.path().display().to_string();
         let name = format!("docker.io/{}", image.name());
-        self.containerd.ctr(&["images", "mount", &name, &target])?;
-        let tree = Tree::read(at.path());
+        let snapshotter = match self.snapshotter {
+            Snapshotter::Overlay => "overlayfs",
+            Snapshotter::Native => "native",
+        };
+        let with = ["--snapshotter", snapshotter];
+        let hosts = self.containerd.hosts();
+        // By ctr itself: the daemon's own service unpacks to the default snapshotter alone.
+        let pull = ["images", "pull", "--local", "--hosts-dir", &hosts, &name];
         self.containerd
-            .ctr(&["images", "unmount", "--rm", &target])?;
+            .ctr(&[&pull[..2], &with, &pull[2..]].concat())?;
+        let mount = ["images", "mount", &name, &target];
+        self.containerd
+            .ctr(&[&mount[..2], &with, &mount[2..]].concat())?;
+        let tree = Tree::read(at.path());
+        self.containerd.ctr(&[
+            "images",
+            "unmount",
+            "--rm",
+            "--snapshotter",
+            snapshotter,
+            &target,
+        ])?;
         self.containerd.empty()?;
         tree
     }

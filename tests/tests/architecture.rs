@@ -284,7 +284,10 @@ fn every_crate_forbids_unsafe_code() {
             .filter(|line| !UNSAFE_IN.iter().any(|(_, file, _)| line.path == *file))
             .map(|line| line.path),
     );
-    assert!(wrong.is_empty(), "unsafe code is not forbidden in {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "unsafe code is not forbidden in {wrong:#?}"
+    );
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod names;
 mod operations;
 mod outage;
 mod pull;
+mod random;
 mod secrets;
 mod setup;
 mod tls;

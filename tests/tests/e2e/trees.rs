@@ -1,21 +1,39 @@
 //! Root file systems entry by entry: what others unpack, and what pierhead makes.
 
 use anyhow::{Result, ensure};
+use pierhead_testkit::images::TreeOptions;
 use pierhead_tests::{
     image::corpus,
     layout::Image,
+    place,
     tool::or_skip,
     tree::{Leniency, Tree},
-    unpack::{Umoci, Unpacker},
+    unpack::{Snapshotter, Umoci, Unpacker},
 };
+
+use crate::random;
+
+/// Of random images: a few, or as many as `PIERHEAD_SEEDS` says.
+fn seeds() -> std::ops::Range<u64> {
+    let seeds = std::env::var("PIERHEAD_SEEDS");
+    0..seeds.ok().and_then(|it| it.parse().ok()).unwrap_or(3)
+}
 
 /// containerd sets no directory's time back when a layer above writes into it.
 const CONTAINERD: Leniency = Leniency {
     times_of_directories: true,
     nanoseconds: false,
-    hard_links: false,
+    links_of_specials: false,
     times_of_symlinks: false,
     root: true,
+    xattrs_of_directories: false,
+};
+
+/// Its native snapshotter leaves what is set of a directory that is there, and copies each name of a link or device.
+const NATIVE: Leniency = Leniency {
+    links_of_specials: true,
+    xattrs_of_directories: true,
+    ..CONTAINERD
 };
 
 fn same(image: &Image, one: &Tree, other: &Tree, who: &str, leniency: Leniency) -> Result<()> {
@@ -41,11 +59,35 @@ fn the_others_agree_on_the_corpus() -> Result<()> {
         return Ok(());
     }
     let images: Vec<&Image> = images.iter().collect();
-    let containerd = Unpacker::start(&images)?;
+    let containerd = Unpacker::start(&images, Snapshotter::Overlay)?;
     for image in images {
         if umoci.understands(image)? {
             let (one, other) = (umoci.tree(image)?, containerd.tree(image)?);
             same(image, &one, &other, "umoci and containerd", CONTAINERD)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_others_agree_on_random_images() -> Result<()> {
+    let Some(umoci) = or_skip(Umoci::find()) else {
+        return Ok(());
+    };
+    if or_skip(Unpacker::find()).is_none() {
+        return Ok(());
+    }
+    for seed in seeds() {
+        let folder = place::scratch("random")?;
+        let options = TreeOptions {
+            sparse_pax: true,
+            ..TreeOptions::default()
+        };
+        let images = random::versions(folder.path(), seed, &options)?;
+        let containerd = Unpacker::start(&images.iter().collect::<Vec<_>>(), Snapshotter::Native)?;
+        for image in &images {
+            let (one, other) = (umoci.tree(image)?, containerd.tree(image)?);
+            same(image, &one, &other, "umoci and containerd", NATIVE)?;
         }
     }
     Ok(())

@@ -161,6 +161,31 @@ impl Writer {
         pad(out, &stored);
     }
 
+    /// In version 1.0 of the form in PAX headers, which Go's unpackers know: the map stands before the bytes.
+    pub(super) fn sparse_pax(&mut self, entry: &Entry, data: &[u8], pieces: &[(usize, usize)]) {
+        let name = self.name(&entry.path, false);
+        let size = data.len().to_string();
+        let records: [(&str, &[u8]); 4] = [
+            ("GNU.sparse.major", b"1"),
+            ("GNU.sparse.minor", b"0"),
+            ("GNU.sparse.name", &name),
+            ("GNU.sparse.realsize", size.as_bytes()),
+        ];
+        self.tar.append_pax_extensions(records).expect(DONE);
+        let mut map = format!("{}\n", pieces.len());
+        for (at, len) in pieces {
+            map.push_str(&format!("{at}\n{len}\n"));
+        }
+        let mut stored = map.into_bytes();
+        stored.resize(stored.len().next_multiple_of(512), 0);
+        for (at, len) in pieces {
+            stored.extend(&data[*at..at + len]);
+        }
+        let mut header = Self::header(entry, stored.len());
+        header.set_entry_type(EntryType::Regular);
+        self.append(header, b"GNUSparseFile.0/sparse", &stored);
+    }
+
     /// A name that does not fit into a header, in an entry before it.
     fn long(&mut self, kind: u8, name: &[u8]) {
         if name.len() <= 100 {

@@ -27,6 +27,8 @@ pub struct TreeOptions {
     pub large: bool,
     /// Every layer has entries for the folders of what it changes, as all builders make them; else some have not.
     pub parents: bool,
+    /// Sparse files in the form of PAX, since unpackers written in Go refuse GNU's own.
+    pub sparse_pax: bool,
 }
 
 impl Default for TreeOptions {
@@ -38,6 +40,7 @@ impl Default for TreeOptions {
             privileged: true,
             large: false,
             parents: true,
+            sparse_pax: false,
         }
     }
 }
@@ -396,7 +399,10 @@ impl Growing<'_> {
         let mut entry = self.entry(&path, kind);
         // The format of these headers has seconds only, and no extended attributes.
         (entry.modified.nanos, entry.xattrs) = (0, Vec::new());
-        self.tar.sparse(&entry, &data, &pieces);
+        match self.options.sparse_pax {
+            true => self.tar.sparse_pax(&entry, &data, &pieces),
+            false => self.tar.sparse(&entry, &data, &pieces),
+        }
         self.touched.insert(path.clone());
         self.names.insert(path, self.inodes.len());
         self.inodes.push(Inode { entry });
