@@ -28,6 +28,7 @@ pub mod pack;
 pub mod patch;
 pub mod plan;
 mod source;
+pub mod store;
 mod sys;
 pub mod table;
 mod varint;

@@ -1,0 +1,237 @@
+//! The worker's store: a file a content, records of complete images, and of fetches that were begun.
+//!
+//! ```text
+//! DIR/version      the layout
+//! DIR/lock         held shared by who uses the store, alone by who takes away from it
+//! DIR/unsynced     the boot in which contents were written that no sync has followed yet
+//! DIR/contents/ab/ab…   sealed files, see `contents`
+//! DIR/images/HEX/  manifest, config, table, image.json of a complete image
+//! DIR/fetches/HEX/ a fetch that was begun, see `fetch`
+//! ```
+//!
+//! A seal says that the bytes were verified when they were written. It holds for as long as the system runs; after a
+//! crash of the system, whatever no complete image vouches for is read and hashed again before it is believed.
+
+mod apply;
+mod contents;
+mod fetch;
+mod image;
+mod parts;
+#[cfg(test)]
+mod tests;
+mod upkeep;
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+use rustix::fs::FlockOperation;
+
+pub use apply::{Apply, Counts, Outcome};
+pub use fetch::Begin;
+pub use image::Image;
+pub use parts::Receive;
+pub use upkeep::{Collected, Verified};
+
+use crate::{Content, Error, Source, durable};
+use contents::{Contents, is_absence};
+
+const VERSION: &[u8] = b"1\n";
+
+/// See the head of this module. Cheap to clone; usable from several threads.
+#[derive(Clone, Debug)]
+pub struct Store(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    contents: Contents,
+    others: Vec<Other>,
+    lock: File,
+}
+
+/// A store that is only read.
+#[derive(Debug)]
+struct Other {
+    path: PathBuf,
+    contents: Contents,
+}
+
+/// A complete image, as the worker says it to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Of its manifest.
+    pub manifest: Digest,
+    /// Whether the extras are there too.
+    pub layers: bool,
+}
+
+impl Store {
+    /// Opens a store, or makes one in a folder that is missing or empty. `others` are stores whose contents may be
+    /// reused; nothing is written into them, and those that are none are left out.
+    ///
+    /// # Errors
+    /// The folder is somebody else's or of another version; the file system's.
+    pub fn open(path: &Path, others: &[PathBuf]) -> Result<Self, Error> {
+        let failed = |error| Error::io(format!("open the store {}", path.display()), error);
+        fs::create_dir_all(path).map_err(failed)?;
+        let version = path.join("version");
+        match image::read(&version, 64) {
+            Ok(found) if found == VERSION => {}
+            Ok(found) => {
+                let found = String::from_utf8_lossy(&found).trim().to_owned();
+                return Err(Error::malformed(
+                    "store",
+                    format!("version {found:?}, of which nothing is known here"),
+                ));
+            }
+            Err(Error::Missing(_)) => {
+                let mut entries = fs::read_dir(path).map_err(failed)?;
+                let ours = |name: &std::ffi::OsStr| {
+                    name == "lost+found" || name == "lock" || name == "version.partial"
+                };
+                let stranger = entries.find_map(|entry| {
+                    entry
+                        .ok()
+                        .map(|entry| entry.file_name())
+                        .filter(|name| !ours(name))
+                });
+                if let Some(stranger) = stranger {
+                    let why = format!(
+                        "{} is no store: it holds {}",
+                        path.display(),
+                        stranger.to_string_lossy()
+                    );
+                    return Err(Error::malformed("store", why));
+                }
+                durable::write(&version, |file| file.write_all(VERSION))?;
+            }
+            Err(error) => return Err(error),
+        }
+        for folder in ["images", "fetches"] {
+            fs::create_dir_all(path.join(folder)).map_err(failed)?;
+        }
+        let lock = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path.join("lock"))
+            .map_err(failed)?;
+        let contents = Contents::open(&path.join("contents"), true)?;
+        let others = others.iter().filter(|other| *other != path);
+        let others = others.filter_map(|other| {
+            let contents = Contents::open(&other.join("contents"), false).ok()?;
+            Some(Other {
+                path: other.clone(),
+                contents,
+            })
+        });
+        let store = Self(Arc::new(Inner {
+            path: path.to_owned(),
+            contents,
+            others: others.collect(),
+            lock,
+        }));
+        store.recover()?;
+        rustix::fs::flock(&store.0.lock, FlockOperation::LockShared)
+            .map_err(|error| failed(error.into()))?;
+        Ok(store)
+    }
+
+    /// Complete images, here and in the other stores, in the order of their digests.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn images(&self) -> Result<Vec<Held>, Error> {
+        let mut seen = HashSet::new();
+        let mut held = Vec::new();
+        for folder in self.folders() {
+            for path in upkeep::entries(&folder.join("images"))? {
+                let Ok(image) = Image::load(&path) else {
+                    continue;
+                };
+                let manifest = image.digest();
+                if seen.insert(manifest) {
+                    held.push(Held {
+                        manifest,
+                        layers: image.layers,
+                    });
+                }
+            }
+        }
+        held.sort_by_key(|held| held.manifest);
+        Ok(held)
+    }
+
+    /// A complete image; one of the other stores where there is none here.
+    ///
+    /// # Errors
+    /// `Missing` when there is none, or its record is damaged.
+    pub fn image(&self, manifest: &Digest) -> Result<Image, Error> {
+        let mut last = Error::Missing(manifest.to_string());
+        for folder in self.folders() {
+            match Image::load(&folder.join("images").join(manifest.hex())) {
+                Ok(image) => return Ok(image),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn folders(&self) -> impl Iterator<Item = &Path> {
+        let others = self.0.others.iter().map(|other| &*other.path);
+        std::iter::once(&*self.0.path).chain(others)
+    }
+
+    /// Whether a content is here, or could be taken from another store; then it is.
+    fn obtain(&self, content: &Content, size: u64) -> Result<bool, Error> {
+        if self.0.contents.has(content, Some(size)) {
+            return Ok(true);
+        }
+        if size == 0 {
+            return self
+                .0
+                .contents
+                .put(content, &[])
+                .map(|()| *content == Content::of(b""));
+        }
+        for other in &self.0.others {
+            if self.0.contents.take(&other.contents, content, size)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Contents of this store and of the others. Checks seals and sizes, one system call each; bytes that rotted under a
+/// whole seal are found where they are used as a base, and by [`Store::verify`].
+impl Source for Store {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        let others = self.0.others.iter().map(|other| &other.contents);
+        for contents in std::iter::once(&self.0.contents).chain(others) {
+            if let Some(size) = contents.size(content)? {
+                return Ok(Some(size));
+            }
+        }
+        Ok(None)
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let first = match self.0.contents.read_at(content, offset, buf) {
+            Err(error) if is_absence(&error) => error,
+            done => return done,
+        };
+        for other in &self.0.others {
+            match other.contents.read_at(content, offset, buf) {
+                Err(error) if is_absence(&error) => {}
+                done => return done,
+            }
+        }
+        Err(first)
+    }
+}

@@ -1,0 +1,338 @@
+//! Files of contents: one a content, under its digest, sealed once it is verified.
+//!
+//! The seal is the time of modification, which follows from the digest: setting it is the last thing done to a file,
+//! so that what a crash cut short has none, and whatever writes to the file later breaks it. No data base is needed.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use crate::{Content, Error, Source};
+
+/// Seals lie in the eight years from 2000 on.
+const EPOCH: i64 = 946_684_800;
+const SPREAD: u32 = (1 << 28) - 1;
+const BUFFER: usize = 128 << 10;
+
+/// A folder of contents.
+#[derive(Debug)]
+pub(super) struct Contents {
+    folder: OwnedFd,
+    path: PathBuf,
+    /// Tells names of files beside each other; the process id tells those of processes.
+    beside: AtomicU64,
+}
+
+impl Contents {
+    /// Opens a folder; makes it, and the 256 in it, when told to.
+    pub(super) fn open(path: &Path, make: bool) -> Result<Self, Error> {
+        let failed = |error: Errno| Error::io(format!("open {}", path.display()), error.into());
+        if make {
+            let exists = |result: rustix::io::Result<()>| match result {
+                Err(Errno::EXIST) => Ok(()),
+                other => other.map_err(failed),
+            };
+            exists(rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)))?;
+        }
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+        if make && rustix::fs::statat(&folder, "ff", AtFlags::empty()).is_err() {
+            for part in 0..=0xff_u8 {
+                match rustix::fs::mkdirat(
+                    &folder,
+                    format!("{part:02x}"),
+                    Mode::from_raw_mode(0o755),
+                ) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(error) => return Err(failed(error)),
+                }
+            }
+        }
+        Ok(Self {
+            folder,
+            path: path.to_owned(),
+            beside: AtomicU64::new(0),
+        })
+    }
+
+    /// Whether it is here: sealed, and of its size if that is known. One system call.
+    pub(super) fn has(&self, content: &Content, size: Option<u64>) -> bool {
+        self.sealed(content)
+            .is_some_and(|found| size.is_none_or(|size| size == found))
+    }
+
+    /// Puts bytes whose digest was checked under it. What is there already stays, if its seal is whole.
+    pub(super) fn put(&self, content: &Content, bytes: &[u8]) -> Result<(), Error> {
+        let name = name(content);
+        match self.create(&name) {
+            Ok(file) => self.fill(&name, &file, content, bytes),
+            Err(Errno::EXIST) if self.has(content, Some(as_u64(bytes.len()))) => Ok(()),
+            Err(Errno::EXIST) => {
+                // Damaged, or another process is writing it: beside it, and then over it.
+                let number = self.beside.fetch_add(1, Ordering::Relaxed);
+                let beside = format!("{name}.{}-{number}", std::process::id());
+                let file = self
+                    .create(&beside)
+                    .map_err(|error| self.failed(&name, error.into()))?;
+                self.fill(&beside, &file, content, bytes)?;
+                rustix::fs::renameat(&self.folder, &beside, &self.folder, &name)
+                    .map_err(|error| self.failed(&name, error.into()))
+            }
+            Err(error) => Err(self.failed(&name, error.into())),
+        }
+    }
+
+    /// Takes over a file that was written elsewhere on this file system, once its digest was checked.
+    pub(super) fn adopt(&self, content: &Content, file: &File, path: &Path) -> Result<(), Error> {
+        let name = name(content);
+        let doing = || -> io::Result<()> {
+            seal(file, content)?;
+            rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name)?;
+            Ok(())
+        };
+        doing().map_err(|error| self.failed(&name, error))
+    }
+
+    /// Makes a content of another store one of this: by a link, or where that cannot be, by a copy.
+    pub(super) fn take(&self, other: &Self, content: &Content, size: u64) -> Result<bool, Error> {
+        if !other.has(content, Some(size)) {
+            return Ok(false);
+        }
+        let name = name(content);
+        let link =
+            || rustix::fs::linkat(&other.folder, &name, &self.folder, &name, AtFlags::empty());
+        let mut linked = link();
+        if linked == Err(Errno::EXIST) && !self.has(content, Some(size)) {
+            self.remove(content);
+            linked = link();
+        }
+        match linked {
+            Ok(()) | Err(Errno::EXIST) => return Ok(true),
+            Err(_) => {}
+        }
+        let file = match other.file(content) {
+            Ok(file) => file,
+            Err(_) => return Ok(false),
+        };
+        let beside = format!(
+            "{name}.{}-{}",
+            std::process::id(),
+            self.beside.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = self.path.join(&beside);
+        let copied = self
+            .create(&beside)
+            .map_err(io::Error::from)
+            .and_then(|out| {
+                let mut hash = Hashing::default();
+                io::copy(&mut file.take(size), &mut Tee(&mut hash, &out))?;
+                Ok((out, hash.finish()))
+            });
+        match copied {
+            Ok((out, found)) if found == *content => {
+                self.adopt(content, &out, &path).map(|()| true)
+            }
+            other => {
+                let _ = rustix::fs::unlinkat(&self.folder, &beside, AtFlags::empty());
+                match other {
+                    Ok(_) => Ok(false),
+                    Err(error) => Err(self.failed(&name, error)),
+                }
+            }
+        }
+    }
+
+    /// Whether the bytes are those of the digest. Reads all of them; what is wrong is removed.
+    pub(super) fn verify(&self, content: &Content) -> Result<bool, Error> {
+        let verified = self.file(content).and_then(|file| digest(&file));
+        match verified {
+            Ok(found) if found == *content => Ok(true),
+            Ok(_) => {
+                self.remove(content);
+                Ok(false)
+            }
+            Err(error) if is_absence(&error) => {
+                self.remove(content);
+                Ok(false)
+            }
+            Err(error) => Err(self.failed(&name(content), error)),
+        }
+    }
+
+    pub(super) fn remove(&self, content: &Content) {
+        let _ = rustix::fs::unlinkat(&self.folder, name(content), AtFlags::empty());
+    }
+
+    /// Every name in the folder: contents, and leftovers of writers that were cut short.
+    pub(super) fn names(&self, mut each: impl FnMut(Named)) -> Result<(), Error> {
+        for part in 0..=0xff_u8 {
+            let folder = self.path.join(format!("{part:02x}"));
+            let failed = |error| Error::io(format!("list {}", folder.display()), error);
+            for entry in std::fs::read_dir(&folder).map_err(failed)? {
+                let path = entry.map_err(failed)?.path();
+                let text = path
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .unwrap_or_default();
+                let content = format!("sha256:{text}")
+                    .parse::<pierhead_oci::Digest>()
+                    .ok();
+                each(
+                    match content.and_then(|digest| Content::try_from(&digest).ok()) {
+                        Some(content) => Named::Content(content),
+                        None => Named::Leftover(path),
+                    },
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was written is on the disk: one call, not one a file.
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        rustix::fs::syncfs(&self.folder)
+            .map_err(|error| Error::io(format!("sync {}", self.path.display()), error.into()))
+    }
+
+    /// Of a file whose seal is whole.
+    fn file(&self, content: &Content) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
+        if is_sealed(&rustix::fs::fstat(&file)?, content).is_none() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a stored file was altered",
+            ));
+        }
+        Ok(file.into())
+    }
+
+    fn sealed(&self, content: &Content) -> Option<u64> {
+        let stat =
+            rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        is_sealed(&stat, content)
+    }
+
+    fn create(&self, name: &str) -> rustix::io::Result<File> {
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444)).map(File::from)
+    }
+
+    fn fill(
+        &self,
+        name: &str,
+        mut file: &File,
+        content: &Content,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
+        let written = file.write_all(bytes).and_then(|()| seal(file, content));
+        written.map_err(|error| {
+            let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
+            self.failed(name, error)
+        })
+    }
+
+    fn failed(&self, name: &str, error: io::Error) -> Error {
+        Error::io(format!("store {}", self.path.join(name).display()), error)
+    }
+}
+
+/// What lies in a folder of contents.
+pub(super) enum Named {
+    Content(Content),
+    Leftover(PathBuf),
+}
+
+impl Source for Contents {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        Ok(self.sealed(content))
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file(content)?.read_exact_at(buf, offset)
+    }
+}
+
+/// The name of all bytes of a file.
+pub(super) fn digest(mut file: &File) -> io::Result<Content> {
+    let mut hash = Hashing::default();
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hash.finish()),
+            len => hash.0.update(&buffer[..len]),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Hashing(Sha256);
+
+impl Hashing {
+    fn finish(self) -> Content {
+        Content::from_bytes(self.0.finalize().into())
+    }
+}
+
+struct Tee<'a>(&'a mut Hashing, &'a File);
+
+impl Write for Tee<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = self.1.write(bytes)?;
+        self.0.0.update(&bytes[..len]);
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// There is nothing, or nothing that anybody may rely on.
+pub(super) fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, UnexpectedEof};
+    matches!(error.kind(), NotFound | InvalidData | UnexpectedEof)
+        || error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
+}
+
+fn name(content: &Content) -> String {
+    let hex = content.hex();
+    format!("{}/{hex}", &hex[..2])
+}
+
+fn time(content: &Content) -> i64 {
+    let [a, b, c, d, ..] = *content.as_bytes();
+    EPOCH + i64::from(u32::from_le_bytes([a, b, c, d]) & SPREAD)
+}
+
+fn seal(file: &File, content: &Content) -> io::Result<()> {
+    let time = Timespec {
+        tv_sec: time(content),
+        tv_nsec: 0,
+    };
+    let times = Timestamps {
+        last_access: time,
+        last_modification: time,
+    };
+    Ok(rustix::fs::futimens(file, &times)?)
+}
+
+fn is_sealed(stat: &Stat, content: &Content) -> Option<u64> {
+    let regular =
+        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+    (regular && stat.st_mtime == time(content) && stat.st_mtime_nsec == 0)
+        .then(|| u64::try_from(stat.st_size).ok())
+        .flatten()
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}

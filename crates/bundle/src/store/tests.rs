@@ -1,0 +1,801 @@
+//! apply(encode(want, have), have) = want, with a simple planner; and what happens to it when somebody is hostile,
+//! something is damaged, or the worker is killed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use pierhead_oci::{Algorithm, Digest};
+use tempfile::TempDir;
+
+use super::*;
+use crate::api::Ask;
+use crate::format::{
+    Decoder, End, Event, Frames, Had, Header, Known, Prelude, Sizes, WireTable, bounded, unsent,
+};
+use crate::table::{self, LayerEntries};
+use crate::{Base, Coding, Entry, Frame, Kind, MAX_FRAME, RecordHead, Slice, Table, Time};
+
+const NAME: &str = "registry.example/app:1";
+
+/// An image of one layer: names and bytes.
+#[derive(Clone, Default)]
+struct Made {
+    files: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Made {
+    fn of(files: &[(&str, Vec<u8>)]) -> Self {
+        let files = files
+            .iter()
+            .map(|(name, bytes)| (name.as_bytes().to_vec(), bytes.clone()));
+        Self {
+            files: files.collect(),
+        }
+    }
+
+    fn skeleton(&self) -> Vec<u8> {
+        self.files
+            .keys()
+            .flat_map(|name| name.iter().copied().chain([0]))
+            .collect()
+    }
+
+    fn diff_id(&self) -> Content {
+        Content::of(&self.skeleton())
+    }
+
+    fn table(&self) -> Table {
+        let entries = self.files.iter().map(|(path, bytes)| {
+            Ok(Entry {
+                path: path.clone(),
+                kind: Kind::File {
+                    content: Content::of(bytes),
+                    size: bytes.len() as u64,
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        });
+        let skeleton = self.skeleton();
+        let layer = LayerEntries {
+            diff_id: self.diff_id(),
+            skeleton: (Content::of(&skeleton), skeleton.len() as u64),
+            entries,
+        };
+        Table::merge([Ok(layer)]).unwrap()
+    }
+
+    fn config(&self) -> Vec<u8> {
+        format!(
+            r#"{{"rootfs":{{"type":"layers","diff_ids":["{}"]}}}}"#,
+            self.diff_id()
+        )
+        .into_bytes()
+    }
+
+    fn manifest(&self) -> Vec<u8> {
+        let config = self.config();
+        let digest = Digest::of(Algorithm::Sha256, &config);
+        format!(
+            r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{digest}","size":{}}},"layers":[]}}"#,
+            config.len()
+        )
+        .into_bytes()
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(Algorithm::Sha256, &self.manifest())
+    }
+
+    fn bytes(&self, content: &Content) -> Vec<u8> {
+        let skeleton = self.skeleton();
+        let all = self.files.values().chain([&skeleton]);
+        all.cloned()
+            .find(|bytes| Content::of(bytes) == *content)
+            .expect("a content of this image")
+    }
+}
+
+/// What a test may want to be otherwise.
+struct Encoded {
+    prelude: Prelude,
+    body: Vec<u8>,
+    records: Vec<Vec<u8>>,
+    end: [u8; 40],
+}
+
+impl Encoded {
+    fn bytes(&self) -> Vec<u8> {
+        let mut all = self.prelude.encode().to_vec();
+        all.extend(&self.body);
+        all.extend(self.records.iter().flatten());
+        all.extend(self.end);
+        all
+    }
+}
+
+struct Both<'a>(&'a Table, Vec<&'a Table>);
+
+impl Sizes for Both<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.0.contents().size(content)
+    }
+
+    fn had(&self, have: u16, content: u32) -> Option<u64> {
+        self.1.get(usize::from(have))?.contents().size(content)
+    }
+}
+
+/// Patches against the same path, copies of what begins alike, groups of small files, ranges of large ones.
+fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
+    let table = want.table();
+    let had = have.map(Made::table);
+    let mut frames: Vec<Frame> = Vec::new();
+    let count = if layers {
+        table.contents().len()
+    } else {
+        table.visible()
+    };
+    for number in 0..count {
+        let (content, size) = (
+            table.contents().content(number).unwrap(),
+            table.contents().size(number).unwrap(),
+        );
+        if size == 0
+            || had
+                .as_ref()
+                .is_some_and(|had| had.find(&content).is_some_and(|at| at < had.visible()))
+        {
+            continue;
+        }
+        let path = want
+            .files
+            .iter()
+            .find(|(_, bytes)| Content::of(bytes) == content)
+            .map(|(path, _)| path);
+        let old = path
+            .and_then(|path| have?.files.get(path))
+            .filter(|old| !old.is_empty());
+        let base = old.map(|old| Base {
+            have: 0,
+            slice: Slice {
+                content: had.as_ref().unwrap().find(&Content::of(old)).unwrap(),
+                offset: 0,
+                len: (old.len() as u64).min(MAX_FRAME),
+            },
+        });
+        let mut offset = 0;
+        while offset < size {
+            let mut len = (size - offset).min(MAX_FRAME);
+            let member = |len| Slice {
+                content: number,
+                offset,
+                len,
+            };
+            let mut frame = Frame {
+                members: vec![member(len)],
+                bases: base.into_iter().collect(),
+                coding: if base.is_some() {
+                    Coding::Patch
+                } else {
+                    Coding::Zstd
+                },
+            };
+            let new = want.bytes(&content);
+            let alike = old.is_some_and(|old| {
+                offset == 0 && old.len() >= 5000 && new.len() > 5000 && new[..5000] == old[..5000]
+            });
+            if let (true, Some(base)) = (alike, base) {
+                len = 5000;
+                frame.members = vec![member(len)];
+                frame.bases = vec![Base {
+                    slice: Slice { len, ..base.slice },
+                    ..base
+                }];
+                frame.coding = Coding::Copy;
+            } else if base.is_none()
+                && offset == 0
+                && let Some(last) = frames.last_mut()
+                && last.coding == Coding::Zstd
+                && len < 2000
+                && last.members.len() < 5
+            {
+                last.members.push(member(len));
+                break;
+            }
+            frames.push(frame);
+            offset += len;
+        }
+    }
+    frames
+}
+
+fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded {
+    encode_frames(want, have, layers, &plan(want, have, layers))
+}
+
+fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame]) -> Encoded {
+    let table = want.table();
+    let had = have.map(Made::table);
+    let sizes = Both(&table, had.iter().collect());
+    let header = Header {
+        layers,
+        media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+        manifest: want.manifest(),
+        config: want.config(),
+        haves: have
+            .map(|have| Had {
+                manifest: have.digest(),
+                known: Known::Visible,
+            })
+            .into_iter()
+            .collect(),
+        table: WireTable {
+            base: had.as_ref().map(|_| 0),
+            digest: *Content::of(table.bytes()).as_bytes(),
+            len: u32::try_from(table.bytes().len()).unwrap(),
+            coded: table::encode(&table, had.as_ref(), 3).unwrap(),
+        },
+        frames: Frames::encode(frames, &sizes).unwrap(),
+        records: 0,
+    };
+    let cursor: Vec<Frame> = header
+        .frames
+        .cursor(&sizes)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(cursor, frames, "a list is read as it was written");
+    let (prelude, body) = header.encode(3).unwrap();
+    assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
+    let (mut records, mut payloads) = (Vec::new(), 0);
+    for frame in frames {
+        let slice = |made: &Made, table: &Table, slice: &Slice| {
+            let bytes = made.bytes(&table.contents().content(slice.content).unwrap());
+            let start = usize::try_from(slice.offset).unwrap();
+            bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
+        };
+        let plain: Vec<u8> = frame
+            .members
+            .iter()
+            .flat_map(|member| slice(want, &table, member))
+            .collect();
+        let bases = frame
+            .bases
+            .iter()
+            .flat_map(|base| slice(have.unwrap(), had.as_ref().unwrap(), &base.slice));
+        let payload = match frame.coding {
+            Coding::Copy => continue,
+            Coding::Stored => plain,
+            Coding::Zstd => bounded::compress(&plain, 3).unwrap(),
+            Coding::Patch => patch(&plain, &bases.collect::<Vec<_>>()),
+        };
+        payloads += payload.len() as u64;
+        records.push(record(frame.coding, &payload));
+    }
+    let end = End {
+        records: u32::try_from(records.len()).unwrap(),
+        payload: payloads,
+    };
+    Encoded {
+        prelude,
+        body,
+        records,
+        end: end.encode(),
+    }
+}
+
+fn record(coding: Coding, payload: &[u8]) -> Vec<u8> {
+    let mut record = RecordHead::of(coding, payload).unwrap().encode().to_vec();
+    record.extend(payload);
+    record
+}
+
+fn patch(plain: &[u8], base: &[u8]) -> Vec<u8> {
+    let mut context = zstd::zstd_safe::CCtx::create();
+    let log = (plain.len() + base.len())
+        .next_power_of_two()
+        .ilog2()
+        .max(10);
+    context
+        .set_parameter(zstd::zstd_safe::CParameter::WindowLog(log))
+        .unwrap();
+    context.ref_prefix(base).unwrap();
+    let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
+    context.compress2(&mut out, plain).unwrap();
+    out
+}
+
+/// Feeds a stream in pieces; `Err` is whatever the decoder or the store says.
+fn feed(store: &Store, bytes: &[u8], piece: usize) -> Result<Apply, Error> {
+    let mut decoder = Decoder::new();
+    let mut apply = None;
+    for piece in bytes.chunks(piece) {
+        let mut piece = piece;
+        while let Some(event) = decoder.feed(&mut piece)? {
+            handle(store, event, &mut apply)?;
+        }
+    }
+    apply.ok_or_else(|| Error::Missing("the header".into()))
+}
+
+fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), Error> {
+    match (event, &apply) {
+        (
+            Event::Header {
+                prelude,
+                body,
+                header,
+            },
+            _,
+        ) => {
+            let begin = Begin {
+                name: NAME,
+                ask: &Ask::default(),
+                etag: &prelude.etag(),
+                prelude: &prelude,
+                body: &body,
+                header: *header,
+            };
+            *apply = Some(store.begin(begin)?);
+            Ok(())
+        }
+        (
+            Event::Record {
+                frame,
+                coding,
+                payload,
+            },
+            Some(apply),
+        ) => apply.record(frame, coding, payload),
+        _ => Ok(()),
+    }
+}
+
+fn finish(apply: &Apply) -> Image {
+    match apply.finish().unwrap() {
+        Outcome::Complete(image) => *image,
+        Outcome::Need(need) => panic!("it lacks {need:?}"),
+    }
+}
+
+fn pull(store: &Store, want: &Made, have: Option<&Made>, layers: bool) -> Apply {
+    let apply = feed(store, &encode(want, have, layers).bytes(), 1000).unwrap();
+    let image = finish(&apply);
+    assert_eq!(image.digest(), want.digest());
+    assert_eq!(image.table.bytes(), want.table().bytes());
+    assert_holds(store, want, layers);
+    apply
+}
+
+fn assert_holds(store: &Store, want: &Made, layers: bool) {
+    let table = want.table();
+    for (content, size) in image::needed(&table, layers) {
+        assert_eq!(store.size(&content).unwrap(), Some(size), "{content}");
+        let mut bytes = vec![0; usize::try_from(size).unwrap()];
+        store.read_at(&content, 0, &mut bytes).unwrap();
+        assert_eq!(Content::of(&bytes), content);
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
+}
+
+/// Two versions: unchanged, patched, copied, removed, added, empty, in ranges.
+fn versions() -> (Made, Made) {
+    let large = noise(1, 9_000_000);
+    let mut larger = large.clone();
+    larger[6_000_000..6_000_100].fill(7);
+    let mut alike = noise(2, 20_000);
+    alike.truncate(20_000);
+    let mut changed = alike.clone();
+    changed[10_000..10_050].fill(1);
+    let old = Made::of(&[
+        ("a/same", noise(3, 3000)),
+        ("b/gone", noise(4, 3000)),
+        ("c/large", large),
+        ("d/alike", alike),
+        ("e/empty", Vec::new()),
+    ]);
+    let mut new = old.clone();
+    new.files.remove(&b"b/gone"[..]);
+    new.files.insert(b"c/large".to_vec(), larger);
+    new.files.insert(b"d/alike".to_vec(), changed);
+    for number in 0..20 {
+        new.files
+            .insert(format!("f/{number}").into_bytes(), noise(100 + number, 700));
+    }
+    (old, new)
+}
+
+struct Fixture {
+    folder: TempDir,
+    old: Made,
+    new: Made,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let (old, new) = versions();
+        Self {
+            folder: TempDir::new().unwrap(),
+            old,
+            new,
+        }
+    }
+
+    fn store(&self) -> Store {
+        Store::open(self.folder.path(), &[]).unwrap()
+    }
+
+    fn file(&self, content: &Content) -> PathBuf {
+        let hex = content.hex();
+        self.folder
+            .path()
+            .join("contents")
+            .join(&hex[..2])
+            .join(hex)
+    }
+
+    fn of(&self, made: &Made, path: &str) -> Content {
+        Content::of(&made.files[path.as_bytes()])
+    }
+}
+
+#[test]
+fn what_is_applied_is_what_was_wanted() {
+    let f = Fixture::new();
+    let store = f.store();
+    let fresh = pull(&store, &f.old, None, false);
+    assert_eq!(fresh.counts().full.contents, 4);
+    drop(fresh);
+    let update = pull(&store, &f.new, Some(&f.old), false);
+    let counts = update.counts();
+    assert!(
+        counts.patched.bytes > 0 && counts.chunked.bytes == 10_000,
+        "{counts:?}"
+    );
+    assert_eq!(
+        counts.reused.contents, 2,
+        "the same and the empty one: {counts:?}"
+    );
+    let held: Vec<Digest> = store
+        .images()
+        .unwrap()
+        .iter()
+        .map(|held| held.manifest)
+        .collect();
+    assert_eq!(held.len(), 2);
+    assert!(held.contains(&f.old.digest()) && held.contains(&f.new.digest()));
+    assert!(
+        fs::read_dir(f.folder.path().join("fetches"))
+            .unwrap()
+            .next()
+            .is_none()
+    );
+    assert!(!f.folder.path().join("unsynced").exists());
+}
+
+#[test]
+fn extras_come_when_layers_are_asked_for() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    assert!(!store.images().unwrap()[0].layers);
+    // Over the image that has none.
+    pull(&store, &f.old, Some(&f.old), true);
+    assert!(store.images().unwrap()[0].layers);
+    assert_eq!(store.images().unwrap().len(), 1);
+}
+
+#[test]
+fn pieces_of_any_size_give_the_same() {
+    let made = Made::of(&[
+        ("a", noise(1, 300)),
+        ("b", noise(2, 5000)),
+        ("c", noise(3, 10)),
+    ]);
+    for piece in [1, 7, 40, 1 << 20] {
+        let folder = TempDir::new().unwrap();
+        let store = Store::open(folder.path(), &[]).unwrap();
+        let apply = feed(&store, &encode(&made, None, false).bytes(), piece).unwrap();
+        finish(&apply);
+        assert_holds(&store, &made, false);
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_is_gone_on_with() {
+    let f = Fixture::new();
+    let store = f.store();
+    let encoded = encode(&f.new, None, false);
+    let all = encoded.bytes();
+    let before: usize = 56 + encoded.body.len();
+    // In the middle of the second record of the large one.
+    let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
+    let apply = feed(&store, &all[..cut], 50_000).unwrap();
+    assert!(matches!(apply.finish().unwrap(), Outcome::Need(_)));
+    drop(apply);
+    drop(store);
+    let store = f.store();
+    assert!(store.resume("another").unwrap().is_none());
+    let apply = store.resume(NAME).unwrap().expect("what was begun");
+    let total = u32::try_from(encoded.records.len()).unwrap();
+    assert_eq!(apply.missing(), vec![2..total]);
+    assert_eq!(apply.etag(), encoded.prelude.etag());
+    let mut decoder = Decoder::resumed(apply.digest(), apply.header());
+    let prelude = Prelude {
+        continued: true,
+        first: 2,
+        ..encoded.prelude
+    };
+    let mut stream = prelude.encode().to_vec();
+    stream.extend(encoded.records[2..].iter().flatten());
+    let payload: usize = encoded.records[2..]
+        .iter()
+        .map(|record| record.len() - 40)
+        .sum();
+    let end = End {
+        records: total - 2,
+        payload: payload as u64,
+    };
+    stream.extend(end.encode());
+    let mut rest = &stream[..];
+    while let Some(event) = decoder.feed(&mut rest).unwrap() {
+        if let Event::Record {
+            frame,
+            coding,
+            payload,
+        } = event
+        {
+            apply.record(frame, coding, payload).unwrap();
+        }
+    }
+    assert!(decoder.is_ended());
+    finish(&apply);
+    assert_holds(&store, &f.new, false);
+}
+
+#[test]
+fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let (same, large) = (f.of(&f.old, "a/same"), f.of(&f.old, "c/large"));
+    fs::remove_file(f.file(&same)).unwrap();
+    // A base: somebody wrote to it.
+    let mut bytes = fs::read(f.file(&large)).unwrap();
+    bytes[5] ^= 1;
+    fs::remove_file(f.file(&large)).unwrap();
+    fs::write(f.file(&large), bytes).unwrap();
+    assert_eq!(store.size(&large).unwrap(), None);
+    let apply = feed(
+        &store,
+        &encode(&f.new, Some(&f.old), false).bytes(),
+        100_000,
+    )
+    .unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("it is damaged")
+    };
+    let needed: Vec<Content> = need.iter().map(|(content, _)| *content).collect();
+    let new_large = f.of(&f.new, "c/large");
+    assert!(
+        needed.contains(&same) && needed.contains(&new_large) && needed.len() == 2,
+        "{needed:?}"
+    );
+    // Wrong bytes are refused, the right ones complete it.
+    let mut receive = apply.receive(&same).unwrap();
+    receive.write(&noise(9, 3000)).unwrap();
+    assert!(matches!(receive.commit(), Err(Error::Digest { .. })));
+    for content in needed {
+        let mut receive = apply.receive(&content).unwrap();
+        f.new
+            .bytes(&content)
+            .chunks(100_000)
+            .for_each(|piece| receive.write(piece).unwrap());
+        receive.commit().unwrap();
+    }
+    finish(&apply);
+    assert_holds(&store, &f.new, false);
+}
+
+#[test]
+fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let alike = f.of(&f.old, "d/alike");
+    rot(&f.file(&alike));
+    assert_eq!(
+        store.size(&alike).unwrap(),
+        Some(20_000),
+        "the seal says nothing of it"
+    );
+    let apply = feed(
+        &store,
+        &encode(&f.new, Some(&f.old), false).bytes(),
+        100_000,
+    )
+    .unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("it is damaged")
+    };
+    assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
+    rot(&f.file(&f.of(&f.old, "a/same")));
+    let verified = store.verify().unwrap();
+    assert!(
+        verified.removed.contains(&f.of(&f.old, "a/same")),
+        "{verified:?}"
+    );
+}
+
+/// Changes a byte, and not the times.
+fn rot(path: &Path) {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let times = fs::metadata(path).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 3000 / 2).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 3000 / 2).unwrap();
+    file.set_modified(times.modified().unwrap()).unwrap();
+}
+
+#[test]
+fn a_crash_of_the_system_leaves_nothing_that_is_believed_unread() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let cut = encode(&f.new, None, false);
+    let apply = feed(&store, &cut.bytes(), 1 << 20).unwrap();
+    // All is here, nothing synced.
+    while !apply.missing().is_empty() {
+        std::thread::yield_now();
+    }
+    drop(apply);
+    drop(store);
+    let lost = f.of(&f.new, "f/3");
+    rot_small(&f.file(&lost));
+    fs::write(f.folder.path().join("unsynced"), "another boot").unwrap();
+    let store = f.store();
+    assert_eq!(store.size(&lost).unwrap(), None);
+    assert!(store.size(&f.of(&f.new, "f/4")).unwrap().is_some());
+    assert_holds(&store, &f.old, false);
+}
+
+fn rot_small(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let len = fs::metadata(path).unwrap().len();
+    fs::remove_file(path).unwrap();
+    fs::write(path, vec![0; usize::try_from(len).unwrap()]).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(modified)
+        .unwrap();
+}
+
+#[test]
+fn other_stores_are_taken_from_and_not_written_to() {
+    let f = Fixture::new();
+    let other = TempDir::new().unwrap();
+    pull(
+        &Store::open(other.path(), &[]).unwrap(),
+        &f.old,
+        None,
+        false,
+    );
+    let before = listing(other.path());
+    let store = Store::open(f.folder.path(), &[other.path().to_owned()]).unwrap();
+    assert_eq!(store.images().unwrap().len(), 1);
+    pull(&store, &f.new, Some(&f.old), false);
+    assert_eq!(listing(other.path()), before);
+    drop(store);
+    // By itself it is complete.
+    let alone = Store::open(f.folder.path(), &[]).unwrap();
+    assert_holds(&alone, &f.new, false);
+    assert_eq!(alone.images().unwrap().len(), 1);
+}
+
+fn listing(path: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path.clone());
+            }
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn contents_that_no_image_has_are_collected() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    pull(&store, &f.new, Some(&f.old), false);
+    let second = f.store();
+    let busy = store.collect();
+    assert!(
+        matches!(busy, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock)
+    );
+    drop(second);
+    store.forget(&f.old.digest()).unwrap();
+    let collected = store.collect().unwrap();
+    assert_eq!(
+        collected.files, 3,
+        "gone, and the old ones of two: {collected:?}"
+    );
+    assert_holds(&store, &f.new, false);
+    assert_eq!(store.size(&f.of(&f.old, "b/gone")).unwrap(), None);
+}
+
+#[test]
+fn nobody_fetches_the_same_at_the_same_time() {
+    let f = Fixture::new();
+    let (store, second) = (f.store(), f.store());
+    let bytes = encode(&f.old, None, false).bytes();
+    let apply = feed(&store, &bytes[..5000], 5000).unwrap();
+    let error = feed(&second, &bytes, 5000).err().expect("it is locked");
+    assert!(error.to_string().contains("another process"), "{error}");
+    drop(apply);
+    finish(&feed(&second, &bytes, 5000).unwrap());
+}
+
+#[test]
+fn frames_that_are_not_sent_are_asked_for() {
+    let f = Fixture::new();
+    let store = f.store();
+    let mut encoded = encode(&f.old, None, false);
+    let gone = encoded.records[0].len() as u64 - 40;
+    encoded.records[0] = unsent().to_vec();
+    let mut end = encoded.end;
+    let payload = u64::from_le_bytes(end[8..16].try_into().unwrap()) - gone;
+    end[8..16].copy_from_slice(&payload.to_le_bytes());
+    encoded.end = end;
+    let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("one was not sent")
+    };
+    assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
+}
+
+#[test]
+fn a_server_may_send_the_bytes_in_place_of_a_patch() {
+    let (old, mut new) = (
+        Made::of(&[("a", noise(1, 3000))]),
+        Made::of(&[("a", noise(1, 3000))]),
+    );
+    new.files.insert(b"a".to_vec(), noise(2, 3000));
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    pull(&store, &old, None, false);
+    let mut encoded = encode(&new, Some(&old), false);
+    encoded.records = vec![record(Coding::Stored, &noise(2, 3000))];
+    encoded.end = End {
+        records: 1,
+        payload: 3000,
+    }
+    .encode();
+    finish(&feed(&store, &encoded.bytes(), 1000).unwrap());
+    assert_holds(&store, &new, false);
+}
+
+mod hostile;

@@ -1,0 +1,309 @@
+//! Bundles of somebody who means ill, or does not know better.
+
+use super::*;
+
+fn refused(bytes: &[u8]) -> Error {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    match feed(&store, bytes, 1 << 16) {
+        Err(error) => error,
+        Ok(apply) => {
+            let error = apply.finish().expect_err("it must not be taken");
+            drop(apply);
+            assert!(store.images().unwrap().is_empty());
+            error
+        }
+    }
+}
+
+fn small() -> Made {
+    Made::of(&[("a", noise(1, 3000)), ("b", noise(2, 3000))])
+}
+
+fn with_payload(coding: Coding, payload: &[u8]) -> Encoded {
+    let made = Made::of(&[("a", noise(1, 3000))]);
+    let mut encoded = encode(&made, None, false);
+    encoded.records = vec![record(coding, payload)];
+    encoded.end = End {
+        records: 1,
+        payload: payload.len() as u64,
+    }
+    .encode();
+    encoded
+}
+
+#[test]
+fn any_byte_that_is_changed_is_noticed() {
+    let good = encode(&small(), None, false).bytes();
+    for place in 0..good.len() {
+        let mut bytes = good.clone();
+        bytes[place] ^= 0x81;
+        let mut decoder = Decoder::new();
+        let mut rest = &bytes[..];
+        let read = loop {
+            match decoder.feed(&mut rest) {
+                Ok(Some(_)) => {}
+                other => break other,
+            }
+        };
+        assert!(read.is_err() || !decoder.is_ended(), "byte {place}");
+    }
+}
+
+#[test]
+fn every_beginning_is_only_a_beginning() {
+    let good = encode(&small(), None, false).bytes();
+    for len in (0..good.len()).step_by(61) {
+        let mut decoder = Decoder::new();
+        let mut rest = &good[..len];
+        while decoder.feed(&mut rest).unwrap().is_some() {}
+        assert!(!decoder.is_ended(), "{len} bytes");
+    }
+}
+
+#[test]
+fn nothing_may_follow_the_end() {
+    let mut bytes = encode(&small(), None, false).bytes();
+    bytes.push(0);
+    let error = refused(&bytes);
+    assert!(error.to_string().contains("after its end"), "{error}");
+}
+
+#[test]
+fn a_frame_that_inflates_to_more_is_refused() {
+    let bomb = bounded::compress(&vec![0; 100 << 20], 3).unwrap();
+    let error = refused(&with_payload(Coding::Zstd, &bomb).bytes());
+    assert!(error.to_string().contains("another length"), "{error}");
+}
+
+#[test]
+fn a_frame_that_hides_its_length_is_refused() {
+    use std::io::Write as _;
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
+    encoder.include_contentsize(false).unwrap();
+    encoder.write_all(&noise(1, 3000)).unwrap();
+    let error = refused(&with_payload(Coding::Zstd, &encoder.finish().unwrap()).bytes());
+    assert!(error.to_string().contains("another length"), "{error}");
+}
+
+#[test]
+fn two_frames_in_one_payload_are_refused() {
+    let mut twice = bounded::compress(&noise(1, 3000), 3).unwrap();
+    twice.extend(bounded::compress(&noise(1, 3000), 3).unwrap());
+    let error = refused(&with_payload(Coding::Zstd, &twice).bytes());
+    assert!(error.to_string().contains("one whole frame"), "{error}");
+}
+
+#[test]
+fn a_window_beyond_all_bounds_costs_nothing() {
+    // A frame header that asks for 2 GiB of window: the bytes are right, and no window is allocated.
+    let mut context = zstd::zstd_safe::CCtx::create();
+    context
+        .set_parameter(zstd::zstd_safe::CParameter::WindowLog(31))
+        .unwrap();
+    let plain = noise(1, 3000);
+    let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
+    context.compress2(&mut out, &plain).unwrap();
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    finish(&feed(&store, &with_payload(Coding::Zstd, &out).bytes(), 4096).unwrap());
+}
+
+#[test]
+fn other_bytes_than_promised_are_refused() {
+    let payload = noise(7, 3000);
+    let error = refused(&with_payload(Coding::Stored, &payload).bytes());
+    assert!(matches!(error, Error::Digest { .. }), "{error}");
+    let error = refused(&with_payload(Coding::Stored, &payload[1..]).bytes());
+    assert!(matches!(error, Error::Malformed { .. }), "{error}");
+}
+
+#[test]
+fn a_payload_that_is_not_its_digest_is_refused() {
+    let mut encoded = with_payload(Coding::Stored, &noise(1, 3000));
+    encoded.records[0][100] ^= 1;
+    assert!(matches!(refused(&encoded.bytes()), Error::Digest { .. }));
+}
+
+#[test]
+fn records_beyond_the_frames_are_refused() {
+    let mut encoded = with_payload(Coding::Stored, &noise(1, 3000));
+    let again = encoded.records[0].clone();
+    encoded.records.push(again);
+    let error = refused(&encoded.bytes());
+    assert!(error.to_string().contains("record too many"), "{error}");
+}
+
+#[test]
+fn an_end_before_the_last_record_is_refused() {
+    let mut encoded = encode(&small(), None, false);
+    encoded.records.pop();
+    assert!(matches!(refused(&encoded.bytes()), Error::Malformed { .. }));
+}
+
+#[test]
+fn an_image_that_is_not_here_cannot_be_counted_on() {
+    let (old, new) = versions();
+    let error = refused(&encode(&new, Some(&old), false).bytes());
+    assert!(matches!(error, Error::Missing(_)), "{error}");
+}
+
+#[test]
+fn documents_that_do_not_go_together_are_refused() {
+    let made = small();
+    let good = encode(&made, None, false);
+    let header = Header::decode(&good.prelude, &good.body).unwrap();
+    let other = Made::of(&[("z", noise(9, 10))]);
+    let wrong = [
+        Header {
+            config: other.config(),
+            ..header.clone()
+        },
+        Header {
+            config: other.config(),
+            manifest: other.manifest(),
+            ..header.clone()
+        },
+        Header {
+            manifest: b"{}".to_vec(),
+            ..header.clone()
+        },
+        Header {
+            table: WireTable {
+                digest: [1; 32],
+                ..header.table.clone()
+            },
+            ..header.clone()
+        },
+        Header {
+            table: WireTable {
+                len: header.table.len - 1,
+                ..header.table.clone()
+            },
+            ..header.clone()
+        },
+    ];
+    for header in wrong {
+        let (prelude, body) = header.encode(3).unwrap();
+        let encoded = Encoded {
+            prelude,
+            body,
+            records: good.records.clone(),
+            end: good.end,
+        };
+        refused(&encoded.bytes());
+    }
+}
+
+#[test]
+fn a_header_of_too_much_is_refused_unread() {
+    let good = encode(&small(), None, false);
+    let mut prelude = good.prelude;
+    prelude.body = u32::MAX;
+    let mut decoder = Decoder::new();
+    assert!(decoder.feed(&mut &prelude.encode()[..]).is_err());
+    let header = Header::decode(&good.prelude, &good.body).unwrap();
+    let large = Header {
+        table: WireTable {
+            len: u32::MAX,
+            ..header.table.clone()
+        },
+        ..header.clone()
+    };
+    assert!(large.encode(3).is_err());
+    let bomb = Header {
+        config: vec![b' '; 5 << 20],
+        ..header
+    };
+    assert!(bomb.encode(3).is_err());
+}
+
+fn list(frames: &[Frame]) -> Result<Frames, Error> {
+    let table = small().table();
+    let had = small().table();
+    Frames::encode(frames, &Both(&table, vec![&had]))
+}
+
+fn member(content: u32, offset: u64, len: u64) -> Slice {
+    Slice {
+        content,
+        offset,
+        len,
+    }
+}
+
+fn frame(members: Vec<Slice>) -> Frame {
+    Frame {
+        members,
+        bases: Vec::new(),
+        coding: Coding::Zstd,
+    }
+}
+
+#[test]
+fn members_neither_overlap_nor_are_missing() {
+    assert!(list(&[frame(vec![member(0, 0, 3000)])]).is_ok());
+    for bad in [
+        vec![],
+        vec![member(0, 0, 0)],
+        vec![member(0, 0, 3001)],
+        vec![member(0, 0, 2999)],
+        vec![member(0, 1, 2999)],
+        vec![member(0, 0, 2000), member(0, 1999, 1001)],
+        vec![member(0, 2000, 1000), member(0, 0, 2000)],
+        vec![member(0, u64::MAX, 3000)],
+        vec![member(3, 0, 1)],
+    ] {
+        assert!(list(&[frame(bad.clone())]).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn bases_are_in_the_tables_and_go_with_the_coding() {
+    let based = |coding, bases: Vec<(u16, Slice)>| Frame {
+        members: vec![member(0, 0, 3000)],
+        bases: bases
+            .into_iter()
+            .map(|(have, slice)| Base { have, slice })
+            .collect(),
+        coding,
+    };
+    assert!(list(&[based(Coding::Copy, vec![(0, member(1, 0, 3000))])]).is_ok());
+    for bad in [
+        based(Coding::Copy, vec![]),
+        based(Coding::Copy, vec![(0, member(1, 0, 2999))]),
+        based(Coding::Copy, vec![(1, member(1, 0, 3000))]),
+        based(Coding::Patch, vec![(0, member(9, 0, 3000))]),
+        based(Coding::Patch, vec![(0, member(1, 1, 3000))]),
+        based(Coding::Patch, vec![(0, member(1, 0, 0))]),
+        based(Coding::Zstd, vec![(0, member(1, 0, 3000))]),
+        // More than may be held: again and again the same.
+        based(Coding::Patch, vec![(0, member(1, 0, 3000)); 6000]),
+    ] {
+        assert!(list(std::slice::from_ref(&bad)).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_list_that_is_not_of_the_format_is_refused() {
+    let table = small().table();
+    let sizes = Both(&table, vec![]);
+    let good = list(&[
+        frame(vec![member(0, 0, 1000), member(1, 0, 3000)]),
+        frame(vec![member(0, 1000, 2000)]),
+    ])
+    .unwrap();
+    for place in 0..good.bytes().len() {
+        for flip in [1, 0x80] {
+            let mut bytes = good.bytes().to_vec();
+            bytes[place] ^= flip;
+            let read = Frames::parse(bytes).and_then(|frames| {
+                let all: Vec<Frame> = frames.cursor(&sizes)?.collect::<Result<_, _>>()?;
+                Frames::encode(&all, &sizes).map(|again| assert_eq!(again, frames))
+            });
+            // What is taken has one form only.
+            let _ = read;
+        }
+        assert!(Frames::parse(good.bytes()[..place].to_vec()).is_err() || place == 0);
+    }
+}
