@@ -3,6 +3,12 @@
 #[path = "layer/making.rs"]
 mod making;
 
+#[path = "layer/attributes.rs"]
+mod attributes;
+
+#[path = "layer/damage.rs"]
+mod damage;
+
 #[path = "layer/hostile.rs"]
 mod hostile;
 

@@ -1,0 +1,220 @@
+//! Indexes that were damaged after they were written, skeletons that came from somebody else, and what a read costs.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_bundle::{Blob, Content, Error, Kind, Source};
+use pierhead_oci::{Algorithm, Digest};
+
+use crate::making::{Memory, Packing, Tar, indexed, random};
+
+/// Counts what is read of a blob.
+struct Counted(Memory, AtomicU64);
+
+impl Blob for Counted {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.0.read_at(offset, buf)
+    }
+}
+
+#[test]
+fn a_read_begins_at_the_checkpoint_before_it() {
+    let mut rng = fastrand::Rng::with_seed(2);
+    let mut tar = Tar::new();
+    tar.file("first", &random(&mut rng, 30_000_000));
+    tar.file("last", b"the last one");
+    let tar = tar.finish();
+    let packings = [
+        Packing::Plain,
+        Packing::Gzip,
+        Packing::GzipStored,
+        Packing::GzipMembers,
+        Packing::ZstdFrames,
+    ];
+    for packing in packings {
+        let blob = packing.pack(&tar);
+        let index = indexed(&blob, &tar).unwrap();
+        let size = blob.size();
+        let blob = Arc::new(Counted(Memory(blob.0.clone()), AtomicU64::new(0)));
+        let reader = index.reader(blob.clone());
+        let mut bytes = [0; 12];
+        reader
+            .read_at(&Content::of(b"the last one"), 0, &mut bytes)
+            .unwrap();
+        assert_eq!(&bytes, b"the last one");
+        let read = blob.1.load(Ordering::Relaxed);
+        assert!(read < size / 3, "{packing:?}: {read} of {size}");
+        // What comes next is had without going back: not half a checkpoint's distance for 20 reads in a row.
+        let (first, len) = index.files().next().unwrap().unwrap();
+        for step in 0..20 {
+            let mut part = [0; 10_000];
+            reader
+                .read_at(&first, 9_000_000 + step * 10_000, &mut part)
+                .unwrap();
+        }
+        assert_eq!(len, 30_000_000);
+        let read = blob.1.load(Ordering::Relaxed);
+        assert!(read < 2 * size / 3, "{packing:?}: {read} of {size}");
+    }
+}
+
+#[test]
+fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let old = random(&mut rng, 3_000_000);
+    let mut new = old.clone();
+    new.splice(1_000_000..1_000_000, *b"a few bytes more");
+    let mut tar = Tar::new();
+    tar.file("old", &old);
+    tar.file("new", &new);
+    tar.file("small", &old[..1000]);
+    let tar = tar.finish();
+    let index = indexed(&Packing::Gzip.pack(&tar), &tar).unwrap();
+    let chunks = |bytes: &[u8]| {
+        let chunks = index.chunks(&Content::of(bytes)).unwrap();
+        let mut at = 0;
+        for chunk in &chunks {
+            assert_eq!(chunk.offset, at as u64);
+            let end = at + chunk.len as usize;
+            assert_eq!(chunk.content, Content::of(&bytes[at..end]));
+            at = end;
+        }
+        assert!(chunks.is_empty() || at == bytes.len());
+        chunks
+    };
+    let (old_chunks, new_chunks) = (chunks(&old), chunks(&new));
+    assert!(old_chunks.len() > 15, "{}", old_chunks.len());
+    let same = |chunk: &&layer::Chunk| old_chunks.iter().any(|old| old.content == chunk.content);
+    assert!(new_chunks.iter().filter(same).count() + 3 >= new_chunks.len());
+    assert!(chunks(&old[..1000]).is_empty());
+    assert!(index.chunks(&Content::of(b"not there")).unwrap().is_empty());
+}
+
+/// All that an index tells, or the first error.
+fn told(index: &LayerIndex, blob: &Arc<Memory>) -> Result<Vec<u8>, Error> {
+    let mut all = Vec::new();
+    let reader = index.reader(blob.clone());
+    let io = |_| Error::Missing("a content".to_owned());
+    for entry in index.entries() {
+        let entry = entry?;
+        all.extend_from_slice(&entry.path);
+        if let Kind::File { content, size } = entry.kind {
+            let mut bytes = vec![0; usize::try_from(size).unwrap()];
+            reader.read_at(&content, 0, &mut bytes).map_err(io)?;
+            all.extend(bytes);
+            for chunk in index.chunks(&content)? {
+                all.extend_from_slice(chunk.content.as_bytes());
+            }
+        }
+    }
+    let (skeleton, size) = index.skeleton();
+    let mut bytes = vec![0; usize::try_from(size).unwrap()];
+    reader.read_at(&skeleton, 0, &mut bytes).map_err(io)?;
+    all.extend(bytes);
+    Ok(all)
+}
+
+#[test]
+fn damage_anywhere_is_told_not_served() {
+    let mut rng = fastrand::Rng::with_seed(4);
+    let mut tar = Tar::new();
+    for number in 0..20 {
+        tar.file(&format!("{number}"), &random(&mut rng, 300 * number));
+    }
+    tar.file("large", &random(&mut rng, 400_000));
+    let tar = tar.finish();
+    let blob = Packing::Gzip.pack(&tar);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("index");
+    let diff_id = Digest::of(Algorithm::Sha256, &tar);
+    let request = Request {
+        media_type: "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        diff_id: &diff_id,
+        limits: Limits::default(),
+    };
+    let index = layer::index(&*blob, &request, &mut Unhurried, &path).unwrap();
+    let right = told(&index, &blob).unwrap();
+    let bytes = fs::read(&path).unwrap();
+    for at in (0..bytes.len())
+        .step_by(7)
+        .chain(bytes.len() - 32..bytes.len())
+    {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x41;
+        fs::write(&path, &damaged).unwrap();
+        let outcome = LayerIndex::open(&path).and_then(|index| told(&index, &blob));
+        assert!(outcome.is_err() || outcome.unwrap() == right, "at {at}");
+    }
+    for len in (0..bytes.len()).step_by(11) {
+        fs::write(&path, &bytes[..len]).unwrap();
+        assert!(LayerIndex::open(&path).is_err(), "{len}");
+    }
+}
+
+/// Has every content, all zeros.
+struct Zeros;
+
+impl Source for Zeros {
+    fn size(&self, _content: &Content) -> io::Result<Option<u64>> {
+        Ok(Some(10))
+    }
+
+    fn read_at(&self, _content: &Content, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        buf.fill(0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_hostile_skeleton_is_refused() {
+    let rebuilt = |mut skeleton: &[u8], files: usize| {
+        let files = vec![(Content::of(b""), 10); files];
+        let mut out = Vec::new();
+        let mut files = files.into_iter().map(Ok);
+        layer::rebuild(&mut skeleton, &mut files, &Zeros, 4096, &mut out).map(|_| out.len())
+    };
+    assert_eq!(rebuilt(&[1, 5, 10, 0], 1).unwrap(), 512);
+    assert_eq!(rebuilt(&[1, 6, 10, 4, 100, 3, 1, 9, 0], 1).unwrap(), 111);
+    assert_eq!(rebuilt(&[1, 7, 10, 1, 2, 3, 0], 1).unwrap(), 512);
+    let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
+    let with = |head: &[u8], tail: &[u8]| [&[1], head, &huge, tail].concat();
+    for (skeleton, files) in [
+        (vec![], 0),
+        (vec![2, 0], 0),
+        (vec![1], 0),
+        (vec![1, 0, 0], 0),
+        (vec![1, 9, 0], 0),
+        (vec![1, 5, 10, 0], 0),
+        (vec![1, 0], 1),
+        (vec![1, 5, 11, 0], 1),
+        (vec![1, 1, 1, 0x81, 4, 1, 7, 0], 0),
+        (vec![1, 7, 10, 1, 8, 3, 0], 1),
+        (
+            vec![
+                1, 4, 0x81, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2, 0,
+            ],
+            0,
+        ),
+        (with(&[4], &[0]), 0),
+        (with(&[3], &[0]), 0),
+        (with(&[1], &[0]), 0),
+        (with(&[1, 1], &[1, 7, 0]), 0),
+        (with(&[7, 10], &[0]), 1),
+        (with(&[7, 10, 1], &[1, 0]), 1),
+        (with(&[7, 10, 1, 1], &[0]), 1),
+    ] {
+        let outcome = rebuilt(&skeleton, files);
+        assert!(
+            matches!(outcome, Err(Error::Malformed { .. })),
+            "{skeleton:?}: {outcome:?}"
+        );
+    }
+}
