@@ -1,5 +1,9 @@
 //! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
 
+mod layer;
+
+pub use layer::{layer, skeleton};
+
 use crate::table::{LayerEntries, Node, Table, compare};
 use crate::{Entry, Error, Kind};
 

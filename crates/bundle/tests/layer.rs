@@ -17,6 +17,8 @@ use std::sync::Arc;
 use pierhead_bundle::layer::{self, LayerIndex};
 use pierhead_bundle::{Content, Kind, Source};
 
+use pierhead_testkit::images::{Image, TreeOptions};
+
 use making::{Memory, Packing, Tar, indexed, random};
 
 /// Reads every file back whole and in pieces, and makes the tar again.
@@ -111,4 +113,27 @@ fn entries_are_told_in_the_order_of_the_tar() {
         entries,
         expected.map(|(path, kind)| (path.to_owned(), kind))
     );
+}
+
+#[test]
+fn random_images_read_back_and_are_made_again() {
+    for seed in 0..6 {
+        let options = TreeOptions {
+            large: seed % 2 == 1,
+            ..TreeOptions::default()
+        };
+        let image = Image::tree(seed, &options);
+        for (number, tar) in image.tars.iter().enumerate() {
+            let packing = Packing::ALL[(seed as usize + number) % Packing::ALL.len()];
+            let blob = packing.pack(tar);
+            let index = indexed(&blob, tar).unwrap();
+            check(tar, &blob, &index);
+            for entry in index.entries() {
+                if let Kind::File { content, size } = entry.unwrap().kind {
+                    let known = image.contents.get(&content);
+                    assert_eq!(known.map(Vec::len), Some(usize::try_from(size).unwrap()));
+                }
+            }
+        }
+    }
 }

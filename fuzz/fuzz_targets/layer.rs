@@ -1,0 +1,8 @@
+//! Blobs that are taken for layers.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| {
+    let folder = tempfile::tempdir().expect("a folder");
+    pierhead_bundle::fuzzing::layer(input, folder.path());
+});
