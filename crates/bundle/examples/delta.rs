@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use pierhead_bundle::patch::{Effort, Level};
-use pierhead_bundle::plan::{Tree, prepare};
+use pierhead_bundle::plan::{Expected, Image, Tree, prepare};
 use pierhead_bundle::table::{LayerEntries, encode};
 use pierhead_bundle::{Content, Entry, Kind, RECORD_HEAD, Source, Table, Time};
 use pierhead_oci::Digest;
@@ -48,30 +48,40 @@ fn main() -> Fallible<()> {
     let (mut sent, mut frames, mut plain) = (table, 0, 0);
     let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
-    let names = Tree::of(&want)?;
-    prepare(&want, &have, &source, effort, &mut |frame, coded| {
-        let bytes: u64 = frame.members.iter().map(|member| member.len).sum();
-        let bases: u64 = frame.bases.iter().map(|base| base.slice.len).sum();
-        let entry = by.entry(format!("{:?}", frame.coding)).or_default();
-        entry.0 += bytes;
-        entry.1 += coded.payload.len();
-        frames += 1;
-        sent += coded.payload.len() + RECORD_HEAD;
-        plain += bytes;
-        if verbose {
-            let first = frame.members.first().map_or(0, |member| member.content);
-            let name = names.files().find(|(_, number)| *number == first);
-            let path = name.map_or(&b""[..], |(at, _)| names.path(at));
-            println!(
-                "{:9} <- {bytes:9} of {:5} against {bases:9} of {:5} {}",
-                coded.payload.len(),
-                frame.members.len(),
-                frame.bases.len(),
-                String::from_utf8_lossy(path)
-            );
-        }
-        Ok(())
-    })?;
+    let (have, want) = (Image::with_layers(&have), Image::with_layers(&want));
+    let names = Tree::of(want)?;
+    let expected = Expected::default();
+    prepare(
+        want,
+        have,
+        &expected,
+        &source,
+        effort,
+        &mut |_| Ok(()),
+        &mut |frame, coded| {
+            let bytes: u64 = frame.members.iter().map(|member| member.len).sum();
+            let bases: u64 = frame.bases.iter().map(|base| base.slice.len).sum();
+            let entry = by.entry(format!("{:?}", frame.coding)).or_default();
+            entry.0 += bytes;
+            entry.1 += coded.payload.len();
+            frames += 1;
+            sent += coded.payload.len() + RECORD_HEAD;
+            plain += bytes;
+            if verbose {
+                let first = frame.members.first().map_or(0, |member| member.content);
+                let name = names.files().find(|(_, number)| *number == first);
+                let path = name.map_or(&b""[..], |(at, _)| names.path(at));
+                println!(
+                    "{:9} <- {bytes:9} of {:5} against {bases:9} of {:5} {}",
+                    coded.payload.len(),
+                    frame.members.len(),
+                    frame.bases.len(),
+                    String::from_utf8_lossy(path)
+                );
+            }
+            Ok(())
+        },
+    )?;
     println!(
         "{old} {new}: {plain} bytes in {sent} of which {table} are the table, {frames} frames, {:.1} CPU-s {by:?}",
         processor_seconds()? - start

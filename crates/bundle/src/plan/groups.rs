@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::matching::{Missing, each_piece};
 use super::tree::Tree;
 use crate::patch::{Alignment, Anchor, Sampler};
-use crate::{Error, MAX_BASE, MAX_FRAME, Slice, Source};
+use crate::{Content, Error, MAX_BASE, MAX_FRAME, Slice, Source};
 
 /// Bounds of the frames that are made.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,9 @@ impl Default for Shape {
 
 /// Contents from here on are compressed as large ones are.
 const LARGE: u64 = 1 << 20;
+
+/// Parts of a range that have a window each.
+const PARTS: u64 = 4;
 
 /// A frame to be made: bases are contents of the one old image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,7 +93,7 @@ pub(crate) fn groups(
         }
         let whole = base.filter(|(_, size)| *size <= shape.base);
         if one.size > shape.frame || whole.is_none() && base.is_some() {
-            close(&mut groups, &mut open);
+            // The open group goes on behind it: many short groups cost more than a large file that comes early.
             ranges(want, have, one, shape, source, &mut groups)?;
             continue;
         }
@@ -140,26 +143,56 @@ fn ranges(
     let count = one.size.div_ceil(shape.frame).max(1);
     for at in 0..count {
         let range = one.size * at / count..one.size * (at + 1) / count;
-        let base = match (&aligned, old, new) {
+        let bases = match (&aligned, old, new) {
             (Some((alignment, every)), Some((number, _)), Some((content, _))) => {
-                let mut anchors: Vec<Anchor> = Vec::new();
-                let mut sampler = Sampler::new(*every);
-                each_piece(source, content, range.clone(), |piece| {
-                    sampler.feed(piece, |anchor| anchors.push(anchor));
-                })?;
-                Some(slice(
-                    number,
-                    alignment.window(&range, &anchors, shape.base),
-                ))
+                let windows = windows(alignment, *every, content, &range, shape, source)?;
+                windows
+                    .into_iter()
+                    .map(|window| slice(number, window))
+                    .collect()
             }
-            (None, Some((number, (_, size))), _) => Some(slice(number, 0..size)),
-            _ => None,
+            (None, Some((number, (_, size))), _) => vec![slice(number, 0..size)],
+            _ => Vec::new(),
         };
         let mut group = Group::default();
-        group.push(slice(one.content, range), base);
+        group.push(slice(one.content, range), None);
+        group.base_bytes = bases.iter().map(|base| base.len).sum();
+        group.bases = bases;
         groups.push(group);
     }
     Ok(())
+}
+
+/// The parts of the old content for a range of the new one, ascending and apart: each part of the range has its own, as
+/// sections of a program move apart from each other.
+fn windows(
+    alignment: &Alignment,
+    every: u32,
+    content: Content,
+    range: &Range<u64>,
+    shape: &Shape,
+    source: &dyn Source,
+) -> Result<Vec<Range<u64>>, Error> {
+    let mut windows: Vec<Range<u64>> = Vec::new();
+    let len = range.end - range.start;
+    for part in 0..PARTS {
+        let part = range.start + len * part / PARTS..range.start + len * (part + 1) / PARTS;
+        let mut anchors: Vec<Anchor> = Vec::new();
+        let mut sampler = Sampler::new(every);
+        each_piece(source, content, part.clone(), |piece| {
+            sampler.feed(piece, |anchor| anchors.push(anchor));
+        })?;
+        windows.push(alignment.window(&part, &anchors, shape.base / PARTS));
+    }
+    windows.sort_by_key(|window| window.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for window in windows {
+        match merged.last_mut() {
+            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
+            _ => merged.push(window),
+        }
+    }
+    Ok(merged)
 }
 
 /// How far apart the anchors of a content are, so that there are no more than about half a million: 8 MiB.

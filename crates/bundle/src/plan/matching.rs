@@ -5,7 +5,7 @@ use std::io;
 
 use super::tree::Tree;
 use crate::patch::{Sampler, Sketch};
-use crate::{Content, Error, Source, Table};
+use crate::{Content, Error, Source};
 
 /// A content that the worker lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +38,14 @@ const SIZE_RATIO: u64 = 8;
 /// What `have` lacks of `want`, in path order of the first file, extras last; with the old versions that paths and names tell.
 /// Empty contents are never missing.
 pub(crate) fn missing(want: &Tree<'_>, have: &Tree<'_>) -> Vec<Missing> {
-    let wanted = lacking(want.table(), &[have.table()]);
+    let wanted = want.image().lacking(&[*have.image()]);
     let mut seen = vec![false; wanted.len()];
     let mut lacks = |number: u32| {
         let at = usize::try_from(number).ok()?;
         let first = !std::mem::replace(seen.get_mut(at)?, true);
         (first && *wanted.get(at)?).then(|| want.content(number))?
     };
-    let gone = Gone::new(have, &lacking(have.table(), &[want.table()]));
+    let gone = Gone::new(have, &have.image().lacking(&[*want.image()]));
     let mut missing = Vec::new();
     for (at, number) in want.files() {
         if let Some((_, size)) = lacks(number) {
@@ -62,7 +62,7 @@ pub(crate) fn missing(want: &Tree<'_>, have: &Tree<'_>) -> Vec<Missing> {
             });
         }
     }
-    for number in want.table().visible()..want.table().contents().len() {
+    for number in want.image().table.visible()..want.image().contents {
         if let Some((_, size)) = lacks(number) {
             missing.push(Missing {
                 content: number,
@@ -73,34 +73,6 @@ pub(crate) fn missing(want: &Tree<'_>, have: &Tree<'_>) -> Vec<Missing> {
         }
     }
     missing
-}
-
-/// By number: whether a content of `want` is in none of the others and not empty. A merge of sorted lists.
-pub(crate) fn lacking(want: &Table, haves: &[&Table]) -> Vec<bool> {
-    let contents = want.contents();
-    let mut lacking: Vec<bool> = contents.iter().map(|(_, size)| size > 0).collect();
-    for have in haves {
-        let old = have.contents();
-        let mut theirs = have
-            .by_digest()
-            .iter()
-            .filter_map(|number| old.content(number))
-            .peekable();
-        for number in want.by_digest().iter() {
-            let Some(content) = contents.content(number) else {
-                continue;
-            };
-            while theirs.next_if(|old| *old < content).is_some() {}
-            if theirs.peek() == Some(&content)
-                && let Some(lacking) = usize::try_from(number)
-                    .ok()
-                    .and_then(|at| lacking.get_mut(at))
-            {
-                *lacking = false;
-            }
-        }
-    }
-    lacking
 }
 
 /// Finds old versions by content for those that have none. Reads them, and all contents that are gone: once each,
@@ -117,9 +89,11 @@ pub(crate) fn match_similar(
     {
         return Ok(());
     }
-    let gone = lacking(have.table(), &[want.table()]);
+    let gone = have.image().lacking(&[*want.image()]);
     let mut by_hash: HashMap<u64, Vec<u32>> = HashMap::new();
-    for ((number, (content, size)), gone) in (0..).zip(have.table().contents().iter()).zip(gone) {
+    for ((number, (content, size)), gone) in
+        (0..).zip(have.image().table.contents().iter()).zip(gone)
+    {
         if size >= SKETCHED_FROM && gone {
             for hash in sketch(content, size, source)?.hashes() {
                 by_hash.entry(hash).or_default().push(number);

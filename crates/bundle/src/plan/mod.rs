@@ -1,9 +1,13 @@
 //! What to send: which contents are reused, patched, copied in chunks or sent whole, in which frames and which order.
 
 mod groups;
+mod image;
 mod matching;
+mod order;
 mod prepare;
 mod tree;
 
+pub use image::Image;
+pub use order::{Expected, Start, Traced};
 pub use prepare::prepare;
 pub use tree::{Leaf, Tree};

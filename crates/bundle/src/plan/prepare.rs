@@ -3,26 +3,32 @@
 use super::groups::{Shape, groups};
 use super::matching::{match_similar, missing, read};
 use super::tree::Tree;
+use super::{Expected, Image};
 use crate::patch::{Coded, Effort, Encoder};
-use crate::{Base, Coding, Error, Frame, Slice, Source, Table};
+use crate::{Base, Coding, Error, Frame, Slice, Source};
 
-/// Makes each frame of what `have` lacks of `want`, in order, and hands it on. Visible contents come first, and no
-/// frame mixes them with extras.
+/// Makes each frame of what `have` lacks of `want`, in the order in which they are expected to be used, and hands it on.
+/// No frame mixes visible contents with extras, which come last. Bases are of the first image that the worker has.
 ///
-/// Memory: one frame, its bases and zstd's tables at a time.
+/// Memory: the paths of both images, one frame, its bases, and zstd's tables (80 MiB at level 19).
 ///
 /// # Errors
-/// [`Error::Missing`] when a content is no longer here; those of `emit`.
+/// [`Error::Missing`] when a content is no longer here; those of `pause`, which is told the bytes that were
+/// compressed or read against, at most 20 MiB at once; those of `emit`.
 pub fn prepare(
-    want: &Table,
-    have: &Table,
+    want: Image<'_>,
+    have: Image<'_>,
+    expected: &Expected,
     source: &dyn Source,
     effort: Effort,
+    pause: &mut dyn FnMut(u64) -> Result<(), Error>,
     emit: &mut dyn FnMut(&Frame, &Coded) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (want, have) = (Tree::of(want)?, Tree::of(have)?);
     let mut missing = missing(&want, &have);
     match_similar(&want, &have, &mut missing, source)?;
+    // Stable: what is not expected stays in path order, where neighbours are alike.
+    missing.sort_by_key(|one| (one.file.is_none(), expected.rank(one.content)));
     let groups = groups(&want, &have, &missing, &Shape::default(), source)?;
     let work = |ranges: bool| {
         let these = groups.iter().filter(|group| group.is_range() == ranges);
@@ -45,6 +51,7 @@ pub fn prepare(
             coding: coded.coding,
         };
         emit(&frame, &coded)?;
+        pause(prefix.len() as u64 + data.len() as u64)?;
     }
     Ok(())
 }

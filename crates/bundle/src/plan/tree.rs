@@ -1,12 +1,13 @@
 //! What planning needs of a table: files and symbolic links by path, and which contents they have.
 
-use crate::table::{Node, Table, compare};
+use super::Image;
+use crate::table::{Node, compare};
 use crate::{Content, Error};
 
 /// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
 #[derive(Debug)]
 pub struct Tree<'a> {
-    table: &'a Table,
+    image: Image<'a>,
     bytes: Vec<u8>,
     names: Vec<Name>,
 }
@@ -37,14 +38,14 @@ impl<'a> Tree<'a> {
     ///
     /// # Errors
     /// `Malformed`, never for a table that was parsed or built, unless its paths are over 4 GiB.
-    pub fn of(table: &'a Table) -> Result<Self, Error> {
+    pub fn of(image: Image<'a>) -> Result<Self, Error> {
         let mut tree = Self {
-            table,
+            image,
             bytes: Vec::new(),
             names: Vec::new(),
         };
         let mut contents = Vec::new();
-        let mut rows = table.rows();
+        let mut rows = image.table.rows();
         while let Some(row) = rows.next()? {
             let content = match row.node {
                 Node::File(number) => number,
@@ -126,15 +127,14 @@ impl<'a> Tree<'a> {
         (name.content != NO_CONTENT).then_some(name.content)
     }
 
-    /// Digest and size of a content.
+    /// Digest and size of a content that is meant.
     pub fn content(&self, number: u32) -> Option<(Content, u64)> {
-        let contents = self.table.contents();
-        Some((contents.content(number)?, contents.size(number)?))
+        self.image.content(number)
     }
 
-    /// The table that it is of.
-    pub const fn table(&self) -> &'a Table {
-        self.table
+    /// What it is of.
+    pub const fn image(&self) -> &Image<'a> {
+        &self.image
     }
 
     fn slice(&self, start: u32, end: u32) -> &[u8] {
