@@ -5,7 +5,7 @@ mod layer;
 pub use layer::{layer, skeleton};
 
 use crate::table::{LayerEntries, Node, Table, compare};
-use crate::{Entry, Error, Kind};
+use crate::{Entry, Kind};
 
 /// Bytes of a table: refused, or walked to the end without an error, and merged anew from its own entries to the same tree.
 pub fn table(bytes: &[u8]) {
@@ -38,11 +38,12 @@ pub fn table(bytes: &[u8]) {
         let layer = layer.expect("it was checked");
         assert!(layer.files.iter().all(|number| *number < contents.len()));
     }
-    let again = Table::merge([Ok::<_, Error>(LayerEntries {
-        diff_id: crate::Content::of(b""),
+    let again = Table::merge([LayerEntries {
+        diff_id: crate::Content::of(b"").into(),
         skeleton: (crate::Content::of(b""), 0),
+        files: None,
         entries: entries.iter().cloned().map(Ok),
-    })]);
+    }]);
     // Two sizes of a content whose name is that of nothing: nobody can merge that.
     let Ok(again) = again else { return };
     let mut rows = again.rows();

@@ -18,6 +18,7 @@ mod durable;
 mod entry;
 mod error;
 pub mod format;
+pub mod export;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

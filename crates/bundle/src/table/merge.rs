@@ -7,18 +7,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use pierhead_oci::Digest;
+
 use crate::{Content, Entry, Error, Kind, Time};
 
 use super::MAX_ENTRIES;
 use super::rows::Attributes;
 
 /// One layer to be merged.
-pub struct LayerEntries<I> {
-    /// SHA-256 of the uncompressed tar.
-    pub diff_id: Content,
+pub struct LayerEntries<I, F> {
+    /// Digest of the uncompressed tar; SHA-256 alone names one here.
+    pub diff_id: Digest,
     /// Everything of the tar but its contents, and its size.
     pub skeleton: (Content, u64),
-    /// All entries in the order of the tar, every regular file among them.
+    /// Content and size of each regular file in the order of the tar, those that are no entries among them.
+    pub files: F,
+    /// All entries in the order of the tar.
     pub entries: I,
 }
 
@@ -32,6 +36,9 @@ struct Name {
     layer: u32,
     children: Children,
 }
+
+/// On the way to a directory: what has this name, if anything.
+type Step = (Option<u32>, Box<[u8]>);
 
 /// What names share.
 struct Inode {
@@ -124,22 +131,28 @@ const IMPLIED: Attributes = Attributes {
 };
 
 /// Merges layers, the lowest first.
-pub(super) fn merge<I>(
-    layers: impl IntoIterator<Item = Result<LayerEntries<I>, Error>>,
+pub(super) fn merge<I, F>(
+    layers: impl IntoIterator<Item = LayerEntries<I, F>>,
 ) -> Result<Merged, Error>
 where
-    I: Iterator<Item = Result<Entry, Error>>,
+    I: IntoIterator<Item = Result<Entry, Error>>,
+    F: IntoIterator<Item = Result<(Content, u64), Error>>,
 {
     let mut merged = Merged::new()?;
     for layer in layers {
-        let layer = layer?;
         merged.layer += 1;
         let (skeleton, size) = layer.skeleton;
         let skeleton = merged.intern(skeleton, size)?;
+        let mut files = Vec::new();
+        for file in layer.files {
+            let (content, size) = file?;
+            files.push(merged.intern(content, size)?);
+        }
         merged.layers.push(MergedLayer {
-            diff_id: layer.diff_id,
+            diff_id: Content::try_from(&layer.diff_id)
+                .map_err(|digest| Error::Image(format!("the diff ID {digest} is no SHA-256")))?,
             skeleton,
-            files: Vec::new(),
+            files,
         });
         for entry in layer.entries {
             merged.apply(entry?)?;
@@ -287,13 +300,7 @@ impl Merged {
                 let inode = self.add_inode(InodeKind::Directory, attributes, modified)?;
                 return self.put(&entry.path, parent, name, inode);
             }
-            Kind::File { content, size } => {
-                let content = self.intern(content, size)?;
-                if let Some(layer) = self.layers.last_mut() {
-                    layer.files.push(content);
-                }
-                InodeKind::File(content)
-            }
+            Kind::File { content, size } => InodeKind::File(self.intern(content, size)?),
             Kind::Symlink { target } => InodeKind::Symlink(target.into()),
             Kind::CharDevice { major, minor } => InodeKind::CharDevice(major, minor),
             Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(major, minor),
@@ -366,8 +373,8 @@ impl Merged {
 
     /// The way to a directory through symbolic links, as names from the root; what is not there, or is no directory,
     /// counts as an empty directory.
-    fn resolve(&mut self, path: &[u8]) -> Result<Vec<(Option<u32>, Box<[u8]>)>, Error> {
-        let mut way: Vec<(Option<u32>, Box<[u8]>)> = Vec::new();
+    fn resolve(&mut self, path: &[u8]) -> Result<Vec<Step>, Error> {
+        let mut way: Vec<Step> = Vec::new();
         let mut todo: Vec<Box<[u8]>> = components(path).rev().map(Box::from).collect();
         let mut links = 0;
         while let Some(name) = todo.pop() {

@@ -25,8 +25,9 @@ pub use wire::{decode, encode};
 use std::cmp::Ordering;
 use std::fmt;
 
+use crate::layer::LayerIndex;
 use crate::varint::Reader;
-use crate::{Content, Error};
+use crate::{Content, Entry, Error};
 use contents::Index;
 use file::Bytes;
 use layout::Layout;
@@ -52,15 +53,27 @@ pub struct Table {
 }
 
 impl Table {
+    /// Merges indexed layers, the lowest first. Reads each index twice; memory is that of the tree, about 200 bytes an entry.
+    ///
+    /// # Errors
+    /// `Image` when it is none that could be unpacked; those of the indexes.
+    pub fn build(layers: &[&LayerIndex]) -> Result<Self, Error> {
+        Self::merge(layers.iter().map(|layer| LayerEntries {
+            diff_id: layer.diff_id(),
+            skeleton: layer.skeleton(),
+            files: layer.files(),
+            entries: layer.entries(),
+        }))
+    }
+
     /// Merges layers, the lowest first, as containerd's and umoci's unpacking would.
     ///
     /// # Errors
-    /// `Image` when it is none that could be unpacked; those of the entries.
-    pub fn merge<I>(
-        layers: impl IntoIterator<Item = Result<LayerEntries<I>, Error>>,
-    ) -> Result<Self, Error>
+    /// `Image` when it is none that could be unpacked; those of the layers.
+    pub fn merge<I, F>(layers: impl IntoIterator<Item = LayerEntries<I, F>>) -> Result<Self, Error>
     where
-        I: Iterator<Item = Result<crate::Entry, Error>>,
+        I: IntoIterator<Item = Result<Entry, Error>>,
+        F: IntoIterator<Item = Result<(Content, u64), Error>>,
     {
         Self::trusted(write::table(&merge::merge(layers)?)?)
     }

@@ -57,13 +57,13 @@ pub struct Attributes {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// One entry; lives until the next is asked for.
+/// One entry; its path lives until the next is asked for, all else as long as the table.
 #[derive(Clone, Copy, Debug)]
-pub struct Row<'a> {
+pub struct Row<'p, 'a> {
     /// Position in the table; the root is 0.
     pub ordinal: u32,
     /// As [`Entry::path`].
-    pub path: &'a [u8],
+    pub path: &'p [u8],
     /// What it is.
     pub node: Node<'a>,
     /// Of a hard link, those of what it names.
@@ -91,9 +91,9 @@ pub enum Node<'a> {
     Fifo,
 }
 
-impl Row<'_> {
+impl Row<'_, '_> {
     /// A copy that stands alone. `linked` is the path of the entry that a hard link names, else unused.
-    pub fn to_entry(&self, contents: &Contents<'_>, linked: &[u8]) -> Option<Entry> {
+    pub fn to_entry(self, contents: &Contents<'_>, linked: &[u8]) -> Option<Entry> {
         let kind = match self.node {
             Node::Directory => Kind::Directory,
             Node::File(number) => Kind::File {
@@ -180,7 +180,7 @@ impl<'a> Rows<'a> {
     /// # Errors
     /// `Malformed`, never for a table that was parsed or built.
     #[expect(clippy::should_implement_trait, reason = "it lends its path")]
-    pub fn next(&mut self) -> Result<Option<Row<'_>>, Error> {
+    pub fn next(&mut self) -> Result<Option<Row<'_, 'a>>, Error> {
         if self.ordinal == self.entries {
             self.end()?;
             return Ok(None);
@@ -389,12 +389,7 @@ pub(super) fn check(table: &Table) -> Result<(), Error> {
     let mut seen: Vec<Linked<'_>> = Vec::new();
     let mut rows = table.rows();
     while let Some(row) = rows.next()? {
-        let attributes: &Attributes = row.attributes;
-        let position = table
-            .attributes
-            .iter()
-            .position(|known| std::ptr::eq(known, attributes));
-        let this = position.map(|position| (&table.attributes[position], row.modified));
+        let this = Some((row.attributes, row.modified));
         match row.node {
             Node::Directory => seen.push(None),
             Node::HardLink(to) => {
@@ -404,7 +399,7 @@ pub(super) fn check(table: &Table) -> Result<(), Error> {
                 }
                 seen.push(None);
             }
-            Node::Symlink(_) if attributes.mode != 0o777 => {
+            Node::Symlink(_) if row.attributes.mode != 0o777 => {
                 return wrong("a symbolic link with a mode");
             }
             _ => seen.push(this),

@@ -1,7 +1,7 @@
 //! Merging, the canonical form, files, and what is refused.
 
 use super::*;
-use crate::{Entry, Kind, Time};
+use crate::{Kind, Time};
 
 fn entry(path: &str, kind: Kind) -> Entry {
     Entry {
@@ -51,12 +51,14 @@ fn opaque(path: &str) -> Entry {
 }
 
 fn merge(layers: &[&[Entry]]) -> Result<Table, Error> {
-    Table::merge((0_u8..).zip(layers).map(|(nth, entries)| {
-        Ok(LayerEntries {
-            diff_id: Content::of(&[nth]),
-            skeleton: (Content::of(&[nth, nth]), 7),
-            entries: entries.iter().cloned().map(Ok),
-        })
+    Table::merge((0_u8..).zip(layers).map(|(nth, entries)| LayerEntries {
+        diff_id: Content::of(&[nth]).into(),
+        skeleton: (Content::of(&[nth, nth]), 7),
+        files: entries.iter().filter_map(|entry| match entry.kind {
+            Kind::File { content, size } => Some(Ok((content, size))),
+            _ => None,
+        }),
+        entries: entries.iter().cloned().map(Ok),
     }))
 }
 

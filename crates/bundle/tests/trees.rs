@@ -1,0 +1,334 @@
+//! Random images from their tars to a table, and from there to a folder.
+
+#[path = "trees/disk.rs"]
+mod disk;
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use pierhead_bundle::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
+use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_bundle::table::{LayerEntries, Node};
+use pierhead_bundle::{Blob, Content, Entry, Error, Kind, Table, Time};
+use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
+use pierhead_testkit::source::MemorySource;
+
+struct Memory(Vec<u8>);
+
+impl Blob for Memory {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok();
+        let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+fn table(image: &TreeImage) -> Table {
+    let folder = tempfile::tempdir().expect("a folder");
+    let layers: Vec<LayerIndex> = (0..)
+        .zip(&image.tars)
+        .map(|(nth, tar): (u32, _)| {
+            let request = Request {
+                media_type: "application/vnd.oci.image.layer.v1.tar",
+                diff_id: &digest_of(tar),
+                limits: Limits::default(),
+            };
+            let out = folder.path().join(nth.to_string());
+            layer::index(&Memory(tar.clone()), &request, &mut Unhurried, &out).expect("indexed")
+        })
+        .collect();
+    Table::build(&layers.iter().collect::<Vec<_>>()).expect("built")
+}
+
+fn entries(table: &Table) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut rows = table.rows();
+    while let Some(row) = rows.next().expect("a sound table") {
+        let linked = match row.node {
+            Node::HardLink(to) => entries[to as usize].path.clone(),
+            _ => Vec::new(),
+        };
+        entries.push(row.to_entry(&table.contents(), &linked).expect("contents"));
+    }
+    entries
+}
+
+fn source(image: &TreeImage) -> MemorySource {
+    let mut source = MemorySource::default();
+    for bytes in image.contents.values() {
+        source.add(bytes.clone());
+    }
+    source
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn a_random_image_merges_to_the_tree_that_was_meant() {
+    for seed in 0..30 {
+        let options = TreeOptions {
+            layers: 1 + u32::try_from(seed % 5).expect("small"),
+            parents: seed % 2 == 0,
+            ..TreeOptions::default()
+        };
+        let image = Image::tree(seed, &options);
+        let table = table(&image);
+        for (found, meant) in entries(&table).iter().zip(&image.tree) {
+            assert_eq!(found, meant, "seed {seed}");
+        }
+        assert_eq!(table.entries() as usize, image.tree.len());
+        let parsed = Table::parse(table.bytes().to_vec()).expect("canonical");
+        assert_eq!(parsed.bytes(), table.bytes());
+    }
+}
+
+#[test]
+fn a_random_image_lies_in_the_folder_as_it_was_meant() {
+    for seed in 0..8 {
+        let options = TreeOptions {
+            privileged: is_root(),
+            large: seed == 0,
+            ..TreeOptions::default()
+        };
+        let image = Image::tree(seed, &options);
+        let (table, source) = (table(&image), source(&image));
+        let folder = tempfile::tempdir().expect("a folder");
+        let summary = export(&table, &source, None, folder.path(), &with(Reuse::Clone, 2));
+        let summary = summary.expect("exported");
+        assert_eq!(summary.entries, u64::from(table.entries()));
+        assert!(summary.complete() || !is_root(), "{summary:?}");
+        disk::compare(folder.path(), &image.tree, &image.contents, is_root());
+    }
+}
+
+fn with(reuse: Reuse, threads: usize) -> Options {
+    Options {
+        reuse,
+        threads: NonZeroUsize::new(threads).expect("some"),
+        ..Options::default()
+    }
+}
+
+fn export(
+    table: &Table,
+    source: &MemorySource,
+    files: Option<&dyn Files>,
+    into: &Path,
+    options: &Options,
+) -> Result<Summary, Error> {
+    rootfs(table, Contents { source, files }, into, options, &|_| {})
+}
+
+/// A store: one file a content.
+struct Store(tempfile::TempDir);
+
+impl Store {
+    fn of(image: &TreeImage) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (content, bytes) in &image.contents {
+            std::fs::write(folder.path().join(content.hex()), bytes).expect("written");
+        }
+        Self(folder)
+    }
+}
+
+impl Files for Store {
+    fn file(&self, content: &Content) -> io::Result<Option<std::fs::File>> {
+        std::fs::File::open(self.0.path().join(content.hex())).map(Some)
+    }
+}
+
+#[test]
+fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_another() {
+    let options = TreeOptions {
+        privileged: is_root(),
+        ..TreeOptions::default()
+    };
+    let image = Image::tree(21, &options);
+    let (table, store) = (table(&image), Store::of(&image));
+    let nothing = MemorySource::default();
+    for reuse in [Reuse::Clone, Reuse::HardLink, Reuse::HardLink] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let summary = export(
+            &table,
+            &nothing,
+            Some(&store),
+            folder.path(),
+            &with(reuse, 1),
+        );
+        let summary = summary.expect("exported");
+        assert!(reuse == Reuse::Clone || summary.shared > 10, "{summary:?}");
+        let linked = reuse == Reuse::HardLink;
+        disk::compare_but_links(
+            folder.path(),
+            &image.tree,
+            &image.contents,
+            is_root(),
+            linked,
+        );
+    }
+}
+
+/// A table of one layer.
+fn of(entries: &[Entry]) -> Table {
+    Table::merge([LayerEntries {
+        diff_id: digest_of(b""),
+        skeleton: (Content::of(b""), 0),
+        files: None,
+        entries: entries.iter().cloned().map(Ok),
+    }])
+    .expect("merged")
+}
+
+fn entry(path: &str, kind: Kind) -> Entry {
+    Entry {
+        path: path.into(),
+        kind,
+        mode: 0o755,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        modified: Time {
+            seconds: 7,
+            nanos: 9,
+        },
+        xattrs: Vec::new(),
+    }
+}
+
+fn file(path: &str, source: &mut MemorySource, bytes: &[u8]) -> Entry {
+    let content = source.add(bytes);
+    let size = bytes.len() as u64;
+    entry(path, Kind::File { content, size })
+}
+
+#[test]
+fn a_folder_that_is_not_empty_is_refused_unless_told() {
+    let mut source = MemorySource::default();
+    let table = of(&[
+        entry("a", Kind::Directory),
+        file("a/f", &mut source, b"new"),
+        file("b", &mut source, b"new"),
+        entry("c", Kind::Directory),
+        file("c/f", &mut source, b"new"),
+    ]);
+    let outside = tempfile::tempdir().expect("a folder");
+    std::fs::write(outside.path().join("f"), b"old").expect("written");
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |path: &str| folder.path().join(path);
+    // In the way of each entry: a file, a folder with a link in it, and a link that leads outside.
+    std::fs::write(at("a"), b"old").expect("written");
+    std::fs::create_dir_all(at("b/deep")).expect("made");
+    std::os::unix::fs::symlink(outside.path(), at("b/deep/link")).expect("linked");
+    std::os::unix::fs::symlink(outside.path(), at("c")).expect("linked");
+    std::fs::write(at("stays"), b"old").expect("written");
+    let refused = export(&table, &source, None, folder.path(), &Options::default());
+    assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
+    assert!(at("b").is_dir());
+    let over = Options {
+        over: true,
+        ..Options::default()
+    };
+    export(&table, &source, None, folder.path(), &over).expect("exported");
+    for path in ["a/f", "b", "c/f"] {
+        assert_eq!(std::fs::read(at(path)).expect("a file"), b"new");
+    }
+    assert!(at("c").symlink_metadata().expect("there").is_dir());
+    assert_eq!(std::fs::read(at("stays")).expect("a file"), b"old");
+    assert_eq!(
+        std::fs::read(outside.path().join("f")).expect("a file"),
+        b"old"
+    );
+}
+
+#[test]
+fn zeros_are_holes() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut source = MemorySource::default();
+    let mut bytes = vec![0; 3 << 20];
+    bytes[1_000_000] = 1;
+    let table = of(&[
+        file("some", &mut source, &bytes),
+        file("zeros", &mut source, &vec![0; 1 << 20]),
+        file("short", &mut source, &[0; 100]),
+    ]);
+    let folder = tempfile::tempdir().expect("a folder");
+    export(&table, &source, None, folder.path(), &Options::default()).expect("exported");
+    let meta = |name: &str| folder.path().join(name).metadata().expect("there");
+    assert!(meta("some").blocks() * 512 < 100_000);
+    assert_eq!(meta("zeros").blocks(), 0);
+    assert_eq!((meta("zeros").len(), meta("short").len()), (1 << 20, 100));
+    assert!(std::fs::read(folder.path().join("some")).expect("read") == bytes);
+}
+
+#[test]
+fn a_very_deep_tree_is_written() {
+    let mut entries = Vec::new();
+    let mut path = String::new();
+    for _ in 0..200 {
+        path.push_str("/d");
+        entries.push(entry(&path[1..], Kind::Directory));
+        entries.push(entry(&format!("{}/z", &path[1..]), Kind::Fifo));
+    }
+    let mut link = entry("y", Kind::Fifo);
+    link.kind = Kind::HardLink {
+        target: format!("{}/z", &path[1..]).into(),
+    };
+    entries.push(link);
+    let table = of(&entries);
+    let folder = tempfile::tempdir().expect("a folder");
+    let none = MemorySource::default();
+    export(&table, &none, None, folder.path(), &Options::default()).expect("exported");
+    disk::compare(folder.path(), &self::entries(&table), &[].into(), is_root());
+}
+
+#[test]
+fn what_the_source_lacks_is_told_and_ends_it() {
+    let mut source = MemorySource::default();
+    let present: Vec<Entry> = (0..2000)
+        .map(|nth: u32| file(&format!("f{nth}"), &mut source, &nth.to_le_bytes()))
+        .collect();
+    let mut all = present.clone();
+    let content = Content::of(b"nowhere");
+    all.insert(3, entry("a", Kind::File { content, size: 7 }));
+    let folder = tempfile::tempdir().expect("a folder");
+    let failed = export(
+        &of(&all),
+        &source,
+        None,
+        folder.path(),
+        &with(Reuse::Clone, 3),
+    );
+    assert!(matches!(failed, Err(Error::Missing(_))), "{failed:?}");
+}
+
+#[test]
+fn the_numbers_of_a_summary_are_those_of_the_tree() {
+    let mut source = MemorySource::default();
+    let mut odd = file("x", &mut source, b"1234");
+    odd.xattrs = vec![(b"nonsense.name".to_vec(), b"value".to_vec())];
+    odd.uid = u32::MAX;
+    let folder = tempfile::tempdir().expect("a folder");
+    let summary = export(
+        &of(&[odd]),
+        &source,
+        None,
+        folder.path(),
+        &Options::default(),
+    );
+    let expected = rootfs::Summary {
+        entries: 2,
+        bytes: 4,
+        owners: if is_root() { 1 } else { 2 },
+        xattrs: 1,
+        ..Summary::default()
+    };
+    assert_eq!(summary.expect("exported"), expected);
+}
