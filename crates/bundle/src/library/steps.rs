@@ -14,7 +14,6 @@ use crate::api::Stage as At;
 use crate::directory::Stage;
 use crate::layer::{self, LayerIndex, Pace as _};
 use crate::pack::{Item, PackedFrame, Settings, pack};
-use crate::table::LayerEntries;
 use crate::{Blob, Content, Error, Frame, Kind, Place, Slice, Table};
 
 /// The level of zstd for headers that are made in the background.
@@ -101,14 +100,8 @@ impl Inner {
             Err(Error::Missing(_)) => {}
             Err(error) => tracing::warn!(%error, "the table of an image is made anew"),
         }
-        let layers = layers.iter().map(|Indexed { index, .. }| {
-            Ok(LayerEntries {
-                diff_id: content(&index.diff_id())?,
-                skeleton: index.skeleton(),
-                entries: index.entries(),
-            })
-        });
-        let table = Table::merge(layers)?;
+        let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
+        let table = Table::build(&layers)?;
         table.save(&path)?;
         // Mapped, and not on the heap.
         Table::open(&path)
@@ -279,13 +272,5 @@ pub(super) fn frame(table: &Table, packed: &PackedFrame) -> Result<Frame, Error>
             .collect::<Result<_, _>>()?,
         bases: Vec::new(),
         coding: packed.coding,
-    })
-}
-
-fn content(digest: &pierhead_oci::Digest) -> Result<Content, Error> {
-    Content::try_from(digest).map_err(|digest| {
-        Error::Image(format!(
-            "{digest} is no SHA-256, and the diff ID of a layer"
-        ))
     })
 }

@@ -62,11 +62,15 @@ impl Made {
         });
         let skeleton = self.skeleton();
         let layer = LayerEntries {
-            diff_id: self.diff_id(),
+            diff_id: self.diff_id().into(),
             skeleton: (Content::of(&skeleton), skeleton.len() as u64),
+            files: self
+                .files
+                .values()
+                .map(|bytes| Ok((Content::of(bytes), bytes.len() as u64))),
             entries,
         };
-        Table::merge([Ok(layer)]).unwrap()
+        Table::merge([layer]).unwrap()
     }
 
     fn config(&self) -> Vec<u8> {
