@@ -8,6 +8,7 @@
 
 mod ask;
 mod auth;
+mod bundles;
 mod certified;
 mod configuration;
 mod conformance;

@@ -80,7 +80,7 @@ pub(crate) struct PullArgs {
     pub(crate) output: Option<PathBuf>,
 
     /// How files get from the store into a rootfs
-    #[arg(long, value_name = "HOW", default_value = "auto", requires = "form")]
+    #[arg(long, value_name = "HOW", default_value = "reflink", requires = "form")]
     pub(crate) link: Link,
 
     /// Which one of a multi-platform image [default: this machine's]
@@ -117,10 +117,8 @@ pub(crate) enum Form {
 /// How a rootfs shares bytes with the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Link {
-    /// Reflinks where the file system has them, else copies
-    Auto,
-    /// Copies
-    Copy,
+    /// Shared blocks where the file system has them (btrfs, XFS), else copies
+    Reflink,
     /// Hard links where mode, owner and time allow: for trees that nobody writes to
     Hard,
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use http::StatusCode;
+use pierhead_bundle::api::Progress;
 
 /// See the head of this module.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,8 @@ pub(crate) enum Error {
         message: String,
         /// When to ask again.
         retry_after: Option<Duration>,
+        /// Of a bundle that is being made ready.
+        detail: Option<Progress>,
     },
     /// What was sent does not fit, or this machine's disk.
     #[error(transparent)]

@@ -3,32 +3,25 @@
 mod error;
 mod http;
 mod interrupt;
+mod look;
 mod names;
 mod pull;
+mod pulled;
 mod session;
 mod trace;
 mod url;
 
 use std::fmt::Display;
 
-use crate::cli::worker::{DiffArgs, InspectArgs, LoginArgs};
+use crate::cli::worker::LoginArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use error::Error;
 use http::Server;
+pub(crate) use look::{diff, inspect};
 pub(crate) use pull::run as pull;
 pub(crate) use trace::run as trace;
 pub(crate) use url::Url;
-
-/// `pierhead inspect`.
-pub(crate) fn inspect(_: &InspectArgs, _: &Environment) -> Result<(), Failure> {
-    Err(failed("inspect comes with the store"))
-}
-
-/// `pierhead diff`.
-pub(crate) fn diff(_: &DiffArgs, _: &Environment) -> Result<(), Failure> {
-    Err(failed("diff comes with the store"))
-}
 
 /// The other end, with whom we trust and as whom we ask; asks nothing yet.
 fn server(via: &Url, args: &LoginArgs, environment: &Environment) -> Result<Server, Failure> {

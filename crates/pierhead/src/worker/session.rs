@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::Error;
-use super::http::{Answer, Connection, Request, Server};
+use super::http::{Answer, Connection, Request, Server, Slot};
 
 /// Waits between attempts; each that brings something begins anew.
 const PAUSES: [Duration; 6] = [
@@ -19,7 +19,7 @@ const PAUSES: [Duration; 6] = [
 /// See the head of this module.
 pub(super) struct Session {
     server: Server,
-    connection: Option<Connection>,
+    slot: Slot,
 }
 
 impl Session {
@@ -27,7 +27,7 @@ impl Session {
     pub(super) fn new(server: &Server) -> Self {
         Self {
             server: server.clone(),
-            connection: None,
+            slot: Slot::default(),
         }
     }
 
@@ -36,31 +36,46 @@ impl Session {
         &self.server
     }
 
-    /// Connects, unless it is connected; the time that this took, or takes for this connection: one round trip.
+    /// Connects, unless it is connected; how long that took: one round trip.
     ///
     /// # Errors
     /// [`Error::Cut`].
-    pub(super) fn connect(&mut self) -> Result<Duration, Error> {
-        Ok(self.open()?.rtt())
+    pub(super) fn connect(&self) -> Result<Duration, Error> {
+        let connection = self.open()?;
+        let rtt = connection.rtt();
+        self.slot.put(connection);
+        Ok(rtt)
     }
 
-    /// Asks. A connection that was idle may have been closed meanwhile: then a new one is asked, once.
+    /// Asks. A connection that was closed while it was idle is made anew.
     ///
     /// # Errors
     /// See [`Connection::send`].
-    pub(super) fn send(&mut self, request: &Request<'_>) -> Result<Answer<'_>, Error> {
-        // A TLS session that has tickets or a close notification under way is not quiet either: a new one is cheap.
-        self.connection.take_if(|it| !it.is_alive());
-        let server = self.server.clone();
-        self.open()?.send(&server, request)
+    pub(super) fn send(&self, request: &Request<'_>) -> Result<Answer, Error> {
+        self.open()?.send(&self.server, request, &self.slot)
     }
 
-    fn open(&mut self) -> Result<&mut Connection, Error> {
-        let connection = match self.connection.take().filter(Connection::is_ready) {
-            Some(connection) => connection,
-            None => Connection::open(&self.server)?,
-        };
-        Ok(self.connection.insert(connection))
+    /// The one that is idle, or a new one. One that is not quiet (it may be a ticket of TLS) is no loss.
+    fn open(&self) -> Result<Connection, Error> {
+        match self.slot.take().filter(Connection::is_alive) {
+            Some(connection) => Ok(connection),
+            None => Connection::open(&self.server),
+        }
+    }
+
+    /// Waits until the other end has closed the connection.
+    #[cfg(test)]
+    pub(super) fn until_closed(&self) {
+        while let Some(connection) = self.slot.take().filter(Connection::is_alive) {
+            self.slot.put(connection);
+            thread::yield_now();
+        }
+    }
+
+    /// Whether a connection is kept.
+    #[cfg(test)]
+    pub(super) fn is_kept(&self) -> bool {
+        self.slot.take().is_some()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What follows the head of an answer: by length, in chunks, or until the connection ends.
 
 use std::io::{self, BufRead as _, Read};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use http::{HeaderMap, StatusCode, header};
 
@@ -53,19 +54,38 @@ impl Framing {
     }
 }
 
-/// Reads the bytes; an end that comes too soon is `UnexpectedEof`. Dropped before its end, it makes the
-/// connection useless for more.
-pub(crate) struct Body<'c> {
-    connection: &'c mut Connection,
+/// Where a connection lies between two answers.
+#[derive(Clone, Default)]
+pub(crate) struct Slot(Arc<Mutex<Option<Connection>>>);
+
+impl Slot {
+    /// Takes it out.
+    pub(crate) fn take(&self) -> Option<Connection> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Puts one in.
+    pub(crate) fn put(&self, connection: Connection) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+    }
+}
+
+/// Reads the bytes; an end that comes too soon is `UnexpectedEof`. At its end the connection goes back to its slot;
+/// dropped before, it closes it.
+pub(crate) struct Body {
+    /// `None` at the end.
+    connection: Option<Connection>,
+    slot: Slot,
     framing: Framing,
     /// The connection may be used again after it.
     keep: bool,
 }
 
-impl<'c> Body<'c> {
-    pub(super) fn new(connection: &'c mut Connection, framing: Framing, keep: bool) -> Self {
+impl Body {
+    pub(super) fn new(connection: Connection, slot: Slot, framing: Framing, keep: bool) -> Self {
         let mut body = Self {
-            connection,
+            connection: Some(connection),
+            slot,
             framing,
             keep,
         };
@@ -90,7 +110,9 @@ impl<'c> Body<'c> {
 
     fn end(&mut self) {
         self.framing = Framing::Over;
-        self.connection.ready = self.keep;
+        if let Some(connection) = self.connection.take().filter(|_| self.keep) {
+            self.slot.put(connection);
+        }
     }
 
     /// The size of the next chunk; the end of the body when there is none.
@@ -114,7 +136,10 @@ impl<'c> Body<'c> {
 
     fn line(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
-        (&mut self.connection.reader)
+        let Some(connection) = &mut self.connection else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        (&mut connection.reader)
             .take(MAX_LINE)
             .read_until(b'\n', &mut line)?;
         if line.pop() != Some(b'\n') {
@@ -127,7 +152,7 @@ impl<'c> Body<'c> {
     }
 }
 
-impl Read for Body<'_> {
+impl Read for Body {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);
@@ -144,7 +169,10 @@ impl Read for Body<'_> {
             Framing::Close => u64::MAX,
         };
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(buf.len());
-        let read = self.connection.reader.read(&mut buf[..most])?;
+        let Some(connection) = &mut self.connection else {
+            return Ok(0);
+        };
+        let read = connection.reader.read(&mut buf[..most])?;
         let count = u64::try_from(read).unwrap_or(u64::MAX);
         match (&mut self.framing, read) {
             (Framing::Close, 0) => self.framing = Framing::Over,

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use rustls::{ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 
-use super::body::{Body, Framing};
+use super::body::{Body, Framing, Slot};
 use super::{Answer, Request, Server};
 use crate::worker::Error;
 
@@ -28,8 +28,6 @@ const BUFFER: usize = 64 << 10;
 pub(crate) struct Connection {
     pub(super) reader: BufReader<Stream>,
     rtt: Duration,
-    /// The answer before was read to its end, and another may follow.
-    pub(super) ready: bool,
 }
 
 impl Connection {
@@ -73,18 +71,12 @@ impl Connection {
         Ok(Self {
             reader: BufReader::with_capacity(BUFFER, stream),
             rtt,
-            ready: true,
         })
     }
 
     /// How long the connect took: one round trip.
     pub(crate) fn rtt(&self) -> Duration {
         self.rtt
-    }
-
-    /// Whether it can be used for another request.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.ready
     }
 
     /// Whether the other end has neither closed it nor said anything out of turn since the last answer.
@@ -95,14 +87,17 @@ impl Connection {
         quiet && peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Sends a request and reads the head of its answer. At the end of that, the connection goes into the slot.
+    ///
+    /// # Errors
+    /// [`Error::Cut`], [`Error::Strange`]; any answer is none.
     pub(crate) fn send(
-        &mut self,
+        mut self,
         server: &Server,
         request: &Request<'_>,
-    ) -> Result<Answer<'_>, Error> {
+        slot: &Slot,
+    ) -> Result<Answer, Error> {
         let url = server.url();
-        self.ready = false;
         let doing = format!("the connection to {url} broke");
         self.write(server, request)
             .map_err(Error::cut(doing.clone()))?;
@@ -119,7 +114,7 @@ impl Connection {
         Ok(Answer {
             status,
             headers,
-            body: Body::new(self, framing, keep),
+            body: Body::new(self, slot.clone(), framing, keep),
         })
     }
 

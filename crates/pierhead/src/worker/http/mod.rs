@@ -7,6 +7,8 @@
 mod body;
 mod connection;
 mod login;
+#[cfg(test)]
+mod tests;
 mod tls;
 
 use std::sync::Arc;
@@ -17,8 +19,8 @@ use http::{HeaderMap, StatusCode, header};
 use pierhead_oci::ErrorBody;
 use zeroize::Zeroizing;
 
-use super::{Error, Url};
-pub(crate) use body::Body;
+use super::{Error, Url, pull};
+pub(crate) use body::{Body, Slot};
 pub(crate) use connection::Connection;
 pub(crate) use login::login;
 pub(crate) use tls::trust;
@@ -110,16 +112,16 @@ impl<'a> Request<'a> {
 }
 
 /// The head of an answer, and what follows it.
-pub(crate) struct Answer<'c> {
+pub(crate) struct Answer {
     /// Of HTTP.
     pub(crate) status: StatusCode,
     /// As sent.
     pub(crate) headers: HeaderMap,
     /// Still on the wire.
-    pub(crate) body: Body<'c>,
+    pub(crate) body: Body,
 }
 
-impl Answer<'_> {
+impl Answer {
     /// The text of a header, if it has one that is text.
     pub(crate) fn header(&self, name: header::HeaderName) -> Option<&str> {
         self.headers.get(name)?.to_str().ok()
@@ -159,6 +161,7 @@ impl Answer<'_> {
             status,
             message: said,
             retry_after,
+            detail: pull::progress(&bytes),
         }
     }
 }

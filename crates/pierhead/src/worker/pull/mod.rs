@@ -1,30 +1,181 @@
-//! `pierhead pull`.
+//! `pierhead pull`: a bundle into the store of this machine, and out of it in the form that is asked for.
 
+mod ask;
+mod export;
+mod fetch;
+mod layers;
 mod plain;
+mod view;
+mod whole;
+mod work;
 
-use super::names;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use pierhead_bundle::store::{Image, Store};
+use pierhead_oci::{Algorithm, Digest, Platform, Target};
+
+use super::pulled::{Pulled, haves};
 use super::session::Session;
-use crate::cli::worker::PullArgs;
+use super::{Error, http::Server, interrupt, names};
+use crate::cli::worker::{Form, PullArgs};
 use crate::environment::Environment;
 use crate::failure::Failure;
 
+pub(super) use ask::{Answered, Waiting, once as ask_once, progress};
+use view::{Method, Report, View};
+pub(super) use whole::read_header;
+
+/// One pull.
+struct Pull<'a> {
+    args: &'a PullArgs,
+    server: Server,
+    platform: Platform,
+    store: Store,
+    view: View,
+    /// The layers are to be rebuilt.
+    layers: bool,
+}
+
 /// Runs it.
 pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Failure> {
+    let begun = Instant::now();
+    let output = output(args)?;
     let server = super::server(&args.via, &args.login, environment)?;
-    let mut session = Session::new(&server);
-    session.connect()?;
-    let platform = names::platform(args.platform.as_ref());
-    let image = plain::resolve(&mut session, &args.image, &platform)?;
-    std::fs::create_dir_all(&args.into)?;
-    for blob in image.layers.iter().chain([&image.config]) {
-        let to = args.into.join(blob.digest.hex());
-        plain::blob(&mut session, &args.image, blob, &to, &mut |_| ())?;
+    let store = Store::open(&args.into, &args.have_from).map_err(Error::from)?;
+    let pull = Pull {
+        args,
+        platform: names::platform(args.platform.as_ref()),
+        store,
+        view: View::new(args.json, output.as_deref() == Some(Path::new("-"))),
+        layers: matches!(args.form, Some(Form::OciLayout | Form::DockerArchive)),
+        server,
+    };
+    interrupt::at_interrupt(|| {
+        eprintln!("\nstopped: the same command goes on from here");
+        std::process::exit(130);
+    });
+    let mut report = Report {
+        image: args.image.to_string(),
+        ..Report::default()
+    };
+    let image = pull.pull(&mut report)?;
+    report.digest = image.digest().to_string();
+    report.bytes_received = pull.server.received();
+    report.seconds = begun.elapsed().as_secs_f64();
+    // A name that is not kept costs the next pull its best base, no more.
+    if let Err(error) = Pulled::note(&args.into, &args.image, &pull.platform, &image.digest()) {
+        report.warnings.push(error.to_string());
     }
-    println!(
-        "{} {} {}",
-        image.digest,
-        image.manifest.bytes.len(),
-        server.received()
-    );
+    if let (Some(form), Some(output)) = (args.form, &output) {
+        let begun = Instant::now();
+        let what = export::Export {
+            store: &pull.store,
+            image: &image,
+            reference: &args.image,
+            link: args.link,
+            view: &pull.view,
+        };
+        report.warnings.extend(what.write(form, output)?);
+        report.export_seconds = Some(begun.elapsed().as_secs_f64());
+        report.output = Some(output.display().to_string());
+    }
+    pull.view.report(&report)?;
     Ok(())
+}
+
+impl Pull<'_> {
+    fn pull(&self, report: &mut Report) -> Result<Image, Failure> {
+        if let Some(image) = self.here() {
+            report.contents.reused = u64::from(image.table.visible());
+            return Ok(image);
+        }
+        let session = Session::new(&self.server);
+        if self.args.layers {
+            report.reason = Some("--layers".to_owned());
+            return Ok(self.by_layers(&session, report)?);
+        }
+        let pulled = Pulled::read(self.folders());
+        let (have, have_layers) = haves(&self.store, &pulled, &self.args.image)?;
+        report.have = have.len();
+        let ask = pierhead_bundle::api::Ask {
+            want: self.args.image.target.to_string(),
+            platform: Some(self.platform.to_string()),
+            have,
+            have_layers,
+            layers: self.layers,
+            part: None,
+        };
+        let image = match self.by_bundle(&session, &ask, report)? {
+            whole::Came::Image(image) => *image,
+            whole::Came::None(why) => {
+                self.view
+                    .say(&format!("no bundle, its layers are pulled: {why}"));
+                report.reason = Some(why);
+                self.by_layers(&session, report)?
+            }
+        };
+        self.check(&session, &image)?;
+        Ok(image)
+    }
+
+    fn by_layers(&self, session: &Session, report: &mut Report) -> Result<Image, Error> {
+        report.method = Method::Layers;
+        report.connections = 1;
+        layers::pull(self, session, report)
+    }
+
+    /// What is named by its digest and whole here needs nobody.
+    fn here(&self) -> Option<Image> {
+        let Target::Digest(digest) = &self.args.image.target else {
+            return None;
+        };
+        let image = self.store.image(digest).ok()?;
+        (image.layers || !self.layers).then_some(image)
+    }
+
+    /// A server that is asked for a digest may not answer with another image.
+    fn check(&self, session: &Session, image: &Image) -> Result<(), Error> {
+        let Target::Digest(wanted) = &self.args.image.target else {
+            return Ok(());
+        };
+        if Digest::of(wanted.algorithm(), &image.manifest) == *wanted {
+            return Ok(());
+        }
+        // It may be that of an index, which says which manifests are its own.
+        let resolved = plain::resolve(session, &self.args.image, &self.platform)?;
+        if resolved.digest == Digest::of(Algorithm::Sha256, &image.manifest) {
+            return Ok(());
+        }
+        // A name that nobody asked for by digest must not find it here.
+        self.store.forget(&image.digest())?;
+        Err(Error::Said(format!(
+            "{} sent another image than {wanted}",
+            self.server.url()
+        )))
+    }
+
+    fn folders(&self) -> impl DoubleEndedIterator<Item = &Path> {
+        let others = self.args.have_from.iter().map(PathBuf::as_path);
+        std::iter::once(self.args.into.as_path()).chain(others)
+    }
+}
+
+/// Where the form is written.
+fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
+    let Some(form) = args.form else {
+        return Ok(None);
+    };
+    let usual = match form {
+        Form::Rootfs => "rootfs",
+        Form::OciLayout => "oci-layout",
+        Form::DockerArchive => "image.tar",
+    };
+    let output = args.output.clone().unwrap_or_else(|| args.into.join(usual));
+    if output == Path::new("-") && form != Form::DockerArchive {
+        let why =
+            "only a docker-archive can be written to standard output: name a folder with --output";
+        return Err(Failure::Refused(why.to_owned()));
+    }
+    Ok(Some(output))
 }

@@ -35,7 +35,7 @@ pub(super) struct Image {
 /// # Errors
 /// Those of the exchange; that there is no such image, or platform.
 pub(super) fn resolve(
-    session: &mut Session,
+    session: &Session,
     image: &Reference,
     platform: &Platform,
 ) -> Result<Image, Error> {
@@ -70,7 +70,7 @@ pub(super) fn resolve(
     }
 }
 
-fn manifest(session: &mut Session, image: &Reference, target: &Target) -> Result<Manifest, Error> {
+fn manifest(session: &Session, image: &Reference, target: &Target) -> Result<Manifest, Error> {
     let path = names::manifest(image, target.clone());
     let accept = [
         MediaType::OCI_MANIFEST,
@@ -95,7 +95,7 @@ fn manifest(session: &mut Session, image: &Reference, target: &Target) -> Result
 }
 
 fn try_manifest(
-    session: &mut Session,
+    session: &Session,
     image: &Reference,
     path: &str,
     headers: &[(&'static str, String)],
@@ -117,7 +117,7 @@ fn try_manifest(
 /// # Errors
 /// Those of the exchange and of the file; another digest, after which the file is empty.
 pub(super) fn blob(
-    session: &mut Session,
+    session: &Session,
     image: &Reference,
     wanted: &Descriptor,
     to: &Path,
@@ -172,7 +172,7 @@ fn hash(file: &mut File, hasher: &mut Hasher) -> std::io::Result<u64> {
 
 /// Asks for a blob from a byte on, wherever it is kept.
 fn follow(
-    session: &mut Session,
+    session: &Session,
     image: &Reference,
     wanted: &Descriptor,
     from: u64,
@@ -185,9 +185,9 @@ fn follow(
     let mut elsewhere: Option<(Session, String)> = None;
     for _ in 0..=MAX_REDIRECTS {
         let own = names::blob(image, wanted.digest);
-        let (session, path) = match &mut elsewhere {
+        let (session, path) = match &elsewhere {
             Some((session, path)) => (session, path.clone()),
-            None => (&mut *session, own),
+            None => (session, own),
         };
         let server = session.server().clone();
         let answer = session.send(&Request::get(&path, &headers))?;
@@ -208,7 +208,7 @@ fn follow(
 }
 
 fn body(
-    mut answer: Answer<'_>,
+    mut answer: Answer,
     server: &super::super::http::Server,
     image: &Reference,
     wanted: &Descriptor,

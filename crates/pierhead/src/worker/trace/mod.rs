@@ -217,7 +217,7 @@ fn send(server: &Server, args: &TraceArgs, paths: &[Vec<u8>]) -> Result<usize, F
     }
     let path = names::trace(&args.image);
     let mut patience = Patience::new();
-    let mut session = Session::new(server);
+    let session = Session::new(server);
     loop {
         let error = match session.send(&Request::post(&path, "application/json", &body)) {
             Ok(answer) if answer.status.is_success() => return Ok(trace.files.len()),

@@ -1,0 +1,168 @@
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::thread::{self, JoinHandle};
+
+use super::*;
+use crate::worker::session::Session;
+
+/// Answers one request a connection with these bytes, then closes it; gives back what was asked.
+fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let thread = thread::spawn(move || {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).expect("a request");
+                head.push(byte[0]);
+            }
+            asked.push(String::from_utf8_lossy(&head).into_owned());
+            // Whoever has read enough may be gone.
+            let _ = stream.write_all(&answer);
+        }
+        asked
+    });
+    let url = Url::parse(&format!("http://{address}")).expect("a url");
+    let tls = trust(None).expect("roots");
+    (Server::new(url, tls, None), thread)
+}
+
+fn get(answer: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
+    let (server, thread) = server(vec![answer.to_vec()]);
+    let session = Session::new(&server);
+    let result = (|| -> Result<_, String> {
+        let answer = session
+            .send(&Request::get("/x?y", &[]))
+            .map_err(|error| error.to_string())?;
+        let status = answer.status.as_u16();
+        let body = answer.body.all(1000).map_err(|error| error.to_string())?;
+        Ok((status, body))
+    })();
+    let ready = session.is_kept();
+    let asked = thread.join().expect("a server");
+    assert!(
+        asked[0].starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
+        "{asked:?}"
+    );
+    let (status, body) = result?;
+    assert_eq!(
+        server.received(),
+        u64::try_from(answer.len()).expect("small")
+    );
+    Ok((status, body, ready))
+}
+
+#[test]
+fn bodies_of_every_framing() {
+    let ok = |text: &str| get(text.as_bytes());
+    let hello = |ready| Ok((200, b"hello".to_vec(), ready));
+    assert_eq!(
+        ok("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"),
+        hello(true)
+    );
+    assert_eq!(
+        ok("HTTP/1.1 200 OK\r\nConnection: Close\r\ncontent-length: 5\r\n\r\nhello"),
+        hello(false)
+    );
+    assert_eq!(ok("HTTP/1.0 200 OK\r\n\r\nhello"), hello(false));
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\na: b\r\n\r\n";
+    assert_eq!(ok(chunked), hello(true));
+    let interim = "HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(ok(interim), Ok((404, Vec::new(), true)));
+}
+
+#[test]
+fn what_is_cut_or_hostile_is_an_error() {
+    let head = "HTTP/1.1 200 OK\r\n";
+    for (answer, expected) in [
+        (
+            format!("{head}content-length: 6\r\n\r\nhello"),
+            "in the middle",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhel"),
+            "in the middle",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhelloX\r\n"),
+            "longer than it says",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n"),
+            "beyond all sense",
+        ),
+        (
+            format!("{head}transfer-encoding: gzip\r\n\r\n"),
+            "transfer coding",
+        ),
+        (
+            format!("{head}content-length: 5\r\ncontent-length: 6\r\n\r\nhello"),
+            "two lengths",
+        ),
+        (
+            format!("{head}content-length: -5\r\n\r\nhello"),
+            "a length that is none",
+        ),
+        (
+            format!("{head}content-length: 2000\r\n\r\n{}", "x".repeat(2000)),
+            "more than 1000 bytes",
+        ),
+        (
+            format!("{head}x: {}\r\n\r\n", "x".repeat(70_000)),
+            "has no end",
+        ),
+        (head.to_owned(), "before an answer"),
+        (String::new(), "before an answer"),
+        (
+            "SSH-2.0-x\r\n\r\n".to_owned(),
+            "does not answer as a registry",
+        ),
+    ] {
+        let error = get(answer.as_bytes()).expect_err(&answer);
+        assert!(error.contains(expected), "{error} is not {expected:?}");
+    }
+}
+
+#[test]
+fn a_no_says_what_to_do() {
+    let body = r#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
+    let head = "HTTP/1.1 401 Unauthorized\r\nretry-after: 3\r\n";
+    let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    let (server, thread) = server(vec![answer.into_bytes()]);
+    let answer = Session::new(&server)
+        .send(&Request::get("/", &[]))
+        .expect("an answer");
+    let error = answer.refusal(&server, "redis:7");
+    assert!(!error.is_passing());
+    let Error::Refused {
+        message,
+        retry_after,
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert!(
+        message.contains("who are you") && message.contains("--user"),
+        "{message}"
+    );
+    assert_eq!(retry_after, Some(Duration::from_secs(3)));
+    thread.join().expect("a server");
+}
+
+#[test]
+fn a_connection_that_was_closed_meanwhile_is_made_anew() {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec();
+    let (server, thread) = server(vec![answer.clone(), answer]);
+    let session = Session::new(&server);
+    for path in ["/1", "/2"] {
+        let answer = session.send(&Request::get(path, &[])).expect("an answer");
+        let body = answer.body.all(10).expect("a body");
+        assert_eq!(body, b"ok", "{path}");
+        session.until_closed();
+    }
+    assert_eq!(thread.join().expect("a server").len(), 2);
+}

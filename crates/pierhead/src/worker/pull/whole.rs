@@ -1,0 +1,269 @@
+//! One bundle from its request to the image being whole in the store.
+
+use std::io::Read as _;
+use std::thread::{self, JoinHandle};
+
+use pierhead_bundle::Content;
+use pierhead_bundle::api::Ask;
+use pierhead_bundle::format::{Decoder, Event, Header, Known, Prelude};
+use pierhead_bundle::store::{Apply, Begin, Image, Outcome};
+use pierhead_oci::{Algorithm, Digest};
+
+use super::super::http::{Body, Request, Server};
+use super::super::session::{Patience, Session};
+use super::super::{Error, names};
+use super::Pull;
+use super::ask::{self, Answered, Waiting};
+use super::fetch::{self, Fetch, Fetched};
+use super::view::{Counts, Report};
+use super::work::Work;
+
+/// How often a server may change its mind about a bundle.
+const CHANGES: usize = 3;
+/// How often contents that are missing at the end are asked for.
+const ROUNDS: usize = 3;
+const PIECE: usize = 64 << 10;
+
+/// What came of it.
+pub(super) enum Came {
+    Image(Box<Image>),
+    /// The server has no bundle of it: why.
+    None(String),
+}
+
+impl Pull<'_> {
+    pub(super) fn by_bundle(
+        &self,
+        session: &Session,
+        ask: &Ask,
+        report: &mut Report,
+    ) -> Result<Came, Error> {
+        let name = format!("{} {} {}", self.args.image, self.platform, self.layers);
+        let rtt = session.connect()?;
+        let among = fetch::connections(self.args.connections.map(usize::from), rtt);
+        report.connections = among;
+        // They are made while the server thinks.
+        let more = open(&self.server, among);
+        if let Some(image) = self.resume(&name, among, report)? {
+            return Ok(Came::Image(image));
+        }
+        let mut more = collect(more);
+        for _ in 0..CHANGES {
+            let (etag, mut body) = match self.asked(session, ask)? {
+                Answered::Bundle { etag, body } => (etag, body),
+                Answered::None(why) => return Ok(Came::None(why)),
+            };
+            let began = read_header(&self.server, &mut body)?;
+            let haves = began.header.haves.iter();
+            report.have_unknown = haves.filter(|have| have.known == Known::Unknown).count();
+            let total = began.header.records;
+            let apply = self.store.begin(Begin {
+                name: &name,
+                ask,
+                etag: &etag,
+                prelude: &began.prelude,
+                body: &began.body,
+                header: *began.header,
+            })?;
+            let first = Some((body, began.decoder, began.rest));
+            let more = std::mem::take(&mut more);
+            if self.fetch(&apply, among, total, first, more)? == Fetched::All {
+                let image = self.finish(session, &apply, report)?;
+                return Ok(Came::Image(image));
+            }
+        }
+        let url = self.server.url();
+        Err(Error::Said(format!(
+            "{url} changes the bundle again and again"
+        )))
+    }
+
+    /// Goes on with what an earlier process began, if it began this and the server still has it.
+    fn resume(
+        &self,
+        name: &str,
+        among: usize,
+        report: &mut Report,
+    ) -> Result<Option<Box<Image>>, Error> {
+        let Some(apply) = self.store.resume(name)? else {
+            return Ok(None);
+        };
+        let frames = |range: &std::ops::Range<u32>| u64::from(range.end - range.start);
+        let left: u64 = apply.missing().iter().map(frames).sum();
+        let all = apply.weights().count();
+        let total = apply.header().records;
+        if self.fetch(&apply, among, total, None, Vec::new())? == Fetched::Changed {
+            return Ok(None);
+        }
+        report.frames_resumed = u64::try_from(all).unwrap_or(0).saturating_sub(left);
+        let session = Session::new(&self.server);
+        self.finish(&session, &apply, report).map(Some)
+    }
+
+    /// Asks until there is an answer.
+    fn asked(&self, session: &Session, ask: &Ask) -> Result<Answered, Error> {
+        let mut waiting = Waiting::new();
+        loop {
+            match ask::once(session, &self.args.image, ask) {
+                Ok(answered) => return Ok(answered),
+                Err(error) => waiting.after(error, &mut |what, done, total| {
+                    let image = &self.args.image;
+                    self.view.begin(&format!("{image} {what}"), total);
+                    self.view.at(done);
+                })?,
+            }
+        }
+    }
+
+    fn fetch(
+        &self,
+        apply: &Apply,
+        among: usize,
+        total: u64,
+        first: Option<(Body, Decoder, Vec<u8>)>,
+        more: Vec<Session>,
+    ) -> Result<Fetched, Error> {
+        self.view.begin(&self.args.image.to_string(), total);
+        let work = Work::new(apply.weights(), apply.missing());
+        Fetch::new(
+            &self.server,
+            &self.args.image,
+            apply,
+            work,
+            among,
+            &self.view,
+        )
+        .run(first, more)
+    }
+
+    /// Asks for what is missing, file by file: what no frame brought, or was altered in the store.
+    fn finish(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        report: &mut Report,
+    ) -> Result<Box<Image>, Error> {
+        for _ in 0..ROUNDS {
+            match apply.finish()? {
+                Outcome::Complete(image) => {
+                    report.contents = Counts::of(&apply.counts());
+                    return Ok(image);
+                }
+                Outcome::Need(contents) => {
+                    let manifest = Digest::of(Algorithm::Sha256, &apply.header().manifest);
+                    for (content, _) in contents {
+                        self.file(session, apply, &content, manifest)?;
+                    }
+                }
+            }
+        }
+        Err(Error::Said(
+            "files of the store disappear as they are written: is somebody else cleaning it?"
+                .to_owned(),
+        ))
+    }
+
+    /// One content, at once.
+    fn file(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        content: &Content,
+        manifest: Digest,
+    ) -> Result<(), Error> {
+        let path = names::file(&self.args.image, Digest::from(*content), manifest);
+        let mut patience = Patience::new();
+        loop {
+            match self.try_file(session, apply, content, &path) {
+                Err(error) => patience.after(error)?,
+                done => return done,
+            }
+        }
+    }
+
+    fn try_file(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        content: &Content,
+        path: &str,
+    ) -> Result<(), Error> {
+        let mut answer = session.send(&Request::get(path, &[]))?;
+        if answer.status != http::StatusCode::OK {
+            return Err(answer.refusal(&self.server, &format!("the file {content}")));
+        }
+        let mut receive = apply.receive(content)?;
+        let mut piece = vec![0; PIECE];
+        loop {
+            let doing = format!("{content} was cut");
+            match answer.body.read(&mut piece).map_err(Error::cut(doing))? {
+                0 => break,
+                read => receive.write(&piece[..read])?,
+            }
+        }
+        self.view.at(self.server.received());
+        Ok(receive.commit()?)
+    }
+}
+
+/// The beginning of a bundle.
+pub(in super::super) struct Began {
+    pub(in super::super) prelude: Prelude,
+    pub(in super::super) body: Vec<u8>,
+    pub(in super::super) header: Box<Header>,
+    /// Behind the header.
+    pub(in super::super) decoder: Decoder,
+    /// Bytes that were read behind the header.
+    pub(in super::super) rest: Vec<u8>,
+}
+
+/// Reads up to the end of the header.
+pub(in super::super) fn read_header(server: &Server, from: &mut Body) -> Result<Began, Error> {
+    let mut decoder = Decoder::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let doing = format!("the bundle of {} was cut", server.url());
+        let read = from.read(&mut piece).map_err(Error::cut(doing.clone()))?;
+        if read == 0 {
+            return Err(Error::cut(doing)(std::io::ErrorKind::UnexpectedEof.into()));
+        }
+        let mut bytes = &piece[..read];
+        match decoder.feed(&mut bytes)? {
+            None => {}
+            Some(Event::Header {
+                prelude,
+                body,
+                header,
+            }) => {
+                return Ok(Began {
+                    prelude,
+                    body,
+                    header,
+                    decoder,
+                    rest: bytes.to_vec(),
+                });
+            }
+            Some(_) => {
+                let why = "a bundle without a header".to_owned();
+                return Err(Error::Strange(server.url().to_string(), why));
+            }
+        }
+    }
+}
+
+/// Connects `among - 1` more times, each in a thread of its own.
+fn open(server: &Server, among: usize) -> Vec<JoinHandle<Option<Session>>> {
+    let connect = |_| {
+        let session = Session::new(server);
+        let builder = thread::Builder::new().name("connect".to_owned());
+        // One less is slower, no more.
+        let started = builder.spawn(move || session.connect().is_ok().then_some(session));
+        started.ok()
+    };
+    (1..among).filter_map(connect).collect()
+}
+
+fn collect(threads: Vec<JoinHandle<Option<Session>>>) -> Vec<Session> {
+    let joined = threads.into_iter().map(JoinHandle::join);
+    joined.filter_map(|joined| joined.ok().flatten()).collect()
+}
