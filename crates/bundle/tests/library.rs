@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::collections::{BTreeMap, HashMap};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
 use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream};
-use pierhead_bundle::{Blob, Blobs, Content, Table, pack, table};
+use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 
@@ -134,6 +134,15 @@ impl Sizes for Tables<'_> {
 
 /// What a worker makes of a bundle: the header, the table, and the contents that came.
 fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+    applied(bundle, had, &BTreeMap::new())
+}
+
+/// The same of a worker that has these contents.
+fn applied(
+    bundle: &[u8],
+    had: &[Table],
+    old: &BTreeMap<Content, Vec<u8>>,
+) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
     let mut decoder = Decoder::new();
     let mut rest = bytes_of(bundle);
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
@@ -159,7 +168,22 @@ fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<Content, V
                 let frame = &frames[frame as usize];
                 let len = frame.members.iter().map(|member| member.len).sum();
                 let mut data = Vec::new();
-                pack::decode(coding, &payload, len, &mut data).unwrap();
+                if coding == Coding::Patch {
+                    let base = |base: &Base| {
+                        let table = &had[usize::from(base.have)];
+                        let content = table.contents().content(base.slice.content).unwrap();
+                        let start = usize::try_from(base.slice.offset).unwrap();
+                        let len = usize::try_from(base.slice.len).unwrap();
+                        old[&content][start..start + len].to_vec()
+                    };
+                    let prefix: Vec<u8> = frame.bases.iter().flat_map(base).collect();
+                    let mut decoder =
+                        zstd::Decoder::with_ref_prefix(&payload[..], &prefix).unwrap();
+                    decoder.window_log_max(30).unwrap();
+                    decoder.read_to_end(&mut data).unwrap();
+                } else {
+                    pack::decode(coding, &payload, len, &mut data).unwrap();
+                }
                 let mut data = &data[..];
                 for member in &frame.members {
                     let (part, rest) = data.split_at(usize::try_from(member.len).unwrap());
@@ -419,5 +443,65 @@ fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
     let bundle = library.bundle(&image.image.root, &[], false).unwrap();
     let (_, table, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
     assert!(contents.len() as u32 <= table.visible() && !contents.is_empty());
+    library.close();
+}
+
+/// A tar of some files of text.
+fn tar(files: &[(&str, &str)]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, path, text.as_bytes()).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+fn text(seed: u64) -> String {
+    let words = images::random_bytes(seed, 40_000);
+    words.iter().map(|byte| format!("{byte:x} ")).collect()
+}
+
+#[test]
+fn a_new_version_comes_as_patches_made_ahead_of_time() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let (lib, other) = (text(1), text(2));
+    let changed = format!("{}changed{}", &lib[..50_000], &lib[50_000..]);
+    let [old, new] = [&lib, &changed].map(|lib| {
+        let tar = tar(&[("usr/lib/a.so", lib), ("etc/other", &other)]);
+        images::Image::of_tars("amd64", &[tar])
+    });
+    let have = Have {
+        manifest: old.root,
+        is_known: true,
+        has_layers: false,
+    };
+    for image in [&old, &new] {
+        blobs.put(image);
+        assert_eq!(offer(&library, image), State::Ready);
+    }
+    let started = Instant::now();
+    while library.stat().pairs == 0 {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "it takes too long"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let fresh = library.bundle(&old.root, &[], false).unwrap();
+    let (_, table, contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
+    let planned = library.stat().planned;
+    let bundle = library.bundle(&new.root, &[have], false).unwrap();
+    assert_eq!(library.stat().planned, planned + 1);
+    let sent = bytes(bundle.stream(None).unwrap());
+    let (header, new_table, came) = applied(&sent, &[table], &contents);
+    let codings: Vec<_> = header.frames.codings().collect();
+    assert_eq!(codings, [Coding::Patch]);
+    assert_eq!(came.len(), 1, "what did not change does not come");
+    assert_eq!(came[&Content::of(changed.as_bytes())], changed.as_bytes());
+    assert_eq!(new_table.visible(), 2);
+    assert!(sent.len() < lib.len() / 20, "{}", sent.len());
     library.close();
 }

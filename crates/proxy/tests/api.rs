@@ -135,6 +135,12 @@ async fn pushes_are_refused() {
         ("DELETE", &*blob),
         ("POST", "/v2/"),
         ("OPTIONS", "/v2/"),
+        ("PUT", "/v2/app/_pierhead/bundle"),
+        ("POST", "/v2/app/_pierhead/bundles"),
+        (
+            "POST",
+            &*format!("/v2/app/_pierhead/file/{0}?image={0}", image.root),
+        ),
     ] {
         let refused = stage.ask(Request::new(method, path)).await;
         assert_eq!(

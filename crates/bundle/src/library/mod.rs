@@ -9,6 +9,7 @@ mod figures;
 mod kept;
 mod layers;
 mod pace;
+mod pairs;
 mod queue;
 mod serve;
 mod shelf;

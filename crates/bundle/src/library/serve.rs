@@ -10,7 +10,7 @@ use super::documents::Documents;
 use super::figures::count;
 use super::kept::{Draft, Kept, Lies};
 use super::layers::Layers;
-use super::pace::Share;
+use super::pairs;
 use super::{Bundle, Have, Inner, Library, Stream, lock};
 use crate::directory::Stage;
 use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
@@ -26,7 +26,7 @@ const OPEN: usize = 32;
 /// Decoded frames that are kept for the next read of a file.
 const RECENT: usize = 8 << 20;
 /// Of what a plan says; another one makes other plans.
-const VERSION: &str = "1";
+pub(super) const VERSION: &str = "1";
 
 /// An image of the request, with its table when it is known.
 pub(super) struct Base {
@@ -114,7 +114,7 @@ impl Library {
 
 impl Inner {
     /// A plan that was made before. One that is damaged is deleted.
-    fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+    pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
         {
             let mut kept = lock(&self.kept);
             if let Some(at) = kept.iter().position(|(of, _)| of == key) {
@@ -141,7 +141,7 @@ impl Inner {
         }
     }
 
-    fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
+    pub(super) fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
         let plan = Arc::new(plan);
         let mut kept = lock(&self.kept);
         kept.retain(|(of, _)| of != key);
@@ -164,7 +164,7 @@ impl Inner {
         is_whole
     }
 
-    fn is_sound(&self, plan: &Kept) -> bool {
+    pub(super) fn is_sound(&self, plan: &Kept) -> bool {
         let is_here = |nth| match plan.record(nth) {
             Some(Lies::Packed(place)) => self.packs.contains(&place),
             found => found.is_some(),
@@ -227,32 +227,16 @@ impl Inner {
         }
         let needed = needed(&table, &bases, layers);
         let mut draft = Draft::begin(&self.shelf.plan(key))?;
-        let mut frames = Vec::new();
-        let header = prepared.header()?;
-        let sizes = Tables {
-            want: &table,
-            // What was prepared knows one image at most.
-            haves: at
-                .and_then(|at| bases.get(usize::from(at)))
-                .map_or(&[][..], std::slice::from_ref),
-        };
-        for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
-            let mut frame = frame?;
-            let is_needed = |member: &crate::Slice| {
-                usize::try_from(member.content).is_ok_and(|it| needed.get(it) == Some(&true))
-            };
-            if !frame.members.iter().any(is_needed) {
-                continue;
-            }
-            for base in &mut frame.bases {
-                base.have = at.unwrap_or(0);
-            }
-            match prepared.record(nth) {
-                Some(Lies::Packed(place)) => draft.packed(place),
-                Some(Lies::Here { offset, len }) => draft.record(&prepared.read(offset, len)?)?,
-                _ => draft.nowhere(),
-            }
-            frames.push(frame);
+        let mut frames = self.choose(&prepared, at, &table, &bases, &needed, &mut draft)?;
+        if !covers(&frames, &needed) {
+            // It counts on more than this worker has.
+            let fresh = self
+                .open(&self::key(want, &[], layers))?
+                .filter(|plan| self.is_sound(plan));
+            let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
+            drop(draft);
+            draft = Draft::begin(&self.shelf.plan(key))?;
+            frames = self.choose(&fresh, None, &table, &bases, &needed, &mut draft)?;
         }
         let header = self::header(
             &documents,
@@ -267,6 +251,51 @@ impl Inner {
         Ok(self.hold(key, plan))
     }
 
+    /// The frames of what was prepared that hold anything that is needed; their records go into the draft.
+    fn choose(
+        &self,
+        prepared: &Kept,
+        at: Option<u16>,
+        table: &Table,
+        bases: &[Base],
+        needed: &[bool],
+        draft: &mut Draft,
+    ) -> Result<Vec<Frame>, Error> {
+        let header = prepared.header()?;
+        let of = at.and_then(|at| bases.get(usize::from(at)));
+        let sizes = Tables {
+            want: table,
+            // What was prepared knows one image at most.
+            haves: of.map_or(&[][..], std::slice::from_ref),
+        };
+        let mut frames = Vec::new();
+        for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
+            let mut frame = frame?;
+            if !frame
+                .members
+                .iter()
+                .any(|member| is_set(needed, member.content))
+            {
+                continue;
+            }
+            let has_base =
+                |base: &crate::Base| of.is_some_and(|of| base.slice.content < of.contents());
+            if !frame.bases.iter().all(has_base) {
+                continue;
+            }
+            for base in &mut frame.bases {
+                base.have = at.unwrap_or(0);
+            }
+            match prepared.record(nth) {
+                Some(Lies::Packed(place)) => draft.packed(place),
+                Some(Lies::Here { offset, len }) => draft.record(&prepared.read(offset, len)?)?,
+                _ => draft.nowhere(),
+            }
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+
     /// The best that was prepared, and which of the images that the worker has it is made against.
     fn prepared(
         &self,
@@ -278,8 +307,20 @@ impl Inner {
             if base.table.is_none() {
                 continue;
             }
-            let pair = pair(want, &base.have.manifest);
-            if !layers && let Some(plan) = self.open(&pair)? {
+            for pair in [pairs::idle, pairs::quick].map(|key| key(want, &base.have.manifest)) {
+                if let Some(plan) = self.open(&pair)? {
+                    return Ok((Some(plan), Some(at)));
+                }
+            }
+        }
+        // What the worker says first is the most like what it wants.
+        let known = (0..)
+            .zip(bases)
+            .find_map(|(at, base)| Some((at, base, base.table.as_ref()?)));
+        if let Some((at, base, table)) = known {
+            lock(&self.queue).pair(*want, base.have.manifest);
+            self.wake.notify_one();
+            if let Some(plan) = self.quick(want, &base.have.manifest, table)? {
                 return Ok((Some(plan), Some(at)));
             }
         }
@@ -304,17 +345,6 @@ impl Inner {
         }
         let known = self.directory.clone();
         Contents::new(self.packs.clone(), known, Arc::new(layers), RECENT)
-    }
-
-    /// Makes the plan of a pair of images with patches.
-    pub(super) fn prepare_pair(
-        &self,
-        new: &Digest,
-        old: &Digest,
-        share: &mut Share,
-    ) -> Result<(), Error> {
-        let _ = (new, old, share);
-        Ok(())
     }
 }
 
@@ -357,10 +387,12 @@ pub(super) fn header(
 }
 
 /// Which contents of the image, by number, the worker lacks. One walk over sorted tables.
-fn needed(want: &Table, bases: &[Base], layers: bool) -> Vec<bool> {
+pub(super) fn needed(want: &Table, bases: &[Base], layers: bool) -> Vec<bool> {
     let all = want.contents();
     let most = if layers { all.len() } else { want.visible() };
-    let mut needed: Vec<_> = (0..all.len()).map(|number| number < most).collect();
+    // Empty contents have no bytes to come.
+    let is_wanted = |number| number < most && all.size(number) != Some(0);
+    let mut needed: Vec<_> = (0..all.len()).map(is_wanted).collect();
     for base in bases {
         let Some(table) = &base.table else { continue };
         let (theirs, most) = (table.contents(), base.contents());
@@ -390,10 +422,27 @@ fn needed(want: &Table, bases: &[Base], layers: bool) -> Vec<bool> {
     needed
 }
 
+fn is_set(needed: &[bool], content: u32) -> bool {
+    usize::try_from(content).is_ok_and(|at| needed.get(at) == Some(&true))
+}
+
+/// Whether all that is needed comes.
+fn covers(frames: &[Frame], needed: &[bool]) -> bool {
+    let mut missing = needed.to_vec();
+    for member in frames.iter().flat_map(|frame| &frame.members) {
+        if let Ok(at) = usize::try_from(member.content)
+            && let Some(missing) = missing.get_mut(at)
+        {
+            *missing = false;
+        }
+    }
+    !missing.contains(&true)
+}
+
 /// Sizes from tables.
-struct Tables<'a> {
-    want: &'a Table,
-    haves: &'a [Base],
+pub(super) struct Tables<'a> {
+    pub(super) want: &'a Table,
+    pub(super) haves: &'a [Base],
 }
 
 impl Sizes for Tables<'_> {
@@ -419,9 +468,4 @@ pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
         text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
     }
     Content::of(text.as_bytes())
-}
-
-/// Names the plan that was prepared for a pair of images.
-pub(super) fn pair(want: &Digest, have: &Digest) -> Content {
-    Content::of(format!("pair {VERSION} {want} {have}").as_bytes())
 }

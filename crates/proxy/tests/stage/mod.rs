@@ -6,6 +6,7 @@ use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use pierhead_bundle::library::Library;
 use pierhead_cache::{Cache, Name, Record};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, Reference};
@@ -25,6 +26,7 @@ pub(crate) struct Stage {
     pub(crate) upstream: FakeRegistry,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
+    pub(crate) library: Option<Library>,
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
@@ -45,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) header_timeout: Duration,
     /// How long the client crate waits for the next bytes of a body.
     pub(crate) stall_timeout: Duration,
+    /// Whether there are bundles.
+    pub(crate) bundles: bool,
 }
 
 impl Default for Plan {
@@ -58,6 +62,7 @@ impl Default for Plan {
             others: Vec::new(),
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
+            bundles: false,
         }
     }
 }
@@ -111,7 +116,13 @@ impl Plan {
         let client = Client::new(remote).unwrap();
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
-        let proxy = Proxy::new(cache.clone(), client, config);
+        let library = self.bundles.then(|| {
+            let mut config =
+                pierhead_bundle::library::Config::new(data.path(), 256 << 20, 32 << 20);
+            (config.share, config.level) = (100, 3);
+            Library::open(config, Proxy::blobs(&cache)).unwrap()
+        });
+        let proxy = Proxy::with_library(cache.clone(), client, config, library.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -128,10 +139,20 @@ impl Plan {
             upstream,
             cache,
             proxy,
+            library,
             addr,
             stop: Some(stop),
             served: Some(served),
             data,
+        }
+    }
+}
+
+/// Its threads work in the folder that goes next.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(library) = &self.library {
+            library.close();
         }
     }
 }

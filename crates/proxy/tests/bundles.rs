@@ -1,0 +1,439 @@
+//! The bundle extension: what a worker lacks, to whom it is given, and what strangers may send.
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod stage;
+
+use std::collections::BTreeMap;
+
+use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Sizes};
+use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
+use pierhead_oci::Digest;
+use pierhead_testkit::http::{Connection, End, Request, Response};
+use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
+use serde_json::{Value, json};
+use stage::{Plan, Stage, code, eventually, metric, soon};
+
+const BUNDLE: &str = "/v2/app/_pierhead/bundle";
+const TRACE: &str = "/v2/app/_pierhead/trace";
+
+async fn with_bundles() -> Stage {
+    bundles(Plan::default()).open().await
+}
+
+fn bundles(plan: Plan) -> Plan {
+    Plan {
+        bundles: true,
+        ..plan
+    }
+}
+
+fn tree(seed: u64) -> TreeImage {
+    Image::tree(seed, &TreeOptions::default())
+}
+
+fn post(path: &str, body: &Value) -> Request {
+    Request::new("POST", path)
+        .header("content-type", "application/json")
+        .body(body.to_string())
+}
+
+/// Asks until the image is ready.
+async fn bundle(stage: &Stage, body: &Value) -> Response {
+    soon(async {
+        loop {
+            let answer = stage.ask(post(BUNDLE, body)).await;
+            if answer.status != 503 {
+                return answer;
+            }
+            let detail = &answer.json()["errors"][0]["detail"];
+            assert!(detail["stage"].is_string(), "{answer:?}");
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+struct Tables<'a>(&'a Table, Option<&'a Table>);
+
+impl Sizes for Tables<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.0.contents().size(content)
+    }
+
+    fn had(&self, _: u16, content: u32) -> Option<u64> {
+        self.1?.contents().size(content)
+    }
+}
+
+/// Header, table, and the contents that came whole.
+fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+    let mut decoder = Decoder::new();
+    let mut rest = bundle;
+    let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
+        panic!("no header");
+    };
+    let table = table::decode(&header.table.coded, header.table.base.and(base)).unwrap();
+    let sizes = Tables(&table, base);
+    let frames: Vec<_> = header
+        .frames
+        .cursor(&sizes)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let mut contents: BTreeMap<Content, Vec<u8>> = BTreeMap::new();
+    loop {
+        match decoder.feed(&mut rest).unwrap().expect("it ends too early") {
+            Event::Record {
+                frame,
+                coding,
+                payload,
+            } if frames[frame as usize].bases.is_empty() => {
+                let members = &frames[frame as usize].members;
+                let mut data = Vec::new();
+                let len = members.iter().map(|member| member.len).sum();
+                pack::decode(coding, &payload, len, &mut data).unwrap();
+                let mut data = &data[..];
+                for member in members {
+                    let (part, rest) = data.split_at(usize::try_from(member.len).unwrap());
+                    let content = table.contents().content(member.content).unwrap();
+                    contents.entry(content).or_default().extend(part);
+                    data = rest;
+                }
+            }
+            Event::Record { .. } => {}
+            Event::End(_) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(decoder.is_ended() && rest.is_empty());
+    (*header, table, contents)
+}
+
+fn is_whole(table: &Table, contents: &BTreeMap<Content, Vec<u8>>) -> bool {
+    let all = table.contents();
+    (0..table.visible()).all(|number| {
+        all.size(number) == Some(0) || contents.contains_key(&all.content(number).unwrap())
+    })
+}
+
+#[tokio::test]
+async fn an_image_that_nobody_pulled_is_pulled_indexed_and_sent() {
+    let stage = with_bundles().await;
+    let image = tree(1);
+    stage.upstream.push("app", "1", &image.image);
+    let answer = bundle(&stage, &json!({"want": "1"})).await;
+    assert_eq!((answer.status, answer.end), (200, End::Clean));
+    assert_eq!(
+        answer.header("content-type"),
+        Some("application/vnd.pierhead.bundle.v1")
+    );
+    let (header, table, contents) = received(&answer.body, None);
+    assert_eq!(header.manifest, image.image.root_document().bytes);
+    assert!(is_whole(&table, &contents));
+    // The same question, the same bytes; and none at all to whoever has them.
+    let again = bundle(&stage, &json!({"want": image.image.root.to_string()})).await;
+    assert!(again.body == answer.body);
+    let etag = answer.header("etag").unwrap();
+    let known = post(BUNDLE, &json!({"want": "1"})).header("if-none-match", etag);
+    let known = stage.ask(known).await;
+    assert_eq!((known.status, known.body.len()), (304, 0));
+    assert!(metric(
+        &stage,
+        "requests_total{endpoint=\"Bundle\",cache=\"Hit\",class=\"3\"} 1"
+    ));
+}
+
+#[tokio::test]
+async fn a_pull_by_layers_is_indexed_unasked() {
+    let stage = with_bundles().await;
+    let image = tree(2);
+    stage.upstream.push("app", "1", &image.image);
+    stage.pull(&image.image).await;
+    let library = stage.library.clone().unwrap();
+    eventually(async || library.state(&image.image.root) == pierhead_bundle::library::State::Ready)
+        .await;
+    let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
+    let stage = with_bundles().await;
+    let (old, more) = (tree(3), tree(4));
+    let new = Image::of_tars("amd64", &[&old.tars[..], &more.tars[..1]].concat());
+    stage.upstream.push("app", "1", &old.image);
+    stage.upstream.push("app", "2", &new);
+    let first = bundle(&stage, &json!({"want": "1"})).await;
+    let (_, old_table, _) = received(&first.body, None);
+    let stranger = Digest::from(Content::of(b"stranger")).to_string();
+    let whole = bundle(&stage, &json!({"want": "2"})).await;
+    let have = json!({"want": "2", "have": [old.image.root.to_string(), stranger]});
+    let update = bundle(&stage, &have).await;
+    assert_eq!(update.header("pierhead-unknown-have"), Some(&*stranger));
+    assert!(update.body.len() < whole.body.len());
+    let (header, _, _) = received(&update.body, Some(&old_table));
+    assert_eq!(header.haves.len(), 2);
+    // As many as somebody may say, none of them known.
+    let many: Vec<_> = (0..256_u32)
+        .map(|nth| Digest::from(Content::of(&nth.to_le_bytes())).to_string())
+        .collect();
+    let answer = bundle(&stage, &json!({"want": "2", "have": many})).await;
+    assert_eq!(answer.status, 200);
+    let (_, table, contents) = received(&answer.body, None);
+    assert!(is_whole(&table, &contents));
+}
+
+#[tokio::test]
+async fn a_bundle_goes_on_where_it_was_cut() {
+    let stage = with_bundles().await;
+    let image = tree(5);
+    stage.upstream.push("app", "1", &image.image);
+    let answer = bundle(&stage, &json!({"want": "1", "layers": true})).await;
+    let etag = answer.header("etag").unwrap();
+    let mut decoder = Decoder::new();
+    let mut rest = &answer.body[..];
+    let Some(Event::Header {
+        prelude, header, ..
+    }) = decoder.feed(&mut rest).unwrap()
+    else {
+        panic!("no header");
+    };
+    let frames = u32::try_from(header.frames.len()).unwrap();
+    let part = json!({"etag": etag, "first": frames - 1});
+    let question = json!({"want": "1", "layers": true, "part": part});
+    let part = bundle(&stage, &question).await;
+    let mut decoder = Decoder::resumed(prelude.digest, &header);
+    let mut rest = &part.body[..];
+    assert!(matches!(
+        decoder.feed(&mut rest).unwrap(),
+        Some(Event::Continued(_))
+    ));
+    assert!(matches!(
+        decoder.feed(&mut rest).unwrap(),
+        Some(Event::Record { .. })
+    ));
+    // The end marks count what came in each.
+    let record = &part.body[PRELUDE..part.body.len() - RECORD_HEAD];
+    assert!(answer.body[..answer.body.len() - RECORD_HEAD].ends_with(record));
+    assert!(matches!(
+        decoder.feed(&mut rest).unwrap(),
+        Some(Event::End(_))
+    ));
+    // Of a bundle that is not had any more there is the whole.
+    let part = json!({"etag": "\"gone\"", "first": 3});
+    let question = json!({"want": "1", "layers": true, "part": part});
+    let whole = bundle(&stage, &question).await;
+    assert!(whole.body == answer.body);
+}
+
+#[tokio::test]
+async fn single_files_are_those_of_the_image_alone() {
+    let stage = with_bundles().await;
+    let (image, other) = (tree(6), tree(7));
+    stage.upstream.push("app", "1", &image.image);
+    stage.upstream.push("app", "2", &other.image);
+    bundle(&stage, &json!({"want": "1"})).await;
+    bundle(&stage, &json!({"want": "2"})).await;
+    let path = |content: &Content, image: &TreeImage| {
+        format!(
+            "/v2/app/_pierhead/file/{content}?image={}",
+            image.image.root
+        )
+    };
+    for (content, bytes) in image.contents.iter().take(5) {
+        let got = stage.get(&path(content, &image)).await;
+        assert_eq!((got.status, got.end), (200, End::Clean));
+        assert!(got.body == *bytes);
+        let head = stage.head(&path(content, &image)).await;
+        assert_eq!(
+            head.header("content-length"),
+            Some(&*bytes.len().to_string())
+        );
+    }
+    let mut foreign = other
+        .contents
+        .keys()
+        .filter(|it| !image.contents.contains_key(*it));
+    let foreign = foreign.next().unwrap();
+    let refused = stage.get(&path(foreign, &image)).await;
+    assert_eq!((refused.status, &*code(&refused)), (404, "BLOB_UNKNOWN"));
+    assert_eq!(stage.get(&path(foreign, &other)).await.status, 200);
+    let nowhere = format!("/v2/app/_pierhead/file/{foreign}?image={foreign}");
+    assert_eq!(stage.get(&nowhere).await.status, 404);
+}
+
+#[tokio::test]
+async fn traces_are_taken_of_images_that_are_here() {
+    let stage = with_bundles().await;
+    let image = tree(8);
+    stage.upstream.push("app", "1", &image.image);
+    bundle(&stage, &json!({"want": "1"})).await;
+    let files: Vec<_> = (0..100).map(|nth| format!("file-{nth}")).collect();
+    let noted = stage
+        .ask(post(TRACE, &json!({"image": "1", "files": files})))
+        .await;
+    assert_eq!(noted.status, 204, "{noted:?}");
+    let absent = post(TRACE, &json!({"image": "absent", "files": files}));
+    assert_eq!(stage.ask(absent).await.status, 404);
+}
+
+#[tokio::test]
+async fn hostile_questions_are_refused() {
+    let stage = with_bundles().await;
+    let image = tree(9);
+    stage.upstream.push("app", "1", &image.image);
+    let digest = image.image.root.to_string();
+    let many = vec![digest.clone(); 10_000];
+    let ask = |body: String| {
+        Request::new("POST", BUNDLE)
+            .header("content-type", "application/json")
+            .body(body)
+    };
+    for (request, status) in [
+        (Request::get(BUNDLE), 405),
+        (Request::get(TRACE), 405),
+        (Request::new("POST", BUNDLE).body("{\"want\":\"1\"}"), 415),
+        (
+            Request::new("POST", BUNDLE)
+                .header("content-type", "text/plain")
+                .body("{}"),
+            415,
+        ),
+        (ask(json!({"want": "1", "have": many}).to_string()), 400),
+        (
+            ask(json!({"want": "1", "have": ["sha256:00"]}).to_string()),
+            400,
+        ),
+        (ask(json!({"want": "../x"}).to_string()), 404),
+        (ask(json!({"want": "sha256:00"}).to_string()), 400),
+        (ask("[".repeat(1 << 20)), 400),
+        (ask("x".repeat((1 << 20) + 1)), 413),
+        (ask(String::new()), 400),
+        (
+            post(
+                "/v2/app/_pierhead/bundle?ns=http://x",
+                &json!({"want": "1"}),
+            ),
+            400,
+        ),
+        (
+            post(TRACE, &json!({"image": "1", "files": vec!["a"; 20_000]})),
+            400,
+        ),
+        (
+            post("/v2/absent/_pierhead/bundle", &json!({"want": "1"})),
+            404,
+        ),
+    ] {
+        let refused = stage.ask(request.clone()).await;
+        assert_eq!(refused.status, status, "{request:.200?} {refused:.300?}");
+        if status == 405 {
+            assert_eq!(refused.header("allow"), Some("POST"));
+        }
+    }
+    // A length that is not kept, and one that is said twice.
+    for head in [
+        "content-length: 5\r\ncontent-length: 5\r\n",
+        "content-length: +5\r\n",
+        "content-length: 99999999999999999999\r\n",
+    ] {
+        let mut connection = Connection::open(stage.addr).await.unwrap();
+        let text = format!(
+            "POST {BUNDLE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{head}\r\n"
+        );
+        connection.send_raw(text.as_bytes()).await.unwrap();
+        connection.send_raw(b"{\"a\"}").await.unwrap();
+        let answer = soon(connection.answer(true)).await;
+        let status = match answer {
+            Ok(answer) => answer.whole().await.map_or(0, |it| it.status),
+            Err(_) => 0,
+        };
+        assert!(status == 0 || status >= 400, "{head} {status}");
+    }
+    // In chunks it is read by the other way in, with the same answer.
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    let text = format!(
+        "POST {BUNDLE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n"
+    );
+    connection.send_raw(text.as_bytes()).await.unwrap();
+    let answer = soon(connection.answer(true))
+        .await
+        .unwrap()
+        .whole()
+        .await
+        .unwrap();
+    assert_eq!(answer.status, 404, "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_connection_goes_on_behind_a_question() {
+    let stage = with_bundles().await;
+    let image = tree(10);
+    stage.upstream.push("app", "1", &image.image);
+    let first = bundle(&stage, &json!({"want": "1"})).await;
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    for _ in 0..3 {
+        let question = post(BUNDLE, &json!({"want": "1"}));
+        let again = soon(connection.exchange(&question)).await.unwrap();
+        assert!(again.body == first.body);
+        let base = soon(connection.exchange(&Request::get("/v2/")))
+            .await
+            .unwrap();
+        assert_eq!(base.status, 200);
+    }
+    assert!(metric(&stage, "connections 1"));
+}
+
+#[tokio::test]
+async fn an_image_that_is_none_is_said_to_be() {
+    let stage = with_bundles().await;
+    // Random bytes for layers.
+    stage.push(1, &[1000]);
+    let refused = bundle(&stage, &json!({"want": "1"})).await;
+    assert_eq!((refused.status, &*code(&refused)), (422, "UNSUPPORTED"));
+    let index = Image::multi_arch(1, &["amd64", "arm64"]);
+    stage.upstream.push("app", "2", &index);
+    let refused = bundle(&stage, &json!({"want": "2"})).await;
+    assert_eq!(refused.status, 400, "no platform was said");
+    let refused = bundle(&stage, &json!({"want": "2", "platform": "linux/s390x"})).await;
+    assert_eq!(refused.status, 400, "no such platform");
+    let answer = bundle(&stage, &json!({"want": "2", "platform": "linux/arm64"})).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn without_a_library_there_is_no_extension() {
+    let stage = Stage::open().await;
+    let image = tree(11);
+    stage.upstream.push("app", "1", &image.image);
+    let refused = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!((refused.status, &*code(&refused)), (404, "UNSUPPORTED"));
+    let list = stage.get("/v2/_oci/ext/discover").await.json();
+    assert_eq!(list, json!({"extensions": []}));
+    let stage = with_bundles().await;
+    for path in ["/v2/_oci/ext/discover", "/v2/app/_oci/ext/discover"] {
+        let list = stage.get(path).await.json();
+        assert_eq!(list["extensions"][0]["name"], "_pierhead");
+        assert_eq!(
+            list["extensions"][0]["endpoints"].as_array().unwrap().len(),
+            3
+        );
+    }
+}
+
+/// A client that leaves in the middle takes nothing with it.
+#[tokio::test]
+async fn a_client_that_leaves_leaves_nothing_behind() {
+    let stage = with_bundles().await;
+    let image = tree(12);
+    stage.upstream.push("app", "1", &image.image);
+    bundle(&stage, &json!({"want": "1"})).await;
+    for _ in 0..20 {
+        let mut connection = Connection::open(stage.addr).await.unwrap();
+        let question = post(BUNDLE, &json!({"want": "1"}));
+        let mut answer = soon(connection.start(&question)).await.unwrap();
+        let _ = soon(answer.chunk()).await;
+    }
+    eventually(async || metric(&stage, "connections 0")).await;
+}
