@@ -5,6 +5,7 @@ use std::io;
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
 use serde::Deserialize;
 
+use crate::plan::Start;
 use crate::{Blobs, Error};
 
 /// Most bytes of a config: it is in the header of a bundle.
@@ -17,6 +18,8 @@ pub(super) struct Documents {
     pub(super) config_digest: Digest,
     pub(super) config: Vec<u8>,
     pub(super) layers: Vec<Layer>,
+    /// What a container of it runs.
+    pub(super) start: Start,
 }
 
 /// One layer as manifest and config have it.
@@ -29,6 +32,29 @@ pub(super) struct Layer {
 #[derive(Deserialize)]
 struct Config {
     rootfs: RootFs,
+    #[serde(default)]
+    config: Option<Run>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+struct Run {
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    env: Option<Vec<String>>,
+    working_dir: Option<String>,
+}
+
+impl Run {
+    fn start(self) -> Start {
+        let arguments = [self.entrypoint, self.cmd].into_iter().flatten().flatten();
+        let environment = self.env.into_iter().flatten();
+        Start {
+            arguments: arguments.map(String::into_bytes).collect(),
+            environment: environment.map(String::into_bytes).collect(),
+            folder: self.working_dir.unwrap_or_default().into_bytes(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -67,6 +93,7 @@ impl Documents {
             })
         });
         Ok(Self {
+            start: read.config.unwrap_or_default().start(),
             config_digest: config.digest,
             layers: layers.collect::<Result<_, _>>()?,
             media_type: parsed.media_type,

@@ -13,7 +13,7 @@ use super::serve::{Base, VERSION, header, key, needed};
 use super::{Have, Inner};
 use crate::layer::Pace as _;
 use crate::patch::{Effort, Level};
-use crate::plan::prepare;
+use crate::plan::{self, prepare};
 use crate::{Content, Error, Table};
 
 /// Bytes that may have to be compressed while somebody waits: about a second and a half, by level 3 against as many bytes.
@@ -109,12 +109,20 @@ impl Inner {
         let documents = Documents::read(&*self.blobs, new)?;
         let mut draft = Draft::begin(&self.shelf.plan(path))?;
         let mut frames = Vec::new();
-        prepare(want, &have, &source, effort, &mut |frame, coded| {
-            draft.payload(coded.coding, &coded.payload)?;
-            frames.push(frame.clone());
-            let bytes = frame.members.iter().map(|member| member.len).sum();
-            pause(bytes)
-        })?;
+        let expected = self.expected(new, &documents, want, &source)?;
+        prepare(
+            plan::Image::with_layers(want),
+            plan::Image::mounted(&have),
+            &expected,
+            &source,
+            effort,
+            pause,
+            &mut |frame, coded| {
+                draft.payload(coded.coding, &coded.payload)?;
+                frames.push(frame.clone());
+                Ok(())
+            },
+        )?;
         let bases = [base(old, have)];
         let sum = draft.bytes();
         let header = header(&documents, want, &bases, &frames, (true, sum), 1)?;

@@ -14,10 +14,14 @@ use crate::api::Stage as At;
 use crate::directory::Stage;
 use crate::layer::{self, LayerIndex, Pace as _};
 use crate::pack::{Item, PackedFrame, Settings, pack};
+use crate::plan::{self, Expected, Traced, Tree};
 use crate::{Blob, Content, Error, Frame, Kind, Place, Slice, Table};
 
 /// The level of zstd for headers that are made in the background.
 const HEADER_LEVEL: i32 = 15;
+
+/// Versions before an image whose traces are looked for.
+const TRACED: usize = 20;
 
 /// A layer that was indexed, and its blob.
 pub(super) struct Indexed {
@@ -142,20 +146,34 @@ impl Inner {
                 places.extend(packed.frames);
             }
         }
+        let expected = self.expected(manifest, documents, table, &self.contents(&[*manifest]))?;
         for (with_layers, key) in [false, true].into_iter().zip(keys) {
             let [visible, extras] = &places;
             let extras = if with_layers { &extras[..] } else { &[] };
             let mut draft = Draft::begin(&self.shelf.plan(&key))?;
             let mut frames = Vec::with_capacity(visible.len() + extras.len());
+            let mut sorted = Vec::with_capacity(visible.len() + extras.len());
             for place in visible.iter().chain(extras) {
                 let packed = self.packs.frame(place).map_err(|error| match error {
                     // It left to make room for the rest.
                     Error::Missing(_) => Error::Image("it does not fit into bundle.size".into()),
                     error => error,
                 })?;
-                frames.push(frame(table, &packed)?);
-                draft.packed(*place);
+                let frame = frame(table, &packed)?;
+                let rank = frame
+                    .members
+                    .iter()
+                    .map(|it| expected.rank(it.content))
+                    .min();
+                sorted.push((rank, *place, frame));
                 share.pause(0)?;
+            }
+            // Stable: the rest stays in the order of the layers, where it lies one after the other. Ranges of one
+            // content have one rank.
+            sorted.sort_by_key(|(rank, ..)| rank.unwrap_or(u32::MAX));
+            for (_, place, frame) in sorted {
+                draft.packed(place);
+                frames.push(frame);
             }
             let header = super::serve::header(
                 documents,
@@ -169,6 +187,55 @@ impl Inner {
             draft.finish(&prelude, &body)?;
         }
         Ok(())
+    }
+
+    /// The order in which an image's contents are expected to be used, by traces of it or of the versions before it.
+    pub(super) fn expected(
+        &self,
+        manifest: &pierhead_oci::Digest,
+        documents: &Documents,
+        table: &Table,
+        source: &dyn crate::Source,
+    ) -> Result<Expected, Error> {
+        let tree = Tree::of(plan::Image::mounted(table))?;
+        let mut of = vec![*manifest];
+        {
+            let images = lock(&self.images);
+            if let Some(new) = images.get(manifest) {
+                let mut older: Vec<_> = images
+                    .iter()
+                    .filter(|(_, row)| row.row.repository == new.row.repository)
+                    .filter(|(_, row)| row.row.stage == Stage::Ready)
+                    .map(|(digest, row)| (std::cmp::Reverse(row.row.came), *digest))
+                    .collect();
+                older.sort();
+                of.extend(older.into_iter().map(|(_, digest)| digest).take(TRACED));
+            }
+        }
+        let mut traced = Vec::new();
+        for image in of {
+            let Some(files) = self.directory.trace(&image)? else {
+                continue;
+            };
+            let its_own = Table::open(&self.shelf.table(&image));
+            let old = its_own
+                .as_ref()
+                .ok()
+                .map(|it| Tree::of(plan::Image::mounted(it)));
+            let old = old.and_then(Result::ok);
+            traced = files
+                .into_iter()
+                .map(|path| Traced {
+                    content: old.as_ref().and_then(|tree| {
+                        let number = tree.file(path.as_bytes())?;
+                        Some(tree.content(number)?.0)
+                    }),
+                    path: path.into_bytes(),
+                })
+                .collect();
+            break;
+        }
+        Expected::of(&tree, &traced, &documents.start, source)
     }
 
     /// Makes the patches from one image to another.
