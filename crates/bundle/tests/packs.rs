@@ -20,6 +20,12 @@ fn config(folder: &Path) -> Config {
     }
 }
 
+const FAST: Settings = Settings {
+    level: 1,
+    small: 256 << 10,
+    group: 4 << 20,
+};
+
 fn random(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
@@ -60,8 +66,8 @@ fn on_disk(folder: &Path) -> u64 {
 #[test]
 fn what_is_appended_is_read_back_now_and_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let contents: Vec<_> = (0..40)
-        .map(|seed| random(seed, 5000 + seed as usize))
+    let contents: Vec<_> = (0..40_usize)
+        .map(|nth| random(nth as u64, 5000 + nth))
         .collect();
     let packs = Packs::open(config(folder.path())).unwrap();
     let places: Vec<_> = contents
@@ -280,14 +286,9 @@ fn packed_contents_are_a_source() {
         let packs = Arc::new(Packs::open(large).unwrap());
         let known = Arc::new(InMemory::default());
         let all: MemorySource = contents.iter().cloned().collect();
-        let done = pack(
-            &items(contents),
-            &all,
-            &packs,
-            &*known,
-            &Settings::default(),
-            &mut |_| Ok(()),
-        )
+        let done = pack(&items(contents), &all, &packs, &*known, &FAST, &mut |_| {
+            Ok(())
+        })
         .unwrap();
         assert_eq!(done.kept, 0);
         // The empty one is in no frame.
@@ -312,7 +313,7 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
         &*all,
         &packs,
         &*known,
-        &Settings::default(),
+        &FAST,
         &mut |_| Ok(()),
     )
     .unwrap();

@@ -29,8 +29,8 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            level: 12,
-            small: 256 << 10,
+            level: 18,
+            small: 1 << 20,
             group: MAX_FRAME,
         }
     }
