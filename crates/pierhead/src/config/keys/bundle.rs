@@ -49,7 +49,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "bundle",
         name: "level",
         doc: "Level of zstd for packs, 1 to 19.",
-        example: "12",
+        example: "18",
         set: |config, value| value.count(1, 19).map(|it| config.bundle.level = it),
         show: |config| Some(config.bundle.level.to_string()),
     },
