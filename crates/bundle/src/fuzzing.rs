@@ -58,3 +58,13 @@ pub fn table(bytes: &[u8]) {
         assert!(same && row.path == entry.path && row.modified == entry.modified);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn table() {
+        each("table", super::table);
+    }
+}

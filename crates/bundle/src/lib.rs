@@ -17,8 +17,8 @@ mod directory;
 mod durable;
 mod entry;
 mod error;
-pub mod format;
 pub mod export;
+pub mod format;
 mod frame;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

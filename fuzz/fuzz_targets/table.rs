@@ -1,0 +1,5 @@
+//! Tables of images, as a server sends them.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_bundle::fuzzing::table(input));
