@@ -36,6 +36,7 @@ pub use image::Image;
 pub use parts::Receive;
 pub use upkeep::{Collected, Verified};
 
+use crate::export::rootfs::Files;
 use crate::{Content, Error, Source, durable};
 use contents::{Contents, is_absence};
 
@@ -205,6 +206,17 @@ impl Store {
             }
         }
         Ok(false)
+    }
+}
+
+/// Its own files, the others' being only read. Which of them is shared keeps its seal, and so whatever writes to it breaks it.
+impl Files for Store {
+    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+        match self.0.contents.file(content) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if is_absence(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

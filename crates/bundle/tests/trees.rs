@@ -155,6 +155,17 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     let image = Image::tree(21, &options);
     let (table, store) = (table(&image), Store::of(&image));
     let nothing = MemorySource::default();
+    let time = |content: &Content| {
+        store
+            .file(content)
+            .expect("kept")
+            .expect("there")
+            .metadata()
+    };
+    let first = *image.contents.keys().next().expect("some");
+    let before = time(&first)
+        .and_then(|meta| meta.modified())
+        .expect("a time");
     for reuse in [Reuse::Clone, Reuse::HardLink, Reuse::HardLink] {
         let folder = tempfile::tempdir().expect("a folder");
         let summary = export(
@@ -175,6 +186,15 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
             linked,
         );
     }
+    for (content, bytes) in &image.contents {
+        let kept = std::fs::read(store.0.path().join(content.hex())).expect("kept");
+        assert!(kept == *bytes, "{content}");
+    }
+    // A store tells by the time that somebody wrote to a file.
+    let after = time(&first)
+        .and_then(|meta| meta.modified())
+        .expect("a time");
+    assert_eq!(before, after);
 }
 
 /// A table of one layer.

@@ -44,8 +44,9 @@ pub enum Reuse {
     /// Blocks are shared where the file system can (btrfs, XFS), else copied within the kernel.
     #[default]
     Clone,
-    /// The same inode, when it bears the entry's attributes or nobody else has linked it yet (then it gets them); else as
-    /// [`Reuse::Clone`]. Who writes to such a file writes to the store.
+    /// The same inode, when it bears the entry's owner and mode or nobody else has linked it yet (then it gets them); else
+    /// as [`Reuse::Clone`]. It keeps the store's time, by which a store tells that somebody wrote to it: who writes to such
+    /// a file writes to the store.
     HardLink,
 }
 
@@ -85,12 +86,14 @@ pub struct Summary {
     pub devices: u64,
     /// Extended attributes that are not there.
     pub xattrs: u64,
+    /// Files that have a store's time, being a store's inode.
+    pub times: u64,
 }
 
 impl Summary {
     /// Whether nothing was left out.
     pub const fn complete(&self) -> bool {
-        self.owners == 0 && self.devices == 0 && self.xattrs == 0
+        self.owners == 0 && self.devices == 0 && self.xattrs == 0 && self.times == 0
     }
 }
 
@@ -103,6 +106,7 @@ struct Counts {
     owners: AtomicU64,
     devices: AtomicU64,
     xattrs: AtomicU64,
+    times: AtomicU64,
 }
 
 fn add(count: &AtomicU64, more: u64) {
@@ -119,6 +123,7 @@ impl Counts {
             owners: get(&self.owners),
             devices: get(&self.devices),
             xattrs: get(&self.xattrs),
+            times: get(&self.times),
         }
     }
 }
@@ -392,17 +397,10 @@ impl<'a> Walk<'a> {
         let Some(file) = files.file(content)? else {
             return Ok(false);
         };
-        let linked = data::link(
-            &file,
-            parent,
-            name,
-            row.attributes,
-            row.modified,
-            size,
-            self.counts,
-        )?;
+        let linked = data::link(&file, parent, name, row.attributes, size)?;
         if linked {
             add(&self.counts.shared, 1);
+            add(&self.counts.times, 1);
             add(&self.counts.bytes, size);
             (self.told)(size);
         }

@@ -202,7 +202,7 @@ impl Contents {
     }
 
     /// Of a file whose seal is whole.
-    fn file(&self, content: &Content) -> io::Result<File> {
+    pub(super) fn file(&self, content: &Content) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
         if is_sealed(&rustix::fs::fstat(&file)?, content).is_none() {

@@ -32,6 +32,11 @@ pub fn encode(table: &Table, base: Option<&Table>, level: i32) -> Result<Vec<u8>
         let mut encoder = Encoder::with_ref_prefix(Vec::new(), level, base)?;
         encoder.set_pledged_src_size(Some(bytes.len() as u64))?;
         encoder.set_parameter(CParameter::WindowLog(window(base.len(), bytes.len())))?;
+        if !base.is_empty() {
+            // Finds the runs of digests that stayed. Two versions of an image of 99 000 entries, at level 3: 1.17 MB
+            // and not 2.06 (`cargo run --release -p pierhead-bundle --example table`).
+            encoder.set_parameter(CParameter::EnableLongDistanceMatching(true))?;
+        }
         encoder.include_contentsize(true)?;
         encoder.include_checksum(false)?;
         encoder.write_all(bytes)?;

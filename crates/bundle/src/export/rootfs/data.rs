@@ -5,14 +5,14 @@ use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
-use rustix::fs::{self as sys, AtFlags};
+use rustix::fs::{self as sys, AtFlags, Mode};
 use rustix::io::Errno;
 
+use crate::Content;
 use crate::table::Attributes;
-use crate::{Content, Time};
 
-use super::attributes::{At, apply};
-use super::{Contents, Counts};
+use super::Contents;
+use super::attributes::owner;
 
 /// Read and written at once.
 const PIECE: usize = 256 << 10;
@@ -26,6 +26,8 @@ const ZEROS: [u8; BLOCK] = [0; BLOCK];
 pub(super) struct Writer<'a> {
     contents: Contents<'a>,
     buffer: Vec<u8>,
+    /// Until the file system says that it cannot.
+    cloning: bool,
 }
 
 impl<'a> Writer<'a> {
@@ -33,6 +35,7 @@ impl<'a> Writer<'a> {
         Self {
             contents,
             buffer: Vec::new(),
+            cloning: true,
         }
     }
 
@@ -47,8 +50,11 @@ impl<'a> Writer<'a> {
             if from.metadata()?.len() != size {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            if sys::ioctl_ficlone(to, &from).is_ok() {
-                return Ok(true);
+            if self.cloning {
+                match sys::ioctl_ficlone(to, &from) {
+                    Ok(()) => return Ok(true),
+                    Err(_) => self.cloning = false,
+                }
             }
             let read = |at, piece: &mut [u8]| from.read_exact_at(piece, at);
             return self.copy(to, size, read).map(|()| false);
@@ -102,15 +108,14 @@ fn write_but_zeros(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
     Ok(holes)
 }
 
-/// Gives a store's file one more name, if it has the attributes or is nobody's yet. `false`: it must be copied.
+/// Gives a store's file one more name, if it has the owner and the mode, or is nobody's yet and can get them. `false`: it must be
+/// copied.
 pub(super) fn link(
     file: &File,
     parent: &OwnedFd,
     name: &[u8],
     attributes: &Attributes,
-    modified: Time,
     size: u64,
-    counts: &Counts,
 ) -> io::Result<bool> {
     let meta = file.metadata()?;
     if meta.len() != size {
@@ -121,13 +126,15 @@ pub(super) fn link(
         return Ok(false);
     }
     let same = meta.mode() & 0o7777 == attributes.mode
-        && (meta.uid(), meta.gid()) == (attributes.uid, attributes.gid)
-        && (meta.mtime(), meta.mtime_nsec()) == (modified.seconds, modified.nanos.into());
+        && (meta.uid(), meta.gid()) == (attributes.uid, attributes.gid);
     if !same {
-        if meta.nlink() != 1 {
+        let Some((uid, gid)) = owner(attributes).filter(|_| meta.nlink() == 1) else {
+            return Ok(false);
+        };
+        if sys::fchown(file, Some(uid), Some(gid)).is_err() {
             return Ok(false);
         }
-        apply(&At::Open(file), attributes, modified, counts)?;
+        sys::fchmod(file, Mode::from_raw_mode(attributes.mode))?;
     }
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     match sys::linkat(sys::CWD, path, parent, name, AtFlags::SYMLINK_FOLLOW) {
