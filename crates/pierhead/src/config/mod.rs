@@ -263,7 +263,7 @@ impl Config {
                 size: Size::Auto,
                 workers: 1,
                 cpu: 50,
-                level: 12,
+                level: 18,
                 pairs: 2,
                 max_layer: 64 << 30,
                 max_ratio: 1000,
