@@ -1,8 +1,10 @@
 //! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
 
 mod layer;
+mod plan;
 
 pub use layer::{layer, skeleton};
+pub use plan::elf;
 
 use crate::table::{LayerEntries, Node, Table, compare};
 use crate::{Entry, Kind};

@@ -8,6 +8,8 @@ mod prepare;
 mod tree;
 
 pub use image::Image;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use order::elf_needs;
 pub use order::{Expected, Start, Traced};
 pub use prepare::prepare;
 pub use tree::{Leaf, Tree};

@@ -10,6 +10,15 @@ pub use expect::Start;
 use super::tree::Tree;
 use crate::{Content, Error, Source};
 
+/// The libraries that a program of `size` bytes asks for; for the fuzzer.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn elf_needs(
+    size: u64,
+    read: &dyn Fn(u64, &mut [u8]) -> Result<(), Error>,
+) -> Result<Vec<Vec<u8>>, Error> {
+    Ok(elf::read(size, read)?.unwrap_or_default().needed)
+}
+
 /// Ranks of contents by number; the lower, the earlier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected(HashMap<u32, u32>);

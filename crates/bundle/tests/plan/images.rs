@@ -36,13 +36,22 @@ pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
         })
     });
     let entries: Vec<_> = entries.collect();
+    let files: Vec<_> = entries.iter().filter_map(file).collect();
     let skeleton = b"skeleton".to_vec();
-    Table::merge([Ok(LayerEntries {
-        diff_id: Content::of(b"diff"),
+    Table::merge([LayerEntries {
+        diff_id: Content::of(b"diff").into(),
+        files: files.into_iter(),
         skeleton: (source.add(skeleton), 8),
         entries: entries.into_iter(),
-    })])
+    }])
     .expect("a sound image")
+}
+
+fn file(entry: &Result<Entry, Error>) -> Option<Result<(Content, u64), Error>> {
+    match entry.as_ref().map(|entry| &entry.kind) {
+        Ok(Kind::File { content, size }) => Some(Ok((*content, *size))),
+        _ => None,
+    }
 }
 
 /// Words over a small alphabet: compressible, and no two files alike.

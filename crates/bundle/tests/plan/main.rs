@@ -1,4 +1,5 @@
 //! Plans: what is sent makes the wanted image out of the one that is had.
 
 mod images;
+mod order;
 mod prepared;

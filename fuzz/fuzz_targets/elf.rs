@@ -1,0 +1,5 @@
+//! Programs that an image says it starts.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_bundle::fuzzing::elf(input));
