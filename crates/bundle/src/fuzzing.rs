@@ -2,9 +2,11 @@
 
 mod layer;
 mod plan;
+mod wire;
 
 pub use layer::{layer, skeleton};
 pub use plan::elf;
+pub use wire::{bundle, frames, patch};
 
 use crate::table::{LayerEntries, Node, Table, compare};
 use crate::{Entry, Kind};

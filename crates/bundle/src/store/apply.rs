@@ -309,7 +309,8 @@ impl Apply {
     pub fn finish(&self) -> Result<Outcome, Error> {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
-        while state.failed.is_none()
+        while !state.stop
+            && state.failed.is_none()
             && (state.busy > 0 || !state.queue.is_empty() || !state.copies.is_empty())
         {
             state = wait(&shared.changed, state);

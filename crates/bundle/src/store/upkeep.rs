@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -66,6 +67,10 @@ impl Store {
     /// # Errors
     /// `Io` of the kind `WouldBlock` when somebody does; the file system's.
     pub fn collect(&self) -> Result<Collected, Error> {
+        if Arc::strong_count(&self.0) > 1 {
+            let doing = "collect in a store of which a fetch is going on";
+            return Err(Error::io(doing, io::ErrorKind::WouldBlock.into()));
+        }
         self.alone()?;
         let collected = self.collect_alone();
         let shared = rustix::fs::flock(&self.0.lock, FlockOperation::LockShared);
