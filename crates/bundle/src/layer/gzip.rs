@@ -262,7 +262,9 @@ mod tests {
             if bits > 5 || bits == 0 {
                 data.push(0);
             }
-            data.extend_from_slice(&[plain.len() as u8, 0, !(plain.len() as u8), 0xff]);
+            let len = u16::try_from(plain.len()).unwrap();
+            data.extend_from_slice(&len.to_le_bytes());
+            data.extend_from_slice(&(!len).to_le_bytes());
             data.extend_from_slice(plain);
             let mut inflate = Inflate::new(false, 15);
             let mut out = vec![0; plain.len()];

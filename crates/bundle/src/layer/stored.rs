@@ -66,7 +66,10 @@ impl Row {
     fn decode(bytes: &[u8; ROW]) -> Self {
         let mut content = [0; 32];
         content.copy_from_slice(&bytes[..32]);
-        let word = |at: usize| little(&bytes[at..at + 4]) as u32;
+        let word = |at: usize| {
+            let bytes = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+            u32::from_le_bytes(bytes)
+        };
         Self {
             content: Content::from_bytes(content),
             offset: little(&bytes[32..40]),

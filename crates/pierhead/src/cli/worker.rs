@@ -79,7 +79,7 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "PATH", requires = "form")]
     pub(crate) output: Option<PathBuf>,
 
-    /// How files get from the store into a rootfs
+    /// How files of a rootfs share bytes with the store
     #[arg(long, value_name = "HOW", default_value = "reflink", requires = "form")]
     pub(crate) link: Link,
 
@@ -119,7 +119,7 @@ pub(crate) enum Form {
 pub(crate) enum Link {
     /// Shared blocks where the file system has them (btrfs, XFS), else copies
     Reflink,
-    /// Hard links where mode, owner and time allow: for trees that nobody writes to
+    /// Hard links, where owner and mode allow: for trees that nobody writes to; files keep the store's times
     Hard,
 }
 
