@@ -133,7 +133,7 @@ impl Store {
         drop(bytes);
         let tables = self.tables(&header)?;
         let table = match Table::open(&path.join("table")) {
-            Ok(table) if <[u8; 32]>::from(sha(table.bytes())) == header.table.digest => table,
+            Ok(table) if sha(table.bytes()) == header.table.digest => table,
             Err(error @ Error::Io { .. }) => return Err(error),
             _ => return Err(bad()),
         };
