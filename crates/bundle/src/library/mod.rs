@@ -21,7 +21,7 @@ pub use stream::{Bundle, Opened, Piece, Stream};
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -130,6 +130,8 @@ pub(crate) struct Inner {
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
     planning: Mutex<()>,
     figures: Figures,
+    /// Packs that had been evicted when places were looked through.
+    tidied: AtomicU64,
 }
 
 /// As an [`ImageRow`], in memory.
@@ -191,6 +193,7 @@ impl Library {
                 kept: Mutex::default(),
                 planning: Mutex::default(),
                 figures: Figures::default(),
+                tidied: AtomicU64::new(0),
             }),
         };
         queue::start(&library.inner)?;

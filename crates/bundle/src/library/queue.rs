@@ -1,6 +1,7 @@
 //! Who does what when: images first, then pairs of them, and now and then the tidying.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -93,11 +94,23 @@ fn work(inner: &Arc<Inner>) {
     let _ = rustix::process::setpriority_process(None, 19);
     let mut share = Share::new(inner.config.share, inner.stop.clone());
     while let Some(job) = wait(inner) {
-        let done = match &job {
+        let done = catch_unwind(AssertUnwindSafe(|| match &job {
             Job::Image(manifest, tries) => image(inner, manifest, *tries, &mut share),
             Job::Pair(new, old) => inner.prepare(new, old, &mut share),
             Job::Tidy => inner.tidy(),
-        };
+        }));
+        let done = done.unwrap_or_else(|_| match &job {
+            // Whatever it was about this image, the next one shall not wait for it for ever.
+            Job::Image(manifest, _) => {
+                tracing::error!(%manifest, "work on an image panicked; it is not bundled");
+                let why = "it could not be read, by a fault of pierhead: see its log".to_owned();
+                inner.settle(manifest, Some(Stage::Refused(why)))
+            }
+            _ => {
+                tracing::error!("work in the background panicked");
+                Ok(())
+            }
+        });
         match done {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => {

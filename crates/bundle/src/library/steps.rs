@@ -282,6 +282,15 @@ impl Inner {
             .retain(|digest| known.contains(digest) || is_here(digest))?;
         self.shelf.shrink_plans(self.config.plans)?;
         let packs = &self.packs;
+        let evicted = packs.stat().evicted;
+        // A walk over all that is packed.
+        if self
+            .tidied
+            .swap(evicted, std::sync::atomic::Ordering::Relaxed)
+            == evicted
+        {
+            return self.directory.flush();
+        }
         self.directory
             .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
         self.directory.flush()
