@@ -220,9 +220,8 @@ impl Stage {
             .args(["--via", &format!("http://{SERVER}:{PORT}")])
             .arg("--into")
             .arg(folder.join("store"))
-            .arg("--as")
-            .arg(format!("rootfs:{}", tree.display()))
-            .arg("--json");
+            .args(["--json", "--as", "rootfs", "--output"])
+            .arg(tree);
         let output = checked(&mut command)?;
         children_cpu(&String::from_utf8_lossy(&output.stderr))
     }

@@ -1,15 +1,20 @@
 //! Root file systems entry by entry: what others unpack, and what pierhead makes.
 
+use std::collections::{BTreeMap, btree_map::Entry};
+
 use anyhow::{Result, ensure};
 use pierhead_testkit::images::TreeOptions;
 use pierhead_tests::{
     image::corpus,
     layout::Image,
+    pierhead::{self, Options, Pierhead},
     place,
+    registry::{self, Registry},
     tool::or_skip,
     tree::{Leniency, Tree},
     unpack::{Snapshotter, Umoci, Unpacker},
 };
+use tempfile::TempDir;
 
 use crate::random;
 
@@ -89,6 +94,81 @@ fn the_others_agree_on_random_images() -> Result<()> {
             let (one, other) = (umoci.tree(image)?, containerd.tree(image)?);
             same(image, &one, &other, "umoci and containerd", NATIVE)?;
         }
+    }
+    Ok(())
+}
+
+/// Every version of each image in turn into one store, with what is there from the version before; the trees must be umoci's
+/// to the last attribute.
+fn pierhead_makes_the_same(images: &[Image], umoci: &Umoci) -> Result<()> {
+    let images: Vec<&Image> = images.iter().collect();
+    let registry = Registry::start(&images)?;
+    let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
+    let mut stores: BTreeMap<&str, TempDir> = BTreeMap::new();
+    for image in images {
+        if !umoci.understands(image)? {
+            continue;
+        }
+        let made = place::scratch("rootfs")?;
+        let store = match stores.entry(&image.repository) {
+            Entry::Vacant(entry) => entry.insert(place::scratch("store")?),
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
+        let root = made.path().join("tree");
+        let via = format!("http://{}", pierhead.address());
+        let into = store.path().display().to_string();
+        let output = root.display().to_string();
+        let (status, said) = pierhead::run(&[
+            "pull",
+            &format!("docker.io/{}", image.name()),
+            "--via",
+            &via,
+            "--into",
+            &into,
+            "--as",
+            "rootfs",
+            "--output",
+            &output,
+            "--json",
+        ])?;
+        ensure!(status.success(), "{}: {said}", image.name());
+        let (one, other) = (umoci.tree(image)?, Tree::read(&root)?);
+        same(
+            image,
+            &one,
+            &other,
+            "umoci and pierhead",
+            Leniency::default(),
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+fn pierhead_makes_the_trees_of_the_corpus() -> Result<()> {
+    let Some(images) = or_skip(corpus()) else {
+        return Ok(());
+    };
+    let (Some(umoci), Some(_)) = (or_skip(Umoci::find()), or_skip(registry::find())) else {
+        return Ok(());
+    };
+    pierhead_makes_the_same(&images, &umoci)
+}
+
+#[test]
+fn pierhead_makes_the_trees_of_random_images() -> Result<()> {
+    let (Some(umoci), Some(_)) = (or_skip(Umoci::find()), or_skip(registry::find())) else {
+        return Ok(());
+    };
+    for seed in seeds() {
+        let folder = place::scratch("random")?;
+        let options = TreeOptions {
+            sparse_pax: true,
+            parents: seed % 2 == 0,
+            ..TreeOptions::default()
+        };
+        let images = random::versions(folder.path(), seed, &options)?;
+        pierhead_makes_the_same(&images, &umoci)?;
     }
     Ok(())
 }
