@@ -67,14 +67,14 @@ impl Directory {
     pub(crate) fn open(folder: &Path) -> Result<(Self, Option<String>), Error> {
         let was = folder.exists();
         match guard(|| open(folder)) {
-            Ok(open) => {
-                let is_new = !was;
-                Ok((Self { open, is_new }, None))
+            Ok((open, is_new)) => {
+                // sled begins anew where it cannot read its own file, and says nothing.
+                let lost = (was && is_new).then(|| "nothing in it can be read".to_owned());
+                Ok((Self { open, is_new }, lost))
             }
             Err(what) => {
                 let renewed = guard(|| renew(folder));
-                let open = renewed.map_err(|what| failed("open the directory", &what))?;
-                let is_new = true;
+                let (open, is_new) = renewed.map_err(|what| failed("open the directory", &what))?;
                 Ok((Self { open, is_new }, Some(what.to_string())))
             }
         }
@@ -207,7 +207,8 @@ fn decode<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
     postcard::from_bytes(value).ok()
 }
 
-fn open(folder: &Path) -> Result<Open, Failure> {
+/// The second is whether it is empty.
+fn open(folder: &Path) -> Result<(Open, bool), Failure> {
     let db = sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)
@@ -215,7 +216,9 @@ fn open(folder: &Path) -> Result<Open, Failure> {
         // The library says when: a thread of sled's would wake an idle machine twice a second.
         .flush_every_ms(None)
         .open()?;
-    match db.get("version")? {
+    let found = db.get("version")?;
+    let is_new = found.is_none();
+    match found {
         Some(version) if version == VERSION => {}
         Some(_) => return Err(Failure("another version".into())),
         None if db.was_recovered() => return Err(Failure("no version".into())),
@@ -224,16 +227,17 @@ fn open(folder: &Path) -> Result<Open, Failure> {
             db.flush()?;
         }
     }
-    Ok(Open {
+    let open = Open {
         images: db.open_tree("images")?,
         places: db.open_tree("places")?,
         traces: db.open_tree("traces")?,
         db,
-    })
+    };
+    Ok((open, is_new))
 }
 
 /// Moves what is there aside, deletes it, and starts empty.
-fn renew(folder: &Path) -> Result<Open, Failure> {
+fn renew(folder: &Path) -> Result<(Open, bool), Failure> {
     let aside: PathBuf = folder.with_extension("damaged");
     remove(&aside)?;
     match fs::rename(folder, &aside) {

@@ -74,7 +74,9 @@ fn a_database_of_no_use_is_replaced() {
             directory.flush().unwrap();
             drop(directory);
             if damage == "garbage" {
-                fs::write(path.join("conf"), b"garbage").unwrap();
+                let db = path.join("db");
+                let len = fs::metadata(&db).unwrap().len();
+                fs::write(&db, vec![0x5a; usize::try_from(len).unwrap()]).unwrap();
             }
         }
         let (directory, said) = Directory::open(&path).unwrap();
