@@ -1,8 +1,8 @@
 //! Merges images of an OCI layout and tells what their tables weigh and cost:
 //! `cargo run --release -p pierhead-bundle --example table -- LAYOUT NAME... [--into FOLDER]`.
 //!
-//! Each table but the first is measured against the one before, too. With `--into` the tree of the first is
-//! written there, through the checkpoints of its layers.
+//! Each table but the first is measured against the one before, too. With `--into` the contents of the first are
+//! written to `FOLDER/store`, one file each, and its tree from there to `FOLDER/rootfs`.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -10,11 +10,11 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-use pierhead_bundle::export::rootfs::{Contents, Options, rootfs};
-use pierhead_bundle::layer::{self, LayerIndex, LayerReader, Limits, Request, Unhurried};
+use pierhead_bundle::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
+use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_bundle::table::{Table, decode, encode};
 use pierhead_bundle::{Blob, Content, Source};
 use serde_json::Value;
@@ -31,26 +31,42 @@ impl Blob for Opened {
     }
 }
 
-/// The layers of an image, whichever has it.
-struct Layers(Mutex<Vec<LayerReader>>);
+/// A folder of contents.
+struct Store<'a>(&'a Path);
 
-impl Source for Layers {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
-        for layer in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            if let Some(size) = layer.size(content)? {
-                return Ok(Some(size));
+impl Store<'_> {
+    fn fill(&self, layers: &[(LayerIndex, Arc<dyn Blob>)]) -> Result<()> {
+        fs::create_dir_all(self.0)?;
+        let mut buffer = Vec::new();
+        for (index, blob) in layers {
+            let reader = index.reader(blob.clone());
+            for file in index.files() {
+                let (content, size) = file?;
+                let path = self.0.join(content.hex());
+                if !path.exists() {
+                    buffer.resize(usize::try_from(size)?, 0);
+                    reader.read_at(&content, 0, &mut buffer)?;
+                    fs::write(path, &buffer)?;
+                }
             }
         }
-        Ok(None)
+        Ok(())
+    }
+}
+
+impl Files for Store<'_> {
+    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+        File::open(self.0.join(content.hex())).map(Some)
+    }
+}
+
+impl Source for Store<'_> {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        fs::metadata(self.0.join(content.hex())).map(|meta| Some(meta.len()))
     }
 
     fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        for layer in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            if layer.size(content)?.is_some() {
-                return layer.read_at(content, offset, buf);
-            }
-        }
-        Err(io::ErrorKind::NotFound.into())
+        File::open(self.0.join(content.hex()))?.read_exact_at(buf, offset)
     }
 }
 
@@ -93,7 +109,7 @@ fn main() -> Result<()> {
             }
             Ok(bytes)
         })?;
-        for level in [3, 9, 19] {
+        for level in [1, 3, 9, 19] {
             let frame = timed(&format!("encode {level}"), || {
                 Ok(encode(&table, None, level)?)
             })?;
@@ -108,29 +124,31 @@ fn main() -> Result<()> {
             }
         }
         if let (Some(into), None) = (&into, &last) {
-            let readers = layers
-                .iter()
-                .map(|(index, blob)| index.reader(blob.clone()))
-                .collect();
-            let source = Layers(Mutex::new(readers));
-            let contents = Contents {
-                source: &source,
-                files: None,
-            };
-            let options = Options {
-                threads: NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN),
-                ..Options::default()
-            };
-            let summary = timed("export", || {
-                Ok(rootfs(
-                    &table,
-                    contents,
-                    Path::new(into),
-                    &options,
-                    &|_| {},
-                )?)
-            })?;
-            println!("  {summary:?}");
+            let into = Path::new(into);
+            let folder = into.join("store");
+            let store = Store(&folder);
+            timed("fill a store", || store.fill(&layers))?;
+            for (name, reuse) in [("rootfs", Reuse::Clone), ("linked", Reuse::HardLink)] {
+                let contents = Contents {
+                    source: &store,
+                    files: Some(&store),
+                };
+                let options = Options {
+                    threads: NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN),
+                    reuse,
+                    ..Options::default()
+                };
+                let summary = timed(&format!("export {name}"), || {
+                    Ok(rootfs(
+                        &table,
+                        contents,
+                        &into.join(name),
+                        &options,
+                        &|_| {},
+                    )?)
+                })?;
+                println!("  {summary:?}");
+            }
         }
         last = Some(table);
     }

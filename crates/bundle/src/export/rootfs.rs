@@ -26,8 +26,13 @@ use attributes::At;
 use data::Writer;
 use folder::{Folders, clear};
 
-/// Files that wait for a thread to write them; each is an open descriptor.
-const WAITING: usize = 128;
+/// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
+/// writing a small one.
+const BATCH: usize = 32;
+const BATCH_BYTES: u64 = 1 << 20;
+
+/// Batches that wait for a thread; each file in them is an open descriptor.
+const WAITING: usize = 4;
 
 /// Contents that lie in files of their own: a worker's store.
 pub trait Files: Sync {
@@ -167,15 +172,7 @@ pub fn rootfs(
     let receiver = Mutex::new(receiver);
     thread::scope(|scope| {
         let writing: Vec<_> = (0..options.threads.get())
-            .map(|_| {
-                scope.spawn(|| {
-                    let written = write(&receiver, &stopped, contents, &counts, told);
-                    if written.is_err() {
-                        stopped.store(true, Ordering::Relaxed);
-                    }
-                    written
-                })
-            })
+            .map(|_| scope.spawn(|| write(&receiver, &stopped, contents, &counts, told)))
             .collect();
         let walk = Walk {
             table,
@@ -189,8 +186,19 @@ pub fn rootfs(
         };
         // Owned here, so that the writers end even if this panics.
         let sender = sender;
+        let (mut batch, mut bytes): (Vec<Job<'_>>, u64) = (Vec::new(), 0);
+        let mut send = |job: Option<_>| {
+            let last = job.is_none();
+            bytes += job.as_ref().map_or(0, |job: &Job<'_>| job.size);
+            batch.extend(job);
+            if !last && batch.len() < BATCH && bytes < BATCH_BYTES {
+                return true;
+            }
+            bytes = 0;
+            sender.send(std::mem::take(&mut batch)).is_ok()
+        };
         let walked = walk
-            .run(|job| sender.send(job).is_ok())
+            .run(|job| send(Some(job)))
             .map_err(|error| match error {
                 Failure::Io(path, error) => {
                     let path = path.escape_ascii();
@@ -201,6 +209,7 @@ pub fn rootfs(
         if walked.is_err() {
             stopped.store(true, Ordering::Relaxed);
         }
+        send(None);
         drop(sender);
         // The first cause is a writer's: the walk ends because of it.
         for writer in writing {
@@ -216,47 +225,52 @@ pub fn rootfs(
 
 /// Writes files until there are no more. After a failure elsewhere the rest is dropped.
 fn write<'t>(
-    jobs: &Mutex<Receiver<Job<'t>>>,
+    jobs: &Mutex<Receiver<Vec<Job<'t>>>>,
     stopped: &AtomicBool,
     contents: Contents<'_>,
     counts: &Counts,
     told: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Error> {
     let mut writer = Writer::new(contents);
-    let mut failed = Ok(());
     loop {
-        let job = match jobs.lock() {
+        let batch = match jobs.lock() {
             Ok(jobs) => jobs.recv(),
             // Another writer panicked, which will be told.
-            Err(_) => return failed,
+            Err(_) => return Ok(()),
         };
-        let Ok(job) = job else {
-            return failed;
+        let Ok(batch) = batch else {
+            return Ok(());
         };
-        if stopped.load(Ordering::Relaxed) || failed.is_err() {
-            continue;
-        }
-        let result = writer
-            .write(&job.file, &job.content, job.size)
-            .and_then(|shared| {
-                add(&counts.shared, u64::from(shared));
-                let at = At::Open(&job.file);
-                attributes::apply(&at, job.attributes, job.modified, counts)
-            });
-        match result {
-            Ok(()) => {
-                add(&counts.bytes, job.size);
-                told(job.size);
+        for job in batch {
+            if stopped.load(Ordering::Relaxed) {
+                break;
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                failed = Err(Error::Missing(job.content.to_string()));
+            if let Err(error) = job.write(&mut writer, counts) {
                 stopped.store(true, Ordering::Relaxed);
+                // Taken and dropped, so that the walk does not wait for ever.
+                while jobs.lock().is_ok_and(|jobs| jobs.recv().is_ok()) {}
+                return Err(match error.kind() {
+                    io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
+                    _ => Error::io(format!("write {}", job.content), error),
+                });
             }
-            Err(error) => {
-                failed = Err(Error::io(format!("write {}", job.content), error));
-                stopped.store(true, Ordering::Relaxed);
-            }
+            told(job.size);
         }
+    }
+}
+
+impl Job<'_> {
+    fn write(&self, writer: &mut Writer<'_>, counts: &Counts) -> io::Result<()> {
+        let shared = writer.write(&self.file, &self.content, self.size)?;
+        add(&counts.shared, u64::from(shared));
+        attributes::apply(
+            &At::Open(&self.file),
+            self.attributes,
+            self.modified,
+            counts,
+        )?;
+        add(&counts.bytes, self.size);
+        Ok(())
     }
 }
 
@@ -394,6 +408,10 @@ impl<'a> Walk<'a> {
         let (Reuse::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
             return Ok(false);
         };
+        // There is nothing to share, and a file system allows an inode so many names only.
+        if size == 0 {
+            return Ok(false);
+        }
         let Some(file) = files.file(content)? else {
             return Ok(false);
         };
