@@ -227,6 +227,10 @@ fn the_folder_of_an_entry_is_found_through_links_and_never_out_of_the_root() {
         "usr/lib/c=new",
     ];
     assert_eq!(tree, expected);
+    // An absolute link leads from the root, wherever it lies.
+    let deep = [symlink("x/abs", "/y"), file("x/abs/f", "new")];
+    let expected = ["x/", "x/abs->/y", "y/", "y/f=new"];
+    assert_eq!(self::tree(&[&deep]), expected);
     let circle = [symlink("a", "b"), symlink("b", "a"), file("a/x", "old")];
     assert!(merge(&[&circle]).is_err());
 }
@@ -428,4 +432,19 @@ fn whatever_is_changed_is_refused_or_canonical() {
         assert!(Table::parse(bytes[..at].to_vec()).is_err());
     }
     assert!(Table::parse([&bytes[..], b"x"].concat()).is_err());
+}
+
+#[test]
+fn a_link_to_a_directory_or_to_a_link_is_refused() {
+    let table = merge(&[&[file("a", "old"), link("b", "a"), link("c", "a")]]).expect("merged");
+    let bytes = table.bytes();
+    let layout = Layout::read(bytes).expect("a head");
+    let end = layout.nodes(bytes).as_ptr_range().end as usize - bytes.as_ptr() as usize;
+    // The last number of the nodes is how far back `c` points: to `b` and to the root.
+    assert_eq!(bytes[end - 1], 2);
+    for distance in [1, 3] {
+        let mut changed = bytes.to_vec();
+        changed[end - 1] = distance;
+        assert!(Table::parse(changed).is_err(), "{distance}");
+    }
 }
