@@ -66,12 +66,20 @@ impl Export<'_> {
         let summary = rootfs::rootfs(table, contents, to, &options, &told)?;
         let missing = [
             (summary.owners, "entries without their owner: run as root"),
-            (summary.devices, "devices that could not be made: run as root"),
+            (
+                summary.devices,
+                "devices that could not be made: run as root",
+            ),
             (summary.xattrs, "attributes that could not be set here"),
-            (summary.times, "files with the store's time: they are hard links"),
+            (
+                summary.times,
+                "files with the store's time: they are hard links",
+            ),
         ];
         let told = missing.iter().filter(|(count, _)| *count > 0);
-        Ok(told.map(|(count, what)| format!("{count} {what}")).collect())
+        Ok(told
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect())
     }
 
     fn layout(&self, to: &Path) -> Result<Vec<String>, Error> {
