@@ -104,7 +104,7 @@ fn have(image: &TreeImage) -> Have {
 fn bytes(mut stream: Stream) -> Vec<u8> {
     let said = stream.len();
     let mut all = Vec::new();
-    while let Some(piece) = stream.next().unwrap() {
+    while let Some(piece) = stream.next_piece().unwrap() {
         match piece {
             Piece::Bytes(bytes) => all.extend(bytes),
             Piece::File { file, offset, len } => {

@@ -270,7 +270,7 @@ impl Stream {
     ///
     /// # Errors
     /// Those of the medium.
-    pub fn next(&mut self) -> Result<Option<Piece>, Error> {
+    pub fn next_piece(&mut self) -> Result<Option<Piece>, Error> {
         if let Some(piece) = self.next_ready() {
             return Ok(Some(piece));
         }
@@ -287,7 +287,7 @@ impl Stream {
                     if let Some(piece) = self.next_ready() {
                         return Ok(Some(piece));
                     }
-                    return self.next();
+                    return self.next_piece();
                 }
                 // Its pack is gone: the worker asks for what was in it one by one.
                 *at += 1;

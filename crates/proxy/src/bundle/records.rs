@@ -113,7 +113,7 @@ impl Records {
             let permit = self.making.clone().acquire_owned().await;
             let (stream, piece) = blocking(move || {
                 let _permit = permit;
-                let piece = stream.next();
+                let piece = stream.next_piece();
                 (stream, piece)
             })
             .await?;

@@ -14,8 +14,9 @@ use super::super::{Error, names};
 
 /// Between two questions whether it is ready; the server says it, within these.
 const POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// An image whose progress has not changed for so long is stuck.
-const STUCK: Duration = Duration::from_secs(300);
+/// An image whose progress has not changed for so long is stuck: a large layer, worked on at idle
+/// priority beside a busy proxy, may be all of this in one stage.
+const STUCK: Duration = Duration::from_secs(30 * 60);
 
 /// What a server says to a request for a bundle.
 pub(in super::super) enum Answered {
