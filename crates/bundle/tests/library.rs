@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
@@ -16,12 +16,26 @@ use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 
 /// Blobs in memory, which can be taken away.
 #[derive(Default)]
-struct InMemory(Mutex<HashMap<Digest, Arc<Bytes>>>);
+struct InMemory(Mutex<HashMap<Digest, Arc<Bytes>>>, Gate);
+
+/// While a blob is named, opening it waits.
+#[derive(Default)]
+struct Gate(Mutex<Option<Digest>>, Condvar);
+
+impl Gate {
+    fn close(&self, digest: Option<Digest>) {
+        *self.0.lock().unwrap() = digest;
+        self.1.notify_all();
+    }
+}
 
 struct Bytes(Vec<u8>);
 
 impl Blobs for InMemory {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let closed = self.1.0.lock().unwrap();
+        let is_closed = |closed: &mut Option<Digest>| *closed == Some(*digest);
+        drop(self.1.1.wait_while(closed, is_closed).unwrap());
         let found = self.0.lock().unwrap().get(digest).cloned();
         Ok(found.map(|bytes| bytes as Arc<dyn Blob>))
     }
@@ -503,5 +517,153 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
     assert_eq!(came[&Content::of(changed.as_bytes())], changed.as_bytes());
     assert_eq!(new_table.visible(), 2);
     assert!(sent.len() < lib.len() / 20, "{}", sent.len());
+    library.close();
+}
+
+/// With packs made in two stages.
+fn open_staged(folder: &Path, blobs: &Arc<InMemory>) -> Library {
+    let mut config = Config::new(folder, 256 << 20, 64 << 20);
+    config.share = 100;
+    (config.quick, config.level) = (1, 12);
+    Library::open(config, blobs.clone()).unwrap()
+}
+
+fn until(mut is_so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "it takes too long"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Quick packs on disk.
+fn quick_packs(folder: &Path) -> usize {
+    let names = std::fs::read_dir(folder.join("packs")).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name.ends_with(".pack") && name.as_bytes()[0] >= b'8')
+        .count()
+}
+
+/// Two layers of text, and an image that is waited for at its first blob: what can wait rests as long as that.
+fn staged(blobs: &InMemory) -> (images::Image, images::Image) {
+    let (one, two) = (text(1), text(2));
+    let tars = [tar(&[("usr/lib/a.so", &one)]), tar(&[("etc/other", &two)])];
+    let image = images::Image::of_tars("amd64", &tars);
+    let blocked = images::Image::of_tars("arm64", &tars);
+    blobs.put(&image);
+    blobs.put(&blocked);
+    blobs.1.close(Some(blocked.root));
+    (image, blocked)
+}
+
+fn offer_both(library: &Library, (image, blocked): (&images::Image, &images::Image)) {
+    for image in [image, blocked] {
+        library.offer(Image {
+            manifest: image.root,
+            repository: "registry/app".into(),
+        });
+    }
+    assert_eq!(settled(library, &image.root), State::Ready);
+}
+
+#[test]
+fn better_frames_replace_quick_ones() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open_staged(folder.path(), &blobs);
+    let (image, blocked) = staged(&blobs);
+    offer_both(&library, (&image, &blocked));
+    assert_eq!(
+        (library.stat().quick_layers, library.stat().improved),
+        (2, 0)
+    );
+    assert!(quick_packs(folder.path()) > 0);
+    let all = |library: &Library| {
+        [false, true].map(|layers| {
+            let bundle = library.bundle(&image.root, &[], layers).unwrap();
+            let sent = bytes(bundle.stream(None).unwrap());
+            (bundle, sent)
+        })
+    };
+    let quick = all(&library);
+    // A plan that was made from the fresh one names its packs too.
+    let stranger = Have {
+        manifest: Content::of(b"stranger").into(),
+        is_known: false,
+        has_layers: false,
+    };
+    let derived = library.bundle(&image.root, &[stranger], false).unwrap();
+    drop(derived);
+    // No layer is needed any more.
+    for layer in &library.blobs(&image.root).unwrap()[1..] {
+        blobs.take(layer);
+    }
+    blobs.take(&blocked.root);
+    blobs.1.close(None);
+    until(|| library.stat().improved == 1);
+    assert_eq!(library.stat().quick_layers, 0);
+    let better = all(&library);
+    for ((old, before), (new, after)) in quick.iter().zip(&better) {
+        assert!(old.etag() != new.etag() && after.len() < before.len());
+        let (old_header, _, old_contents) = received(before, &[]);
+        let (header, _, contents) = received(after, &[]);
+        assert!(contents == old_contents && header.manifest == old_header.manifest);
+        // Whoever began with the old one ends with it.
+        assert!(bytes(old.stream(None).unwrap()) == *before);
+    }
+    assert!(quick_packs(folder.path()) > 0, "a reader holds them");
+    drop(quick);
+    library.close();
+    drop(library);
+    drop(better);
+    let library = open_staged(folder.path(), &blobs);
+    until(|| quick_packs(folder.path()) == 0);
+    let bundle = library.bundle(&image.root, &[stranger], false).unwrap();
+    received(&bytes(bundle.stream(None).unwrap()), &[]);
+    library.close();
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &to);
+        } else {
+            std::fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_restart_knows_what_waits_for_better_frames() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let (image, blocked) = staged(&blobs);
+    let library = open_staged(folder.path(), &blobs);
+    offer_both(&library, (&image, &blocked));
+    let sent = |library: &Library| {
+        let bundle = library.bundle(&image.root, &[], true).unwrap();
+        bytes(bundle.stream(None).unwrap())
+    };
+    let quick = sent(&library);
+    // As a kill leaves it at this instant.
+    let killed = tempfile::tempdir().unwrap();
+    copy(folder.path(), killed.path());
+    assert_eq!(library.stat().improved, 0);
+    blobs.take(&blocked.root);
+    blobs.1.close(None);
+    library.close();
+    let folder = killed;
+    let library = open_staged(folder.path(), &blobs);
+    assert_eq!(library.state(&image.root), State::Ready);
+    until(|| library.stat().improved == 1);
+    let better = sent(&library);
+    assert!(better.len() < quick.len());
+    assert!(received(&better, &[]).2 == received(&quick, &[]).2);
+    until(|| quick_packs(folder.path()) == 0);
     library.close();
 }

@@ -5,7 +5,9 @@
 use std::collections::HashSet;
 use std::io;
 
-use pierhead_bundle::pack::{Config, InMemory, Item, Known, Packed, Packs, Settings, decode, pack};
+use pierhead_bundle::pack::{
+    Config, InMemory, Item, Known, Packed, Packs, Settings, decode, improve, is_quick, pack,
+};
 use pierhead_bundle::{Coding, Content, Error, MAX_FRAME, Source};
 use pierhead_testkit::source::MemorySource;
 
@@ -261,4 +263,52 @@ fn a_frame_that_is_not_what_it_should_be_is_refused() {
             "{coding:?} {len}: {result:?}"
         );
     }
+}
+
+#[test]
+fn better_frames_go_on_where_they_were_stopped() {
+    let mut bench = Bench::new();
+    let mut items: Vec<_> = (0..20).map(|seed| bench.item(seed, 20_000)).collect();
+    let large = bench.item(99, 9 << 20);
+    items.push(large);
+    let settings = Settings {
+        level: 1,
+        small: 256 << 10,
+        quick: true,
+        ..Settings::default()
+    };
+    let Bench { source, known, .. } = &bench;
+    let quick = pack(&items, source, &bench.packs, known, &settings, &mut |_| {
+        Ok(())
+    });
+    let quick = quick.unwrap();
+    assert!(quick.frames.len() > 3 && quick.frames.iter().all(|it| is_quick(it.pack)));
+    let whole = bench.contents(&quick);
+    let before = bench.packs.stat().appended;
+    let (mut stops, frames) = (0, &quick.frames);
+    let made = loop {
+        // Stopped after each frame that it makes.
+        let mut pause = |bytes| match bytes {
+            0 => Ok(()),
+            _ => Err(Error::Stopped),
+        };
+        match improve(frames, &bench.packs, known, 6, &mut pause, &mut || Ok(())) {
+            Ok(made) => break made,
+            Err(Error::Stopped) if stops < frames.len() => stops += 1,
+            Err(error) => panic!("{error}, after {stops}"),
+        }
+    };
+    assert_eq!(stops, frames.len());
+    assert_eq!(made.len(), quick.frames.len());
+    assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
+    let better = Packed {
+        frames: quick.frames.iter().map(|place| made[place]).collect(),
+        ..Packed::default()
+    };
+    assert!(better.frames.iter().all(|it| !is_quick(it.pack)));
+    assert_eq!(bench.contents(&better), whole);
+    // Without the quick ones all is found, and nothing is packed again.
+    bench.packs.give_up(&|_| false).unwrap();
+    let again = bench.pack(&items);
+    assert_eq!((again.raw, again.frames.len()), (0, made.len()));
 }

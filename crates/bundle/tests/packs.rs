@@ -8,7 +8,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use pierhead_bundle::pack::{Config, Contents, InMemory, Item, Known, Packs, Part, Settings, pack};
+use pierhead_bundle::pack::{
+    Config, Contents, InMemory, Item, Known, Packs, Part, Settings, is_quick, pack,
+};
 use pierhead_bundle::{Coding, Content, Error, Place, RECORD_HEAD, RecordHead, Source};
 use pierhead_testkit::source::{MemorySource, conforms};
 
@@ -24,6 +26,7 @@ const FAST: Settings = Settings {
     level: 1,
     small: 256 << 10,
     group: 4 << 20,
+    quick: false,
 };
 
 fn random(seed: u64, len: usize) -> Vec<u8> {
@@ -330,4 +333,48 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
         assert!(found == *bytes);
     }
     assert!(!packs.contains(&place));
+}
+
+#[test]
+fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    let quick = |seed| {
+        let bytes = random(seed, 30_000);
+        let part = Part {
+            content: Content::of(&bytes),
+            offset: 0,
+            len: bytes.len() as u64,
+        };
+        let mut writer = packs.quick_writer();
+        writer.append(&[part], Coding::Stored, &bytes).unwrap()
+    };
+    let good = append(&packs, &random(1, 3000)).unwrap();
+    let places: Vec<_> = (10..16).map(quick).collect();
+    assert!(places.iter().all(|place| is_quick(place.pack)) && !is_quick(good.pack));
+    let (held, kept) = (places[0].pack, places[2].pack);
+    let other = places[5].pack;
+    assert!(held != kept && kept != other && held != other);
+    let file = packs.file(&places[0]).unwrap();
+    assert!(packs.give_up(&|number| number == kept).unwrap() > 0);
+    for place in &places {
+        let stays = [held, kept].contains(&place.pack);
+        assert_eq!(packs.contains(place), stays, "{place:?}");
+    }
+    assert!(packs.contains(&good));
+    drop(file);
+    packs.give_up(&|_| false).unwrap();
+    assert!(places.iter().all(|place| !packs.contains(place)));
+    assert_eq!(packs.stat().bytes, on_disk(folder.path()));
+    // Their numbers are gone for good, whatever is left.
+    drop(packs);
+    let packs = Packs::open(config(folder.path())).unwrap();
+    assert!(packs.contains(&good));
+    let bytes = random(99, 50_000);
+    let place = append(&packs, &bytes).unwrap();
+    let used = places.iter().map(|place| place.pack & !(1 << 31));
+    assert!(
+        used.max() < Some(append(&packs, &random(98, 60_000)).unwrap().pack),
+        "{place:?}"
+    );
 }

@@ -43,6 +43,15 @@ pub(crate) enum Stage {
     Ready,
     /// Never written.
     Refused(String),
+    /// As `Ready`; these of its layers have frames that better ones will replace.
+    Quick(Vec<Digest>),
+}
+
+impl Stage {
+    /// Whether the image can be bundled.
+    pub(crate) const fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready | Self::Quick(_))
+    }
 }
 
 /// See the head of this module. Shared by threads; blocks.

@@ -1,5 +1,6 @@
 //! What the library counts.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Library, lock};
@@ -14,6 +15,7 @@ pub(super) struct Figures {
     pub(super) refused: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) pairs: AtomicU64,
+    pub(super) improved: AtomicU64,
     pub(super) plans: AtomicU64,
     pub(super) plan_hits: AtomicU64,
 }
@@ -27,6 +29,8 @@ pub struct Stat {
     pub waiting: u64,
     /// Images that never can be bundled.
     pub refused: u64,
+    /// Layers that wait to be packed at the level of the configuration; they can be bundled.
+    pub quick_layers: u64,
     /// Bytes on disk of packs.
     pub packs: u64,
     /// The most of that.
@@ -49,6 +53,8 @@ pub struct Stat {
     pub failed: u64,
     /// Pairs of images that were prepared.
     pub pairs: u64,
+    /// Images whose frames were replaced by better ones.
+    pub improved: u64,
     /// Plans that were made when they were asked for.
     pub planned: u64,
     /// Plans that were there.
@@ -60,9 +66,14 @@ impl Library {
     pub fn stat(&self) -> Stat {
         let inner = &self.inner;
         let mut stat = Stat::default();
+        let mut quick = HashSet::new();
         for row in lock(&inner.images).values() {
-            match row.row.stage {
+            match &row.row.stage {
                 Stage::Ready => stat.ready += 1,
+                Stage::Quick(layers) => {
+                    stat.ready += 1;
+                    quick.extend(layers.iter().copied());
+                }
                 Stage::Waiting => stat.waiting += 1,
                 Stage::Refused(_) => stat.refused += 1,
             }
@@ -73,6 +84,8 @@ impl Library {
         (stat.index, stat.plans) = inner.shelf.bytes();
         Stat {
             packs: packs.bytes,
+            quick_layers: quick.len() as u64,
+            improved: read(&figures.improved),
             packs_budget: inner.config.packs,
             packs_evicted: packs.evicted,
             plans_budget: inner.config.plans,

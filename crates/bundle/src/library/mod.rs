@@ -6,6 +6,7 @@
 
 mod documents;
 mod figures;
+mod improve;
 mod kept;
 mod layers;
 mod pace;
@@ -21,8 +22,8 @@ pub use stream::{Bundle, Opened, Piece, Stream};
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use pierhead_oci::Digest;
@@ -46,12 +47,15 @@ pub struct Config {
     pub packs: u64,
     /// Bytes of plans on disk, with the patches in them.
     pub plans: u64,
-    /// Threads of work in the background: each has a layer, a table and frames in memory, up to 100 MB.
+    /// Threads that make images ready, and as many for what can wait, which rest meanwhile: each of the former has a
+    /// layer, a table and frames in memory, up to 60 MB, of the latter up to 100 MB.
     pub workers: usize,
-    /// Percent of a core that each of them takes at most.
+    /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
     pub share: u32,
-    /// Level of zstd for packs.
+    /// Level of zstd that packs have in the end.
     pub level: i32,
+    /// Level of zstd that they have at first.
+    pub quick: i32,
     /// Older versions of a repository that patches to a new one are made from.
     pub pairs: usize,
     /// What a layer may ask for.
@@ -68,6 +72,7 @@ impl Config {
             workers: 1,
             share: 50,
             level: pack::Settings::default().level,
+            quick: QUICK,
             pairs: 2,
             limits: Limits::default(),
         }
@@ -110,6 +115,9 @@ pub struct Have {
 /// Images that are known at once; those that came first are forgotten beyond it. Each takes some hundred bytes.
 const MAX_IMAGES: usize = 20_000;
 
+/// 100 MB/s a core and more, where level 18 makes 3: `docs/formats/disk.md` has the figures.
+const QUICK: i32 = 3;
+
 /// The library; clones share everything. Methods block on the disk unless they say that they do not.
 #[derive(Clone)]
 pub struct Library {
@@ -128,7 +136,13 @@ pub(crate) struct Inner {
     stop: Arc<AtomicBool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
+    /// Those that somebody may hold, in memory or on their way out.
+    alive: Mutex<Vec<Weak<Kept>>>,
     planning: Mutex<()>,
+    /// Shared by those who make an image ready: what they packed is named by no plan yet.
+    packing: RwLock<()>,
+    /// Images that are being made ready: what can wait rests meanwhile.
+    busy: Arc<AtomicUsize>,
     figures: Figures,
     /// Packs that had been evicted when places were looked through.
     tidied: AtomicU64,
@@ -139,6 +153,19 @@ struct Row {
     row: ImageRow,
     /// While it is being worked on.
     progress: Option<Progress>,
+    /// Whether somebody waits for it.
+    awaited: Arc<AtomicBool>,
+}
+
+impl Row {
+    fn new(row: ImageRow, progress: Option<Progress>) -> Self {
+        let awaited = Arc::default();
+        Self {
+            row,
+            progress,
+            awaited,
+        }
+    }
 }
 
 impl Library {
@@ -157,6 +184,13 @@ impl Library {
             packs.scan(&mut |frame| {
                 // Ranges of a large content lie in order of their offsets, more or less: found again by the next packing.
                 match &frame.members[..] {
+                    // Better ones come first.
+                    members
+                        if pack::is_quick(frame.place.pack)
+                            && !directory.get(&members[0].content)?.is_empty() =>
+                    {
+                        Ok(())
+                    }
                     members if members.iter().all(|part| part.offset == 0) => members
                         .iter()
                         .try_for_each(|part| directory.put(&part.content, &[frame.place])),
@@ -166,17 +200,22 @@ impl Library {
         }
         let mut images = HashMap::new();
         let mut queue = Queue::default();
-        let mut waiting = Vec::new();
+        let (mut waiting, mut quick) = (Vec::new(), Vec::new());
         directory.images(|manifest, row| {
-            if row.stage == Stage::Waiting {
-                waiting.push((row.came, manifest));
+            match row.stage {
+                Stage::Waiting => waiting.push((row.came, manifest)),
+                Stage::Quick(_) => quick.push((row.came, manifest)),
+                _ => {}
             }
-            let progress = None;
-            images.insert(manifest, Row { row, progress });
+            images.insert(manifest, Row::new(row, None));
         })?;
         waiting.sort();
         for (_, manifest) in waiting {
             queue.image(manifest);
+        }
+        quick.sort();
+        for (_, manifest) in quick {
+            queue.improve(manifest);
         }
         let library = Self {
             inner: Arc::new(Inner {
@@ -191,6 +230,9 @@ impl Library {
                 stop: Arc::default(),
                 workers: Mutex::default(),
                 kept: Mutex::default(),
+                alive: Mutex::default(),
+                packing: RwLock::default(),
+                busy: Arc::default(),
                 planning: Mutex::default(),
                 figures: Figures::default(),
                 tidied: AtomicU64::new(0),
@@ -227,11 +269,23 @@ impl Library {
             done: 0,
             total: 0,
         };
-        let progress = Some(progress);
-        images.insert(image.manifest, Row { row, progress });
+        images.insert(image.manifest, Row::new(row, Some(progress)));
         drop(images);
         lock(&inner.queue).image(image.manifest);
-        inner.wake.notify_one();
+        inner.wake.notify_all();
+    }
+
+    /// As [`Self::state`], for somebody who waits: if it is being worked on, that goes before all else, and has all
+    /// of a core. Does not block.
+    pub fn awaited(&self, manifest: &Digest) -> State {
+        let state = self.state(manifest);
+        if matches!(state, State::Working(_))
+            && let Some(row) = lock(&self.inner.images).get(manifest)
+            && !row.awaited.swap(true, Ordering::Relaxed)
+        {
+            lock(&self.inner.queue).first(manifest);
+        }
+        state
     }
 
     /// How far an image is. Does not block.
@@ -241,7 +295,7 @@ impl Library {
             return State::Unknown;
         };
         match &row.row.stage {
-            Stage::Ready => State::Ready,
+            Stage::Ready | Stage::Quick(_) => State::Ready,
             Stage::Refused(why) => State::Refused(why.clone()),
             Stage::Waiting => State::Working(row.progress.unwrap_or(Progress {
                 stage: At::Wait,
@@ -255,7 +309,7 @@ impl Library {
     pub fn blobs(&self, manifest: &Digest) -> Option<Vec<Digest>> {
         let images = lock(&self.inner.images);
         let row = images.get(manifest)?;
-        (row.row.stage == Stage::Ready).then(|| row.row.blobs.clone())
+        (row.row.stage.is_ready()).then(|| row.row.blobs.clone())
     }
 
     /// Ends the work: what is under way is given up, and goes on at the next start.

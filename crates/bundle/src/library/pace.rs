@@ -1,7 +1,7 @@
 //! Work in the background that leaves the processor to others: a share of one core, and stopped at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Error;
@@ -10,11 +10,18 @@ use crate::layer::Pace;
 /// The longest sleep: a stop is seen within this.
 const NAP: Duration = Duration::from_millis(200);
 
+/// How often it is asked whether there still is something that goes first.
+const REST: Duration = Duration::from_millis(20);
+
 /// Of one thread. Results never depend on it.
 pub(super) struct Share {
     /// Percent of a core.
     percent: u32,
     stop: Arc<AtomicBool>,
+    /// Whether somebody waits for what is being done: then it has all of a core.
+    awaited: Arc<AtomicBool>,
+    /// Jobs that go first: while there are any, this one rests.
+    before: Arc<AtomicUsize>,
     since: Instant,
     /// Processor time of this thread at `since`.
     spent: Duration,
@@ -25,9 +32,21 @@ impl Share {
         Self {
             percent: percent.clamp(1, 100),
             stop,
+            awaited: Arc::default(),
+            before: Arc::default(),
             since: Instant::now(),
             spent: processor_time(),
         }
+    }
+
+    /// For what somebody may wait for.
+    pub(super) fn awaited(self, awaited: Arc<AtomicBool>) -> Self {
+        Self { awaited, ..self }
+    }
+
+    /// For what rests while there are any `before` it.
+    pub(super) fn after(self, before: Arc<AtomicUsize>) -> Self {
+        Self { before, ..self }
     }
 }
 
@@ -37,8 +56,15 @@ impl Pace for Share {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
+            if self.before.load(Ordering::Relaxed) > 0 {
+                std::thread::sleep(REST);
+                continue;
+            }
             if self.percent >= 100 {
                 return Ok(());
+            }
+            if self.awaited.load(Ordering::Relaxed) {
+                break;
             }
             let worked = processor_time().saturating_sub(self.spent);
             let due = worked * 100 / self.percent;

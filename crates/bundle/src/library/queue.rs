@@ -1,9 +1,9 @@
-//! Who does what when: images first, then pairs of them, and now and then the tidying.
+//! Who does what when: images first, then by turns pairs of them and better frames, and now and then the tidying.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
@@ -29,6 +29,9 @@ pub(super) struct Queue {
     images: VecDeque<(Digest, u32, Option<Instant>)>,
     known: HashSet<Digest>,
     pairs: VecDeque<(Digest, Digest)>,
+    improve: VecDeque<Digest>,
+    /// Whether the last job that could wait was a pair.
+    was_pair: bool,
     tidied: Option<Instant>,
 }
 
@@ -36,13 +39,32 @@ pub(super) enum Job {
     Image(Digest, u32),
     /// From the second to the first.
     Pair(Digest, Digest),
+    /// Better frames.
+    Improve(Digest),
     Tidy,
+}
+
+/// What a thread does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Images are made ready.
+    Images,
+    /// All else, at the lowest priority, while no image is being made ready.
+    Later,
 }
 
 impl Queue {
     pub(super) fn image(&mut self, manifest: Digest) {
         if self.known.insert(manifest) {
             self.images.push_back((manifest, 0, None));
+        }
+    }
+
+    /// Somebody waits for this one.
+    pub(super) fn first(&mut self, manifest: &Digest) {
+        let at = self.images.iter().position(|(of, ..)| of == manifest);
+        if let Some(image) = at.and_then(|at| self.images.remove(at)) {
+            self.images.push_front(image);
         }
     }
 
@@ -59,44 +81,71 @@ impl Queue {
         }
     }
 
-    fn next(&mut self, now: Instant) -> Option<Job> {
+    pub(super) fn improve(&mut self, manifest: Digest) {
+        if !self.improve.contains(&manifest) {
+            self.improve.push_back(manifest);
+        }
+    }
+
+    fn next(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         let due = |(_, _, at): &(Digest, u32, Option<Instant>)| at.is_none_or(|at| at <= now);
-        if let Some(at) = self.images.iter().position(due)
-            && let Some((manifest, tries, _)) = self.images.remove(at)
-        {
+        let at = self.images.iter().position(due);
+        if lane == Lane::Images {
+            let (manifest, tries, _) = self.images.remove(at?)?;
             self.known.remove(&manifest);
             return Some(Job::Image(manifest, tries));
+        }
+        if at.is_some() {
+            return None;
         }
         if self.tidied.is_none_or(|at| now.duration_since(at) >= TIDY) {
             self.tidied = Some(now);
             return Some(Job::Tidy);
         }
-        let (new, old) = self.pairs.pop_front()?;
-        Some(Job::Pair(new, old))
+        // By turns: neither starves the other.
+        if (!self.was_pair || self.improve.is_empty())
+            && let Some((new, old)) = self.pairs.pop_front()
+        {
+            self.was_pair = true;
+            return Some(Job::Pair(new, old));
+        }
+        self.was_pair = false;
+        self.improve.pop_front().map(Job::Improve)
     }
 }
 
 /// Starts the threads.
 pub(super) fn start(inner: &Arc<Inner>) -> Result<(), Error> {
     for nth in 0..inner.config.workers.max(1) {
-        let shared = inner.clone();
-        let thread = std::thread::Builder::new()
-            .name(format!("library-{nth}"))
-            .spawn(move || work(&shared));
-        let thread = thread.map_err(|error| Error::io("start a thread", error))?;
-        lock(&inner.workers).push(thread);
+        for (lane, name) in [(Lane::Images, "library"), (Lane::Later, "library-later")] {
+            let shared = inner.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("{name}-{nth}"))
+                .spawn(move || work(&shared, lane));
+            let thread = thread.map_err(|error| Error::io("start a thread", error))?;
+            lock(&inner.workers).push(thread);
+        }
     }
     Ok(())
 }
 
-fn work(inner: &Arc<Inner>) {
-    // Of this thread alone, on Linux.
-    let _ = rustix::process::setpriority_process(None, 19);
-    let mut share = Share::new(inner.config.share, inner.stop.clone());
-    while let Some(job) = wait(inner) {
+fn work(inner: &Arc<Inner>, lane: Lane) {
+    if lane == Lane::Later {
+        // Of this thread alone, on Linux.
+        let _ = rustix::process::setpriority_process(None, 19);
+    }
+    while let Some(job) = wait(inner, lane) {
+        let share = Share::new(inner.config.share, inner.stop.clone());
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
-            Job::Image(manifest, tries) => image(inner, manifest, *tries, &mut share),
-            Job::Pair(new, old) => inner.prepare(new, old, &mut share),
+            Job::Image(manifest, tries) => {
+                let awaited = lock(&inner.images)
+                    .get(manifest)
+                    .map(|it| it.awaited.clone());
+                let mut share = share.awaited(awaited.unwrap_or_default());
+                image(inner, manifest, *tries, &mut share)
+            }
+            Job::Pair(new, old) => inner.prepare(new, old, &mut share.after(inner.busy.clone())),
+            Job::Improve(manifest) => inner.improve(manifest, &mut share.after(inner.busy.clone())),
             Job::Tidy => inner.tidy(),
         }));
         let done = done.unwrap_or_else(|_| match &job {
@@ -111,6 +160,10 @@ fn work(inner: &Arc<Inner>) {
                 Ok(())
             }
         });
+        if lane == Lane::Images {
+            inner.busy.fetch_sub(1, Ordering::Relaxed);
+            inner.wake.notify_all();
+        }
         match done {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => {
@@ -121,13 +174,17 @@ fn work(inner: &Arc<Inner>) {
     }
 }
 
-fn wait(inner: &Inner) -> Option<Job> {
+fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
     let mut queue = lock(&inner.queue);
     loop {
         if inner.stop.load(Ordering::Relaxed) {
             return None;
         }
-        if let Some(job) = queue.next(Instant::now()) {
+        let is_later = lane == Lane::Later && inner.busy.load(Ordering::Relaxed) > 0;
+        if !is_later && let Some(job) = queue.next(lane, Instant::now()) {
+            if lane == Lane::Images {
+                inner.busy.fetch_add(1, Ordering::Relaxed);
+            }
             return Some(job);
         }
         let waited = inner.wake.wait_timeout(queue, AGAIN);
@@ -142,11 +199,13 @@ fn image(
     tries: u32,
     share: &mut Share,
 ) -> Result<(), Error> {
+    let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
     inner.note(manifest)?;
     let done = inner.image(manifest, share);
     let stage = match &done {
-        Ok(()) => Some(Stage::Ready),
-        Err(Error::Stopped) => return done,
+        Ok(quick) if quick.is_empty() => Some(Stage::Ready),
+        Ok(quick) => Some(Stage::Quick(quick.clone())),
+        Err(Error::Stopped) => return done.map(drop),
         Err(error) if error.fault() == Fault::Theirs => {
             count(&inner.figures.refused);
             tracing::warn!(%manifest, %error, "an image cannot be bundled");
@@ -163,10 +222,14 @@ fn image(
         }
         Err(_) => None,
     };
-    let is_ready = stage == Some(Stage::Ready);
+    let is_ready = stage.as_ref().is_some_and(Stage::is_ready);
+    let is_quick = matches!(stage, Some(Stage::Quick(_)));
     inner.settle(manifest, stage)?;
     if is_ready {
         inner.queue_pairs(manifest);
+        if is_quick {
+            lock(&inner.queue).improve(*manifest);
+        }
         return Ok(());
     }
     match done {
@@ -226,7 +289,7 @@ impl Inner {
             };
             for (digest, row) in &*images {
                 let is_older = row.row.repository == new.row.repository
-                    && row.row.stage == Stage::Ready
+                    && row.row.stage.is_ready()
                     && row.row.came < new.row.came;
                 if is_older {
                     older.push((row.row.came, *digest));

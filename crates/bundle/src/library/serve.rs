@@ -54,11 +54,8 @@ impl Library {
         let inner = &self.inner;
         let key = key(want, have, layers);
         let found = inner.open(&key)?;
-        if found.is_some() && !inner.is_whole(&key) {
-            // Packs have left since. From here on it waits to be packed again.
-            inner.again(want)?;
-            return Err(Error::Missing(format!("a part of {want}")));
-        }
+        // Packs may have left since: for better ones, or for want of room.
+        let found = found.filter(|_| inner.is_whole(&key));
         let kept = match found {
             Some(kept) => {
                 count(&inner.figures.plan_hits);
@@ -149,6 +146,9 @@ impl Inner {
             kept.remove(0);
         }
         kept.push((*key, plan.clone()));
+        let mut alive = lock(&self.alive);
+        alive.retain(|plan| plan.strong_count() > 0);
+        alive.push(Arc::downgrade(&plan));
         plan
     }
 
@@ -183,13 +183,13 @@ impl Inner {
             let Some(row) = images.get_mut(manifest) else {
                 return Ok(());
             };
-            if row.row.stage != Stage::Ready {
+            if !row.row.stage.is_ready() {
                 return Ok(());
             }
             row.row.stage = Stage::Waiting;
         }
         lock(&self.queue).image(*manifest);
-        self.wake.notify_one();
+        self.wake.notify_all();
         Ok(())
     }
 
@@ -319,7 +319,7 @@ impl Inner {
             .find_map(|(at, base)| Some((at, base, base.table.as_ref()?)));
         if let Some((at, base, table)) = known {
             lock(&self.queue).pair(*want, base.have.manifest);
-            self.wake.notify_one();
+            self.wake.notify_all();
             if let Some(plan) = self.quick(want, &base.have.manifest, table)? {
                 return Ok((Some(plan), Some(at)));
             }

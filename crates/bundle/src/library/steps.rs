@@ -11,14 +11,13 @@ use super::pace::Share;
 use super::shelf::remove;
 use super::{Inner, lock};
 use crate::api::Stage as At;
-use crate::directory::Stage;
 use crate::layer::{self, LayerIndex, Pace as _};
-use crate::pack::{Item, PackedFrame, Settings, pack};
+use crate::pack::{Item, PackedFrame, Settings, is_quick, pack};
 use crate::plan::{self, Expected, Traced, Tree};
 use crate::{Blob, Content, Error, Frame, Kind, Place, Slice, Table};
 
 /// The level of zstd for headers that are made in the background.
-const HEADER_LEVEL: i32 = 15;
+pub(super) const HEADER_LEVEL: i32 = 15;
 
 /// Versions before an image whose traces are looked for.
 const TRACED: usize = 20;
@@ -30,12 +29,12 @@ pub(super) struct Indexed {
 }
 
 impl Inner {
-    /// Does all of it. What was done before is not done again.
+    /// Makes it ready. What was done before is not done again. Returns the layers that were packed quickly.
     pub(super) fn image(
         &self,
         manifest: &pierhead_oci::Digest,
         share: &mut Share,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<pierhead_oci::Digest>, Error> {
         let documents = Documents::read(&*self.blobs, manifest)?;
         if let Some(row) = lock(&self.images).get_mut(manifest) {
             row.row.blobs = documents.blobs();
@@ -48,9 +47,10 @@ impl Inner {
         }
         let table = self.table(manifest, &layers)?;
         self.progress(manifest, At::Index, total, total);
-        self.fresh(manifest, &documents, &table, &layers, share)?;
+        let quick = self.fresh(manifest, &documents, &table, &layers, share)?;
         // The places of its contents are worth nothing without their packs, which are on the disk by now.
-        self.directory.flush()
+        self.directory.flush()?;
+        Ok(quick)
     }
 
     /// The index of a layer; made when there is none.
@@ -119,19 +119,24 @@ impl Inner {
         table: &Table,
         layers: &[Indexed],
         share: &mut Share,
-    ) -> Result<(), Error> {
+    ) -> Result<Vec<pierhead_oci::Digest>, Error> {
         let keys = [false, true].map(|layers| super::serve::key(manifest, &[], layers));
         if keys.iter().all(|key| self.is_whole(key)) {
-            return Ok(());
+            let is_quick = self.packs_of(manifest).into_iter().any(is_quick);
+            let blobs = documents.layers.iter().map(|layer| layer.blob);
+            return Ok(blobs.filter(|_| is_quick).collect());
         }
+        let mut quick = Vec::new();
         let mut done = HashSet::new();
         let mut places: [Vec<Place>; 2] = Default::default();
-        for layer in layers {
+        for (layer, of) in layers.iter().zip(&documents.layers) {
             for (items, places) in items(table, layer, &mut done)?.iter().zip(&mut places) {
                 let mut source = Layers::default();
                 source.push(&layer.index, layer.blob.clone());
+                let is_last = self.config.quick >= self.config.level;
                 let settings = Settings {
-                    level: self.config.level,
+                    level: self.config.quick.min(self.config.level),
+                    quick: !is_last,
                     ..Settings::default()
                 };
                 let mut pause = |bytes| share.pause(bytes);
@@ -143,9 +148,13 @@ impl Inner {
                     &settings,
                     &mut pause,
                 )?;
+                if packed.frames.iter().any(|place| is_quick(place.pack)) {
+                    quick.push(of.blob);
+                }
                 places.extend(packed.frames);
             }
         }
+        quick.dedup();
         let expected = self.expected(manifest, documents, table, &self.contents(&[*manifest]))?;
         for (with_layers, key) in [false, true].into_iter().zip(keys) {
             let [visible, extras] = &places;
@@ -186,7 +195,7 @@ impl Inner {
             let (prelude, body) = header.encode(HEADER_LEVEL)?;
             draft.finish(&prelude, &body)?;
         }
-        Ok(())
+        Ok(quick)
     }
 
     /// The order in which an image's contents are expected to be used, by traces of it or of the versions before it.
@@ -205,7 +214,7 @@ impl Inner {
                 let mut older: Vec<_> = images
                     .iter()
                     .filter(|(_, row)| row.row.repository == new.row.repository)
-                    .filter(|(_, row)| row.row.stage == Stage::Ready)
+                    .filter(|(_, row)| row.row.stage.is_ready())
                     .map(|(digest, row)| (std::cmp::Reverse(row.row.came), *digest))
                     .collect();
                 older.sort();
@@ -249,7 +258,7 @@ impl Inner {
             let images = lock(&self.images);
             images
                 .get(digest)
-                .is_some_and(|row| row.row.stage == Stage::Ready)
+                .is_some_and(|row| row.row.stage.is_ready())
         };
         // Forgotten since it was queued.
         if !is_ready(new) || !is_ready(old) {
@@ -265,7 +274,7 @@ impl Inner {
             |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
         let ready: Vec<_> = lock(&self.images)
             .iter()
-            .filter(|(_, row)| row.row.stage == Stage::Ready)
+            .filter(|(_, row)| row.row.stage.is_ready())
             .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
             .collect();
         for (manifest, config) in ready {
@@ -281,6 +290,7 @@ impl Inner {
         self.shelf
             .retain(|digest| known.contains(digest) || is_here(digest))?;
         self.shelf.shrink_plans(self.config.plans)?;
+        self.give_up()?;
         let packs = &self.packs;
         let evicted = packs.stat().evicted;
         // A walk over all that is packed.

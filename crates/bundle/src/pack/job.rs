@@ -24,6 +24,8 @@ pub struct Settings {
     pub small: u64,
     /// Bytes at which a group is closed: at most [`MAX_FRAME`].
     pub group: u64,
+    /// Into packs that are given up once [`super::improve`] has made better frames.
+    pub quick: bool,
 }
 
 impl Default for Settings {
@@ -32,6 +34,7 @@ impl Default for Settings {
             level: 18,
             small: 1 << 20,
             group: MAX_FRAME,
+            quick: false,
         }
     }
 }
@@ -104,7 +107,11 @@ pub fn pack(
         group: settings.group.clamp(1, MAX_FRAME),
         small: settings.small.min(settings.group).min(MAX_FRAME),
         encoder: Encoder::new(settings.level)?,
-        writer: packs.writer(),
+        writer: if settings.quick {
+            packs.quick_writer()
+        } else {
+            packs.writer()
+        },
         groups: Default::default(),
         done: HashSet::new(),
         out: Packed::default(),

@@ -7,6 +7,7 @@ mod coding;
 mod contents;
 mod disk;
 mod file;
+mod improve;
 mod index;
 mod job;
 mod kind;
@@ -19,6 +20,7 @@ pub use coding::{Encoder, decode};
 pub use contents::Contents;
 pub use disk::Step;
 pub use file::PackFile;
+pub use improve::improve;
 pub use job::{Item, Packed, Settings, pack};
 pub use known::{InMemory, Known};
 pub use packs::{Config, Packs, Stat};
@@ -28,6 +30,14 @@ use crate::{Coding, Content, Place};
 
 /// Most members of one frame in a pack; bounds what an index entry takes (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
+
+/// Packs with this bit in their number hold frames that better ones will replace: they are dropped whole.
+const QUICK: u32 = 1 << 31;
+
+/// Whether a pack holds frames that better ones will replace.
+pub const fn is_quick(pack: u32) -> bool {
+    pack & QUICK != 0
+}
 
 /// A range of a content, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

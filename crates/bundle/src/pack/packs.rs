@@ -15,7 +15,7 @@ use super::disk::{Disk, Step};
 use super::file::{PackFile, index_path, missing, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC};
 use super::writer::{Open, Writer};
-use super::{PackedFrame, Part, recovery};
+use super::{PackedFrame, Part, QUICK, is_quick, recovery};
 
 /// Where packs lie, and how much they may take.
 #[derive(Clone, Debug)]
@@ -37,6 +37,15 @@ impl Config {
             folder: folder.into(),
             budget,
             pack: (budget / 128).clamp(8 << 20, 1 << 30),
+        }
+    }
+
+    /// Bytes at which a pack is full. Quick ones are shorter: one leaves when the last of its images was improved.
+    pub(super) fn most(&self, is_quick: bool) -> u64 {
+        if is_quick {
+            (self.pack / 4).max(self.pack.min(8 << 20))
+        } else {
+            self.pack
         }
     }
 }
@@ -129,7 +138,7 @@ impl Packs {
         for pack in found {
             let bytes = on_disk(pack.lens.0) + on_disk(pack.lens.1);
             total.fetch_add(bytes, Ordering::Relaxed);
-            let has_room = pack.lens.0 < config.pack / 2;
+            let has_room = pack.lens.0 < config.most(is_quick(pack.number)) / 2;
             let file = PackFile::new(pack.number, pack.files, pack.records, bytes, total.clone());
             state.enter(Arc::new(file), has_room.then_some(pack.lens));
         }
@@ -147,7 +156,12 @@ impl Packs {
 
     /// A pack of one's own to append to, so that one's records lie one after the other.
     pub fn writer(&self) -> Writer<'_> {
-        Writer::new(self)
+        Writer::new(self, false)
+    }
+
+    /// The same for frames that better ones will replace.
+    pub fn quick_writer(&self) -> Writer<'_> {
+        Writer::new(self, true)
     }
 
     /// Appends one record. For more than one, [`Self::writer`].
@@ -287,17 +301,20 @@ impl Packs {
     }
 
     /// A pack to append to: one with room, else a new one.
-    pub(super) fn take_open(&self, need: u64) -> Result<Open, Error> {
+    pub(super) fn take_open(&self, need: u64, quick: bool) -> Result<Open, Error> {
         let mut state = self.state();
-        let fits = |open: &Open| open.data + need <= self.config.pack;
+        let fits = |open: &Open| {
+            is_quick(open.file.number()) == quick && open.data + need <= self.config.most(quick)
+        };
         if let Some(at) = state.idle.iter().position(fits) {
             return Ok(state.idle.swap_remove(at));
         }
         self.make_room(&mut state, 2 * on_disk(HEADER as u64))?;
-        let number = state.next;
+        let number = state.next | if quick { QUICK } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
-        let next = number
-            .checked_add(1)
+        // The last numbers are no packs in plans.
+        let next = Some(state.next + 1)
+            .filter(|next| *next < QUICK - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
         // Before the pack: a number is given once, whatever happens.
         self.disk
@@ -333,7 +350,7 @@ impl Packs {
 
     /// Takes a pack back that may be appended to again.
     pub(super) fn give_back(&self, open: Open) {
-        if open.data < self.config.pack {
+        if open.data < self.config.most(is_quick(open.file.number())) {
             self.state().idle.push(open);
         }
     }
@@ -352,17 +369,39 @@ impl Packs {
         self.appended.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Drops the quick packs that `keep` does not want and nobody holds. Returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when one cannot be deleted.
+    pub fn give_up(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
+        let mut state = self.state();
+        let free: Vec<u32> = state
+            .packs
+            .keys()
+            .copied()
+            .filter(|number| is_quick(*number) && !keep(*number) && state.is_free(*number))
+            .collect();
+        for number in &free {
+            self.remove(&mut state, *number)?;
+        }
+        Ok(free.len() as u64)
+    }
+
+    fn remove(&self, state: &mut State, number: u32) -> Result<(), Error> {
+        recovery::remove(&self.disk, &self.config.folder, number)
+            .map_err(|error| Error::io(format!("evict pack {number:08x}"), error))?;
+        state.idle.retain(|open| open.file.number() != number);
+        state.packs.remove(&number);
+        Ok(())
+    }
+
     /// Packs that somebody holds stay: deleting them would free nothing yet.
     fn make_room(&self, state: &mut State, more: u64) -> Result<(), Error> {
         while self.total.load(Ordering::Relaxed).saturating_add(more) > self.config.budget {
-            let State { packs, idle, .. } = &mut *state;
-            let is_free = |(number, entry): &(&u32, &Entry)| {
-                let is_idle = idle.iter().any(|open| open.file.number() == **number);
-                Arc::strong_count(&entry.file) == 1 + usize::from(is_idle)
-            };
-            let victim = packs
+            let victim = state
+                .packs
                 .iter()
-                .filter(is_free)
+                .filter(|(number, _)| state.is_free(**number))
                 .min_by_key(|(_, entry)| entry.used)
                 .map(|(number, _)| *number);
             let Some(number) = victim else {
@@ -372,10 +411,7 @@ impl Packs {
                 );
                 return Err(Error::io("make room in the packs", full));
             };
-            recovery::remove(&self.disk, &self.config.folder, number)
-                .map_err(|error| Error::io(format!("evict pack {number:08x}"), error))?;
-            idle.retain(|open| open.file.number() != number);
-            packs.remove(&number);
+            self.remove(state, number)?;
             state.evicted += 1;
         }
         Ok(())
@@ -387,6 +423,14 @@ impl Packs {
 }
 
 impl State {
+    /// Whether nobody reads it or writes to it.
+    fn is_free(&self, number: u32) -> bool {
+        let is_idle = self.idle.iter().any(|open| open.file.number() == number);
+        self.packs
+            .get(&number)
+            .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 + usize::from(is_idle))
+    }
+
     /// The newest of all; with the lengths of its files if it may be appended to.
     fn enter(&mut self, file: Arc<PackFile>, open: Option<(u64, u64)>) {
         self.tick += 1;
@@ -429,7 +473,8 @@ fn next_bytes(next: u32) -> [u8; 8] {
 
 /// Places outlive their packs in what others wrote down, so that no number may be given twice.
 fn first_free(folder: &Path, numbers: &[u32]) -> u32 {
-    let above = numbers.last().map_or(0, |last| last.saturating_add(1));
+    let counts = numbers.iter().map(|number| number & !QUICK);
+    let above = counts.max().map_or(0, |last| last.saturating_add(1));
     let read = fs::read(next_path(folder)).ok().and_then(|bytes| {
         let next = u32::from_le_bytes(*bytes.first_chunk()?);
         (bytes == next_bytes(next)).then_some(next)

@@ -19,12 +19,17 @@ pub(super) struct Open {
 /// Appends to a pack that nobody else appends to meanwhile. Dropping it gives the pack back.
 pub struct Writer<'a> {
     packs: &'a Packs,
+    is_quick: bool,
     open: Option<Open>,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) const fn new(packs: &'a Packs) -> Self {
-        Self { packs, open: None }
+    pub(super) const fn new(packs: &'a Packs, is_quick: bool) -> Self {
+        Self {
+            packs,
+            is_quick,
+            open: None,
+        }
     }
 
     /// Appends a record: after it returns others can read it, and a kill does not lose it (a loss of power may).
@@ -45,7 +50,7 @@ impl<'a> Writer<'a> {
         self.turn_over(len)?;
         let open = match self.open.take() {
             Some(open) => open,
-            None => self.packs.take_open(len)?,
+            None => self.packs.take_open(len, self.is_quick)?,
         };
         let number = open.file.number();
         let (Ok(offset), Ok(len)) = (u32::try_from(open.data), u32::try_from(len)) else {
@@ -114,7 +119,7 @@ impl<'a> Writer<'a> {
     fn turn_over(&mut self, len: u64) -> Result<(), Error> {
         if let Some(open) = self
             .open
-            .take_if(|open| open.data + len > self.packs.config.pack)
+            .take_if(|open| open.data + len > self.packs.config.most(self.is_quick))
         {
             self.sync_open(&open)?;
         }

@@ -58,6 +58,12 @@ impl Collector for Figures {
                 None,
                 stat.refused,
             ),
+            (
+                "layers_quick",
+                "Layers that wait to be packed at bundle.level; their images can be bundled",
+                None,
+                stat.quick_layers,
+            ),
             ("packs", "Packs, on disk", bytes.clone(), stat.packs),
             (
                 "packs_capacity",
@@ -125,6 +131,12 @@ impl Collector for Figures {
                 "Pairs of images that patches were made for",
                 None,
                 stat.pairs,
+            ),
+            (
+                "improved",
+                "Images whose quick frames were replaced by better ones",
+                None,
+                stat.improved,
             ),
             (
                 "plans_made",

@@ -263,7 +263,7 @@ impl Asked<'_> {
 
     /// Returns when the image can be bundled, or says how far it is.
     async fn ready(&self, library: &Library, image: &Found) -> Result<(), Error> {
-        match library.state(&image.digest) {
+        match library.awaited(&image.digest) {
             State::Ready => return self.may_have_blobs(&image.blobs).await,
             State::Refused(why) => return Err(Error::Unbundled(why)),
             State::Working(progress) => return Err(Error::NotReady(progress)),

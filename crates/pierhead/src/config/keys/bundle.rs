@@ -32,7 +32,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "workers",
-        doc: "Threads that index, pack and make patches, at the lowest priority; each takes up to 150MB of memory while it\nworks.",
+        doc: "Threads that make images ready, and as many at the lowest priority that make patches and pack better, and rest while an\nimage is made ready. Each of the former takes up to 60MB of memory while it works, of the latter up to 150MB.",
         example: "1",
         set: |config, value| value.count(1, 64).map(|it| config.bundle.workers = it),
         show: |config| Some(config.bundle.workers.to_string()),
@@ -40,7 +40,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "cpu",
-        doc: "Percent of one core that each of them takes at most, 1 to 100.",
+        doc: "Percent of one core that each of them takes at most, 1 to 100. Not bounded by it is an image that a request waits for.",
         example: "50",
         set: |config, value| value.count(1, 100).map(|it| config.bundle.cpu = it),
         show: |config| Some(config.bundle.cpu.to_string()),
@@ -48,7 +48,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "bundle",
         name: "level",
-        doc: "Level of zstd for packs, 1 to 19.",
+        doc: "Level of zstd for packs, 1 to 19. An image is packed at level 3 first, which makes it ready, and at this level later.",
         example: "18",
         set: |config, value| value.count(1, 19).map(|it| config.bundle.level = it),
         show: |config| Some(config.bundle.level.to_string()),
