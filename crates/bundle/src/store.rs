@@ -183,6 +183,28 @@ impl Store {
         Err(last)
     }
 
+    /// A complete image of which every content is here, or in another store, sealed and of its size; `layers`: those that
+    /// only its layers need, too. Costs a system call a content.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn complete(&self, manifest: &Digest, layers: bool) -> Result<Option<Image>, Error> {
+        let Ok(image) = self.image(manifest) else {
+            return Ok(None);
+        };
+        if layers && !image.layers {
+            return Ok(None);
+        }
+        for (content, size) in image::needed(&image.table, layers) {
+            let found = self.size(&content);
+            if found.map_err(|error| Error::io(format!("look at {content}"), error))? != Some(size)
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(image))
+    }
+
     fn folders(&self) -> impl Iterator<Item = &Path> {
         let others = self.0.others.iter().map(|other| &*other.path);
         std::iter::once(&*self.0.path).chain(others)
@@ -194,11 +216,12 @@ impl Store {
             return Ok(true);
         }
         if size == 0 {
-            return self
-                .0
-                .contents
-                .put(content, &[])
-                .map(|()| *content == Content::of(b""));
+            // A table may say so of any content: what is here under that name stays.
+            let empty = *content == Content::of(b"");
+            return match empty {
+                true => self.0.contents.put(content, &[]).map(|()| true),
+                false => Ok(false),
+            };
         }
         for other in &self.0.others {
             if self.0.contents.take(&other.contents, content, size)? {

@@ -347,8 +347,33 @@ fn the_numbers_of_a_summary_are_those_of_the_tree() {
         entries: 2,
         bytes: 4,
         owners: if is_root() { 1 } else { 2 },
+        modes: 0,
         xattrs: 1,
         ..Summary::default()
     };
     assert_eq!(summary.expect("exported"), expected);
+}
+
+#[test]
+fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut source = MemorySource::default();
+    let mut entries = Vec::new();
+    for (path, mode, uid) in [("kept", 0o4755, None), ("lost", 0o6755, Some(u32::MAX))] {
+        let mut entry = file(path, &mut source, b"program");
+        entry.mode = mode;
+        entry.uid = uid.unwrap_or(entry.uid);
+        entries.push(entry);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = of(&entries);
+    let summary = export(&table, &source, None, folder.path(), &Options::default());
+    let summary = summary.expect("exported");
+    let mode = |name: &str| {
+        let meta = folder.path().join(name).metadata().expect("there");
+        meta.mode() & 0o7777
+    };
+    assert_eq!((mode("kept"), mode("lost")), (0o4755, 0o755));
+    assert_eq!(summary.modes, 1);
+    assert!(!summary.complete());
 }

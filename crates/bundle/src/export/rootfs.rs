@@ -87,6 +87,8 @@ pub struct Summary {
     pub shared: u64,
     /// Entries that do not have their owner.
     pub owners: u64,
+    /// Files that are not setuid or setgid: their owner could not be set.
+    pub modes: u64,
     /// Devices that are not there, under any of their names.
     pub devices: u64,
     /// Extended attributes that are not there.
@@ -98,7 +100,14 @@ pub struct Summary {
 impl Summary {
     /// Whether nothing was left out.
     pub const fn complete(&self) -> bool {
-        self.owners == 0 && self.devices == 0 && self.xattrs == 0 && self.times == 0
+        let left = [
+            self.owners,
+            self.modes,
+            self.devices,
+            self.xattrs,
+            self.times,
+        ];
+        matches!(left, [0, 0, 0, 0, 0])
     }
 }
 
@@ -109,6 +118,7 @@ struct Counts {
     bytes: AtomicU64,
     shared: AtomicU64,
     owners: AtomicU64,
+    modes: AtomicU64,
     devices: AtomicU64,
     xattrs: AtomicU64,
     times: AtomicU64,
@@ -126,6 +136,7 @@ impl Counts {
             bytes: get(&self.bytes),
             shared: get(&self.shared),
             owners: get(&self.owners),
+            modes: get(&self.modes),
             devices: get(&self.devices),
             xattrs: get(&self.xattrs),
             times: get(&self.times),

@@ -27,7 +27,8 @@ pub enum Event {
         /// The payload.
         payload: Vec<u8>,
     },
-    /// The server does not send this frame: its contents are to be asked for one by one.
+    /// The server does not send this frame, or sent another payload than its digest says: its contents are to be asked
+    /// for one by one.
     Unsent {
         /// Which frame.
         frame: u32,
@@ -147,9 +148,12 @@ impl Decoder {
             }
             State::Head => self.head(Head::decode(&array(&whole)?)?),
             State::Payload(frame, head) => {
-                head.verify(&whole)?;
                 self.counted.payload += u64::from(head.len);
                 self.state = State::Head;
+                if head.verify(&whole).is_err() {
+                    // It rotted where it is kept: asked for again it would be the same.
+                    return Ok(Some(Event::Unsent { frame }));
+                }
                 Ok(Some(Event::Record {
                     frame,
                     coding: head.coding,

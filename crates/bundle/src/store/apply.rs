@@ -15,7 +15,7 @@ use crate::api::Ask;
 use crate::format::{Header, Known, Sizes};
 use crate::{Coding, Content, Error, Frame, Slice, Table};
 
-/// Payloads that wait for a thread.
+/// Payloads that wait for a thread, or that one is at.
 const QUEUED: u64 = 8 << 20;
 /// Bases and outputs of all threads together: one frame with all that it may have, and little besides.
 const AT_WORK: u64 = 24 << 20;

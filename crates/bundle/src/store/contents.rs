@@ -76,10 +76,8 @@ impl Contents {
             Err(Errno::EXIST) if self.has(content, Some(as_u64(bytes.len()))) => Ok(()),
             Err(Errno::EXIST) => {
                 // Damaged, or another process is writing it: beside it, and then over it.
-                let number = self.beside.fetch_add(1, Ordering::Relaxed);
-                let beside = format!("{name}.{}-{number}", std::process::id());
-                let file = self
-                    .create(&beside)
+                let (beside, file) = self
+                    .create_beside(&name)
                     .map_err(|error| self.failed(&name, error.into()))?;
                 self.fill(&beside, &file, content, bytes)?;
                 rustix::fs::renameat(&self.folder, &beside, &self.folder, &name)
@@ -121,20 +119,13 @@ impl Contents {
             Ok(file) => file,
             Err(_) => return Ok(false),
         };
-        let beside = format!(
-            "{name}.{}-{}",
-            std::process::id(),
-            self.beside.fetch_add(1, Ordering::Relaxed)
-        );
+        let (beside, out) = self
+            .create_beside(&name)
+            .map_err(|error| self.failed(&name, error.into()))?;
         let path = self.path.join(&beside);
-        let copied = self
-            .create(&beside)
-            .map_err(io::Error::from)
-            .and_then(|out| {
-                let mut hash = Hashing::default();
-                io::copy(&mut file.take(size), &mut Tee(&mut hash, &out))?;
-                Ok((out, hash.finish()))
-            });
+        let mut hash = Hashing::default();
+        let copied =
+            io::copy(&mut file.take(size), &mut Tee(&mut hash, &out)).map(|_| (out, hash.finish()));
         match copied {
             Ok((out, found)) if found == *content => {
                 self.adopt(content, &out, &path).map(|()| true)
@@ -224,6 +215,18 @@ impl Contents {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444)).map(File::from)
+    }
+
+    /// A file that nobody else has, for what is put over `name` when it is written. In containers, process ids repeat.
+    fn create_beside(&self, name: &str) -> rustix::io::Result<(String, File)> {
+        loop {
+            let number = self.beside.fetch_add(1, Ordering::Relaxed);
+            let beside = format!("{name}.{}-{number}", std::process::id());
+            match self.create(&beside) {
+                Err(Errno::EXIST) => {}
+                created => return created.map(|file| (beside, file)),
+            }
+        }
     }
 
     fn fill(

@@ -38,6 +38,8 @@ pub struct Begin<'a> {
     pub body: &'a [u8],
     /// And this.
     pub header: Header,
+    /// The table was made here, from the layers: it replaces what a server has said of the image before.
+    pub proven: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +55,8 @@ pub(super) struct Folder {
     pub(super) ask: Ask,
     pub(super) etag: String,
     pub(super) digest: [u8; 32],
+    /// Of [`Begin`].
+    pub(super) proven: bool,
     log: File,
     _lock: File,
 }
@@ -61,10 +65,13 @@ impl Store {
     /// Begins to apply a bundle. What an earlier fetch of that name has left is given up, but for the contents that are whole.
     ///
     /// # Errors
-    /// The header says what cannot be; it counts on an image that is not here; another process fetches this; the file system's.
+    /// The header says what cannot be, or another tree than the one that is recorded of its image; it counts on an image that is not here; another process fetches this; the file system's.
     pub fn begin(&self, begin: Begin<'_>) -> Result<Apply, Error> {
         let path = self.fetch_path(begin.name);
         let lock = lock(&path)?;
+        if !begin.proven {
+            self.agrees(&begin.header)?;
+        }
         for entry in super::upkeep::entries(&path)? {
             if entry.file_name() != Some("lock".as_ref()) {
                 let _ = if entry.is_dir() {
@@ -97,6 +104,7 @@ impl Store {
             begin.ask.clone(),
             begin.etag.to_owned(),
             begin.prelude.digest,
+            begin.proven,
         )?;
         Apply::new(self.clone(), folder, begin.header, table, tables, &[])
     }
@@ -139,8 +147,20 @@ impl Store {
         };
         let done = log(&path.join("log"))?;
         self.unsynced()?;
-        let folder = Folder::open(path, lock, record.ask, record.etag, prelude.digest)?;
+        let folder = Folder::open(path, lock, record.ask, record.etag, prelude.digest, false)?;
         Apply::new(self.clone(), folder, header, table, tables, &done)
+    }
+
+    /// Nothing ties a tree to a manifest but the layers, which a bundle does not bring: whoever sends another tree than
+    /// the one that is recorded is not believed.
+    pub(super) fn agrees(&self, header: &Header) -> Result<(), Error> {
+        match self.image(&manifest_digest(&header.manifest)) {
+            Ok(image) if sha(image.table.bytes()) != header.table.digest => Err(Error::malformed(
+                "bundle",
+                "another tree than the one that is here for the same manifest",
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn fetch_path(&self, name: &str) -> PathBuf {
@@ -176,6 +196,7 @@ impl Folder {
         ask: Ask,
         etag: String,
         digest: [u8; 32],
+        proven: bool,
     ) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open {}", path.display()), error);
         fs::create_dir_all(path.join("parts")).map_err(failed)?;
@@ -189,6 +210,7 @@ impl Folder {
             ask,
             etag,
             digest,
+            proven,
             path,
             _lock: lock,
         })

@@ -338,6 +338,7 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
             _,
         ) => {
             let begin = Begin {
+                proven: false,
                 name: NAME,
                 ask: &Ask::default(),
                 etag: &prelude.etag(),
@@ -752,6 +753,39 @@ fn contents_that_no_image_has_are_collected() {
 }
 
 #[test]
+fn an_image_is_complete_only_while_its_contents_are() {
+    let f = Fixture::new();
+    let store = f.store();
+    let (same, alike) = (f.of(&f.old, "a/same"), f.of(&f.old, "d/alike"));
+    let complete = |layers| store.complete(&f.old.digest(), layers).unwrap().is_some();
+    assert!(!complete(false));
+    pull(&store, &f.old, None, false);
+    assert!(complete(false) && !complete(true));
+    let bytes = fs::read(f.file(&same)).unwrap();
+    fs::remove_file(f.file(&same)).unwrap();
+    assert!(!complete(false), "one is gone");
+    store.0.contents.put(&same, &bytes).unwrap();
+    assert!(complete(false));
+    fs::remove_file(f.file(&alike)).unwrap();
+    fs::write(f.file(&alike), noise(5, 20_000)).unwrap();
+    assert!(!complete(false), "one was altered");
+}
+
+#[test]
+fn a_leftover_of_a_process_of_the_same_number_is_no_hindrance() {
+    let f = Fixture::new();
+    let store = f.store();
+    let content = Content::of(b"bytes");
+    fs::write(f.file(&content), "by").unwrap();
+    for number in 0..2 {
+        let beside = format!("{}.{}-{number}", content.hex(), std::process::id());
+        fs::write(f.file(&content).with_file_name(beside), "byt").unwrap();
+    }
+    store.0.contents.put(&content, b"bytes").unwrap();
+    assert_eq!(store.size(&content).unwrap(), Some(5));
+}
+
+#[test]
 fn nobody_fetches_the_same_at_the_same_time() {
     let f = Fixture::new();
     let (store, second) = (f.store(), f.store());
@@ -788,6 +822,8 @@ fn a_server_may_send_the_bytes_in_place_of_a_patch() {
         Made::of(&[("a", noise(1, 3000))]),
     );
     new.files.insert(b"a".to_vec(), noise(2, 3000));
+    // Another skeleton, and so another image.
+    new.files.insert(b"b".to_vec(), Vec::new());
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     pull(&store, &old, None, false);

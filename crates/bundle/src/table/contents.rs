@@ -155,9 +155,16 @@ fn head(digest: &[u8]) -> u64 {
         .map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// No content has two numbers.
+/// No content has two numbers, and nothing but the empty one is empty.
 pub(super) fn check(table: &Table) -> Result<(), Error> {
     let contents = table.contents();
+    let empty = Content::of(b"");
+    if contents
+        .iter()
+        .any(|(content, size)| (size == 0) != (content == empty))
+    {
+        return Err(Error::malformed(WHAT, "a content of another size"));
+    }
     let mut last = None;
     for number in table.by_digest().iter() {
         let content = contents.content(number);

@@ -12,6 +12,9 @@ use crate::table::Attributes;
 
 use super::{Counts, add};
 
+/// Setuid and setgid.
+const SET_ID: u32 = 0o6000;
+
 /// What the attributes are for.
 pub(super) enum At<'a> {
     /// A regular file.
@@ -84,10 +87,18 @@ pub(super) fn apply(
     modified: Time,
     counts: &Counts,
 ) -> io::Result<()> {
+    let mut mode = attributes.mode;
     match owner(attributes).map_or(Err(Errno::INVAL), |(uid, gid)| at.chown(uid, gid)) {
         Ok(()) => {}
         // EINVAL: not mapped into this user namespace.
-        Err(Errno::PERM | Errno::INVAL) => add(&counts.owners, 1),
+        Err(Errno::PERM | Errno::INVAL) => {
+            add(&counts.owners, 1);
+            // It would run as whoever exports.
+            if !matches!(at, At::Folder(_)) && mode & SET_ID != 0 {
+                mode &= !SET_ID;
+                add(&counts.modes, 1);
+            }
+        }
         Err(error) => return Err(error.into()),
     }
     for (name, value) in &attributes.xattrs {
@@ -97,7 +108,7 @@ pub(super) fn apply(
             Err(error) => return Err(error.into()),
         }
     }
-    at.chmod(Mode::from_raw_mode(attributes.mode))?;
+    at.chmod(Mode::from_raw_mode(mode))?;
     Ok(at.set_time(&times(modified))?)
 }
 

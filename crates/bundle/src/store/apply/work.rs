@@ -37,6 +37,8 @@ impl Shared {
             };
             let mut state = lock(&self.state);
             state.busy -= 1;
+            // Until here it took memory.
+            state.queued -= as_u64(payload.len());
             match result {
                 Ok(()) => {
                     if let Some(done) = state.done.get_mut(at) {
@@ -59,10 +61,7 @@ impl Shared {
                 return None;
             }
             let job = match state.queue.pop_front() {
-                Some((frame, coding, payload)) => {
-                    state.queued -= as_u64(payload.len());
-                    Some(Job::Record(frame, coding, payload))
-                }
+                Some((frame, coding, payload)) => Some(Job::Record(frame, coding, payload)),
                 None => state.copies.pop_front().map(Job::Copy),
             };
             if job.is_some() {
@@ -245,6 +244,10 @@ impl Shared {
     pub(super) fn record(&self) -> Result<Image, Error> {
         self.store.0.contents.sync()?;
         let header = &self.header;
+        if !self.folder.proven {
+            // Another process may have recorded it meanwhile.
+            self.store.agrees(header)?;
+        }
         let image = Image {
             media_type: header.media_type.clone(),
             manifest: header.manifest.clone(),

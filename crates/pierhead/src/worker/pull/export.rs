@@ -67,6 +67,10 @@ impl Export<'_> {
         let missing = [
             (summary.owners, "entries without their owner: run as root"),
             (
+                summary.modes,
+                "files not setuid or setgid, for want of their owner",
+            ),
+            (
                 summary.devices,
                 "devices that could not be made: run as root",
             ),

@@ -169,7 +169,14 @@ impl<'a> Fetch<'a> {
             }),
             ..self.apply.ask().clone()
         };
-        match ask::once(session, self.image, &ask)? {
+        let answered = match ask::once(session, self.image, &ask) {
+            // It is being made ready anew: whoever asks for the bundle waits for that.
+            Err(Error::Refused {
+                detail: Some(_), ..
+            }) => return Ok(End::Changed),
+            answered => answered?,
+        };
+        match answered {
             Answered::Bundle { etag, body } if etag == self.apply.etag() => {
                 let reading = Reading {
                     body,

@@ -36,9 +36,7 @@ pub(super) fn pull(
     report: &mut Report,
 ) -> Result<Image, Error> {
     let resolved = plain::resolve(session, &pull.args.image, &pull.platform)?;
-    if let Ok(image) = pull.store.image(&resolved.digest)
-        && (image.layers || !pull.layers)
-    {
+    if let Some(image) = pull.store.complete(&resolved.digest, pull.layers)? {
         report.contents.reused = u64::from(image.table.visible());
         return Ok(image);
     }
@@ -110,6 +108,7 @@ pub(super) fn pull(
         prelude: &prelude,
         body: &body,
         header,
+        proven: true,
     })?;
     let image = loop {
         match apply.finish()? {

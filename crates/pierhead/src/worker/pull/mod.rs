@@ -86,7 +86,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
 
 impl Pull<'_> {
     fn pull(&self, report: &mut Report) -> Result<Image, Failure> {
-        if let Some(image) = self.here() {
+        if let Some(image) = self.here()? {
             report.contents.reused = u64::from(image.table.visible());
             return Ok(image);
         }
@@ -115,7 +115,6 @@ impl Pull<'_> {
                 self.by_layers(&session, report)?
             }
         };
-        self.check(&session, &image)?;
         Ok(image)
     }
 
@@ -126,29 +125,26 @@ impl Pull<'_> {
     }
 
     /// What is named by its digest and whole here needs nobody.
-    fn here(&self) -> Option<Image> {
-        let Target::Digest(digest) = &self.args.image.target else {
-            return None;
-        };
-        let image = self.store.image(digest).ok()?;
-        (image.layers || !self.layers).then_some(image)
+    fn here(&self) -> Result<Option<Image>, Error> {
+        match &self.args.image.target {
+            Target::Digest(digest) => Ok(self.store.complete(digest, self.layers)?),
+            Target::Tag(_) => Ok(None),
+        }
     }
 
-    /// A server that is asked for a digest may not answer with another image.
-    fn check(&self, session: &Session, image: &Image) -> Result<(), Error> {
+    /// A server that is asked for a digest may not answer with another image: looked at before anything is recorded.
+    fn check(&self, session: &Session, manifest: &[u8]) -> Result<(), Error> {
         let Target::Digest(wanted) = &self.args.image.target else {
             return Ok(());
         };
-        if Digest::of(wanted.algorithm(), &image.manifest) == *wanted {
+        if Digest::of(wanted.algorithm(), manifest) == *wanted {
             return Ok(());
         }
         // It may be that of an index, which says which manifests are its own.
         let resolved = plain::resolve(session, &self.args.image, &self.platform)?;
-        if resolved.digest == Digest::of(Algorithm::Sha256, &image.manifest) {
+        if resolved.digest == Digest::of(Algorithm::Sha256, manifest) {
             return Ok(());
         }
-        // A name that nobody asked for by digest must not find it here.
-        self.store.forget(&image.digest())?;
         Err(Error::Said(format!(
             "{} sent another image than {wanted}",
             self.server.url()

@@ -1,13 +1,14 @@
 //! One bundle from its request to the image being whole in the store.
 
 use std::io::Read as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use pierhead_bundle::Content;
-use pierhead_bundle::api::Ask;
+use pierhead_bundle::api::{Ask, Part};
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Prelude};
 use pierhead_bundle::store::{Apply, Begin, Image, Outcome};
-use pierhead_oci::{Algorithm, Digest};
+use pierhead_oci::{Algorithm, Digest, Target};
 
 use super::super::http::{Body, Request, Server};
 use super::super::session::{Patience, Session};
@@ -48,27 +49,37 @@ impl Pull<'_> {
             return Ok(Came::Image(image));
         }
         let mut more = collect(more);
+        let mut ask = ask.clone();
         for _ in 0..CHANGES {
-            let (etag, mut body) = match self.asked(session, ask)? {
+            let (etag, mut body) = match self.asked(session, &ask)? {
                 Answered::Bundle { etag, body } => (etag, body),
                 Answered::None(why) => return Ok(Came::None(why)),
             };
             let began = read_header(&self.server, &mut body)?;
+            self.check(session, &began.header.manifest)?;
             let haves = began.header.haves.iter();
             report.have_unknown = haves.filter(|have| have.known == Known::Unknown).count();
             let total = began.header.records;
-            let apply = self.store.begin(Begin {
+            let begun = self.store.begin(Begin {
                 name: &name,
-                ask,
+                ask: &ask,
                 etag: &etag,
                 prelude: &began.prelude,
                 body: &began.body,
                 header: *began.header,
-            })?;
+                proven: false,
+            });
+            let apply = match begun {
+                Ok(apply) => apply,
+                Err(error) => match next(&mut ask, error)? {
+                    Next::Ask => continue,
+                    Next::Layers(why) => return Ok(Came::None(why)),
+                },
+            };
             let first = Some((body, began.decoder, began.rest));
             let more = std::mem::take(&mut more);
             if self.fetch(&apply, among, total, first, more)? == Fetched::All {
-                let image = self.finish(session, &apply, report)?;
+                let image = self.finish(session, &apply, report, among)?;
                 return Ok(Came::Image(image));
             }
         }
@@ -97,7 +108,30 @@ impl Pull<'_> {
         }
         report.frames_resumed = u64::try_from(all).unwrap_or(0).saturating_sub(left);
         let session = Session::new(&self.server);
-        self.finish(&session, &apply, report).map(Some)
+        self.check(&session, &apply.header().manifest)?;
+        if left == 0 && !self.is_current(&session, &apply)? {
+            return Ok(None);
+        }
+        self.finish(&session, &apply, report, among).map(Some)
+    }
+
+    /// Whether a tag still stands for what was begun: where nothing was left to ask for, nobody has said so.
+    fn is_current(&self, session: &Session, apply: &Apply) -> Result<bool, Error> {
+        if matches!(self.args.image.target, Target::Digest(_)) {
+            return Ok(true);
+        }
+        let ask = Ask {
+            part: Some(Part {
+                etag: apply.etag().to_owned(),
+                first: u32::MAX,
+                end: Some(u32::MAX),
+            }),
+            ..apply.ask().clone()
+        };
+        match self.asked(session, &ask)? {
+            Answered::Bundle { etag, .. } => Ok(etag == apply.etag()),
+            Answered::None(_) => Ok(false),
+        }
     }
 
     /// Asks until there is an answer.
@@ -142,6 +176,7 @@ impl Pull<'_> {
         session: &Session,
         apply: &Apply,
         report: &mut Report,
+        among: usize,
     ) -> Result<Box<Image>, Error> {
         for _ in 0..ROUNDS {
             match apply.finish()? {
@@ -150,10 +185,7 @@ impl Pull<'_> {
                     return Ok(image);
                 }
                 Outcome::Need(contents) => {
-                    let manifest = Digest::of(Algorithm::Sha256, &apply.header().manifest);
-                    for (content, _) in contents {
-                        self.file(session, apply, &content, manifest)?;
-                    }
+                    self.files(session, apply, &contents, among)?;
                 }
             }
         }
@@ -161,6 +193,42 @@ impl Pull<'_> {
             "files of the store disappear as they are written: is somebody else cleaning it?"
                 .to_owned(),
         ))
+    }
+
+    /// Contents one by one, each by whichever of `among` connections has nothing to do.
+    fn files(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        contents: &[(Content, u64)],
+        among: usize,
+    ) -> Result<(), Error> {
+        let manifest = Digest::of(Algorithm::Sha256, &apply.header().manifest);
+        let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let some = |session: &Session| -> Result<(), Error> {
+            while !failed.load(Ordering::Relaxed)
+                && let Some((content, _)) = contents.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let done = self.file(session, apply, content, manifest);
+                failed.fetch_or(done.is_err(), Ordering::Relaxed);
+                done?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others = 1..among.min(contents.len());
+            let others: Vec<_> = others
+                .map(|_| scope.spawn(|| some(&Session::new(&self.server))))
+                .collect();
+            let mut result = some(session);
+            for other in others {
+                let done = other
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and(done);
+            }
+            result
+        })
     }
 
     /// One content, at once.
@@ -203,6 +271,28 @@ impl Pull<'_> {
         }
         self.view.at(self.server.received());
         Ok(receive.commit()?)
+    }
+}
+
+/// What is done about a bundle that cannot be applied.
+enum Next {
+    /// The request was changed: ask anew.
+    Ask,
+    /// Why there is nothing left but its layers.
+    Layers(String),
+}
+
+/// It may be what it was made against: asked for once more, against nothing. Layers prove what they are.
+fn next(ask: &mut Ask, error: pierhead_bundle::Error) -> Result<Next, Error> {
+    use pierhead_bundle::Error as Of;
+    match error {
+        Of::Malformed { .. } | Of::Digest { .. } | Of::Missing(_) if !ask.have.is_empty() => {
+            ask.have.clear();
+            ask.have_layers.clear();
+            Ok(Next::Ask)
+        }
+        Of::Malformed { .. } | Of::Digest { .. } => Ok(Next::Layers(error.to_string())),
+        error => Err(error.into()),
     }
 }
 
