@@ -30,6 +30,9 @@ struct Name {
     content: u32,
 }
 
+/// Bytes of all paths and targets: few layers of few bytes may name half a million files under one long path.
+const MAX_PATHS: usize = 96 << 20;
+
 /// Of directories, links and devices.
 const NO_CONTENT: u32 = u32::MAX;
 
@@ -37,8 +40,12 @@ impl<'a> Tree<'a> {
     /// Reads a table once.
     ///
     /// # Errors
-    /// `Malformed`, never for a table that was parsed or built, unless its paths are over 4 GiB.
+    /// `Malformed`, never for a table that was parsed or built; `Image` when its paths take more than 96 MiB.
     pub fn of(image: Image<'a>) -> Result<Self, Error> {
+        Self::within(image, MAX_PATHS)
+    }
+
+    fn within(image: Image<'a>, most: usize) -> Result<Self, Error> {
         let mut tree = Self {
             image,
             bytes: Vec::new(),
@@ -61,6 +68,11 @@ impl<'a> Tree<'a> {
                 _ if content == NO_CONTENT => continue,
                 _ => &[],
             };
+            if tree.bytes.len() + row.path.len() + target.len() > most {
+                return Err(Error::Image(format!(
+                    "its paths take more than {most} bytes"
+                )));
+            }
             tree.push(row.path, target, content)?;
         }
         Ok(tree)
@@ -140,5 +152,39 @@ impl<'a> Tree<'a> {
     fn slice(&self, start: u32, end: u32) -> &[u8] {
         let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
         self.bytes.get(at(start)..at(end)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::LayerEntries;
+    use crate::{Entry, Kind, Table, Time};
+
+    #[test]
+    fn paths_are_bounded_in_bytes() {
+        let file = |path: &str| {
+            Ok(Entry {
+                path: path.into(),
+                kind: Kind::Symlink {
+                    target: b"to".to_vec(),
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        };
+        let layer = LayerEntries {
+            diff_id: Content::of(b"diff").into(),
+            files: std::iter::empty(),
+            skeleton: (Content::of(b"skeleton"), 8),
+            entries: ["one", "two"].map(file).into_iter(),
+        };
+        let table = Table::merge([layer]).expect("sound");
+        let image = Image::mounted(&table);
+        assert_eq!(Tree::within(image, 10).expect("they fit").len(), 2);
+        assert!(matches!(Tree::within(image, 9), Err(Error::Image(_))));
     }
 }
