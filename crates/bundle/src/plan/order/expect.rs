@@ -1,5 +1,6 @@
 //! What a container opens first, as far as its configuration and its programs tell.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::elf;
@@ -45,6 +46,12 @@ const ALWAYS: [&[u8]; 4] = [
 /// Programs and libraries that are looked into.
 const MOST: usize = 512;
 
+/// Paths that are looked up in one image: a program may ask for 256 libraries in as many folders.
+const LOOKUPS: u32 = 100_000;
+
+/// Files that wait to be looked into.
+const WAITING: usize = 4 * MOST;
+
 /// Symbolic links that are followed for one path, as the kernel does.
 const LINKS: usize = 40;
 
@@ -58,6 +65,10 @@ pub(super) fn expect(
     source: &dyn Source,
 ) -> Result<Vec<u32>, Error> {
     let mut found = Vec::new();
+    let tree = &Lookups {
+        tree,
+        left: Cell::new(LOOKUPS),
+    };
     let mut queue: VecDeque<Vec<u8>> = VecDeque::new();
     for argument in &start.arguments {
         queue.extend(program(tree, start, argument));
@@ -72,14 +83,14 @@ pub(super) fn expect(
         }
         looked_into += 1;
         found.push(number);
-        let Some((content, size)) = tree.content(number) else {
+        let Some((content, size)) = tree.tree.content(number) else {
             continue;
         };
         let read = |offset: u64, buf: &mut [u8]| read(source, content, offset, buf);
         let mut head = [0; HEADER];
         let len = usize::try_from(size).map_or(HEADER, |size| size.min(HEADER));
         read(0, &mut head[..len])?;
-        let folder = parent(tree.path(at)).to_vec();
+        let folder = parent(tree.tree.path(at)).to_vec();
         if let Some(line) = head[..len].strip_prefix(b"#!") {
             let line = line.split(|byte| *byte == b'\n').next().unwrap_or(line);
             let words = line
@@ -93,6 +104,9 @@ pub(super) fn expect(
             let links = elf::read(size, &read)?.unwrap_or_default();
             queue.extend(links.interpreter.map(|path| clean(&path, b"")));
             for name in &links.needed {
+                if queue.len() >= WAITING {
+                    break;
+                }
                 queue.extend(library(tree, name, &links.folders, &folder));
             }
         }
@@ -102,8 +116,23 @@ pub(super) fn expect(
     Ok(found)
 }
 
+/// A tree that answers so many times.
+struct Lookups<'a> {
+    tree: &'a Tree<'a>,
+    left: Cell<u32>,
+}
+
+impl Lookups<'_> {
+    /// What is at a path; nothing once too much was asked.
+    fn find(&self, path: &[u8]) -> Option<(usize, Leaf<'_>)> {
+        self.left.set(self.left.get().checked_sub(1)?);
+        let at = self.tree.find(path)?;
+        Some((at, self.tree.leaf(at)?))
+    }
+}
+
 /// The path of a program or of a file that an argument names.
-fn program(tree: &Tree<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
+fn program(tree: &Lookups<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     if word.contains(&b'/') {
         return Some(clean(word, &start.folder));
     }
@@ -120,7 +149,11 @@ fn program(tree: &Tree<'_>, start: &Start, word: &[u8]) -> Option<Vec<u8>> {
     paths.find(|path| follow(tree, path).is_some())
 }
 
-fn library(tree: &Tree<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> Option<Vec<u8>> {
+fn library(tree: &Lookups<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> Option<Vec<u8>> {
+    // As the linker has it: a name with a slash is a path.
+    if name.contains(&b'/') {
+        return Some(clean(name, b""));
+    }
     let told = folders.iter().map(|folder| {
         let folder = folder
             .strip_prefix(b"$ORIGIN")
@@ -134,22 +167,20 @@ fn library(tree: &Tree<'_>, name: &[u8], folders: &[Vec<u8>], origin: &[u8]) -> 
 }
 
 /// The file that a path leads to through symbolic links, of folders too: its position, and the number of its content.
-fn follow(tree: &Tree<'_>, path: &[u8]) -> Option<(usize, u32)> {
+fn follow(tree: &Lookups<'_>, path: &[u8]) -> Option<(usize, u32)> {
     let mut path = path.to_vec();
     for _ in 0..LINKS {
-        if let Some(at) = tree.find(&path)
-            && let Some(Leaf::File(number)) = tree.leaf(at)
-        {
+        if let Some((at, Leaf::File(number))) = tree.find(&path) {
             return Some((at, number));
         }
         // The first part of it that is a link.
         let ends = (0..=path.len()).filter(|end| path.get(*end).is_none_or(|byte| *byte == b'/'));
-        let (end, target) = ends.into_iter().find_map(|end| {
-            match tree.find(&path[..end]).and_then(|at| tree.leaf(at)) {
-                Some(Leaf::Symlink(target)) => Some((end, target.to_vec())),
+        let (end, target) = ends
+            .into_iter()
+            .find_map(|end| match tree.find(&path[..end]) {
+                Some((_, Leaf::Symlink(target))) => Some((end, target.to_vec())),
                 _ => None,
-            }
-        })?;
+            })?;
         let mut next = clean(&target, parent(&path[..end]));
         next.extend_from_slice(&path[end..]);
         path = clean(&next, b"");
@@ -183,6 +214,9 @@ fn parent(path: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Image;
+    use crate::table::LayerEntries;
+    use crate::{Content, Entry, Kind, Table, Time};
 
     #[test]
     fn paths_are_cleaned_and_never_leave_the_root() {
@@ -197,5 +231,41 @@ mod tests {
             let found = clean(path.as_bytes(), folder.as_bytes());
             assert_eq!(found, expected.as_bytes(), "{path} in {folder}");
         }
+    }
+
+    #[test]
+    fn only_so_much_is_looked_up_and_a_path_is_in_no_folder() {
+        let layer = LayerEntries {
+            diff_id: Content::of(b"diff").into(),
+            files: std::iter::empty(),
+            skeleton: (Content::of(b"skeleton"), 8),
+            entries: std::iter::once(Ok(Entry {
+                path: b"lib/a".to_vec(),
+                kind: Kind::File {
+                    content: Content::of(b"a"),
+                    size: 1,
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })),
+        };
+        let table = Table::merge([layer]).expect("sound");
+        let tree = Tree::of(Image::mounted(&table)).expect("small");
+        let lookups = |left| Lookups {
+            tree: &tree,
+            left: Cell::new(left),
+        };
+        let found = library(&lookups(LOOKUPS), b"a", &[], b"");
+        assert_eq!(found.as_deref(), Some(&b"lib/a"[..]));
+        // Seven folders come before it.
+        assert_eq!(library(&lookups(7), b"a", &[], b""), None);
+        let few = lookups(0);
+        assert_eq!(
+            library(&few, b"x/a", &[b"lib".to_vec()], b""),
+            Some(b"x/a".to_vec())
+        );
     }
 }
