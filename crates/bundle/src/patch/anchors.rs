@@ -22,6 +22,8 @@ pub(crate) struct Sampler {
     hash: u64,
     at: u64,
     shift: u32,
+    /// The hash of the last anchor.
+    last: Option<u64>,
 }
 
 impl Sampler {
@@ -31,15 +33,20 @@ impl Sampler {
             hash: 0,
             at: 0,
             shift: 64 - every_log2.clamp(1, 32),
+            last: None,
         }
     }
 
-    /// Takes in the next bytes; `each` gets the anchors in them.
+    /// Takes in the next bytes; `each` gets the anchors in them. Runs of one byte have one hash at every byte: only
+    /// the first of equal ones in a row is an anchor.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
         for byte in bytes {
             self.hash = (self.hash << 1).wrapping_add(GEAR[usize::from(*byte)]);
             self.at += 1;
-            if self.hash >> self.shift == 0 && self.at >= REACH {
+            if self.hash >> self.shift == 0
+                && self.at >= REACH
+                && self.last.replace(self.hash) != Some(self.hash)
+            {
                 each(Anchor {
                     hash: self.hash,
                     offset: self.at,
@@ -89,4 +96,19 @@ const fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_one_byte_has_one_anchor_at_most() {
+        for byte in 0..=u8::MAX {
+            let mut sampler = Sampler::new(8);
+            let mut count = 0;
+            sampler.feed(&[byte; 4096], |_| count += 1);
+            assert!(count <= 1, "{count} of {byte}");
+        }
+    }
 }
