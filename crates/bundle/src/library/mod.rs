@@ -58,6 +58,9 @@ pub struct Config {
     pub quick: i32,
     /// Older versions of a repository that patches to a new one are made from.
     pub pairs: usize,
+    /// Bytes that are read and compressed for one update while somebody waits; beyond it the answer is chunks. At
+    /// level 3, against as many bytes, the default takes about a second and a half.
+    pub waiting: u64,
     /// What a layer may ask for.
     pub limits: Limits,
 }
@@ -74,6 +77,7 @@ impl Config {
             level: pack::Settings::default().level,
             quick: QUICK,
             pairs: 2,
+            waiting: 96 << 20,
             limits: Limits::default(),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
@@ -9,24 +10,21 @@ use super::documents::Documents;
 use super::figures::count;
 use super::kept::{Draft, Kept};
 use super::pace::Share;
-use super::serve::{Base, VERSION, header, key, needed};
+use super::serve::{Base, VERSION, header, key};
 use super::{Have, Inner};
 use crate::layer::Pace as _;
-use crate::patch::{Effort, Level};
+use crate::patch::Effort;
 use crate::plan::{self, prepare};
 use crate::{Content, Error, Table};
-
-/// Bytes that may have to be compressed while somebody waits: about a second and a half, by level 3 against as many bytes.
-const QUICK: u64 = 48 << 20;
 
 /// Names the plan of a pair that was made ahead of time.
 pub(super) fn idle(want: &Digest, have: &Digest) -> Content {
     Content::of(format!("pair {VERSION} {want} {have}").as_bytes())
 }
 
-/// Names the plan of a pair that was made while somebody waited.
-pub(super) fn quick(want: &Digest, have: &Digest) -> Content {
-    Content::of(format!("quick {VERSION} {want} {have}").as_bytes())
+/// Names the plan of a pair that was made while somebody waited; `layers`: for whoever rebuilds them.
+pub(super) fn quick(want: &Digest, have: &Digest, layers: bool) -> Content {
+    Content::of(format!("quick {VERSION} {want} {have} {layers}").as_bytes())
 }
 
 impl Inner {
@@ -43,16 +41,20 @@ impl Inner {
         }
         let tables = [new, old].map(|digest| Table::open(&self.shelf.table(digest)));
         let [want, have] = tables;
+        let (want, have) = (want?, have?);
+        let all = plan::Image::with_layers(&want);
         let share = RefCell::new(share);
         let mut pause = |bytes| share.borrow_mut().pause(bytes);
-        let made = self.patches(&path, new, &want?, old, have?, Effort::Idle, &mut pause);
+        let made = self.patches(&path, new, all, old, have, Effort::Idle, &mut pause);
         match made {
-            // Forgotten since.
-            Err(Error::Missing(_)) => return Ok(()),
+            // Forgotten since, or too much.
+            Err(Error::Missing(_)) | Ok(None) => return Ok(()),
             made => made?,
         };
         count(&self.figures.pairs);
-        self.forget(&quick(new, old));
+        for layers in [false, true] {
+            self.forget(&quick(new, old, layers));
+        }
         for (layers, has_layers) in [(false, false), (false, true), (true, false), (true, true)] {
             let have = Have {
                 manifest: *old,
@@ -64,30 +66,32 @@ impl Inner {
         Ok(())
     }
 
-    /// The plan of a pair while somebody waits; `None` when that would take too long, or cannot be made.
+    /// The plan of a pair while somebody waits; `None` when that would take too long, or cannot be made. What is read
+    /// and compressed is bounded by [`super::Config::waiting`].
     pub(super) fn quick(
         &self,
         new: &Digest,
         old: &Digest,
-        have: &Table,
+        layers: bool,
     ) -> Result<Option<Arc<Kept>>, Error> {
         let want = Table::open(&self.shelf.table(new))?;
-        // Mapped: a second handle costs nothing.
-        let again = || Table::open(&self.shelf.table(old));
-        let base = base(old, again()?);
-        let contents = want.contents();
-        let lacks = needed(&want, std::slice::from_ref(&base), false);
-        let sizes = (0..).zip(&lacks).filter(|(_, is_needed)| **is_needed);
-        let sum: u64 = sizes.filter_map(|(number, _)| contents.size(number)).sum();
-        if sum > QUICK || have.contents().is_empty() {
+        let have = Table::open(&self.shelf.table(old))?;
+        if have.contents().is_empty() {
             return Ok(None);
         }
-        let effort = Effort::Level(Level::FAST);
-        let path = quick(new, old);
-        match self.patches(&path, new, &want, old, again()?, effort, &mut |_| Ok(())) {
-            Ok(plan) => Ok(Some(plan)),
+        let image = match layers {
+            false => plan::Image::mounted(&want),
+            true => plan::Image::with_layers(&want),
+        };
+        let effort = Effort::Waiting(self.config.waiting);
+        let path = quick(new, old, layers);
+        let mut pause = |_| match self.stop.load(Ordering::Relaxed) {
+            true => Err(Error::Stopped),
+            false => Ok(()),
+        };
+        match self.patches(&path, new, image, old, have, effort, &mut pause) {
             Err(Error::Missing(_)) => Ok(None),
-            Err(error) => Err(error),
+            made => made,
         }
     }
 
@@ -99,19 +103,19 @@ impl Inner {
         &self,
         path: &Content,
         new: &Digest,
-        want: &Table,
+        want: plan::Image<'_>,
         old: &Digest,
         have: Table,
         effort: Effort,
         pause: &mut dyn FnMut(u64) -> Result<(), Error>,
-    ) -> Result<Arc<Kept>, Error> {
+    ) -> Result<Option<Arc<Kept>>, Error> {
         let source = self.contents(&[*new, *old]);
         let documents = Documents::read(&*self.blobs, new)?;
         let mut draft = Draft::begin(&self.shelf.plan(path))?;
         let mut frames = Vec::new();
-        let expected = self.expected(new, &documents, want, &source)?;
-        prepare(
-            plan::Image::with_layers(want),
+        let expected = self.expected(new, &documents, want.table, &source)?;
+        let is_made = prepare(
+            want,
             plan::Image::mounted(&have),
             &expected,
             &source,
@@ -123,11 +127,14 @@ impl Inner {
                 Ok(())
             },
         )?;
+        if !is_made {
+            return Ok(None);
+        }
         let bases = [base(old, have)];
         let sum = draft.bytes();
-        let header = header(&documents, want, &bases, &frames, (true, sum), 1)?;
+        let header = header(&documents, want.table, &bases, &frames, (true, sum), 1)?;
         let (prelude, body) = header.encode(1)?;
-        Ok(self.hold(path, draft.finish(&prelude, &body)?))
+        Ok(Some(self.hold(path, draft.finish(&prelude, &body)?)))
     }
 }
 

@@ -307,7 +307,10 @@ impl Inner {
             if base.table.is_none() {
                 continue;
             }
-            for pair in [pairs::idle, pairs::quick].map(|key| key(want, &base.have.manifest)) {
+            for pair in [
+                pairs::idle(want, &base.have.manifest),
+                pairs::quick(want, &base.have.manifest, layers),
+            ] {
                 if let Some(plan) = self.open(&pair)? {
                     return Ok((Some(plan), Some(at)));
                 }
@@ -316,11 +319,11 @@ impl Inner {
         // What the worker says first is the most like what it wants.
         let known = (0..)
             .zip(bases)
-            .find_map(|(at, base)| Some((at, base, base.table.as_ref()?)));
-        if let Some((at, base, table)) = known {
+            .find(|(_, base): &(u16, &Base)| base.table.is_some());
+        if let Some((at, base)) = known {
             lock(&self.queue).pair(*want, base.have.manifest);
             self.wake.notify_all();
-            if let Some(plan) = self.quick(want, &base.have.manifest, table)? {
+            if let Some(plan) = self.quick(want, &base.have.manifest, layers)? {
                 return Ok((Some(plan), Some(at)));
             }
         }

@@ -34,6 +34,8 @@ impl Level {
 pub enum Effort {
     /// The same level for everything.
     Level(Level),
+    /// While a worker waits: [`Level::FAST`], and only if no more than so many bytes have to be read or compressed.
+    Waiting(u64),
     /// Ahead of time: the highest levels that keep a pair below about 40 CPU-seconds.
     Idle,
 }
@@ -68,12 +70,25 @@ const LADDER: [(Level, Level); 9] = [
 /// What [`Effort::Idle`] spends on a pair, in milliseconds by [`COST`].
 const IDLE: u64 = 40_000;
 
+/// A pair that costs more than this at the lowest level is not patched at all: 5 GiB.
+const TOO_MUCH: u64 = 60_000;
+
 impl Effort {
+    /// Whether so many bytes may be compressed or compressed against, and so many read besides.
+    pub(crate) fn affords(self, compressed: u64, read: u64) -> bool {
+        match self {
+            Self::Level(_) => true,
+            Self::Waiting(most) => compressed.saturating_add(read) <= most,
+            Self::Idle => cost(Level::FAST, compressed) <= TOO_MUCH,
+        }
+    }
+
     /// The levels for groups of small contents and for ranges of large ones, of which there are so many bytes,
     /// prefixes included.
     pub(crate) fn levels(self, small: u64, large: u64) -> (Level, Level) {
         match self {
             Self::Level(level) => (level, level),
+            Self::Waiting(_) => (Level::FAST, Level::FAST),
             Self::Idle => LADDER
                 .into_iter()
                 .find(|levels| cost(levels.0, small) + cost(levels.1, large) <= IDLE)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::matching::{Missing, each_piece};
+use super::matching::{Missing, Pause, each_piece};
 use super::tree::Tree;
 use crate::patch::{Alignment, Anchor, Sampler};
 use crate::{Content, Error, MAX_BASE, MAX_FRAME, Slice, Source};
@@ -30,6 +30,9 @@ impl Default for Shape {
 
 /// Contents from here on are compressed as large ones are.
 const LARGE: u64 = 1 << 20;
+
+/// Anchors that are kept of one content: 16 MiB. [`density`] makes half as many, unless the bytes are built to have more.
+const ANCHORS: usize = 1 << 20;
 
 /// Parts of a range that have a window each.
 const PARTS: u64 = 4;
@@ -79,6 +82,7 @@ pub(crate) fn groups(
     missing: &[Missing],
     shape: &Shape,
     source: &dyn Source,
+    pause: &mut Pause<'_>,
 ) -> Result<Vec<Group>, Error> {
     let mut groups = Vec::new();
     let mut open = Group::default();
@@ -94,7 +98,7 @@ pub(crate) fn groups(
         let whole = base.filter(|(_, size)| *size <= shape.base);
         if one.size > shape.frame || whole.is_none() && base.is_some() {
             // The open group goes on behind it: many short groups cost more than a large file that comes early.
-            ranges(want, have, one, shape, source, &mut groups)?;
+            ranges(want, have, one, shape, source, pause, &mut groups)?;
             continue;
         }
         if !open.fits(one.size, whole.map_or(0, |(_, size)| size), shape) {
@@ -122,6 +126,7 @@ fn ranges(
     one: &Missing,
     shape: &Shape,
     source: &dyn Source,
+    pause: &mut Pause<'_>,
     groups: &mut Vec<Group>,
 ) -> Result<(), Error> {
     let old = one
@@ -130,11 +135,7 @@ fn ranges(
     let new = want.content(one.content);
     let aligned = match (old, new) {
         (Some((_, (content, size))), Some(_)) if size > shape.base => {
-            let mut anchors = Vec::new();
-            let mut sampler = Sampler::new(density(size));
-            each_piece(source, content, 0..size, |piece| {
-                sampler.feed(piece, |anchor| anchors.push(anchor));
-            })?;
+            let anchors = anchors(density(size), content, 0..size, source, pause)?;
             Some((Alignment::new(anchors, size, one.size), density(size)))
         }
         _ => None,
@@ -145,7 +146,7 @@ fn ranges(
         let range = one.size * at / count..one.size * (at + 1) / count;
         let bases = match (&aligned, old, new) {
             (Some((alignment, every)), Some((number, _)), Some((content, _))) => {
-                let windows = windows(alignment, *every, content, &range, shape, source)?;
+                let windows = windows(alignment, *every, content, &range, shape, source, pause)?;
                 windows
                     .into_iter()
                     .map(|window| slice(number, window))
@@ -172,16 +173,13 @@ fn windows(
     range: &Range<u64>,
     shape: &Shape,
     source: &dyn Source,
+    pause: &mut Pause<'_>,
 ) -> Result<Vec<Range<u64>>, Error> {
     let mut windows: Vec<Range<u64>> = Vec::new();
     let len = range.end - range.start;
     for part in 0..PARTS {
         let part = range.start + len * part / PARTS..range.start + len * (part + 1) / PARTS;
-        let mut anchors: Vec<Anchor> = Vec::new();
-        let mut sampler = Sampler::new(every);
-        each_piece(source, content, part.clone(), |piece| {
-            sampler.feed(piece, |anchor| anchors.push(anchor));
-        })?;
+        let anchors = anchors(every, content, part.clone(), source, pause)?;
         windows.push(alignment.window(&part, &anchors, shape.base / PARTS));
     }
     windows.sort_by_key(|window| window.start);
@@ -193,6 +191,26 @@ fn windows(
         }
     }
     Ok(merged)
+}
+
+/// The anchors of a part of a content; the first [`ANCHORS`] of them.
+fn anchors(
+    every: u32,
+    content: Content,
+    part: Range<u64>,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+) -> Result<Vec<Anchor>, Error> {
+    let mut anchors = Vec::new();
+    let mut sampler = Sampler::new(every);
+    each_piece(source, content, part, pause, |piece| {
+        sampler.feed(piece, |anchor| {
+            if anchors.len() < ANCHORS {
+                anchors.push(anchor);
+            }
+        });
+    })?;
+    Ok(anchors)
 }
 
 /// How far apart the anchors of a content are, so that there are no more than about half a million: 8 MiB.

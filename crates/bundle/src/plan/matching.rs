@@ -20,6 +20,9 @@ pub(crate) struct Missing {
     pub(crate) base: Option<u32>,
 }
 
+/// Is told the bytes that were read or compressed; its error ends the work.
+pub(crate) type Pause<'a> = dyn FnMut(u64) -> Result<(), Error> + 'a;
+
 /// Contents below this are not worth reading to find what they are like: their group's neighbours do as well.
 const SKETCHED_FROM: u64 = 2 << 10;
 
@@ -82,11 +85,9 @@ pub(crate) fn match_similar(
     have: &Tree<'_>,
     missing: &mut [Missing],
     source: &dyn Source,
+    pause: &mut Pause<'_>,
 ) -> Result<(), Error> {
-    if missing
-        .iter()
-        .all(|one| one.base.is_some() || one.size < SKETCHED_FROM)
-    {
+    if !missing.iter().any(is_strange) {
         return Ok(());
     }
     let gone = have.image().lacking(&[*want.image()]);
@@ -95,7 +96,7 @@ pub(crate) fn match_similar(
         (0..).zip(have.image().table.contents().iter()).zip(gone)
     {
         if size >= SKETCHED_FROM && gone {
-            for hash in sketch(content, size, source)?.hashes() {
+            for hash in sketch(content, size, source, pause)?.hashes() {
                 by_hash.entry(hash).or_default().push(number);
             }
         }
@@ -104,11 +105,11 @@ pub(crate) fn match_similar(
         let Some((content, size)) = want.content(one.content) else {
             continue;
         };
-        if one.base.is_some() || size < SKETCHED_FROM {
+        if !is_strange(one) {
             continue;
         }
         let mut shared: BTreeMap<u32, usize> = BTreeMap::new();
-        for hash in sketch(content, size, source)?.hashes() {
+        for hash in sketch(content, size, source, pause)?.hashes() {
             for number in by_hash.get(&hash).into_iter().flatten().take(NAMESAKES) {
                 *shared.entry(*number).or_default() += 1;
             }
@@ -122,10 +123,35 @@ pub(crate) fn match_similar(
     Ok(())
 }
 
-fn sketch(content: Content, size: u64, source: &dyn Source) -> Result<Sketch, Error> {
+/// Bytes that [`match_similar`] reads.
+pub(crate) fn similar_work(want: &Tree<'_>, have: &Tree<'_>, missing: &[Missing]) -> u64 {
+    let strange = missing.iter().filter(|one| is_strange(one));
+    let strange: u64 = strange.map(|one| one.size.min(SKETCHED_BYTES)).sum();
+    if strange == 0 {
+        return 0;
+    }
+    let gone = have.image().lacking(&[*want.image()]);
+    let sizes = have.image().table.contents().iter().zip(gone);
+    let gone = sizes.filter(|((_, size), gone)| *size >= SKETCHED_FROM && *gone);
+    let gone = gone.map(|((_, size), _)| size.min(SKETCHED_BYTES));
+    gone.fold(strange, u64::saturating_add)
+}
+
+/// Whether no name told an old version, and reading it may.
+fn is_strange(one: &Missing) -> bool {
+    one.base.is_none() && one.size >= SKETCHED_FROM
+}
+
+fn sketch(
+    content: Content,
+    size: u64,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+) -> Result<Sketch, Error> {
     let mut sampler = Sampler::new(7);
     let mut sketch = Sketch::default();
-    each_piece(source, content, 0..size.min(SKETCHED_BYTES), |piece| {
+    let part = 0..size.min(SKETCHED_BYTES);
+    each_piece(source, content, part, pause, |piece| {
         sampler.feed(piece, |anchor| sketch.add(anchor));
     })?;
     Ok(sketch)
@@ -136,6 +162,7 @@ pub(crate) fn each_piece(
     source: &dyn Source,
     content: Content,
     range: std::ops::Range<u64>,
+    pause: &mut Pause<'_>,
     mut each: impl FnMut(&[u8]),
 ) -> Result<(), Error> {
     let mut piece = vec![0; 256 << 10];
@@ -144,6 +171,7 @@ pub(crate) fn each_piece(
         let len = usize::try_from(range.end - at).map_or(piece.len(), |len| len.min(piece.len()));
         read(source, content, at, &mut piece[..len])?;
         each(&piece[..len]);
+        pause(len as u64)?;
         at += len as u64;
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Makes the frames of a pair of images ahead of time.
 
 use super::groups::{Shape, groups};
-use super::matching::{match_similar, missing, read};
+use super::matching::{Missing, match_similar, missing, read, similar_work};
 use super::tree::Tree;
 use super::{Expected, Image};
 use crate::patch::{Coded, Effort, Encoder};
@@ -10,11 +10,13 @@ use crate::{Base, Coding, Error, Frame, Slice, Source};
 /// Makes each frame of what `have` lacks of `want`, in the order in which they are expected to be used, and hands it on.
 /// No frame mixes visible contents with extras, which come last. Bases are of the first image that the worker has.
 ///
+/// `false`, and no frame, when that is more than the effort affords.
+///
 /// Memory: the paths of both images, one frame, its bases, and zstd's tables (80 MiB at level 19).
 ///
 /// # Errors
 /// [`Error::Missing`] when a content is no longer here; those of `pause`, which is told the bytes that were
-/// compressed or read against, at most 20 MiB at once; those of `emit`.
+/// read, compressed or read against, at most 20 MiB at once; those of `emit`.
 pub fn prepare(
     want: Image<'_>,
     have: Image<'_>,
@@ -23,13 +25,17 @@ pub fn prepare(
     effort: Effort,
     pause: &mut dyn FnMut(u64) -> Result<(), Error>,
     emit: &mut dyn FnMut(&Frame, &Coded) -> Result<(), Error>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let (want, have) = (Tree::of(want)?, Tree::of(have)?);
     let mut missing = missing(&want, &have);
-    match_similar(&want, &have, &mut missing, source)?;
+    let read = similar_work(&want, &have, &missing);
+    if !effort.affords(work(&have, &missing), read) {
+        return Ok(false);
+    }
+    match_similar(&want, &have, &mut missing, source, pause)?;
     // Stable: what is not expected stays in path order, where neighbours are alike.
     missing.sort_by_key(|one| (one.file.is_none(), expected.rank(one.content)));
-    let groups = groups(&want, &have, &missing, &Shape::default(), source)?;
+    let groups = groups(&want, &have, &missing, &Shape::default(), source, pause)?;
     let work = |ranges: bool| {
         let these = groups.iter().filter(|group| group.is_range() == ranges);
         these.map(super::groups::Group::work).sum()
@@ -53,7 +59,16 @@ pub fn prepare(
         emit(&frame, &coded)?;
         pause(prefix.len() as u64 + data.len() as u64)?;
     }
-    Ok(())
+    Ok(true)
+}
+
+/// Bytes that are compressed, with those of the old versions.
+fn work(have: &Tree<'_>, missing: &[Missing]) -> u64 {
+    let base = |one: &Missing| have.content(one.base?).map(|(_, size)| size);
+    missing.iter().fold(0, |sum: u64, one| {
+        let base = base(one).unwrap_or(0);
+        sum.saturating_add(one.size).saturating_add(base)
+    })
 }
 
 fn concatenated(tree: &Tree<'_>, slices: &[Slice], source: &dyn Source) -> Result<Vec<u8>, Error> {

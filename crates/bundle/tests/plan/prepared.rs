@@ -157,3 +157,37 @@ fn preparing_stops_where_it_is_told_to() {
     );
     assert!(matches!(missing, Err(Error::Missing(what)) if what.starts_with("sha256:")));
 }
+
+#[test]
+fn while_somebody_waits_too_much_is_not_begun() {
+    let mut rng = Rng::with_seed(11);
+    let old = text(&mut rng, 50_000);
+    let new = edited(&mut rng, &old);
+    let mut source = MemorySource::default();
+    let files = |name: &str, bytes: &[u8]| -> Files { vec![(name.to_owned(), bytes.to_vec())] };
+    let mut is_made = |old_name: &str, most| {
+        let have = table(&files(old_name, &old), &mut source);
+        let want = table(&files("bin/a", &new), &mut source);
+        let mut frames = 0;
+        let is_made = prepare(
+            Image::mounted(&want),
+            Image::mounted(&have),
+            &Expected::default(),
+            &source,
+            Effort::Waiting(most),
+            &mut |_| Ok(()),
+            &mut |_, _| {
+                frames += 1;
+                Ok(())
+            },
+        );
+        assert_eq!(is_made.expect("all is there"), frames > 0);
+        frames > 0
+    };
+    // What is compressed, and against what.
+    assert!(is_made("bin/a", 110_000));
+    assert!(!is_made("bin/a", 90_000));
+    // Both are read to be found alike, and the new one is compressed.
+    assert!(is_made("lib/b", 160_000));
+    assert!(!is_made("lib/b", 140_000));
+}
