@@ -64,6 +64,15 @@ impl Error {
         }
     }
 
+    /// Whether a file that was read is not what was written into it.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            Self::Malformed { .. } => true,
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::InvalidData,
+            _ => false,
+        }
+    }
+
     /// Of a format's reader.
     pub(crate) fn malformed(what: &'static str, why: impl Into<String>) -> Self {
         Self::Malformed {

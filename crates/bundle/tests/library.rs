@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
 use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream};
-use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Table, pack, table};
+use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 
@@ -439,6 +439,102 @@ fn what_is_lost_is_made_again() {
         assert!(one == other, "{lost}");
         library.close();
     }
+}
+
+/// Changes a byte of every 64 of each file of a folder. Indexes still open: their directory, which the foot knows the
+/// begin of, is left as it is.
+fn damage(folder: &Path) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let foot = *bytes.last_chunk::<32>().unwrap();
+        let is_index = foot.ends_with(b"phlayr01");
+        let at = u64::from_le_bytes(*foot.first_chunk().unwrap());
+        let end = if is_index { at } else { bytes.len() as u64 };
+        let end = usize::try_from(end).unwrap();
+        for byte in bytes[..end].iter_mut().skip(9).step_by(64) {
+            *byte ^= 0x41;
+        }
+        std::fs::write(&path, bytes).unwrap();
+    }
+}
+
+#[test]
+fn what_is_damaged_is_made_again() {
+    let image = tree(6);
+    let blobs = Arc::<InMemory>::default();
+    blobs.put(&image.image);
+    let root = &image.image.root;
+    for (damaged, lost) in [
+        ("index/tables", &["plans"][..]),
+        ("index/layers", &["plans"]),
+        ("index/layers", &["plans", "packs", "directory"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let before = {
+            let library = open(folder.path(), &blobs);
+            assert_eq!(offer(&library, &image.image), State::Ready);
+            let bundle = library.bundle(root, &[], false).unwrap();
+            let sent = bytes(bundle.stream(None).unwrap());
+            library.close();
+            sent
+        };
+        for lost in lost {
+            std::fs::remove_dir_all(folder.path().join(lost)).unwrap();
+        }
+        damage(&folder.path().join(damaged));
+        let library = open(folder.path(), &blobs);
+        if library.state(root) != State::Ready {
+            assert_eq!(offer(&library, &image.image), State::Ready, "{damaged}");
+        }
+        // The first question may find the damage: it is told to come again, and needs no more than that.
+        let mut bundle = library.bundle(root, &[], false);
+        if let Err(error) = &bundle {
+            assert!(matches!(error, Error::Missing(_)), "{damaged}: {error}");
+            assert_eq!(settled(&library, root), State::Ready, "{damaged}");
+            bundle = library.bundle(root, &[], false);
+        }
+        let after = bytes(bundle.unwrap().stream(None).unwrap());
+        let [before, after] = [before, after].map(|sent| received(&sent, &[]).2);
+        assert!(before == after, "{damaged}");
+        library.close();
+    }
+}
+
+#[test]
+fn single_files_outlive_a_damaged_index() {
+    let image = tree(4);
+    let blobs = Arc::<InMemory>::default();
+    blobs.put(&image.image);
+    let folder = tempfile::tempdir().unwrap();
+    let library = open(folder.path(), &blobs);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    library.close();
+    drop(library);
+    std::fs::remove_dir_all(folder.path().join("packs")).unwrap();
+    damage(&folder.path().join("index/layers"));
+    let library = open(folder.path(), &blobs);
+    let all = |content: &Content| -> Option<Vec<u8>> {
+        let mut stream = library.file(&image.image.root, content).ok()??;
+        let mut all = Vec::new();
+        while let Some(piece) = stream.next().ok()? {
+            let Piece::Bytes(bytes) = piece else {
+                panic!("there are no packs");
+            };
+            all.extend(bytes);
+        }
+        Some(all)
+    };
+    for (content, bytes) in &image.contents {
+        // One question to find the damage, one to find that the index is gone.
+        let found = (0..3).find_map(|_| {
+            let found = all(content);
+            settled(&library, &image.image.root);
+            found
+        });
+        assert!(found.as_ref() == Some(bytes), "{content}");
+    }
+    library.close();
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl Inner {
     }
 
     fn better(&self, manifest: &Digest, share: &mut Share) -> Result<(), Error> {
-        let table = Table::open(&self.shelf.table(manifest))?;
+        let table = self.made_table(manifest)?;
         let mut places = HashSet::new();
         let keys = [false, true].map(|layers| key(manifest, &[], layers));
         for key in &keys {

@@ -39,7 +39,7 @@ impl Inner {
         if self.open(&path)?.is_some_and(|plan| self.is_sound(&plan)) {
             return Ok(());
         }
-        let tables = [new, old].map(|digest| Table::open(&self.shelf.table(digest)));
+        let tables = [new, old].map(|digest| self.made_table(digest));
         let [want, have] = tables;
         let (want, have) = (want?, have?);
         let all = plan::Image::with_layers(&want);
@@ -74,8 +74,8 @@ impl Inner {
         old: &Digest,
         layers: bool,
     ) -> Result<Option<Arc<Kept>>, Error> {
-        let want = Table::open(&self.shelf.table(new))?;
-        let have = Table::open(&self.shelf.table(old))?;
+        let want = self.made_table(new)?;
+        let have = self.made_table(old)?;
         if have.contents().is_empty() {
             return Ok(None);
         }
@@ -91,6 +91,8 @@ impl Inner {
         };
         match self.patches(&path, new, image, old, have, effort, &mut pause) {
             Err(Error::Missing(_)) => Ok(None),
+            // Of a layer's index: whole frames do without.
+            Err(error) if error.is_damage() => Ok(None),
             made => made,
         }
     }

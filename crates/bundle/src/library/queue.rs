@@ -68,10 +68,9 @@ impl Queue {
         }
     }
 
-    fn again(&mut self, manifest: Digest, tries: u32) {
+    fn again(&mut self, manifest: Digest, tries: u32, at: Option<Instant>) {
         if self.known.insert(manifest) {
-            let at = Instant::now() + AGAIN;
-            self.images.push_back((manifest, tries, Some(at)));
+            self.images.push_back((manifest, tries, at));
         }
     }
 
@@ -206,6 +205,15 @@ fn image(
         Ok(quick) if quick.is_empty() => Some(Stage::Ready),
         Ok(quick) => Some(Stage::Quick(quick.clone())),
         Err(Error::Stopped) => return done.map(drop),
+        // Nothing but a file of ours has a format that an image cannot get wrong. Once is enough, should it do so.
+        Err(error) if error.is_damage() && tries == 0 => {
+            tracing::warn!(%manifest, %error, "what was made of an image is damaged; it is made anew");
+            inner.discard(manifest);
+            lock(&inner.queue).again(*manifest, 1, None);
+            inner.progress(manifest, At::Wait, 0, 0);
+            count(&inner.figures.failed);
+            return Ok(());
+        }
         Err(error) if error.fault() == Fault::Theirs => {
             count(&inner.figures.refused);
             tracing::warn!(%manifest, %error, "an image cannot be bundled");
@@ -215,7 +223,8 @@ fn image(
         Err(Error::Missing(_)) => None,
         Err(error) if tries < TRIES => {
             tracing::warn!(%manifest, %error, "an image could not be indexed, and will be tried again");
-            lock(&inner.queue).again(*manifest, tries + 1);
+            let at = Instant::now() + AGAIN;
+            lock(&inner.queue).again(*manifest, tries + 1, Some(at));
             inner.progress(manifest, At::Wait, 0, 0);
             count(&inner.figures.failed);
             return Ok(());

@@ -84,7 +84,7 @@ impl Library {
     /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
     pub fn file(&self, image: &Digest, content: &Content) -> Result<Option<Stream>, Error> {
         let inner = &self.inner;
-        let table = Table::open(&inner.shelf.table(image))?;
+        let table = inner.made_table(image)?;
         let Some(number) = table.find(content) else {
             return Ok(None);
         };
@@ -174,7 +174,7 @@ impl Inner {
     }
 
     /// Has an image that was ready made ready once more.
-    fn again(&self, manifest: &Digest) -> Result<(), Error> {
+    pub(super) fn again(&self, manifest: &Digest) -> Result<(), Error> {
         for layers in [false, true] {
             self.forget(&key(manifest, &[], layers));
         }
@@ -208,13 +208,11 @@ impl Inner {
         layers: bool,
     ) -> Result<Arc<Kept>, Error> {
         count(&self.figures.plans);
-        let table = Table::open(&self.shelf.table(want))?;
+        let table = self.made_table(want)?;
         let mut bases = Vec::with_capacity(have.len());
         for have in have {
             let mut have = *have;
-            let opened = have
-                .is_known
-                .then(|| Table::open(&self.shelf.table(&have.manifest)));
+            let opened = have.is_known.then(|| self.made_table(&have.manifest));
             let table = opened.and_then(Result::ok);
             have.is_known = table.is_some();
             bases.push(Base { have, table });
@@ -340,9 +338,17 @@ impl Inner {
             };
             // The first is the config.
             for digest in blobs.unwrap_or_default().iter().skip(1) {
-                let index = LayerIndex::open(&self.shelf.layer(digest));
-                if let (Ok(index), Ok(Some(blob))) = (index, self.blobs.open(digest)) {
-                    layers.push(&index, blob);
+                let Ok(Some(blob)) = self.blobs.open(digest) else {
+                    continue;
+                };
+                let path = self.shelf.layer(digest);
+                match LayerIndex::open(&path) {
+                    Ok(index) => layers.push(&index, path, blob),
+                    Err(error) => {
+                        tracing::warn!(%error, "the index of a layer is made anew");
+                        // It opens the index once more, and deletes it.
+                        let _ = self.again(image);
+                    }
                 }
             }
         }

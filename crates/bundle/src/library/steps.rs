@@ -1,6 +1,7 @@
 //! What is done for an image: its layers are indexed, merged into a table, packed, and planned for whoever has nothing.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::documents::{Documents, Layer};
@@ -26,6 +27,7 @@ const TRACED: usize = 20;
 pub(super) struct Indexed {
     pub(super) index: LayerIndex,
     pub(super) blob: Arc<dyn Blob>,
+    pub(super) path: PathBuf,
 }
 
 impl Inner {
@@ -62,7 +64,7 @@ impl Inner {
         if path.exists() {
             match LayerIndex::open(&path) {
                 Ok(index) if index.diff_id() == layer.diff_id => {
-                    return Ok(Indexed { index, blob });
+                    return Ok(Indexed { index, blob, path });
                 }
                 // Another image says that this blob is something else than it was found to be.
                 Ok(index) => {
@@ -93,7 +95,38 @@ impl Inner {
         count(&self.figures.indexed_layers);
         let bytes = &self.figures.indexed_bytes;
         bytes.fetch_add(blob.size(), std::sync::atomic::Ordering::Relaxed);
-        Ok(Indexed { index, blob })
+        Ok(Indexed { index, blob, path })
+    }
+
+    /// Deletes what was made of an image, for all of it to be made again from its blobs.
+    pub(super) fn discard(&self, manifest: &pierhead_oci::Digest) {
+        let blobs = {
+            let images = lock(&self.images);
+            images.get(manifest).map(|row| row.row.blobs.clone())
+        };
+        // The first is the config.
+        for layer in blobs.unwrap_or_default().iter().skip(1) {
+            remove(&self.shelf.layer(layer));
+        }
+        remove(&self.shelf.table(manifest));
+        for layers in [false, true] {
+            self.forget(&super::serve::key(manifest, &[], layers));
+        }
+    }
+
+    /// The table of an image that is ready. When it is damaged or lost, the image has to wait for another one.
+    pub(super) fn made_table(&self, manifest: &pierhead_oci::Digest) -> Result<Table, Error> {
+        let path = self.shelf.table(manifest);
+        let error = match Table::open(&path) {
+            Err(error @ (Error::Malformed { .. } | Error::Missing(_))) => error,
+            found => return found,
+        };
+        if error.is_damage() {
+            tracing::warn!(%error, %manifest, "the table of an image is made anew");
+            remove(&path);
+        }
+        self.again(manifest)?;
+        Err(Error::Missing(format!("the table of {manifest}")))
     }
 
     /// The table of an image; made when there is none.
@@ -132,7 +165,7 @@ impl Inner {
         for (layer, of) in layers.iter().zip(&documents.layers) {
             for (items, places) in items(table, layer, &mut done)?.iter().zip(&mut places) {
                 let mut source = Layers::default();
-                source.push(&layer.index, layer.blob.clone());
+                source.push(&layer.index, layer.path.clone(), layer.blob.clone());
                 let is_last = self.config.quick >= self.config.level;
                 let settings = Settings {
                     level: self.config.quick.min(self.config.level),
@@ -226,7 +259,7 @@ impl Inner {
             let Some(files) = self.directory.trace(&image)? else {
                 continue;
             };
-            let its_own = Table::open(&self.shelf.table(&image));
+            let its_own = self.made_table(&image);
             let old = its_own
                 .as_ref()
                 .ok()
