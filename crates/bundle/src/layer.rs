@@ -57,7 +57,8 @@ impl Pace for Unhurried {
 pub struct Limits {
     /// Bytes of the uncompressed tar, and bytes of all its files together (holes of sparse ones included), each.
     pub max_size: u64,
-    /// Uncompressed bytes for each byte of the blob; the first [`RATIO_FREE`] bytes are not counted.
+    /// Uncompressed bytes for each byte of the blob, and bytes of files (holes included), each; the first [`RATIO_FREE`]
+    /// bytes are not counted.
     pub max_ratio: u64,
     /// Entries of the tar. Each costs up to 64 bytes of memory while the layer is indexed.
     pub max_entries: u64,

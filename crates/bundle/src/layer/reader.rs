@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Blob, Content, Error, Source};
 
+use super::Unhurried;
 use super::blocks::Stream as Records;
 use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
 use super::stream::{Coding, INPUT, Point, Stream};
@@ -74,7 +75,7 @@ impl LayerReader {
         }
         let mut stream = self.position(state, at)?;
         while !buf.is_empty() {
-            if !stream.fill(&*self.blob)? {
+            if !stream.fill(&*self.blob, &mut Unhurried)? {
                 return Err(Error::malformed(
                     "layer",
                     "its blob ends before its index does",

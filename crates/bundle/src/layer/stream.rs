@@ -5,11 +5,16 @@ use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use crate::{Blob, Error};
 
+use super::Pace;
 use super::gzip::{self, Candidate, Gzip, PROBED, WINDOW};
 
 /// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
 /// a window takes some 10 KiB in the index.
 pub(super) const SPACING: u64 = 4 << 20;
+
+/// Uncompressed bytes before a checkpoint is looked for again that was not found. A try takes about 100 us, and a blob may
+/// be made of blocks that give nothing.
+const RETRY: u64 = 64 << 10;
 
 /// Bytes read of a blob at a time.
 pub(super) const INPUT: usize = 64 << 10;
@@ -92,6 +97,8 @@ pub(super) struct Stream {
 /// The search for checkpoints, while a layer is indexed.
 struct Seeking {
     last: u64,
+    /// Where it may be tried again: see [`RETRY`].
+    tried: u64,
     pending: Option<Pending>,
     found: Vec<Found>,
 }
@@ -109,6 +116,7 @@ impl Stream {
         let mut this = Self::at(coding, 0, 0, max_window)?;
         this.seeking = Some(Seeking {
             last: 0,
+            tried: 0,
             pending: None,
             found: Vec::new(),
         });
@@ -190,8 +198,9 @@ impl Stream {
             .unwrap_or_default()
     }
 
-    /// Decodes the next bytes once all that were ready are taken. False at the end.
-    pub(super) fn fill(&mut self, blob: &dyn Blob) -> Result<bool, Error> {
+    /// Decodes the next bytes once all that were ready are taken. False at the end. Pauses whenever it reads: a blob may
+    /// be long and give little.
+    pub(super) fn fill(&mut self, blob: &dyn Blob, pace: &mut dyn Pace) -> Result<bool, Error> {
         if self.ready.0 < self.ready.1 {
             return Ok(true);
         }
@@ -201,9 +210,12 @@ impl Stream {
         self.ready = (kept, kept);
         let mut idle = 0;
         while self.ready.1 < OUTPUT {
-            if self.ahead.0 == self.ahead.1 && !self.refill(blob)? {
-                self.check_end()?;
-                break;
+            if self.ahead.0 == self.ahead.1 {
+                pace.pause(0)?;
+                if !self.refill(blob)? {
+                    self.check_end()?;
+                    break;
+                }
             }
             let before = (self.ahead.0, self.ready.1);
             self.decode(blob)?;
@@ -251,7 +263,7 @@ impl Stream {
         let due = self
             .seeking
             .as_ref()
-            .is_some_and(|s| s.pending.is_none() && self.at - s.last >= SPACING);
+            .is_some_and(|s| s.pending.is_none() && self.at >= (s.last + SPACING).max(s.tried));
         let input = &self.input[self.ahead.0..self.ahead.1];
         let output = &mut self.output[self.ready.1..];
         let (taken, given, boundary, between) = match &mut self.decode {
@@ -332,6 +344,7 @@ impl Stream {
             }
         } else if boundary {
             let window = &self.output[self.ready.1.saturating_sub(WINDOW)..self.ready.1];
+            seeking.tried = at + RETRY;
             let candidates = gzip::probe(blob, blob_at, window)?;
             if !candidates.is_empty() {
                 seeking.pending = Some(Pending {

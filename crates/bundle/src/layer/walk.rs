@@ -17,6 +17,9 @@ use super::{Pace, Request};
 
 use bytes::Bytes;
 
+/// Bytes of an extended attribute's value: Linux has no longer ones.
+const MAX_XATTR: usize = 64 << 10;
+
 /// Zeros for holes.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -42,7 +45,6 @@ pub(super) fn walk(
         builder,
         max_entries: request.limits.max_entries,
         entries: 0,
-        max_files: request.limits.max_size,
         files: 0,
         cutter: Cutter::new(),
     };
@@ -77,7 +79,6 @@ struct Walk<'a> {
     builder: &'a mut Builder,
     max_entries: u64,
     entries: u64,
-    max_files: u64,
     files: u64,
     cutter: Cutter,
 }
@@ -219,6 +220,9 @@ impl Walk<'_> {
         {
             return Err(image("has an extended attribute of an impossible name"));
         }
+        if xattrs.iter().any(|(_, value)| value.len() > MAX_XATTR) {
+            return Err(image("has an extended attribute over the limit of 64 KiB"));
+        }
         self.builder.entry(&Entry {
             path,
             kind,
@@ -291,12 +295,7 @@ impl Walk<'_> {
         }
         let (map, size, data) = self.map(block, fields, pax, stored)?;
         self.files = self.files.saturating_add(size);
-        if self.files > self.max_files {
-            return Err(image(&format!(
-                "has files of more bytes than the limit of {}",
-                self.max_files
-            )));
-        }
+        self.bytes.allow(self.files)?;
         let marks = self.builder.marks();
         let offset = self.bytes.position();
         let mut sum = Sum {

@@ -1,7 +1,10 @@
 //! Layers that lie, are damaged, or ask for too much.
 
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use pierhead_bundle::layer::{self, Limits, Pace, Request};
-use pierhead_bundle::{Content, Entry, Error, Kind};
+use pierhead_bundle::{Blob, Content, Entry, Error, Kind};
 use pierhead_oci::{Algorithm, Digest};
 
 use crate::making::{Memory, Packing, Tar, gzip, indexed, indexed_with};
@@ -60,6 +63,117 @@ fn a_sparse_file_of_a_terabyte_is_refused_before_it_is_hashed() {
     ]);
     tar.file("sparse", b"");
     bad_entry(tar, "files of more bytes than the limit");
+}
+
+#[test]
+fn holes_count_against_the_ratio() {
+    let size = (70u64 << 20).to_string();
+    let mut tar = Tar::new();
+    tar.pax(&[
+        ("GNU.sparse.map", b"0,0"),
+        ("GNU.sparse.size", size.as_bytes()),
+    ]);
+    tar.file("sparse", b"");
+    let tar = tar.finish();
+    let limits = Limits {
+        max_ratio: 100,
+        ..Limits::default()
+    };
+    let why = refused(&Memory(tar.clone()), &tar, limits);
+    assert!(why.contains("limit of 100 times"), "{why}");
+}
+
+#[test]
+fn values_of_attributes_are_bounded() {
+    let with = |len: usize| {
+        let mut tar = Tar::new();
+        tar.pax(&[("SCHILY.xattr.user.long", &vec![b'a'; len])]);
+        tar.file("a", b"");
+        tar
+    };
+    bad_entry(with((64 << 10) + 1), "extended attribute");
+    let tar = with(64 << 10).finish();
+    assert!(indexed(&Packing::Plain.pack(&tar), &tar).is_ok());
+}
+
+/// Counts how often it is read.
+struct Counted(Memory, AtomicU64);
+
+impl Blob for Counted {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.read_at(offset, buf)
+    }
+}
+
+/// A gzip of stored blocks: the tar, and so many empty ones in its middle, where checkpoints are looked for.
+fn with_empty_blocks(tar: &[u8], count: usize) -> Vec<u8> {
+    let mut gzip = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let block = |gzip: &mut Vec<u8>, last: bool, part: &[u8]| {
+        let len = u16::try_from(part.len()).unwrap();
+        gzip.push(last.into());
+        gzip.extend(len.to_le_bytes());
+        gzip.extend((!len).to_le_bytes());
+        gzip.extend_from_slice(part);
+    };
+    let (head, tail) = tar.split_at(70 * 60_000);
+    for part in head.chunks(60_000) {
+        block(&mut gzip, false, part);
+    }
+    for _ in 0..count {
+        block(&mut gzip, false, &[]);
+    }
+    for part in tail.chunks(60_000) {
+        block(&mut gzip, false, part);
+    }
+    block(&mut gzip, true, &[]);
+    let mut crc = flate2::Crc::new();
+    crc.update(tar);
+    gzip.extend(crc.sum().to_le_bytes());
+    gzip.extend(u32::try_from(tar.len()).unwrap().to_le_bytes());
+    gzip
+}
+
+#[test]
+fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
+    let mut tar = Tar::new();
+    tar.file("a", &vec![7; 6 << 20]);
+    let tar = tar.finish();
+    let blob = Counted(Memory(with_empty_blocks(&tar, 50_000)), AtomicU64::new(0));
+    let diff_id = Digest::of(Algorithm::Sha256, &tar);
+    let request = Request {
+        media_type: "application/vnd.oci.image.layer.v1.tar+gzip",
+        diff_id: &diff_id,
+        limits: Limits::default(),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("index");
+    // Blocks that give nothing are work, too: whoever stops it does not wait for their end.
+    let (mut told, mut most) = (0, 0);
+    let mut pace = Told(
+        &mut |read: u64| {
+            (told, most) = (read, most.max(read - told));
+            Ok(())
+        },
+        &blob,
+    );
+    layer::index(&blob, &request, &mut pace, &out).unwrap();
+    let reads = blob.1.load(Ordering::Relaxed);
+    assert!(reads < 300, "{reads} reads");
+    assert!(most <= 8, "{most} reads without a pause");
+}
+
+/// Hears how often the blob was read at each pause.
+struct Told<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
+
+impl Pace for Told<'_> {
+    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        (self.0)(self.1.1.load(Ordering::Relaxed))
+    }
 }
 
 #[test]

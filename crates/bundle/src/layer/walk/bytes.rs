@@ -58,12 +58,33 @@ impl<'a> Bytes<'a> {
         self.stream.take(count);
     }
 
+    /// Counts the bytes of a file, holes included, before they are hashed; `files` is the sum so far.
+    pub(super) fn allow(&self, files: u64) -> Result<(), Error> {
+        let Limits {
+            max_size,
+            max_ratio,
+            ..
+        } = self.limits;
+        if files > max_size {
+            return Err(Error::Image(format!(
+                "the layer has files of more bytes than the limit of {max_size}"
+            )));
+        }
+        let most = max_ratio.saturating_mul(self.blob.size());
+        if files.saturating_sub(RATIO_FREE) > most {
+            return Err(Error::Image(format!(
+                "the layer has files of more than the limit of {max_ratio} times its bytes"
+            )));
+        }
+        Ok(())
+    }
+
     /// Makes sure that bytes are ready; false at the end of the layer.
     pub(super) fn fill(&mut self, builder: &mut Builder) -> Result<bool, Error> {
         if !self.stream.ready().is_empty() {
             return Ok(true);
         }
-        let some = self.stream.fill(self.blob)?;
+        let some = self.stream.fill(self.blob, self.pace)?;
         let fresh = self.stream.ready();
         let count = fresh.len() as u64;
         self.hash.update(fresh);
