@@ -517,7 +517,7 @@ fn single_files_outlive_a_damaged_index() {
     let all = |content: &Content| -> Option<Vec<u8>> {
         let mut stream = library.file(&image.image.root, content).ok()??;
         let mut all = Vec::new();
-        while let Some(piece) = stream.next().ok()? {
+        while let Some(piece) = stream.next_piece().ok()? {
             let Piece::Bytes(bytes) = piece else {
                 panic!("there are no packs");
             };

@@ -99,6 +99,7 @@ impl Layout {
         let sound = (1..=MAX_ENTRIES).contains(&entries)
             && entries <= c
             && attribute_count <= a
+            && attribute_count <= entries
             && contents <= d
             && layer_count <= e
             && visible <= contents;

@@ -12,7 +12,7 @@ use pierhead_oci::Digest;
 use crate::{Content, Entry, Error, Kind, Time};
 
 use super::MAX_ENTRIES;
-use super::rows::Attributes;
+use super::rows::{Attributes, MAX_HELD};
 
 /// One layer to be merged.
 pub struct LayerEntries<I, F> {
@@ -34,6 +34,8 @@ struct Name {
     inode: u32,
     /// The last layer that brought it, or something in it.
     layer: u32,
+    /// The last layer that hid what lower ones brought into it: nothing of theirs can be in it any more.
+    hid: u32,
     children: Children,
 }
 
@@ -87,6 +89,8 @@ pub(super) struct Merged {
     layer: u32,
     /// Components that may still be walked over: links could make a small image walk for ever.
     steps: u64,
+    /// Bytes of names, targets and attributes that may still be held.
+    bytes: usize,
 }
 
 /// Each value once.
@@ -121,6 +125,9 @@ const MAX_LINKS: usize = 40;
 
 /// A million entries, each at the end of a path of the greatest depth that real images come near to.
 const MAX_STEPS: u64 = 256 << 20;
+
+/// Bytes of names, targets and attributes in memory. Images of 100 000 entries have two to three million.
+const MAX_BYTES: usize = 2 * MAX_HELD;
 
 /// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
 const IMPLIED: Attributes = Attributes {
@@ -162,10 +169,10 @@ where
 }
 
 fn position(len: usize) -> Result<u32, Error> {
-    // Nodes that were replaced stay in memory, hence their own bound.
+    // Nodes that were replaced stay in memory, and are none of the table's entries: some are let pass.
     u32::try_from(len)
         .ok()
-        .filter(|position| *position < 4 * MAX_ENTRIES)
+        .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
         .ok_or_else(|| Error::Image("more entries than a table has".to_owned()))
 }
 
@@ -189,6 +196,7 @@ impl Merged {
             layers: Vec::new(),
             layer: 0,
             steps: MAX_STEPS,
+            bytes: MAX_BYTES,
         };
         merged.add_directory()?;
         Ok(merged)
@@ -236,6 +244,10 @@ impl Merged {
 
     fn add_inode(&mut self, kind: InodeKind, of: Attributes, modified: Time) -> Result<u32, Error> {
         let inode = position(self.inodes.len())?;
+        if !self.attributes.of.contains_key(&of) {
+            // The pool has it twice.
+            self.hold(2 * of.held())?;
+        }
         let attributes = self.attributes.get(of)?;
         self.inodes.push(Inode {
             kind,
@@ -250,6 +262,7 @@ impl Merged {
         self.names.push(Name {
             inode,
             layer: self.layer,
+            hid: 0,
             children: Children::new(),
         });
         Ok(name)
@@ -275,7 +288,7 @@ impl Merged {
         let kind = match entry.kind {
             Kind::Opaque => {
                 if let Some(folder) = self.find(&entry.path)?.filter(|f| self.is_directory(*f)) {
-                    self.hide_in(folder);
+                    return self.hide_in(folder);
                 }
                 return Ok(());
             }
@@ -284,10 +297,9 @@ impl Merged {
                     && let Some(hidden) = self.child(folder, name)
                 {
                     if self.names[hidden as usize].layer == self.layer {
-                        self.hide_in(hidden);
-                    } else {
-                        self.name(folder).children.remove(name);
+                        return self.hide_in(hidden);
                     }
+                    self.name(folder).children.remove(name);
                 }
                 return Ok(());
             }
@@ -301,7 +313,10 @@ impl Merged {
                 return self.put(&entry.path, parent, name, inode);
             }
             Kind::File { content, size } => InodeKind::File(self.intern(content, size)?),
-            Kind::Symlink { target } => InodeKind::Symlink(target.into()),
+            Kind::Symlink { target } => {
+                self.hold(target.len())?;
+                InodeKind::Symlink(target.into())
+            }
             Kind::CharDevice { major, minor } => InodeKind::CharDevice(major, minor),
             Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(major, minor),
             Kind::Fifo => InodeKind::Fifo,
@@ -335,6 +350,7 @@ impl Merged {
                 (old.inode, old.layer) = (inode, layer);
             }
             _ => {
+                self.hold(name.len())?;
                 let new = self.add_name(inode)?;
                 self.name(folder).children.insert(name.into(), new);
             }
@@ -360,15 +376,39 @@ impl Merged {
     }
 
     /// Removes what lower layers brought from a directory of this layer.
-    fn hide_in(&mut self, folder: u32) {
+    fn hide_in(&mut self, folder: u32) -> Result<(), Error> {
         let layer = self.layer;
         let mut folders = vec![folder];
         while let Some(folder) = folders.pop() {
-            let mut children = std::mem::take(&mut self.name(folder).children);
+            let name = self.name(folder);
+            if name.hid == layer {
+                continue;
+            }
+            name.hid = layer;
+            let mut children = std::mem::take(&mut name.children);
+            self.step(children.len() as u64)?;
             children.retain(|_, child| self.names[*child as usize].layer == layer);
             folders.extend(children.values());
             self.name(folder).children = children;
         }
+        Ok(())
+    }
+
+    /// Counts work that a small layer can ask for a lot of.
+    fn step(&mut self, steps: u64) -> Result<(), Error> {
+        let left = self.steps.checked_sub(steps);
+        self.steps =
+            left.ok_or_else(|| Error::Image("too much work to put it together".to_owned()))?;
+        Ok(())
+    }
+
+    /// Counts bytes that stay in memory.
+    fn hold(&mut self, bytes: usize) -> Result<(), Error> {
+        let left = self.bytes.checked_sub(bytes);
+        self.bytes = left.ok_or_else(|| {
+            Error::Image("names and attributes of more bytes than a table has".to_owned())
+        })?;
+        Ok(())
     }
 
     /// The way to a directory through symbolic links, as names from the root; what is not there, or is no directory,
@@ -426,6 +466,7 @@ impl Merged {
                     return Err(bad(path, "in what is no directory"));
                 }
                 _ => {
+                    self.hold(name.len())?;
                     let new = self.add_directory()?;
                     self.name(folder).children.insert(name, new);
                     new
@@ -482,3 +523,6 @@ impl Merged {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

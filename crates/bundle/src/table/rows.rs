@@ -44,6 +44,11 @@ pub(super) const MAX_NAME: usize = 255;
 pub(super) const MAX_XATTR: usize = 255;
 pub(super) const MAX_VALUE: usize = 64 << 10;
 
+/// Bytes that an extended attribute takes in memory besides those of its name and value.
+const XATTR: usize = 48;
+/// Bytes that the extended attributes of a table take in memory: one of a few bytes takes many more there.
+pub(super) const MAX_HELD: usize = 32 << 20;
+
 /// What entries share with many others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attributes {
@@ -89,6 +94,14 @@ pub enum Node<'a> {
     BlockDevice(u32, u32),
     /// A named pipe.
     Fifo,
+}
+
+impl Attributes {
+    /// Bytes in memory, about, of what is of no fixed length.
+    pub(super) fn held(&self) -> usize {
+        let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
+        self.xattrs.iter().map(held).sum()
+    }
 }
 
 impl Row<'_, '_> {
@@ -345,6 +358,7 @@ impl<'a> Rows<'a> {
 pub(super) fn attributes(layout: &Layout, bytes: &[u8]) -> Result<Vec<Attributes>, Error> {
     let mut reader = Table::reader(layout.attributes(bytes));
     let mut all = Vec::new();
+    let mut held = 0;
     for _ in 0..layout.attribute_count {
         let mode = reader.u32()?;
         let (uid, gid) = (reader.u32()?, reader.u32()?);
@@ -363,6 +377,10 @@ pub(super) fn attributes(layout: &Layout, bytes: &[u8]) -> Result<Vec<Attributes
             }
             if xattrs.last().is_some_and(|last| *last.0 >= *name) {
                 return Err(reader.wrong("extended attributes out of order"));
+            }
+            held += XATTR + name.len() + value.len();
+            if held > MAX_HELD {
+                return Err(reader.wrong("extended attributes of too many bytes"));
             }
             xattrs.push((name.to_vec(), value.to_vec()));
         }

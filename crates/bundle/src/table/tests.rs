@@ -448,3 +448,40 @@ fn a_link_to_a_directory_or_to_a_link_is_refused() {
         assert!(Table::parse(changed).is_err(), "{distance}");
     }
 }
+
+#[test]
+fn no_more_attributes_than_entries() {
+    let layout = |attribute_count| layout::Layout {
+        entries: 1,
+        attribute_count,
+        lengths: [1000, 0, 1, 0, 0],
+        ..layout::Layout::default()
+    };
+    let read = |attribute_count| {
+        let mut bytes = layout(attribute_count).write();
+        bytes.resize(bytes.len() + 1001, 0);
+        layout::Layout::read(&bytes)
+    };
+    assert!(read(1).is_ok());
+    assert!(matches!(read(2), Err(Error::Malformed { .. })));
+}
+
+#[test]
+fn attributes_of_many_mebibytes_are_refused() {
+    let entries = |count: u16| {
+        let of = |nth: u16| {
+            let mut file = file(&nth.to_string(), "x");
+            let value = nth.to_le_bytes().repeat(30_000);
+            file.xattrs = vec![(b"user.a".to_vec(), value)];
+            Ok(file)
+        };
+        Table::merge([LayerEntries {
+            diff_id: Content::of(b"layer").into(),
+            skeleton: (Content::of(b"skeleton"), 7),
+            files: [],
+            entries: (0..count).map(of),
+        }])
+    };
+    assert!(entries(10).is_ok());
+    assert!(matches!(entries(1200), Err(Error::Image(_))));
+}
