@@ -257,7 +257,7 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
 }
 
 #[test]
-fn an_update_has_what_the_worker_lacks_and_names_what_is_unknown() {
+fn an_update_has_what_the_worker_lacks_and_ignores_what_is_unknown() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
     let library = open(folder.path(), &blobs);
     let (old, new) = (tree(1), tree(2));
@@ -277,12 +277,15 @@ fn an_update_has_what_the_worker_lacks_and_names_what_is_unknown() {
     let bundle = library.bundle(&update.root, &haves, false).unwrap();
     let fresh = library.bundle(&old.image.root, &[], false).unwrap();
     let (_, old_table, old_contents) = received(&bytes(fresh.stream(None).unwrap()), &[]);
-    // A place for the one that is unknown: nothing refers to it.
-    let had = [Table::parse(old_table.bytes().to_vec()).unwrap(), old_table];
+    let had = [old_table];
     let sent = bytes(bundle.stream(None).unwrap());
     let (header, table, contents) = received(&sent, &had);
     let known: Vec<_> = header.haves.iter().map(|had| had.known).collect();
-    assert_eq!(known, [Known::Unknown, Known::Visible]);
+    assert_eq!(
+        known,
+        [Known::Visible],
+        "what is unknown makes no difference"
+    );
     let all = table.contents();
     for number in 0..table.visible() {
         let content = all.content(number).unwrap();
@@ -761,5 +764,87 @@ fn a_restart_knows_what_waits_for_better_frames() {
     assert!(better.len() < quick.len());
     assert!(received(&better, &[]).2 == received(&quick, &[]).2);
     until(|| quick_packs(folder.path()) == 0);
+    library.close();
+}
+
+/// Bytes of plans on disk, and how many there are.
+fn plans(folder: &Path) -> (u64, usize) {
+    let plans = std::fs::read_dir(folder.join("plans")).unwrap();
+    let sizes: Vec<_> = plans
+        .map(|plan| plan.unwrap().metadata().unwrap().len())
+        .collect();
+    (sizes.iter().sum(), sizes.len())
+}
+
+#[test]
+fn plans_keep_to_their_bytes_while_they_are_made() {
+    const MOST: u64 = 200_000;
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let mut config = Config::new(folder.path(), 256 << 20, MOST);
+    (config.share, config.level, config.pairs) = (100, 3, 0);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let (old, new) = (tree(1), tree(2));
+    for image in [&old, &new] {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+    }
+    let (_, before) = plans(folder.path());
+    // Images that nobody knows make no other plan.
+    let mut etags = Vec::new();
+    for nth in 0..20_u32 {
+        let stranger = Have {
+            manifest: Content::of(&nth.to_le_bytes()).into(),
+            is_known: false,
+            has_layers: false,
+        };
+        let bundle = library.bundle(&new.image.root, &[stranger], false).unwrap();
+        etags.push(bundle.etag().to_owned());
+    }
+    etags.dedup();
+    assert_eq!(etags.len(), 1);
+    assert_eq!(plans(folder.path()).1, before);
+    // The same image as often as somebody likes to say makes as many.
+    let mut sum = 0;
+    for nth in 1..=40 {
+        let haves = vec![have(&old); nth];
+        match library.bundle(&new.image.root, &haves, false) {
+            Ok(bundle) => sum += bytes(bundle.stream(None).unwrap()).len() as u64,
+            // The plan that it is made of has left, too.
+            Err(_) => assert_eq!(offer(&library, &new.image), State::Ready),
+        }
+        let (all, _) = plans(folder.path());
+        assert!(all <= MOST, "{all} after {nth}");
+    }
+    assert!(sum > 2 * MOST, "{sum} is no test of it");
+    library.close();
+}
+
+#[test]
+fn a_bundle_for_many_images_gets_better_when_one_pair_was_prepared() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    // No pair is prepared before somebody asks.
+    (config.share, config.level, config.pairs) = (100, 3, 0);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let images = [tree(1), tree(2), tree(3)];
+    for image in &images {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+    }
+    let [one, two, new] = &images;
+    let haves = [have(one), have(two)];
+    let ask = || library.bundle(&new.image.root, &haves, false).unwrap();
+    ask();
+    let started = Instant::now();
+    while library.stat().pairs == 0 {
+        let is_soon = started.elapsed() < Duration::from_secs(60);
+        assert!(is_soon, "it takes too long");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let planned = library.stat().planned;
+    let better = ask();
+    assert_eq!(library.stat().planned, planned + 1);
+    assert_eq!(ask().etag(), better.etag());
+    assert_eq!(library.stat().planned, planned + 1);
     library.close();
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Sizes};
 use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
+use pierhead_proxy::Config;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
 use serde_json::{Value, json};
@@ -173,7 +174,7 @@ async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
     assert_eq!(update.header("pierhead-unknown-have"), Some(&*stranger));
     assert!(update.body.len() < whole.body.len());
     let (header, _, _) = received(&update.body, Some(&old_table));
-    assert_eq!(header.haves.len(), 2);
+    assert_eq!(header.haves.len(), 1);
     // As many as somebody may say, none of them known.
     let many: Vec<_> = (0..256_u32)
         .map(|nth| Digest::from(Content::of(&nth.to_le_bytes())).to_string())
@@ -436,4 +437,29 @@ async fn a_client_that_leaves_leaves_nothing_behind() {
         let _ = soon(answer.chunk()).await;
     }
     eventually(async || metric(&stage, "connections 0")).await;
+}
+
+#[tokio::test]
+async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
+    let stage = with_bundles().await;
+    let (old, new) = (tree(13), tree(14));
+    stage.upstream.push("app", "1", &old.image);
+    stage.upstream.push("app", "2", &new.image);
+    bundle(&stage, &json!({"want": "1"})).await;
+    let first = bundle(&stage, &json!({"want": "2"})).await;
+    let mut config = Config::default();
+    config.default_upstream = stage.upstream.addr().to_string().parse().unwrap();
+    config.limits.fetches_per_client = 0;
+    stage.proxy.reload(config);
+    let have = json!({"want": "2", "have": [old.image.root.to_string()]});
+    let refused = stage.ask(post(BUNDLE, &have)).await;
+    let error = &refused.json()["errors"][0];
+    assert_eq!(
+        (refused.status, &error["detail"]["stage"]),
+        (503, &json!(null))
+    );
+    let why = error["message"].as_str().unwrap();
+    assert!(why.contains("upstream_fetches_per_client"), "{why}");
+    let again = stage.ask(post(BUNDLE, &json!({"want": "2"}))).await;
+    assert!(again.status == 200 && again.body == first.body);
 }

@@ -101,8 +101,7 @@ impl Inner {
         header.frames = Frames::encode(&frames, &sizes)?;
         header.records = draft.bytes();
         let (prelude, body) = header.encode(HEADER_LEVEL)?;
-        self.hold(key, draft.finish(&prelude, &body)?);
-        Ok(())
+        self.finish(key, draft, &prelude, &body).map(drop)
     }
 
     /// The packs that the fresh plans of an image name.

@@ -147,6 +147,8 @@ pub(crate) struct Inner {
     packing: RwLock<()>,
     /// Images that are being made ready: what can wait rests meanwhile.
     busy: Arc<AtomicUsize>,
+    /// Bytes of plans on disk, or a little more: those that left one by one are not taken off.
+    plans: AtomicU64,
     figures: Figures,
     /// Packs that had been evicted when places were looked through.
     tidied: AtomicU64,
@@ -221,6 +223,7 @@ impl Library {
         for (_, manifest) in quick {
             queue.improve(manifest);
         }
+        let (_, plans) = shelf.bytes();
         let library = Self {
             inner: Arc::new(Inner {
                 config,
@@ -238,6 +241,7 @@ impl Library {
                 packing: RwLock::default(),
                 busy: Arc::default(),
                 planning: Mutex::default(),
+                plans: AtomicU64::new(plans),
                 figures: Figures::default(),
                 tidied: AtomicU64::new(0),
             }),

@@ -10,7 +10,7 @@ use super::documents::Documents;
 use super::figures::count;
 use super::kept::{Draft, Kept};
 use super::pace::Share;
-use super::serve::{Base, VERSION, header, key};
+use super::serve::{Base, VERSION, header};
 use super::{Have, Inner};
 use crate::layer::Pace as _;
 use crate::patch::Effort;
@@ -28,7 +28,7 @@ pub(super) fn quick(want: &Digest, have: &Digest, layers: bool) -> Content {
 }
 
 impl Inner {
-    /// Makes the plan of a pair of images with the best patches. What was served of that pair before is planned anew.
+    /// Makes the plan of a pair of images with the best patches. What is asked for from now on is planned by it.
     pub(super) fn prepare_pair(
         &self,
         new: &Digest,
@@ -54,14 +54,6 @@ impl Inner {
         count(&self.figures.pairs);
         for layers in [false, true] {
             self.forget(&quick(new, old, layers));
-        }
-        for (layers, has_layers) in [(false, false), (false, true), (true, false), (true, true)] {
-            let have = Have {
-                manifest: *old,
-                is_known: true,
-                has_layers,
-            };
-            self.forget(&key(new, &[have], layers));
         }
         Ok(())
     }
@@ -136,7 +128,7 @@ impl Inner {
         let sum = draft.bytes();
         let header = header(&documents, want.table, &bases, &frames, (true, sum), 1)?;
         let (prelude, body) = header.encode(1)?;
-        Ok(Some(self.hold(path, draft.finish(&prelude, &body)?)))
+        self.finish(path, draft, &prelude, &body).map(Some)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is handed out: plans that are there, plans that are made when they are asked for, single contents.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use pierhead_oci::Digest;
@@ -13,7 +14,7 @@ use super::layers::Layers;
 use super::pairs;
 use super::{Bundle, Have, Inner, Library, Stream, lock};
 use crate::directory::Stage;
-use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
+use crate::format::{Frames, Had, Header, Known, Prelude, Sizes, WireTable};
 use crate::layer::LayerIndex;
 use crate::pack::Contents;
 use crate::table;
@@ -52,30 +53,46 @@ impl Library {
     /// [`Error::Missing`] when the image is not ready (any more); `Io`.
     pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
         let inner = &self.inner;
-        let key = key(want, have, layers);
-        let found = inner.open(&key)?;
-        // Packs may have left since: for better ones, or for want of room.
-        let found = found.filter(|_| inner.is_whole(&key));
-        let kept = match found {
-            Some(kept) => {
-                count(&inner.figures.plan_hits);
-                kept
-            }
-            None => {
-                // One at a time: what others wait for is most often this.
-                let _planning = lock(&inner.planning);
-                match inner.open(&key)? {
-                    Some(kept) => kept,
-                    None => inner.plan(&key, want, have, layers).inspect_err(|error| {
-                        if matches!(error, Error::Missing(_)) {
-                            let _ = inner.again(want);
-                        }
-                    })?,
+        // One at a time: what others wait for is most often this.
+        let _planning = lock(&inner.planning);
+        if let Some(found) = self.planned(want, have, layers)? {
+            return Ok(found);
+        }
+        let kept = inner
+            .plan(want, &known(have), layers)
+            .inspect_err(|error| {
+                if matches!(error, Error::Missing(_)) {
+                    let _ = inner.again(want);
                 }
-            }
-        };
+            })?;
         let packs = inner.packs.clone();
         Ok(Bundle { kept, packs })
+    }
+
+    /// The bundle, if it was planned before: cheap.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn planned(
+        &self,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Option<Bundle>, Error> {
+        let inner = &self.inner;
+        let Some(key) = inner.key(want, &known(have), layers)? else {
+            return Ok(None);
+        };
+        let Some(kept) = inner.open(&key)? else {
+            return Ok(None);
+        };
+        // Packs may have left since: for better ones, or for want of room.
+        if !inner.is_whole(&key) {
+            return Ok(None);
+        }
+        count(&inner.figures.plan_hits);
+        let packs = inner.packs.clone();
+        Ok(Some(Bundle { kept, packs }))
     }
 
     /// One content of an image; `None` when the image has none of that name.
@@ -118,13 +135,15 @@ impl Inner {
                 let found = kept.remove(at);
                 let plan = found.1.clone();
                 kept.push(found);
+                drop(kept);
+                // The order in which plans leave. One that is not told leaves early.
+                let _ = plan.file.set_modified(SystemTime::now());
                 return Ok(Some(plan));
             }
         }
         let path = self.shelf.plan(key);
         match Kept::open(&path) {
             Ok(plan) => {
-                // The order in which plans leave. One that is not told leaves early.
                 let _ = plan.file.set_modified(SystemTime::now());
                 Ok(Some(self.hold(key, plan)))
             }
@@ -150,6 +169,57 @@ impl Inner {
         alive.retain(|plan| plan.strong_count() > 0);
         alive.push(Arc::downgrade(&plan));
         plan
+    }
+
+    /// Puts a plan in its place, and others away if there are too many bytes of them now.
+    pub(super) fn finish(
+        &self,
+        key: &Content,
+        draft: Draft,
+        prelude: &Prelude,
+        body: &[u8],
+    ) -> Result<Arc<Kept>, Error> {
+        let plan = draft.finish(prelude, body)?;
+        let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        let plan = self.hold(key, plan);
+        let before = self.plans.fetch_add(len, Ordering::Relaxed);
+        if before.saturating_add(len) > self.config.plans {
+            // To less than the most, so that not each plan from here on has them all looked through.
+            self.shrink_plans(self.config.plans / 8 * 7)?;
+        }
+        Ok(plan)
+    }
+
+    /// Deletes plans until they take `most` bytes, those that are held open too.
+    pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
+        let left = self.shelf.shrink_plans(most)?;
+        self.plans.store(left, Ordering::Relaxed);
+        lock(&self.kept).retain(|(key, _)| self.shelf.plan(key).exists());
+        Ok(())
+    }
+
+    /// Names the plan of a request, by what it is made of: once there is something better it has another name.
+    /// `None` when that is not there yet.
+    fn key(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Option<Content>, Error> {
+        let request = key(want, have, layers);
+        if have.is_empty() {
+            return Ok(Some(request));
+        }
+        for have in have {
+            if let Some(pair) = self.pair(want, &have.manifest, layers)? {
+                return Ok(Some(derived(&request, &pair)));
+            }
+        }
+        let fresh = self.open(&self::key(want, &[], layers))?;
+        Ok(fresh.map(|fresh| derived(&request, &fresh)))
+    }
+
+    /// The best patches from one image to another that there are.
+    fn pair(&self, want: &Digest, have: &Digest, layers: bool) -> Result<Option<Arc<Kept>>, Error> {
+        match self.open(&pairs::idle(want, have))? {
+            None => self.open(&pairs::quick(want, have, layers)),
+            found => Ok(found),
+        }
     }
 
     /// Whether a plan is there and all packs that it names are, too.
@@ -200,13 +270,7 @@ impl Inner {
     }
 
     /// Makes the plan of a request from what was prepared: for this pair of images, else for whoever has nothing.
-    fn plan(
-        &self,
-        key: &Content,
-        want: &Digest,
-        have: &[Have],
-        layers: bool,
-    ) -> Result<Arc<Kept>, Error> {
+    fn plan(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Arc<Kept>, Error> {
         count(&self.figures.plans);
         let table = self.made_table(want)?;
         let mut bases = Vec::with_capacity(have.len());
@@ -224,7 +288,11 @@ impl Inner {
             return Err(Error::Missing(format!("a part of {want}")));
         }
         let needed = needed(&table, &bases, layers);
-        let mut draft = Draft::begin(&self.shelf.plan(key))?;
+        let key = match have {
+            [] => key(want, have, layers),
+            _ => derived(&key(want, have, layers), &prepared),
+        };
+        let mut draft = Draft::begin(&self.shelf.plan(&key))?;
         let mut frames = self.choose(&prepared, at, &table, &bases, &needed, &mut draft)?;
         if !covers(&frames, &needed) {
             // It counts on more than this worker has.
@@ -233,7 +301,7 @@ impl Inner {
                 .filter(|plan| self.is_sound(plan));
             let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
             drop(draft);
-            draft = Draft::begin(&self.shelf.plan(key))?;
+            draft = Draft::begin(&self.shelf.plan(&key))?;
             frames = self.choose(&fresh, None, &table, &bases, &needed, &mut draft)?;
         }
         let header = self::header(
@@ -245,8 +313,7 @@ impl Inner {
             QUICK,
         )?;
         let (prelude, body) = header.encode(QUICK)?;
-        let plan = draft.finish(&prelude, &body)?;
-        Ok(self.hold(key, plan))
+        self.finish(&key, draft, &prelude, &body)
     }
 
     /// The frames of what was prepared that hold anything that is needed; their records go into the draft.
@@ -305,13 +372,8 @@ impl Inner {
             if base.table.is_none() {
                 continue;
             }
-            for pair in [
-                pairs::idle(want, &base.have.manifest),
-                pairs::quick(want, &base.have.manifest, layers),
-            ] {
-                if let Some(plan) = self.open(&pair)? {
-                    return Ok((Some(plan), Some(at)));
-                }
+            if let Some(plan) = self.pair(want, &base.have.manifest, layers)? {
+                return Ok((Some(plan), Some(at)));
             }
         }
         // What the worker says first is the most like what it wants.
@@ -465,7 +527,17 @@ impl Sizes for Tables<'_> {
     }
 }
 
-/// Names the plan of a request: whatever is in its header is in its name.
+/// The images that count. What nobody knows makes no other bundle, else anybody could have any number of them made.
+fn known(have: &[Have]) -> Vec<Have> {
+    have.iter().filter(|have| have.is_known).copied().collect()
+}
+
+/// Names what is made for a request out of a plan.
+fn derived(request: &Content, of: &Kept) -> Content {
+    Content::of(format!("{request} of {}", of.etag).as_bytes())
+}
+
+/// Names a request: whatever is in the header of its plan is in its name.
 pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
     let mut text = format!("bundle {VERSION} {want} {layers}");
     for have in have {

@@ -27,7 +27,7 @@ impl Shelf {
             let made = fs::create_dir_all(folder);
             made.map_err(|error| Error::io(format!("make {}", folder.display()), error))?;
             each(folder, &mut |path, _| {
-                if path.to_string_lossy().ends_with(durable::PARTIAL) {
+                if is_partial(path) {
                     remove(path);
                 }
             })?;
@@ -72,7 +72,7 @@ impl Shelf {
         for folder in [&self.layers, &self.tables] {
             each(folder, &mut |path, _| {
                 let of = path.file_name().and_then(|name| digest(name.to_str()?));
-                if !of.is_some_and(|digest| keep(&digest)) {
+                if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {
                     remove(path);
                 }
             })?;
@@ -80,10 +80,14 @@ impl Shelf {
         Ok(())
     }
 
-    /// Deletes plans, those that were used the longest ago first, until they take `most` bytes.
-    pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
+    /// Deletes plans, those that were used the longest ago first, until they take `most` bytes; returns what they take.
+    pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
+            // Somebody writes it.
+            if is_partial(path) {
+                return;
+            }
             let used = meta.modified().unwrap_or(std::time::UNIX_EPOCH);
             plans.push((used, meta.len(), path.to_owned()));
         })?;
@@ -96,13 +100,17 @@ impl Shelf {
             remove(&path);
             all -= len;
         }
-        Ok(())
+        Ok(all)
     }
 
-    /// Deletes all plans: what they were made of is gone.
+    /// Deletes a plan: what it was made of is gone.
     pub(super) fn remove_plan(&self, key: &Content) {
         remove(&self.plan(key));
     }
+}
+
+fn is_partial(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(durable::PARTIAL)
 }
 
 fn name(digest: &Digest) -> String {

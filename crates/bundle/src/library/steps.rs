@@ -226,7 +226,7 @@ impl Inner {
                 HEADER_LEVEL,
             )?;
             let (prelude, body) = header.encode(HEADER_LEVEL)?;
-            draft.finish(&prelude, &body)?;
+            self.finish(&key, draft, &prelude, &body)?;
         }
         Ok(quick)
     }
@@ -322,7 +322,7 @@ impl Inner {
         let known: HashSet<_> = lock(&self.images).keys().copied().collect();
         self.shelf
             .retain(|digest| known.contains(digest) || is_here(digest))?;
-        self.shelf.shrink_plans(self.config.plans)?;
+        self.shrink_plans(self.config.plans)?;
         self.give_up()?;
         let packs = &self.packs;
         let evicted = packs.stat().evicted;

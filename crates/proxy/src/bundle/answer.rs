@@ -29,7 +29,7 @@ use crate::{Error, access, respond};
 
 /// Images of `have` that a client of pass-through is asked about upstream: each may be a question there.
 const MAX_ASKED: usize = 16;
-/// Unknown images that a header of the answer names; the bundle names all.
+/// Unknown images that a header of the answer names; the bundle names those that are known.
 const MAX_NAMED: usize = 16;
 
 /// It has just been queued.
@@ -74,6 +74,7 @@ impl Asked<'_> {
             Wish::File(content, image) => self.file(library, content, image).await,
             Wish::Trace(trace, target) => {
                 let image = self.image(target, trace.platform.as_deref()).await?;
+                self.ready(library, &image).await?;
                 let library = library.clone();
                 let noted = blocking(move || library.trace(&image.digest, &trace.files)).await?;
                 noted.map_err(bundle_error)?;
@@ -99,32 +100,17 @@ impl Asked<'_> {
                 has_layers,
             });
         }
-        let unknown: Vec<_> = have.iter().filter(|have| !have.is_known).collect();
-        let named = unknown
+        let named = have
             .iter()
+            .filter(|have| !have.is_known)
             .take(MAX_NAMED)
             .map(|have| have.manifest.to_string())
             .collect::<Vec<_>>()
             .join(", ");
-        let (planning, want) = (self.inner.planning.clone(), image.digest);
-        let (layers, of, library) = (ask.layers, library, library.clone());
-        let plan = async move {
-            let permit = planning.acquire_owned().await;
-            blocking(move || {
-                let _permit = permit;
-                library.bundle(&want, &have, layers)
-            })
-            .await
-        };
-        // Planned on, so that whoever comes back finds it.
-        let planned = tokio::time::timeout_at(self.deadline.last(), tokio::spawn(plan)).await;
-        let Ok(planned) = planned else {
-            return Err(Error::NotReady(WAIT));
-        };
-        let bundle = match planned.map_err(|_| Error::Internal)?? {
+        let bundle = match self.plan(library, image.digest, have, ask.layers).await? {
             Err(pierhead_bundle::Error::Missing(_)) => {
                 // What it is made of has left since: it says how far it is from here.
-                self.ready(of, &image).await?;
+                self.ready(library, &image).await?;
                 return Err(Error::NotReady(WAIT));
             }
             other => other.map_err(bundle_error)?,
@@ -140,13 +126,50 @@ impl Asked<'_> {
             return Ok((respond::finish(builder, Body::empty()), image.outcome));
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
-        let stream = bundle.stream(range).map_err(bundle_error)?;
+        // It looks at packs, which somebody may be about to delete or to write out.
+        let stream = blocking(move || bundle.stream(range)).await?;
+        let stream = stream.map_err(bundle_error)?;
         let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         let body = self.stream(stream, format!("bundle of {}", image.digest));
         Ok((
             with_length(builder, body, &self.parts.method),
             image.outcome,
         ))
+    }
+
+    /// Finds what was planned, or plans it when it is this client's turn.
+    async fn plan(
+        &self,
+        library: &Library,
+        want: Digest,
+        have: Vec<library::Have>,
+        layers: bool,
+    ) -> Result<Result<library::Bundle, pierhead_bundle::Error>, Error> {
+        let of = library.clone();
+        let (have, found) = blocking(move || {
+            let found = of.planned(&want, &have, layers);
+            (have, found)
+        })
+        .await?;
+        if let Some(found) = found.transpose() {
+            return Ok(found);
+        }
+        let ticket = self.inner.limits.queue(&self.peer.client)?;
+        let library = library.clone();
+        let plan = async {
+            // Whoever leaves while it waits plans nothing.
+            let permit = self.inner.planning.clone().acquire_owned().await;
+            // Planned to its end, so that whoever comes back finds it.
+            blocking(move || {
+                let _held = (permit, ticket);
+                library.bundle(&want, &have, layers)
+            })
+            .await
+        };
+        match tokio::time::timeout_at(self.deadline.last(), plan).await {
+            Ok(planned) => planned,
+            Err(_) => Err(Error::NotReady(WAIT)),
+        }
     }
 
     async fn file(&self, library: &Library, content: Content, image: Digest) -> Answer {

@@ -57,8 +57,10 @@ impl Pull<'_> {
             };
             let began = read_header(&self.server, &mut body)?;
             self.check(session, &began.header.manifest)?;
+            // A server names those that it counts on.
             let haves = began.header.haves.iter();
-            report.have_unknown = haves.filter(|have| have.known == Known::Unknown).count();
+            let known = haves.filter(|have| have.known != Known::Unknown).count();
+            report.have_unknown = ask.have.len().saturating_sub(known);
             let total = began.header.records;
             let begun = self.store.begin(Begin {
                 name: &name,
