@@ -1,4 +1,5 @@
 //! Layers come out of an export as they went into the index.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 use std::cell::Cell;
 use std::fs;

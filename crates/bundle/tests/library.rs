@@ -555,7 +555,7 @@ fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
     blobs.take(&layer);
     let bundle = library.bundle(&image.image.root, &[], false).unwrap();
     let (_, table, contents) = received(&bytes(bundle.stream(None).unwrap()), &[]);
-    assert!(contents.len() as u32 <= table.visible() && !contents.is_empty());
+    assert!(u32::try_from(contents.len()).unwrap() <= table.visible() && !contents.is_empty());
     library.close();
 }
 

@@ -12,10 +12,7 @@ use crate::{Content, Error, Source};
 
 /// The libraries that a program of `size` bytes asks for; for the fuzzer.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn elf_needs(
-    size: u64,
-    read: &dyn Fn(u64, &mut [u8]) -> Result<(), Error>,
-) -> Result<Vec<Vec<u8>>, Error> {
+pub(crate) fn elf_needs(size: u64, read: elf::ReadAt<'_>) -> Result<Vec<Vec<u8>>, Error> {
     Ok(elf::read(size, read)?.unwrap_or_default().needed)
 }
 

@@ -97,9 +97,9 @@ impl Made {
 
     fn bytes(&self, content: &Content) -> Vec<u8> {
         let skeleton = self.skeleton();
-        let all = self.files.values().chain([&skeleton]);
-        all.cloned()
-            .find(|bytes| Content::of(bytes) == *content)
+        let mut all = self.files.values().chain([&skeleton]);
+        all.find(|bytes| Content::of(bytes) == *content)
+            .cloned()
             .expect("a content of this image")
     }
 }

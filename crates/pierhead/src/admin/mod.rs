@@ -47,6 +47,16 @@ pub(crate) struct Admin {
     verifying: Arc<Semaphore>,
 }
 
+/// What works in this process and has figures to tell.
+pub(crate) struct Parts<'a> {
+    pub(crate) cache: Cache,
+    pub(crate) client: Client,
+    pub(crate) proxy: Proxy,
+    pub(crate) trace: Option<&'a Trace>,
+    /// `None`: bundles are off.
+    pub(crate) library: Option<Library>,
+}
+
 /// What the listener says of this process.
 pub(crate) struct About<'a> {
     /// Where clients are served.
@@ -60,15 +70,18 @@ pub(crate) struct About<'a> {
 impl Admin {
     /// Gathers the metrics of all crates.
     pub(crate) fn new(
-        cache: Cache,
-        client: Client,
-        proxy: Proxy,
+        parts: Parts<'_>,
         started: Instant,
         about: About<'_>,
         stopping: watch::Receiver<bool>,
-        trace: Option<&Trace>,
-        library: Option<Library>,
     ) -> Self {
+        let Parts {
+            cache,
+            client,
+            proxy,
+            trace,
+            library,
+        } = parts;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::{About, Admin};
+use crate::admin::{About, Admin, Parts};
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
@@ -147,9 +147,13 @@ async fn serve(
     let mut admin = JoinSet::new();
     if let Some(listener) = admin_listener {
         let state = Admin::new(
-            cache.clone(),
-            client.clone(),
-            proxy.clone(),
+            Parts {
+                cache: cache.clone(),
+                client: client.clone(),
+                proxy: proxy.clone(),
+                trace: trace.as_ref(),
+                library: library.clone(),
+            },
             started,
             About {
                 listen: &listen,
@@ -158,8 +162,6 @@ async fn serve(
                 config: args.config.as_deref(),
             },
             stopped,
-            trace.as_ref(),
-            library.clone(),
         );
         admin.spawn(Arc::new(state).serve(listener));
     }

@@ -33,7 +33,7 @@ pub(super) struct Links {
 }
 
 /// Reads at an offset; never asked for what is over the end.
-type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), Error>;
+pub(super) type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), Error>;
 
 /// Reads a file of `size` bytes, less than 64 KiB of it. `None`: it is not sound.
 pub(super) fn read(size: u64, read: ReadAt<'_>) -> Result<Option<Links>, Error> {

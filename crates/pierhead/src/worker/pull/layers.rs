@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use pierhead_bundle::api::Ask;
@@ -207,7 +207,7 @@ struct FileBlob {
 }
 
 impl FileBlob {
-    fn open(path: &PathBuf) -> Result<Self, Error> {
+    fn open(path: &Path) -> Result<Self, Error> {
         let opened = pierhead_remote::open_file(path).and_then(|file| {
             let size = file.metadata()?.len();
             Ok(Self { file, size })

@@ -144,6 +144,10 @@ fn index(frame: u32) -> usize {
 }
 
 #[cfg(test)]
+#[allow(
+    clippy::single_range_in_vec_init,
+    reason = "it is the ranges that are listed"
+)]
 mod tests {
     use super::*;
 
