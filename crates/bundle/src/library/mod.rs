@@ -6,6 +6,7 @@
 
 mod documents;
 mod figures;
+mod files;
 mod improve;
 mod kept;
 mod layers;
@@ -34,6 +35,7 @@ use crate::layer::Limits;
 use crate::pack::{self, Known as _, Packs};
 use crate::{Blobs, Error};
 use figures::Figures;
+use files::Files;
 use kept::Kept;
 use queue::Queue;
 use shelf::Shelf;
@@ -134,6 +136,7 @@ pub(crate) struct Inner {
     shelf: Shelf,
     directory: Arc<Directory>,
     packs: Arc<Packs>,
+    files: Files,
     images: Mutex<HashMap<Digest, Row>>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -224,13 +227,15 @@ impl Library {
             queue.improve(manifest);
         }
         let (_, plans) = shelf.bytes();
+        let (directory, packs) = (Arc::new(directory), Arc::new(packs));
         let library = Self {
             inner: Arc::new(Inner {
                 config,
                 blobs,
                 shelf,
-                directory: Arc::new(directory),
-                packs: Arc::new(packs),
+                files: Files::new(&packs, &directory),
+                directory,
+                packs,
                 images: Mutex::new(images),
                 queue: Mutex::new(queue),
                 wake: Condvar::new(),

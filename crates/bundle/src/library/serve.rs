@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::documents::Documents;
 use super::figures::count;
+use super::files::OfImage;
 use super::kept::{Draft, Kept, Lies};
 use super::layers::Layers;
 use super::pairs;
@@ -24,7 +25,7 @@ use crate::{Content, Error, Frame, Table};
 const QUICK: i32 = 3;
 /// Plans that are held open.
 const OPEN: usize = 32;
-/// Decoded frames that are kept for the next read of a file.
+/// Decoded frames that are kept while patches are made.
 const RECENT: usize = 8 << 20;
 /// Of what a plan says; another one makes other plans.
 pub(super) const VERSION: &str = "1";
@@ -106,7 +107,10 @@ impl Library {
             return Ok(None);
         };
         let size = table.contents().size(number).unwrap_or(0);
-        let source = inner.contents(&[*image]);
+        let source = OfImage {
+            inner: Arc::downgrade(inner),
+            image: *image,
+        };
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
@@ -392,6 +396,12 @@ impl Inner {
 
     /// The contents of these images, from packs and from layers that are still here.
     pub(super) fn contents(&self, images: &[Digest]) -> Contents {
+        let layers = Arc::new(self.layers(images));
+        Contents::new(self.packs.clone(), self.directory.clone(), layers, RECENT)
+    }
+
+    /// The layers of these images that are still here.
+    pub(super) fn layers(&self, images: &[Digest]) -> Layers {
         let mut layers = Layers::default();
         for image in images {
             let blobs = {
@@ -414,8 +424,7 @@ impl Inner {
                 }
             }
         }
-        let known = self.directory.clone();
-        Contents::new(self.packs.clone(), known, Arc::new(layers), RECENT)
+        layers
     }
 }
 

@@ -303,6 +303,7 @@ impl Inner {
     /// Forgets what nobody needs, and keeps the bounds.
     pub(super) fn tidy(&self) -> Result<(), Error> {
         self.packs.upkeep();
+        self.close_layers();
         let is_here =
             |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
         let ready: Vec<_> = lock(&self.images)

@@ -134,8 +134,8 @@ enum Source {
 /// No pack has this number.
 const NO_PACK: u32 = u32::MAX;
 
-/// Bytes of a content that are read at once.
-const READ: u64 = 256 << 10;
+/// Bytes of a content that are read at once: as many as an answer is counted to hold.
+const READ: u64 = 128 << 10;
 
 impl Stream {
     /// One content from wherever it lies.
