@@ -2,7 +2,11 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::Error;
 
@@ -19,14 +23,9 @@ pub(crate) fn write(
     let folder = path
         .parent()
         .ok_or_else(|| Error::io(doing(), io::ErrorKind::InvalidInput.into()))?;
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(PARTIAL);
-    let partial = PathBuf::from(partial);
-    let written = File::create(&partial)
-        .and_then(|mut file| {
-            fill(&mut file)?;
-            file.sync_data()
-        })
+    let (mut file, partial) = beside(path).map_err(|error| Error::io(doing(), error))?;
+    let written = fill(&mut file)
+        .and_then(|()| file.sync_data())
         .and_then(|()| fs::rename(&partial, path));
     if let Err(error) = written {
         // A full disk: leave no more on it.
@@ -36,4 +35,45 @@ pub(crate) fn write(
     File::open(folder)
         .and_then(|folder| folder.sync_all())
         .map_err(|error| Error::io(doing(), error))
+}
+
+/// Writers of one path at once that find a file beside it.
+const MAX_WRITERS: u32 = 64;
+
+/// A file beside `path`, empty, to be filled and renamed: whoever else writes `path` meanwhile has another one. What a
+/// kill left is used again. It is one's own for as long as it is open: rename or delete it before.
+pub(crate) fn beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    for nth in 0..MAX_WRITERS {
+        let mut name = path.as_os_str().to_owned();
+        if nth > 0 {
+            name.push(format!(".{nth}"));
+        }
+        name.push(PARTIAL);
+        let name = PathBuf::from(name);
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&name)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Its writer may have renamed it since it was opened: then it is whole, and no longer to be written.
+            Ok(()) if is_at(&file, &name)? => {
+                file.set_len(0)?;
+                return Ok((file, name));
+            }
+            Ok(()) | Err(Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let here = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        here => here?,
+    };
+    let file = file.metadata()?;
+    Ok((file.dev(), file.ino()) == (here.dev(), here.ino()))
 }

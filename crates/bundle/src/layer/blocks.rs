@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
-use crate::durable::PARTIAL;
+use crate::{Error, durable};
 
 /// Names the format; the last two digits are its version.
 const MAGIC: &[u8; 8] = b"phlayr01";
@@ -64,7 +63,7 @@ pub(super) struct Writer {
     visible: bool,
 }
 
-/// What was not finished is removed. After a crash it stays, and the next attempt writes over it.
+/// What was not finished is removed. After a crash it stays, and the next attempt uses it again.
 impl Drop for Writer {
     fn drop(&mut self) {
         if !self.visible {
@@ -75,11 +74,8 @@ impl Drop for Writer {
 
 impl Writer {
     pub(super) fn create(out: &Path) -> Result<Self, Error> {
-        let mut beside = out.as_os_str().to_owned();
-        beside.push(PARTIAL);
-        let beside = PathBuf::from(beside);
-        let doing = || format!("create {}", beside.display());
-        let file = File::create(&beside).map_err(|e| Error::io(doing(), e))?;
+        let doing = || format!("create {}", out.display());
+        let (file, beside) = durable::beside(out).map_err(|e| Error::io(doing(), e))?;
         let zstd = zstd::bulk::Compressor::new(3).map_err(|e| Error::io("start zstd", e))?;
         let mut this = Self {
             file: BufWriter::with_capacity(256 << 10, file),

@@ -148,8 +148,9 @@ impl Kept {
 pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
-    /// Records of its own, until it is known where they begin.
+    /// Records of its own, until it is known where they begin, and their file.
     own: File,
+    aside: PathBuf,
     own_len: u64,
     all: u64,
 }
@@ -157,17 +158,15 @@ pub(crate) struct Draft {
 impl Draft {
     /// Begins the plan that will lie at `path`.
     pub(crate) fn begin(path: &Path) -> Result<Self, Error> {
-        let aside = aside(path);
-        let own = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&aside)
-            .map_err(|error| Error::io(format!("write {}", aside.display()), error))?;
+        let mut aside = path.as_os_str().to_owned();
+        // As other files that are half written, it goes at the next start.
+        aside.push(".records");
+        let failed = |error| Error::io(format!("write {}", path.display()), error);
+        let (own, aside) = durable::beside(Path::new(&aside)).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
             records: Vec::new(),
+            aside,
             own,
             own_len: 0,
             all: 0,
@@ -242,16 +241,8 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        let _ = fs::remove_file(aside(&self.path));
+        let _ = fs::remove_file(&self.aside);
     }
-}
-
-fn aside(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    // As other files that are half written, it goes at the next start.
-    name.push(".records");
-    name.push(durable::PARTIAL);
-    name.into()
 }
 
 fn wrong(why: &str) -> Error {
