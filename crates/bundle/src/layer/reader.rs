@@ -57,6 +57,8 @@ impl LayerReader {
         let Some(row) = self.index.row(content)? else {
             return Ok(None);
         };
+        // Should they turn out to be damaged, they are not those of the row before either.
+        state.row = None;
         state.extents.clear();
         self.index
             .records::<EXTENT>(Records::Extents, row.extents, |record| {

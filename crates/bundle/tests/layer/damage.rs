@@ -218,3 +218,97 @@ fn a_hostile_skeleton_is_refused() {
         );
     }
 }
+
+/// Indexes the same layer to the same place, once, in the middle of being told of progress.
+struct Twin<'a>(&'a Memory, &'a Request<'a>, &'a std::path::Path, bool);
+
+impl layer::Pace for Twin<'_> {
+    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        if !std::mem::replace(&mut self.3, true) {
+            layer::index(self.0, self.1, &mut Unhurried, self.2)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn two_that_write_one_index_do_not_harm_each_other() {
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut tar = Tar::new();
+    tar.file("a", &random(&mut rng, 3_000_000));
+    let tar = tar.finish();
+    let blob = Packing::Gzip.pack(&tar);
+    let diff_id = Digest::of(Algorithm::Sha256, &tar);
+    let request = Request {
+        media_type: "application/vnd.oci.image.layer.v1.tar+gzip",
+        diff_id: &diff_id,
+        limits: Limits::default(),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("index");
+    layer::index(
+        &*blob,
+        &request,
+        &mut Twin(&blob, &request, &out, false),
+        &out,
+    )
+    .unwrap();
+    let index = LayerIndex::open(&out).unwrap();
+    assert_eq!(index.entries().map(Result::unwrap).count(), 1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_content_is_read_right_after_another_one_failed() {
+    let mut tar = Tar::new();
+    // A byte at every so many.
+    let contents = [(2, 700), (6000, 1000)].map(|(pieces, apart): (usize, usize)| {
+        let pairs: Vec<_> = (0..pieces)
+            .map(|nth| format!("{},1", nth * apart))
+            .collect();
+        let size = (pieces * apart).to_string();
+        tar.pax(&[
+            ("GNU.sparse.map", pairs.join(",").as_bytes()),
+            ("GNU.sparse.size", size.as_bytes()),
+        ]);
+        tar.file(&size, &vec![b'x'; pieces]);
+        let mut content = vec![0; pieces * apart];
+        let filled = content.iter_mut().step_by(apart);
+        filled.for_each(|byte| *byte = b'x');
+        content
+    });
+    let tar = tar.finish();
+    let blob = Packing::Plain.pack(&tar);
+    let diff_id = Digest::of(Algorithm::Sha256, &tar);
+    let request = Request {
+        media_type: "application/vnd.oci.image.layer.v1.tar",
+        diff_id: &diff_id,
+        limits: Limits::default(),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("index");
+    layer::index(&*blob, &request, &mut Unhurried, &out).unwrap();
+    let sound = fs::read(&out).unwrap();
+    let [few, many] = contents;
+    let mut failed = 0;
+    for at in (0..sound.len()).step_by(200) {
+        let mut damaged = sound.clone();
+        damaged[at] ^= 1;
+        fs::write(&out, damaged).unwrap();
+        let Ok(index) = LayerIndex::open(&out) else {
+            continue;
+        };
+        let reader = index.reader(blob.clone());
+        let mut bytes = vec![1; few.len()];
+        if reader.read_at(&Content::of(&few), 0, &mut bytes).is_err() {
+            continue;
+        }
+        let mut other = vec![1; 10_000];
+        let content = Content::of(&many);
+        failed += usize::from(reader.read_at(&content, 0, &mut other).is_err());
+        if reader.read_at(&Content::of(&few), 0, &mut bytes).is_ok() {
+            assert!(bytes == few, "{at}");
+        }
+    }
+    assert!(failed > 0);
+}
