@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use super::disk::Disk;
 use super::file::{index_path, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
@@ -77,7 +79,7 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     }))
 }
 
-/// Entries that follow each other without a gap and name bytes that are there.
+/// Entries that follow each other without a gap and name bytes that are there. What the disk cannot read is none.
 fn walk(
     number: u32,
     file: &File,
@@ -89,13 +91,17 @@ fn walk(
     let mut bytes = Vec::new();
     while at + index::ENTRY as u64 <= index_len {
         let mut len = [0; 4];
-        file.read_exact_at(&mut len, at)?;
+        if !read(file, &mut len, at)? {
+            break;
+        }
         let Ok(len) = index::length(len) else { break };
         if at + len as u64 > index_len {
             break;
         }
         bytes.resize(len, 0);
-        file.read_exact_at(&mut bytes, at)?;
+        if !read(file, &mut bytes, at)? {
+            break;
+        }
         let Ok(place) = u32::try_from(at) else { break };
         let Ok((record, _)) = index::decode(number, place, &bytes) else {
             break;
@@ -110,6 +116,15 @@ fn walk(
     Ok((records, (end, at)))
 }
 
+/// Fills `bytes`, unless a sector cannot be read.
+fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
+    match file.read_exact_at(bytes, at) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Deletes both files of a pack: the index first, since a pack without one is nothing.
 pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
     disk.remove(&index_path(folder, number))?;
@@ -121,5 +136,21 @@ fn existing(path: &Path) -> io::Result<Option<File>> {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_disk_cannot_read_ends_a_pack() {
+        // Nothing is mapped at its begin: reads there fail as those of a bad sector do.
+        let unreadable = File::open("/proc/self/mem").unwrap();
+        let failed = unreadable.read_exact_at(&mut [0], HEADER as u64);
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(5));
+        let (records, lens) = walk(0, &unreadable, 4096, 4096).unwrap();
+        assert!(records.is_empty());
+        assert_eq!(lens, (HEADER as u64, HEADER as u64));
     }
 }
