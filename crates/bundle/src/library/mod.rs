@@ -200,7 +200,7 @@ impl Library {
                     {
                         Ok(())
                     }
-                    members if members.iter().all(|part| part.offset == 0) => members
+                    members if pack::are_whole(members) => members
                         .iter()
                         .try_for_each(|part| directory.put(&part.content, &[frame.place])),
                     _ => Ok(()),

@@ -10,7 +10,7 @@ use super::kind::Kind;
 use super::{Encoder, Known, MAX_MEMBERS, Packs, Part, Writer};
 
 /// Bytes of a content that is read and compressed at once.
-const RANGE: usize = 4 << 20;
+pub(crate) const RANGE: usize = 4 << 20;
 
 /// What the buffers of open groups may hold together; the fullest is closed when they hold more.
 const BUFFERS: usize = 12 << 20;

@@ -50,6 +50,15 @@ pub struct Part {
     pub len: u64,
 }
 
+/// Whether each of a frame's members is all of its content, as far as can be told without its size: what has as many
+/// bytes as a range may be the first of several.
+pub(crate) fn are_whole(members: &[Part]) -> bool {
+    let range = u64::try_from(job::RANGE).unwrap_or(0);
+    members
+        .iter()
+        .all(|part| part.offset == 0 && part.len < range)
+}
+
 /// A frame that lies in a pack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedFrame {
@@ -59,4 +68,23 @@ pub struct PackedFrame {
     pub coding: Coding,
     /// What it decodes to, in order.
     pub members: Vec<Part>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_range_of_a_large_content_is_not_all_of_it() {
+        let part = |offset, len| Part {
+            content: Content::of(b"content"),
+            offset,
+            len,
+        };
+        let range = job::RANGE as u64;
+        assert!(are_whole(&[part(0, 7), part(0, 8)]));
+        assert!(are_whole(&[part(0, range - 1)]));
+        assert!(!are_whole(&[part(0, range)]));
+        assert!(!are_whole(&[part(range, 7)]));
+    }
 }
