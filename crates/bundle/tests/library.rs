@@ -543,6 +543,32 @@ fn single_files_outlive_a_damaged_index() {
 }
 
 #[test]
+fn an_image_whose_table_does_not_fit_into_a_header_is_refused_unpacked() {
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(1);
+    tar.append_data(&mut header, "file", &b"x"[..]).unwrap();
+    for nth in 0..4300 {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        let target = format!("{nth:04}").repeat(1000);
+        tar.append_link(&mut header, format!("{nth}"), target)
+            .unwrap();
+    }
+    let image = images::Image::of_tars("amd64", &[tar.into_inner().unwrap()]);
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    blobs.put(&image);
+    let State::Refused(why) = offer(&library, &image) else {
+        panic!("it was not refused");
+    };
+    assert!(why.contains("table is too long"), "{why}");
+    assert_eq!(library.stat().packs, 0);
+    library.close();
+}
+
+#[test]
 fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
     let library = open(folder.path(), &blobs);

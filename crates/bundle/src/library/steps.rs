@@ -12,6 +12,7 @@ use super::pace::Share;
 use super::shelf::remove;
 use super::{Inner, lock};
 use crate::api::Stage as At;
+use crate::format::MAX_TABLE;
 use crate::layer::{self, LayerIndex, Pace as _};
 use crate::pack::{Item, PackedFrame, Settings, is_quick, pack};
 use crate::plan::{self, Expected, Traced, Tree};
@@ -139,6 +140,9 @@ impl Inner {
         }
         let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
         let table = Table::build(&layers)?;
+        if table.bytes().len() > MAX_TABLE {
+            return Err(Error::Image("its table is too long".to_owned()));
+        }
         table.save(&path)?;
         // Mapped, and not on the heap.
         Table::open(&path)
