@@ -925,3 +925,59 @@ fn bytes_after(mut stream: Stream) -> Vec<u8> {
     }
     all
 }
+
+fn open_small(folder: &Path, blobs: &Arc<InMemory>, packs: u64) -> Library {
+    let mut config = Config::new(folder, packs, 64 << 20);
+    config.share = 100;
+    (config.quick, config.level) = (1, 12);
+    Library::open(config, blobs.clone()).unwrap()
+}
+
+/// Text of `len` bytes, in one layer.
+fn large(len: usize) -> images::Image {
+    let words = images::random_bytes(9, len / 2);
+    let text: String = words.iter().map(|byte| format!("{byte:02x}")).collect();
+    images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text)])])
+}
+
+#[test]
+fn an_image_that_packs_cannot_hold_is_refused_until_they_can() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let image = large(1 << 20);
+    blobs.put(&image);
+    let library = open_small(folder.path(), &blobs, 256 << 10);
+    let State::Refused(why) = offer(&library, &image) else {
+        panic!("it fits");
+    };
+    assert!(why.contains("bundle.size"), "{why}");
+    // Asking again does not begin anew.
+    assert_eq!(offer(&library, &image), State::Refused(why));
+    library.close();
+    drop(library);
+    let library = open_small(folder.path(), &blobs, 64 << 20);
+    assert_eq!(offer(&library, &image), State::Ready);
+    library.close();
+}
+
+#[test]
+fn an_image_that_fits_once_stays_as_it_was_packed_at_first() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let image = large(1 << 20);
+    blobs.put(&image);
+    let library = open_small(folder.path(), &blobs, 768 << 10);
+    assert_eq!(offer(&library, &image), State::Ready);
+    // What can wait is done one after the other: behind the image, the second is what came after it.
+    let other = images::Image::of_tars("amd64", &[tar(&[("etc/other", "text ")])]);
+    blobs.put(&other);
+    assert_eq!(offer(&library, &other), State::Ready);
+    until(|| library.stat().quick_layers == 1 && library.stat().improved <= 1);
+    let bundle = library.bundle(&image.root, &[], true).unwrap();
+    received(&bytes(bundle.stream(None).unwrap()), &[]);
+    assert_eq!(library.state(&image.root), State::Ready);
+    library.close();
+    drop((bundle, library));
+    // With more room it is packed well.
+    let library = open_small(folder.path(), &blobs, 64 << 20);
+    until(|| library.stat().improved >= 1 && library.stat().quick_layers == 0);
+    library.close();
+}

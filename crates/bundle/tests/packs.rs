@@ -27,6 +27,7 @@ const FAST: Settings = Settings {
     small: 256 << 10,
     group: 4 << 20,
     quick: false,
+    most: u64::MAX,
 };
 
 fn random(seed: u64, len: usize) -> Vec<u8> {

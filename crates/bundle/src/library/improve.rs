@@ -31,7 +31,8 @@ impl Inner {
         match self.better(manifest, share) {
             // A frame or a plan is lost: nothing is left to improve, and whoever asks has it made again.
             Err(Error::Missing(_) | Error::Malformed { .. }) => {}
-            done => done?,
+            Ok(false) => return Ok(()),
+            done => drop(done?),
         }
         // Not if it was forgotten or lost meanwhile.
         let is_quick = {
@@ -48,7 +49,8 @@ impl Inner {
         given_up
     }
 
-    fn better(&self, manifest: &Digest, share: &mut Share) -> Result<(), Error> {
+    /// Whether it has better frames by now; there may be no room for them.
+    fn better(&self, manifest: &Digest, share: &mut Share) -> Result<bool, Error> {
         let table = self.made_table(manifest)?;
         let mut places = HashSet::new();
         let keys = [false, true].map(|layers| key(manifest, &[], layers));
@@ -58,6 +60,13 @@ impl Inner {
             places.extend(packed(&plan));
         }
         let places: Vec<_> = places.into_iter().collect();
+        if !self.has_room(&places) {
+            tracing::warn!(
+                %manifest,
+                "an image stays as it was packed at first: bundle.size has no room for it twice"
+            );
+            return Ok(false);
+        }
         let made = pack::improve(
             &places,
             &self.packs,
@@ -69,7 +78,18 @@ impl Inner {
         for key in &keys {
             self.plan_anew(key, &table, &made)?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Whether better frames, which hardly ever are longer, have room beside the quick ones: else these would leave
+    /// for them, and the image be packed quickly again when it is asked for, and so on.
+    fn has_room(&self, places: &[Place]) -> bool {
+        let bytes = |place: &Place| u64::from(place.len);
+        let all: u64 = places.iter().map(bytes).sum();
+        let quick = places.iter().filter(|it| pack::is_quick(it.pack));
+        let more: u64 = quick.map(bytes).sum();
+        // Indexes, and what packs that are written to have not used yet.
+        all + more + (all + more) / 16 <= self.config.packs
     }
 
     /// Replaces a plan by one that has the same frames in other places.

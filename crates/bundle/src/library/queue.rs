@@ -160,6 +160,8 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
             }
         });
         if lane == Lane::Images {
+            // Under the lock: whoever just saw that it is busy waits by now, and is woken.
+            let _queue = lock(&inner.queue);
             inner.busy.fetch_sub(1, Ordering::Relaxed);
             inner.wake.notify_all();
         }

@@ -12,6 +12,7 @@ use super::pace::Share;
 use super::shelf::remove;
 use super::{Inner, lock};
 use crate::api::Stage as At;
+use crate::directory::Stage;
 use crate::format::MAX_TABLE;
 use crate::layer::{self, LayerIndex, Pace as _};
 use crate::pack::{Item, PackedFrame, Settings, is_quick, pack};
@@ -166,6 +167,8 @@ impl Inner {
         let mut quick = Vec::new();
         let mut done = HashSet::new();
         let mut places: [Vec<Place>; 2] = Default::default();
+        // Indexes of packs and their last blocks take room, too.
+        let mut left = self.config.packs - self.config.packs / 16;
         for (layer, of) in layers.iter().zip(&documents.layers) {
             for (items, places) in items(table, layer, &mut done)?.iter().zip(&mut places) {
                 let mut source = Layers::default();
@@ -174,6 +177,7 @@ impl Inner {
                 let settings = Settings {
                     level: self.config.quick.min(self.config.level),
                     quick: !is_last,
+                    most: left,
                     ..Settings::default()
                 };
                 let mut pause = |bytes| share.pause(bytes);
@@ -189,6 +193,7 @@ impl Inner {
                     quick.push(of.blob);
                 }
                 places.extend(packed.frames);
+                left = left.saturating_sub(packed.packed);
             }
         }
         quick.dedup();
@@ -329,6 +334,21 @@ impl Inner {
             .retain(|digest| known.contains(digest) || is_here(digest))?;
         self.shrink_plans(self.config.plans)?;
         self.give_up()?;
+        // What had no room, or failed for another passing reason, is looked at again.
+        {
+            let images = lock(&self.images);
+            let is_quick = |row: &super::Row| matches!(row.row.stage, Stage::Quick(_));
+            let quick: Vec<_> = images
+                .iter()
+                .filter(|(_, row)| is_quick(row))
+                .map(|(it, _)| *it)
+                .collect();
+            drop(images);
+            let mut queue = lock(&self.queue);
+            quick
+                .into_iter()
+                .for_each(|manifest| queue.improve(manifest));
+        }
         let packs = &self.packs;
         let evicted = packs.stat().evicted;
         // A walk over all that is packed.

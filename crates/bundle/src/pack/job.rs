@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::{Algorithm, Hasher};
 
-use crate::{Content, Error, MAX_FRAME, Place, Source};
+use crate::{Content, Error, MAX_FRAME, Place, RECORD_HEAD, Source};
 
 use super::kind::Kind;
 use super::{Encoder, Known, MAX_MEMBERS, Packs, Part, Writer};
@@ -26,6 +26,8 @@ pub struct Settings {
     pub group: u64,
     /// Into packs that are given up once [`super::improve`] has made better frames.
     pub quick: bool,
+    /// Bytes of records that may be appended; what needs more is refused.
+    pub most: u64,
 }
 
 impl Default for Settings {
@@ -35,6 +37,7 @@ impl Default for Settings {
             small: 1 << 20,
             group: MAX_FRAME,
             quick: false,
+            most: u64::MAX,
         }
     }
 }
@@ -105,6 +108,7 @@ pub fn pack(
         known,
         pause,
         group: settings.group.clamp(1, MAX_FRAME),
+        most: settings.most,
         small: settings.small.min(settings.group).min(MAX_FRAME),
         encoder: Encoder::new(settings.level)?,
         writer: if settings.quick {
@@ -139,6 +143,7 @@ struct Job<'a> {
     pause: &'a mut dyn FnMut(u64) -> Result<(), Error>,
     group: u64,
     small: u64,
+    most: u64,
     encoder: Encoder,
     writer: Writer<'a>,
     groups: [Group; Kind::COUNT],
@@ -291,6 +296,12 @@ impl Job<'_> {
 
     fn append(&mut self, members: &[Part], bytes: &[u8]) -> Result<Place, Error> {
         let (coding, payload) = self.encoder.encode(bytes)?;
+        let len = (RECORD_HEAD + payload.len()) as u64;
+        if self.out.packed + len > self.most {
+            return Err(Error::Image(
+                "it takes more than bundle.size gives to packs".into(),
+            ));
+        }
         let place = self.writer.append(members, coding, payload)?;
         self.out.raw += bytes.len() as u64;
         self.out.packed += u64::from(place.len);
