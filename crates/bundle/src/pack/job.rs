@@ -24,7 +24,7 @@ pub struct Settings {
     pub small: u64,
     /// Bytes at which a group is closed: at most [`MAX_FRAME`].
     pub group: u64,
-    /// Into packs that are given up once [`super::improve`] has made better frames.
+    /// Into packs that are given up once [`super::improve()`] has made better frames.
     pub quick: bool,
     /// Bytes of records that may be appended; what needs more is refused.
     pub most: u64,

@@ -58,7 +58,7 @@ pub(crate) struct PullArgs {
     #[arg(value_name = "IMAGE", value_parser = parse_reference)]
     pub(crate) image: Reference,
 
-    /// The pierhead to pull through, such as http://pierhead.example:5000
+    /// The pierhead to pull through, such as `http://pierhead.example:5000`
     #[arg(long, value_name = "URL", value_parser = Url::parse)]
     pub(crate) via: Url,
 
