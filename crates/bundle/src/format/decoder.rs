@@ -117,6 +117,14 @@ impl Decoder {
         }
     }
 
+    /// Bytes of the payload that comes next, once its head is read: what the decoder is about to hold.
+    pub fn announced(&self) -> Option<u64> {
+        match &self.state {
+            State::Payload(_, head) => Some(head.len.into()),
+            _ => None,
+        }
+    }
+
     /// Whether the end mark was read. A stream that ends before was cut: resume.
     pub const fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)

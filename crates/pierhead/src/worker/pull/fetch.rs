@@ -15,6 +15,7 @@ use super::super::Error;
 use super::super::http::{Body, Server};
 use super::super::session::{Patience, Session};
 use super::ask::{self, Answered};
+use super::flight::Flight;
 use super::view::View;
 use super::work::{Turn, Work};
 
@@ -45,6 +46,7 @@ pub(super) struct Fetch<'a> {
     image: &'a Reference,
     apply: &'a Apply,
     work: Mutex<Work>,
+    flight: Flight,
     /// Connections that may be used.
     among: usize,
     view: &'a View,
@@ -67,6 +69,7 @@ impl<'a> Fetch<'a> {
             image,
             apply,
             work: Mutex::new(work),
+            flight: Flight::default(),
             among,
             view,
         }
@@ -199,7 +202,7 @@ impl<'a> Fetch<'a> {
         patience: &mut Patience,
     ) -> Result<End, Error> {
         let bound = reading.bound;
-        pump(self.server, reading, |event| {
+        pump(self.server, &self.flight, reading, |event| {
             if lock(outcome).is_some() {
                 return Ok(ControlFlow::Break(End::Over));
             }
@@ -271,17 +274,23 @@ struct Reading {
 /// Feeds a decoder from an answer until `each` has enough or the bundle ends.
 fn pump(
     server: &Server,
+    flight: &Flight,
     mut reading: Reading,
     mut each: impl FnMut(Event) -> Result<ControlFlow<End>, Error>,
 ) -> Result<End, Error> {
     let doing = || format!("the bundle of {} was cut", server.url());
     let mut piece = vec![0; PIECE];
     let mut bytes = &reading.rest[..];
+    let mut room = None;
     loop {
         while let Some(event) = reading.decoder.feed(&mut bytes)? {
             if let ControlFlow::Break(end) = each(event)? {
                 return Ok(end);
             }
+            room = None;
+        }
+        if room.is_none() {
+            room = reading.decoder.announced().map(|bytes| flight.room(bytes));
         }
         let read = reading.body.read(&mut piece).map_err(Error::cut(doing()))?;
         if read == 0 {

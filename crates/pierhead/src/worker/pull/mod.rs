@@ -3,6 +3,7 @@
 mod ask;
 mod export;
 mod fetch;
+mod flight;
 mod layers;
 mod plain;
 mod view;

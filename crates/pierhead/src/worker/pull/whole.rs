@@ -359,3 +359,35 @@ fn collect(threads: Vec<JoinHandle<Option<Session>>>) -> Vec<Session> {
     let joined = threads.into_iter().map(JoinHandle::join);
     joined.filter_map(|joined| joined.ok().flatten()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pierhead_bundle::Error as Of;
+
+    #[test]
+    fn what_cannot_be_applied_is_asked_for_once_more_and_then_by_layers() {
+        let wrong = || Of::Malformed {
+            what: "bundle",
+            why: "x".to_owned(),
+        };
+        let have = Digest::of(Algorithm::Sha256, b"have");
+        let mut ask = Ask {
+            have: vec![have],
+            have_layers: vec![have],
+            ..Ask::default()
+        };
+        assert!(matches!(next(&mut ask, wrong()), Ok(Next::Ask)));
+        assert_eq!(ask, Ask::default());
+        let layers = next(&mut ask, wrong());
+        assert!(matches!(layers, Ok(Next::Layers(why)) if why.contains('x')));
+        ask.have.push(have);
+        let gone = Of::Missing("have".to_owned());
+        assert!(matches!(next(&mut ask, gone), Ok(Next::Ask)));
+        let full = Of::Io {
+            doing: "write".to_owned(),
+            source: std::io::ErrorKind::StorageFull.into(),
+        };
+        assert!(next(&mut ask, full).is_err());
+    }
+}
