@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
 use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream};
-use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Table, pack, table};
+use pierhead_bundle::store::{Begin, Outcome, Store};
+use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 
@@ -979,5 +981,108 @@ fn an_image_that_fits_once_stays_as_it_was_packed_at_first() {
     // With more room it is packed well.
     let library = open_small(folder.path(), &blobs, 64 << 20);
     until(|| library.stat().improved >= 1 && library.stat().quick_layers == 0);
+    library.close();
+}
+
+/// Applies a bundle to a store as a worker does; the codings of its frames.
+fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
+    let mut decoder = Decoder::new();
+    let (mut rest, mut apply, mut codings) = (bundle, None, Vec::new());
+    while let Some(event) = decoder.feed(&mut rest).unwrap() {
+        match event {
+            Event::Header {
+                prelude,
+                body,
+                header,
+            } => {
+                codings = header.frames.codings().collect();
+                let begin = Begin {
+                    name: "app",
+                    ask: &Ask::default(),
+                    etag: &prelude.etag(),
+                    prelude: &prelude,
+                    body: &body,
+                    header: *header,
+                    proven: false,
+                };
+                apply = Some(store.begin(begin).unwrap());
+            }
+            Event::Record {
+                frame,
+                coding,
+                payload,
+            } => apply
+                .as_ref()
+                .unwrap()
+                .record(frame, coding, payload)
+                .unwrap(),
+            _ => {}
+        }
+    }
+    let outcome = apply.unwrap().finish().unwrap();
+    assert!(matches!(outcome, Outcome::Complete(_)), "{outcome:?}");
+    codings
+}
+
+#[test]
+fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
+    (config.share, config.level, config.pairs, config.waiting) = (100, 1, 0, 0);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    // A large file; one that is packed with others; small ones of which one changes.
+    let large = images::random_bytes(1, 64 << 20).to_vec();
+    let packed = images::random_bytes(2, 1 << 20).to_vec();
+    let small: Vec<Vec<u8>> = (0..40)
+        .map(|seed| images::random_bytes(100 + seed, 20_000).to_vec())
+        .collect();
+    let (mut larger, mut repacked, mut smaller) = (large.clone(), packed.clone(), small.clone());
+    larger[20 << 20..21 << 20].reverse();
+    repacked.splice(500_000..500_000, *b"inserted");
+    smaller[7][0] ^= 1;
+    let versions = [(large, packed, small), (larger, repacked, smaller)];
+    let [old, new] = versions.each_ref().map(|(large, packed, small)| {
+        let mut files = vec![
+            ("a/large".to_owned(), large),
+            ("a/packed".to_owned(), packed),
+        ];
+        files.extend(
+            (0..)
+                .zip(small)
+                .map(|(nth, bytes)| (format!("b/{nth:02}"), bytes)),
+        );
+        let mut tar = tar::Builder::new(Vec::new());
+        for (path, bytes) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, path, &bytes[..]).unwrap();
+        }
+        images::Image::of_tars("amd64", &[tar.into_inner().unwrap()])
+    });
+    for image in [&old, &new] {
+        blobs.put(image);
+        assert_eq!(offer(&library, image), State::Ready);
+    }
+    let worker = tempfile::tempdir().unwrap();
+    let store = Store::open(worker.path(), &[]).unwrap();
+    let fresh = library.bundle(&old.root, &[], false).unwrap();
+    pull(&store, &bytes(fresh.stream(None).unwrap()));
+    let have = Have {
+        manifest: old.root,
+        is_known: true,
+        has_layers: false,
+    };
+    let bundle = library.bundle(&new.root, &[have], false).unwrap();
+    let sent = bytes(bundle.stream(None).unwrap());
+    assert!(sent.len() < 3 << 19, "{} bytes", sent.len());
+    let codings = pull(&store, &sent);
+    assert!(codings.contains(&Coding::Copy), "{codings:?}");
+    let (large, packed, small) = &versions[1];
+    for whole in [large, packed, &small[7]] {
+        let mut bytes = vec![0; whole.len()];
+        store.read_at(&Content::of(whole), 0, &mut bytes).unwrap();
+        assert!(bytes == *whole);
+    }
     library.close();
 }

@@ -4,6 +4,7 @@
 //! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `serve`
 //! (what is handed out).
 
+mod chunked;
 mod documents;
 mod figures;
 mod files;

@@ -38,7 +38,7 @@ pub(super) struct Base {
 
 impl Base {
     /// How many of its contents, from the first on, the worker has.
-    fn contents(&self) -> u32 {
+    pub(super) fn contents(&self) -> u32 {
         match &self.table {
             None => 0,
             Some(table) if self.have.has_layers => table.contents().len(),
@@ -297,7 +297,10 @@ impl Inner {
             _ => derived(&key(want, have, layers), &prepared),
         };
         let mut draft = Draft::begin(&self.shelf.plan(&key))?;
-        let mut frames = self.choose(&prepared, at, &table, &bases, &needed, &mut draft)?;
+        let mut frames = match at {
+            Some(at) => self.choose(&prepared, at, &table, &bases, &needed, &mut draft)?,
+            None => self.chunked(&prepared, want, &table, &bases, &needed, &mut draft)?,
+        };
         if !covers(&frames, &needed) {
             // It counts on more than this worker has.
             let fresh = self
@@ -306,7 +309,7 @@ impl Inner {
             let fresh = fresh.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
             drop(draft);
             draft = Draft::begin(&self.shelf.plan(&key))?;
-            frames = self.choose(&fresh, None, &table, &bases, &needed, &mut draft)?;
+            frames = self.chunked(&fresh, want, &table, &bases, &needed, &mut draft)?;
         }
         let header = self::header(
             &documents,
@@ -320,18 +323,18 @@ impl Inner {
         self.finish(&key, draft, &prelude, &body)
     }
 
-    /// The frames of what was prepared that hold anything that is needed; their records go into the draft.
+    /// The frames of what was prepared against one of the images that hold anything that is needed; their records go into the draft.
     fn choose(
         &self,
         prepared: &Kept,
-        at: Option<u16>,
+        at: u16,
         table: &Table,
         bases: &[Base],
         needed: &[bool],
         draft: &mut Draft,
     ) -> Result<Vec<Frame>, Error> {
         let header = prepared.header()?;
-        let of = at.and_then(|at| bases.get(usize::from(at)));
+        let of = bases.get(usize::from(at));
         let sizes = Tables {
             want: table,
             // What was prepared knows one image at most.
@@ -353,7 +356,7 @@ impl Inner {
                 continue;
             }
             for base in &mut frame.bases {
-                base.have = at.unwrap_or(0);
+                base.have = at;
             }
             match prepared.record(nth) {
                 Some(Lies::Packed(place)) => draft.packed(place),
@@ -502,7 +505,7 @@ pub(super) fn needed(want: &Table, bases: &[Base], layers: bool) -> Vec<bool> {
     needed
 }
 
-fn is_set(needed: &[bool], content: u32) -> bool {
+pub(super) fn is_set(needed: &[bool], content: u32) -> bool {
     usize::try_from(content).is_ok_and(|at| needed.get(at) == Some(&true))
 }
 
