@@ -31,7 +31,7 @@ use pierhead_oci::Digest;
 use rustix::fs::FlockOperation;
 
 pub use apply::{Apply, Counts, Outcome};
-pub use fetch::Begin;
+pub use fetch::{Begin, wanted};
 pub use image::Image;
 pub use parts::Receive;
 pub use upkeep::{Collected, Verified};

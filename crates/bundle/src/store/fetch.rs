@@ -83,7 +83,8 @@ impl Store {
         }
         self.unsynced()?;
         let tables = self.tables(&begin.header)?;
-        let want = want(&begin.header, &tables)?;
+        let known: Vec<_> = tables.iter().map(Option::as_ref).collect();
+        let want = wanted(&begin.header, &known)?;
         want.save(&path.join("table"))?;
         drop(want);
         durable::write(&path.join("header"), |file| {
@@ -228,8 +229,13 @@ impl Folder {
     }
 }
 
-/// The table that a header brings.
-fn want(header: &Header, haves: &[Option<Table>]) -> Result<Table, Error> {
+/// The table that a header brings, checked against what the header says of it and of its image. `haves` are the tables
+/// of the images that the header names, as far as they are here. Memory is the length that the header says, which is
+/// bounded, and that of a parsed table.
+///
+/// # Errors
+/// `Malformed` and `Digest` when it is anything else.
+pub fn wanted(header: &Header, haves: &[Option<&Table>]) -> Result<Table, Error> {
     let wire = &header.table;
     let base = match wire.base {
         None => &[][..],

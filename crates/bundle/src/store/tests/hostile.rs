@@ -412,3 +412,20 @@ fn a_list_that_is_not_of_the_format_is_refused() {
         assert!(Frames::parse(good.bytes()[..place].to_vec()).is_err() || place == 0);
     }
 }
+
+#[test]
+fn a_table_is_what_its_header_says_for_those_who_only_look() {
+    let good = encode(&small(), None, false);
+    let header = Header::decode(&good.prelude, &good.body).unwrap();
+    assert!(super::super::wanted(&header, &[]).is_ok());
+    let said = |len, digest| {
+        let mut header = header.clone();
+        (header.table.len, header.table.digest) = (len, digest);
+        super::super::wanted(&header, &[])
+    };
+    let WireTable { len, digest, .. } = header.table;
+    assert!(said(len, digest).is_ok());
+    assert!(said(len - 1, digest).is_err());
+    assert!(said(u32::MAX, digest).is_err());
+    assert!(said(len, [1; 32]).is_err());
+}

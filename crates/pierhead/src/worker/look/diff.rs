@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::io::{self, Read as _, Write as _};
 
 use pierhead_bundle::format::Event;
-use pierhead_bundle::{Coding, Content, Table, table};
+use pierhead_bundle::store::wanted;
+use pierhead_bundle::{Coding, Content, Table};
 use serde::Serialize;
 
 use super::seen::{Place, Seen, Tables, is_sent, visible};
@@ -93,8 +94,7 @@ fn sum(sizes: impl Iterator<Item = u64>) -> Moved {
 fn measure(place: &Place, session: &Session, args: &DiffArgs, old: &Seen) -> Result<Bundle, Error> {
     let (mut body, _) = place.bundle(session, &args.new, vec![old.digest])?;
     let mut began = read_header(session.server(), &mut body)?;
-    let base = began.header.table.base.map(|_| &old.table);
-    let table = table::decode(&began.header.table.coded, base)?;
+    let table = wanted(&began.header, &[Some(&old.table)])?;
     let sizes = Tables {
         want: &table,
         have: Some(&old.table),

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::Sizes;
-use pierhead_bundle::store::Store;
-use pierhead_bundle::table::{self, Node};
+use pierhead_bundle::store::{Store, wanted};
+use pierhead_bundle::table::Node;
 use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
 
@@ -97,7 +97,7 @@ impl Place {
         let (mut body, _) = self.bundle(session, image, Vec::new())?;
         let began = read_header(session.server(), &mut body)?;
         let header = *began.header;
-        let table = table::decode(&header.table.coded, None)?;
+        let table = wanted(&header, &[])?;
         let sizes = Tables {
             want: &table,
             have: None,
