@@ -1,6 +1,7 @@
 //! What can go wrong, and whose fault it is.
 
 use std::io;
+use std::path::PathBuf;
 
 /// See the head of this module. Its own level only: the cause is the source.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,12 @@ pub enum Error {
     /// What is asked for is not here (any more): pull it first.
     #[error("{0} is not here")]
     Missing(String),
+    /// A folder that is not what it is used as; the text has the mend.
+    #[error("{0}")]
+    Foreign(String),
+    /// Another process is at it: wait for that one.
+    #[error("another process fetches into {}", .0.display())]
+    Busy(PathBuf),
     /// It was told to stop.
     #[error("stopped")]
     Stopped,
@@ -59,8 +66,8 @@ impl Error {
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Image(_) | Self::Malformed { .. } | Self::Digest { .. } => Fault::Theirs,
-            Self::Io { .. } => Fault::Ours,
-            Self::Missing(_) | Self::Stopped => Fault::Nobody,
+            Self::Io { .. } | Self::Foreign(_) => Fault::Ours,
+            Self::Missing(_) | Self::Busy(_) | Self::Stopped => Fault::Nobody,
         }
     }
 

@@ -40,7 +40,8 @@ use crate::export::rootfs::Files;
 use crate::{Content, Error, Source, durable};
 use contents::{Contents, is_absence};
 
-const VERSION: &[u8] = b"1\n";
+/// Not only a number: the data folder of a proxy has a file of that name, too.
+const VERSION: &[u8] = b"store 1\n";
 
 /// See the head of this module. Cheap to clone; usable from several threads.
 #[derive(Clone, Debug)]
@@ -75,42 +76,13 @@ impl Store {
     /// reused; nothing is written into them, and those that are none are left out.
     ///
     /// # Errors
-    /// The folder is somebody else's or of another version; the file system's.
+    /// `Foreign` when the folder is somebody else's or of another version, in which nothing was written; the file system's.
     pub fn open(path: &Path, others: &[PathBuf]) -> Result<Self, Error> {
         let failed = |error| Error::io(format!("open the store {}", path.display()), error);
         fs::create_dir_all(path).map_err(failed)?;
-        let version = path.join("version");
-        match image::read(&version, 64) {
-            Ok(found) if found == VERSION => {}
-            Ok(found) => {
-                let found = String::from_utf8_lossy(&found).trim().to_owned();
-                return Err(Error::malformed(
-                    "store",
-                    format!("version {found:?}, of which nothing is known here"),
-                ));
-            }
-            Err(Error::Missing(_)) => {
-                let mut entries = fs::read_dir(path).map_err(failed)?;
-                let ours = |name: &std::ffi::OsStr| {
-                    name == "lost+found" || name == "lock" || name == "version.partial"
-                };
-                let stranger = entries.find_map(|entry| {
-                    entry
-                        .ok()
-                        .map(|entry| entry.file_name())
-                        .filter(|name| !ours(name))
-                });
-                if let Some(stranger) = stranger {
-                    let why = format!(
-                        "{} is no store: it holds {}",
-                        path.display(),
-                        stranger.to_string_lossy()
-                    );
-                    return Err(Error::malformed("store", why));
-                }
-                durable::write(&version, |file| file.write_all(VERSION))?;
-            }
-            Err(error) => return Err(error),
+        if !claimed(path)? {
+            let _turn = turn(path);
+            claim(path)?;
         }
         for folder in ["images", "fetches"] {
             fs::create_dir_all(path.join(folder)).map_err(failed)?;
@@ -269,4 +241,79 @@ impl Source for Store {
         }
         Err(first)
     }
+}
+
+/// What a folder says to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A store that this version reads and writes.
+    Store,
+    /// A store of another version.
+    Later,
+    /// Something that marks its folders in the same way: the data of a proxy.
+    Foreign,
+    /// Nothing.
+    None,
+}
+
+/// What a folder is, by its mark.
+///
+/// # Errors
+/// The file system's.
+pub fn kind(path: &Path) -> Result<Kind, Error> {
+    match image::read(&path.join("version"), 64) {
+        Ok(found) if found == VERSION => Ok(Kind::Store),
+        Ok(found) if found.starts_with(b"store ") => Ok(Kind::Later),
+        Ok(_) => Ok(Kind::Foreign),
+        Err(Error::Missing(_)) => Ok(Kind::None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a folder is a store of this version, and not yet something else.
+fn claimed(path: &Path) -> Result<bool, Error> {
+    let shown = path.display();
+    match kind(path)? {
+        Kind::Store => Ok(true),
+        Kind::None => Ok(false),
+        Kind::Later => Err(Error::Foreign(format!(
+            "the store {shown} was written by a later pierhead: use that one, or name another folder"
+        ))),
+        Kind::Foreign => Err(Error::Foreign(format!(
+            "{shown} is no store of `pierhead pull` but looks like the data folder of `pierhead serve`: name another folder"
+        ))),
+    }
+}
+
+/// Makes an empty folder a store, unless it is one. Only in one's [`turn`].
+fn claim(path: &Path) -> Result<(), Error> {
+    if claimed(path)? {
+        return Ok(());
+    }
+    let entries = fs::read_dir(path);
+    let mut entries =
+        entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
+    let ours = |name: &std::ffi::OsStr| {
+        name == "lost+found" || name == "lock" || name == "version.partial"
+    };
+    let stranger = entries.find_map(|entry| {
+        let name = entry.ok().map(|entry| entry.file_name());
+        name.filter(|name| !ours(name))
+    });
+    if let Some(stranger) = stranger {
+        return Err(Error::Foreign(format!(
+            "{} is no store of `pierhead pull`: it holds {}; name a new or empty folder",
+            path.display(),
+            stranger.to_string_lossy()
+        )));
+    }
+    durable::write(&path.join("version"), |file| file.write_all(VERSION))
+}
+
+/// A short turn at a folder's own files, one process after the other, until it is dropped. The folder itself is locked,
+/// so that nothing is written for it; without such locks (NFS has none on folders) two that meet may disturb each other.
+fn turn(path: &Path) -> Option<File> {
+    let folder = File::open(path).ok()?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive)).ok()?;
+    Some(folder)
 }

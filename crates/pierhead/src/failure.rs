@@ -23,7 +23,7 @@ impl Failure {
             // `pierhead cache ls | head`: whoever read has read enough.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
-                eprintln!("pierhead: {error:#}");
+                eprintln!("pierhead: {}", told(&error));
                 ExitCode::from(1)
             }
             Self::Found => ExitCode::from(1),
@@ -34,6 +34,17 @@ impl Failure {
             }
         }
     }
+}
+
+/// With its causes, but for those whose text stands in it already.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.contains(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    told
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -57,5 +68,24 @@ impl From<io::Error> for Failure {
 impl From<crate::config::Refused> for Failure {
     fn from(refused: crate::config::Refused) -> Self {
         Self::Refused(refused.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot connect: {source}")]
+        struct Cut {
+            source: io::Error,
+        }
+        let source = io::Error::other("refused");
+        let cut = anyhow::Error::new(Cut { source });
+        assert_eq!(told(&cut), "cannot connect: refused");
+        let wrapped = cut.context("no image");
+        assert_eq!(told(&wrapped), "no image: cannot connect: refused");
     }
 }

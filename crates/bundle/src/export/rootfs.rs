@@ -8,7 +8,7 @@ mod data;
 mod folder;
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
@@ -147,6 +147,7 @@ impl Counts {
 /// A file that has its name, and waits for its content and attributes.
 struct Job<'t> {
     file: File,
+    path: Vec<u8>,
     content: Content,
     size: u64,
     attributes: &'t Attributes,
@@ -166,7 +167,8 @@ pub struct Contents<'a> {
 /// they are written, from any thread.
 ///
 /// # Errors
-/// `Io`, also when the folder is not empty; `Missing` when the source lacks a content; `Malformed`. What was written stays.
+/// `Io`, also when the folder is not empty; `Missing` when the source lacks a content; `Malformed`. What was written goes
+/// again, unless the folder is written over.
 pub fn rootfs(
     table: &Table,
     contents: Contents<'_>,
@@ -175,13 +177,16 @@ pub fn rootfs(
     told: &(dyn Fn(u64) + Sync),
 ) -> Result<Summary, Error> {
     let failed = |error| Error::io(format!("export into {}", into.display()), error);
+    let made = !into.exists();
     let root = folder::target(into, options.over).map_err(failed)?;
+    // Locked like the first one, for as long as it is open.
+    let begun = root.try_clone().map_err(failed)?;
     let counts = Counts::default();
     let stopped = AtomicBool::new(false);
     let linked = linked(table)?;
     let (sender, receiver) = sync_channel(WAITING);
     let receiver = Mutex::new(receiver);
-    thread::scope(|scope| {
+    let written = thread::scope(|scope| {
         let writing: Vec<_> = (0..options.threads.get())
             .map(|_| scope.spawn(|| write(&receiver, &stopped, contents, &counts, told)))
             .collect();
@@ -230,7 +235,13 @@ pub fn rootfs(
             }
         }
         walked
-    })?;
+    });
+    if written.is_err() && !options.over {
+        // The disk may be full, and a retry wants the folder empty. The first error is the one to tell.
+        let _ = folder::empty(&begun);
+        let _ = made.then(|| fs::remove_dir(into));
+    }
+    written?;
     Ok(counts.summary())
 }
 
@@ -262,7 +273,7 @@ fn write<'t>(
                 while jobs.lock().is_ok_and(|jobs| jobs.recv().is_ok()) {}
                 return Err(match error.kind() {
                     io::ErrorKind::NotFound => Error::Missing(job.content.to_string()),
-                    _ => Error::io(format!("write {}", job.content), error),
+                    _ => Error::io(format!("write {}", job.path.escape_ascii()), error),
                 });
             }
             told(job.size);
@@ -364,6 +375,7 @@ impl<'a> Walk<'a> {
                 if !self.link_from_store(parent, name, row, &content, size)? {
                     let job = Job {
                         file: create(parent, name)?.into(),
+                        path: row.path.to_vec(),
                         content,
                         size,
                         attributes: row.attributes,

@@ -11,11 +11,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest, Manifest};
 use rustix::fs::FlockOperation;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
 
 use super::apply::Apply;
@@ -130,6 +131,20 @@ impl Store {
         }
     }
 
+    /// Waits until the fetch that [`Error::Busy`] names has ended, in whichever way.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn wait(fetch: &Path) -> Result<(), Error> {
+        let failed = |error| Error::io(format!("wait for {}", fetch.display()), error);
+        let file = match File::open(fetch.join("lock")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file.map_err(failed)?,
+        };
+        let locked = retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockShared));
+        locked.map_err(|error| failed(error.into()))
+    }
+
     fn load(&self, path: PathBuf, lock: File) -> Result<Apply, Error> {
         let bad = || Error::Missing(path.display().to_string());
         let record: Record =
@@ -217,6 +232,17 @@ impl Folder {
         })
     }
 
+    /// Takes it away under another name first, so that who waits for it never finds half of it.
+    pub(super) fn remove(&self) {
+        let gone = self.path.with_extension("partial");
+        let _ = fs::remove_dir_all(&gone);
+        let removed = match fs::rename(&self.path, &gone) {
+            Ok(()) => &gone,
+            Err(_) => &self.path,
+        };
+        let _ = fs::remove_dir_all(removed);
+    }
+
     pub(super) fn parts(&self) -> PathBuf {
         self.path.join("parts")
     }
@@ -302,22 +328,26 @@ fn sha(bytes: &[u8]) -> [u8; 32] {
 }
 
 fn lock(path: &Path) -> Result<File, Error> {
-    let doing = || format!("fetch into {}", path.display());
-    fs::create_dir_all(path).map_err(|error| Error::io(doing(), error))?;
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path.join("lock"));
-    let file = file.map_err(|error| Error::io(doing(), error))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => {
-            let doing = format!("{}: another process is at it", doing());
-            Err(Error::io(doing, io::ErrorKind::WouldBlock.into()))
+    let failed = |error| Error::io(format!("fetch into {}", path.display()), error);
+    let lock = path.join("lock");
+    loop {
+        fs::create_dir_all(path).map_err(failed)?;
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let file = match options.open(&lock) {
+            // Whoever had the folder took it away meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            file => file.map_err(failed)?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(Error::Busy(path.to_owned())),
+            Err(error) => return Err(failed(error.into())),
         }
-        Err(error) => Err(Error::io(doing(), error.into())),
+        let inode = file.metadata().map_err(failed)?.ino();
+        if fs::metadata(&lock).is_ok_and(|named| named.ino() == inode) {
+            return Ok(file);
+        }
     }
 }
 

@@ -839,3 +839,67 @@ fn a_server_may_send_the_bytes_in_place_of_a_patch() {
 }
 
 mod hostile;
+
+#[test]
+fn a_new_store_may_be_opened_by_several_at_once() {
+    const MANY: usize = 8;
+    for _ in 0..50 {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("new");
+        let start = std::sync::Barrier::new(MANY);
+        std::thread::scope(|scope| {
+            let open = || {
+                start.wait();
+                let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
+                store.unsynced().map_err(|error| error.to_string())
+            };
+            let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
+            for opened in all {
+                assert_eq!(opened.join().unwrap(), Ok(()));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_plain_pull_does_not_take_layers_away() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, true);
+    pull(&store, &f.old, Some(&f.old), false);
+    assert!(store.images().unwrap()[0].layers);
+}
+
+#[test]
+fn who_waits_for_another_fetch_finds_all_there() {
+    let f = Fixture::new();
+    let (store, second) = (f.store(), f.store());
+    let bytes = encode(&f.old, None, false).bytes();
+    let apply = feed(&store, &bytes, 5000).unwrap();
+    let busy = feed(&second, &bytes, 5000).err();
+    let Some(Error::Busy(fetch)) = busy else {
+        panic!("{busy:?}");
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| Store::wait(&fetch).unwrap());
+        finish(&apply);
+        drop(apply);
+        waits.join().unwrap();
+    });
+    let held = second.complete(&f.old.digest(), false).unwrap();
+    assert!(held.is_some());
+    // The folder is a new one.
+    finish(&feed(&second, &bytes, 5000).unwrap());
+}
+
+#[test]
+fn the_data_of_a_proxy_and_a_later_store_are_left_alone() {
+    for (version, said) in [("1\n", "pierhead serve"), ("store 2\n", "later pierhead")] {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("version"), version).unwrap();
+        let error = Store::open(folder.path(), &[]).unwrap_err();
+        assert!(matches!(error, Error::Foreign(_)), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(listing(folder.path()).len(), 1, "nothing is written");
+    }
+}

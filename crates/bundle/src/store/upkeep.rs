@@ -137,6 +137,7 @@ impl Store {
     /// Notes, before the first content is written, that a crash of the system must not be survived by it unseen.
     pub(super) fn unsynced(&self) -> Result<(), Error> {
         let marker = self.0.path.join("unsynced");
+        let _turn = super::turn(&self.0.path);
         if image::read(&marker, 256).is_ok_and(|written| written == boot()) {
             return Ok(());
         }
@@ -145,6 +146,7 @@ impl Store {
 
     /// All is on the disk; unless somebody else is fetching, the note goes.
     pub(super) fn synced(&self) -> Result<(), Error> {
+        let _turn = super::turn(&self.0.path);
         if entries(&self.0.path.join("fetches"))?.is_empty() {
             let _ = fs::remove_file(self.0.path.join("unsynced"));
         }

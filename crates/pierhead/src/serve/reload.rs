@@ -81,7 +81,7 @@ fn prepare(
 /// What changed, for the log. `held`: blobs that another policy began with.
 fn describe(changes: &[(String, String)], evicted: u64, held: u64) -> String {
     if changes.is_empty() {
-        return "nothing changed, but for secrets and files that it names".to_owned();
+        return "nothing changed that can without a restart, but for secrets and files that it names".to_owned();
     }
     let one = |(key, change): &(String, String)| match key.as_str() {
         "eviction.policy" => format!("{key} {change}, {held} blobs taken over"),

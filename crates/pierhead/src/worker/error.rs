@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use pierhead_bundle::api::Progress;
+use pierhead_oci::ErrorCode;
 
 /// See the head of this module.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +32,8 @@ pub(crate) enum Error {
         retry_after: Option<Duration>,
         /// Of a bundle that is being made ready.
         detail: Option<Progress>,
+        /// Of a registry's error body.
+        code: Option<ErrorCode>,
     },
     /// What was sent does not fit, or this machine's disk.
     #[error(transparent)]

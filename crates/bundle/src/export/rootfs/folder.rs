@@ -25,11 +25,20 @@ const FOLDER: OFlags = OFlags::RDONLY
 /// The target, made if it is not there; must be empty unless `over`.
 pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
     fs::create_dir_all(into)?;
-    if !over && fs::read_dir(into)?.next().is_some() {
-        return Err(io::ErrorKind::DirectoryNotEmpty.into());
-    }
     // The target itself may be a link: whoever called chose it.
-    Ok(sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?)
+    let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
+    if !over {
+        // Two that found it empty would take each other's files away. Not every file system locks folders.
+        if let Err(Errno::WOULDBLOCK) =
+            sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
+        {
+            return Err(io::Error::other("another process writes into it"));
+        }
+        if fs::read_dir(into)?.next().is_some() {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+    }
+    Ok(root)
 }
 
 /// One folder that has been entered; its attributes come when it is left, since writing into it changes its time, and
@@ -195,18 +204,23 @@ pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
-    let folder = sys::openat(parent, name, FOLDER, Mode::empty())?;
-    for entry in Dir::read_from(&folder)? {
+    empty(&sys::openat(parent, name, FOLDER, Mode::empty())?)?;
+    Ok(sys::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes whatever lies in a folder.
+pub(super) fn empty(folder: &OwnedFd) -> io::Result<()> {
+    for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let inner = entry.file_name().to_bytes();
         if inner == b"." || inner == b".." {
             continue;
         }
         if entry.file_type() == FileType::Directory {
-            clear(&folder, inner)?;
+            clear(folder, inner)?;
         } else {
-            sys::unlinkat(&folder, inner, AtFlags::empty())?;
+            sys::unlinkat(folder, inner, AtFlags::empty())?;
         }
     }
-    Ok(sys::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+    Ok(())
 }

@@ -9,6 +9,7 @@ use crate::store::contents::is_absence;
 use crate::store::fetch::manifest_digest;
 use crate::store::image::Image;
 use crate::store::parts::Part;
+use crate::store::turn;
 use crate::{Base, Coding, Content, Error, Frame, Slice, Source as _, Table};
 
 enum Job {
@@ -248,15 +249,22 @@ impl Shared {
             // Another process may have recorded it meanwhile.
             self.store.agrees(header)?;
         }
+        let images = self.store.0.path.join("images");
+        let table = Table::open(&self.folder.path.join("table"))?;
+        let turn = turn(&self.store.0.path);
+        let before = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
         let image = Image {
             media_type: header.media_type.clone(),
             manifest: header.manifest.clone(),
             config: header.config.clone(),
-            layers: header.layers,
-            table: Table::open(&self.folder.path.join("table"))?,
+            // What was asked for without its layers does not take them away: somebody may count on them.
+            layers: header.layers
+                || before.is_some_and(|it| it.layers && it.table.bytes() == table.bytes()),
+            table,
         };
-        image.save(&self.store.0.path.join("images"))?;
-        let _ = std::fs::remove_dir_all(&self.folder.path);
+        image.save(&images)?;
+        self.folder.remove();
+        drop(turn);
         self.store.synced()?;
         self.store.image(&manifest_digest(&header.manifest))
     }

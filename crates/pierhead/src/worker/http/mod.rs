@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
-use pierhead_oci::ErrorBody;
+use pierhead_oci::{ErrorBody, ErrorCode};
 use zeroize::Zeroizing;
 
 use super::{Error, Url, pull};
@@ -135,7 +135,9 @@ impl Answer {
             .and_then(|text| text.parse().ok())
             .map(Duration::from_secs);
         let bytes = self.body.all(MAX_REFUSAL).unwrap_or_default();
+        let mut code = None;
         let said = ErrorBody::parse(&bytes).map(|body| {
+            code = body.errors.first().map(|entry| entry.code);
             let all: Vec<_> = body.errors.into_iter().map(|entry| entry.message).collect();
             all.join("; ")
         });
@@ -150,7 +152,9 @@ impl Answer {
                 "; log in with --user and --password-file, or `docker login`"
             }
             StatusCode::FORBIDDEN => "; this login may not pull it",
-            StatusCode::NOT_FOUND => "; see its name and tag",
+            StatusCode::NOT_FOUND if code != Some(ErrorCode::Unsupported) => {
+                "; see its name and tag"
+            }
             _ => "",
         };
         let said = match said {
@@ -162,6 +166,7 @@ impl Answer {
             message: said,
             retry_after,
             detail: pull::progress(&bytes),
+            code,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use http::{StatusCode, header};
 use pierhead_bundle::api::{Ask, Progress, Stage};
-use pierhead_oci::Reference;
+use pierhead_oci::{ErrorCode, Reference};
 use serde::Deserialize;
 
 use super::super::http::{Answer, Body, Request};
@@ -63,9 +63,26 @@ pub(in super::super) fn once(
         | StatusCode::FORBIDDEN
         | StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_MANY_REQUESTS => Err(answer.refusal(&server, &image.to_string())),
-        status if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => Ok(
-            Answered::None(answer.refusal(&server, "a bundle").to_string()),
-        ),
+        status if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => {
+            let refusal = answer.refusal(&server, &image.to_string());
+            let Error::Refused { code, .. } = &refusal else {
+                return Err(refusal);
+            };
+            match (status, code) {
+                // Its layers are not there either.
+                (_, Some(ErrorCode::ManifestUnknown)) => Err(refusal),
+                (
+                    StatusCode::NOT_FOUND
+                    | StatusCode::METHOD_NOT_ALLOWED
+                    | StatusCode::NOT_IMPLEMENTED,
+                    _,
+                ) => Ok(Answered::None(format!(
+                    "{} offers no bundles",
+                    server.url()
+                ))),
+                _ => Ok(Answered::None(refusal.to_string())),
+            }
+        }
         _ => Err(answer.refusal(&server, &image.to_string())),
     }
 }

@@ -13,7 +13,7 @@ mod work;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use pierhead_bundle::store::{Image, Store};
+use pierhead_bundle::store::{self, Image, Kind, Store};
 use pierhead_oci::{Algorithm, Digest, Platform, Target};
 
 use super::pulled::{Pulled, haves};
@@ -43,7 +43,8 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
     let begun = Instant::now();
     let output = output(args)?;
     let server = super::server(&args.via, &args.login, environment)?;
-    let store = Store::open(&args.into, &args.have_from).map_err(Error::from)?;
+    let (others, warnings) = others(args)?;
+    let store = opened(&args.into, &others)?;
     let pull = Pull {
         args,
         platform: names::platform(args.platform.as_ref()),
@@ -58,9 +59,10 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
     });
     let mut report = Report {
         image: args.image.to_string(),
+        warnings,
         ..Report::default()
     };
-    let image = pull.pull(&mut report)?;
+    let image = pull.until_pulled(&mut report)?;
     report.digest = image.digest().to_string();
     report.bytes_received = pull.server.received();
     report.seconds = begun.elapsed().as_secs_f64();
@@ -86,7 +88,26 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
 }
 
 impl Pull<'_> {
-    fn pull(&self, report: &mut Report) -> Result<Image, Failure> {
+    /// Waits for whoever pulls the same image into the same store; then most of it is there.
+    fn until_pulled(&self, report: &mut Report) -> Result<Image, Failure> {
+        let mut told = false;
+        loop {
+            match self.pull(report) {
+                Err(Error::Bundle(pierhead_bundle::Error::Busy(fetch))) => {
+                    if !std::mem::replace(&mut told, true) {
+                        let into = self.args.into.display();
+                        self.view.say(&format!(
+                            "another pierhead pulls this image into {into}: waiting"
+                        ));
+                    }
+                    Store::wait(&fetch).map_err(Error::from)?;
+                }
+                pulled => return Ok(pulled?),
+            }
+        }
+    }
+
+    fn pull(&self, report: &mut Report) -> Result<Image, Error> {
         if let Some(image) = self.here()? {
             report.contents.reused = u64::from(image.table.visible());
             return Ok(image);
@@ -94,7 +115,7 @@ impl Pull<'_> {
         let session = Session::new(&self.server);
         if self.args.layers {
             report.reason = Some("--layers".to_owned());
-            return Ok(self.by_layers(&session, report)?);
+            return self.by_layers(&session, report);
         }
         let pulled = Pulled::read(self.folders());
         let (have, have_layers) = haves(&self.store, &pulled, &self.args.image)?;
@@ -158,6 +179,39 @@ impl Pull<'_> {
     }
 }
 
+/// Opens the store; what it is not, in a line with its mend.
+fn opened(into: &Path, others: &[PathBuf]) -> Result<Store, Failure> {
+    use pierhead_bundle::Error as Of;
+    Store::open(into, others).map_err(|error| match error {
+        Of::Foreign(why) => Failure::Refused(format!("--into: {why}")),
+        Of::Io { .. } if into.exists() && !into.is_dir() => {
+            Failure::Refused(format!("--into: {} is no folder", into.display()))
+        }
+        error => Error::from(error).into(),
+    })
+}
+
+/// The stores to build upon besides, and why some are left out: what is no store is a slip of who typed it.
+fn others(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), Failure> {
+    let (mut usable, mut warnings) = (Vec::new(), Vec::new());
+    for folder in &args.have_from {
+        let shown = folder.display();
+        match store::kind(folder) {
+            Ok(Kind::Store) => usable.push(folder.clone()),
+            Ok(Kind::None | Kind::Foreign) => {
+                return Err(Failure::Refused(format!(
+                    "--have-from: {shown} is no store of `pierhead pull`"
+                )));
+            }
+            Ok(Kind::Later) => warnings.push(format!(
+                "--have-from {shown} was written by a later pierhead: not used"
+            )),
+            Err(error) => warnings.push(format!("--have-from {shown} is not used: {error}")),
+        }
+    }
+    Ok((usable, warnings))
+}
+
 /// Where the form is written.
 fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
     let Some(form) = args.form else {
@@ -173,6 +227,14 @@ fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
         let why =
             "only a docker-archive can be written to standard output: name a folder with --output";
         return Err(Failure::Refused(why.to_owned()));
+    }
+    // Said before anything is pulled.
+    let is_used = || std::fs::read_dir(&output).is_ok_and(|mut entries| entries.next().is_some());
+    if form == Form::Rootfs && is_used() {
+        return Err(Failure::Refused(format!(
+            "{} is not empty: name an empty folder with --output",
+            output.display()
+        )));
     }
     Ok(Some(output))
 }

@@ -73,6 +73,8 @@ impl Pull<'_> {
             });
             let apply = match begun {
                 Ok(apply) => apply,
+                // A mark that fell meanwhile, and no fault of the bundle's.
+                Err(pierhead_bundle::Error::Malformed { .. }) if self.fallen(&mut ask)? => continue,
                 Err(error) => match next(&mut ask, error)? {
                     Next::Ask => continue,
                     Next::Layers(why) => return Ok(Came::None(why)),
@@ -89,6 +91,18 @@ impl Pull<'_> {
         Err(Error::Said(format!(
             "{url} changes the bundle again and again"
         )))
+    }
+
+    /// Takes back what was said of layers that are no longer here; whether there was any.
+    fn fallen(&self, ask: &mut Ask) -> Result<bool, Error> {
+        let held = self.store.images()?;
+        let still = |manifest: &Digest| {
+            let mut held = held.iter();
+            held.any(|held| held.layers && held.manifest == *manifest)
+        };
+        let before = ask.have_layers.len();
+        ask.have_layers.retain(still);
+        Ok(ask.have_layers.len() < before)
     }
 
     /// Goes on with what an earlier process began, if it began this and the server still has it.
