@@ -186,6 +186,10 @@ impl Library {
     pub fn open(config: Config, blobs: Arc<dyn Blobs>) -> Result<Self, Error> {
         let shelf = Shelf::open(&config.data)?;
         let packs = Packs::open(pack::Config::new(Shelf::packs(&config.data), config.packs))?;
+        if packs.stat().packs == 0 {
+            // Where packs were deleted their numbers begin again, and a plan would name another image's records.
+            shelf.shrink_plans(0)?;
+        }
         let (directory, damage) = Directory::open(&Shelf::directory(&config.data))?;
         if let Some(what) = damage {
             tracing::warn!(what, "the directory cannot be used; it is made anew");
