@@ -5,12 +5,15 @@ mod stage;
 
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Sizes};
 use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
-use pierhead_proxy::Config;
+use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
+use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use serde_json::{Value, json};
 use stage::{Plan, Stage, code, eventually, metric, soon};
 
@@ -462,4 +465,152 @@ async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
     assert!(why.contains("upstream_fetches_per_client"), "{why}");
     let again = stage.ask(post(BUNDLE, &json!({"want": "2"}))).await;
     assert!(again.status == 200 && again.body == first.body);
+}
+
+/// Adds ann's login, which the upstream lets in to `app`.
+fn by_ann(request: Request) -> Request {
+    let code = STANDARD.encode("ann:right");
+    request.header("authorization", format!("Basic {code}"))
+}
+
+/// `app` is private at the upstream; everybody may read at `other.example`, whoever runs that.
+async fn shared(other: &FakeRegistry) -> Stage {
+    let rules = TokenAuth {
+        users: vec![("ann".into(), "right".into())],
+        private: vec!["app".into()],
+        ..TokenAuth::default()
+    };
+    let mut plan = bundles(Plan::default()).config(|config| {
+        config.auth = Auth::PassThrough {
+            lifetime: std::time::Duration::from_secs(60),
+            anonymous: true,
+        };
+    });
+    plan.upstream = FakeRegistry::builder().with(|settings| settings.auth = Upstream::Token(rules));
+    plan.others.push(("other.example", other.url()));
+    plan.open().await
+}
+
+async fn until_ready(stage: &Stage, request: Request) -> Response {
+    soon(async {
+        loop {
+            let answer = stage.ask(request.clone()).await;
+            if answer.status != 503 {
+                return answer;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+/// Claims to have an image: the documents are known, of the rest it says that it has them.
+fn claim(registry: &FakeRegistry, image: &Image) {
+    for document in &image.documents {
+        let media_type = "application/vnd.oci.image.manifest.v1+json";
+        registry.put_manifest_as("app", document.digest, media_type, document.bytes.clone());
+    }
+    for blob in &image.blobs {
+        registry.put_blob_as("app", blob.digest, vec![7; blob.bytes.len()]);
+    }
+}
+
+#[tokio::test]
+async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
+    let other = FakeRegistry::builder().start().await;
+    let stage = shared(&other).await;
+    let (secret, own) = (tree(15), tree(16));
+    let digest = secret.image.root.to_string();
+    stage.upstream.push("app", "1", &secret.image);
+    claim(&other, &secret.image);
+    other.push("app", "own", &own.image);
+    let fresh = json!({"want": digest});
+    let sent = until_ready(&stage, by_ann(post(BUNDLE, &fresh))).await;
+    assert_eq!((sent.status, sent.end), (200, End::Clean));
+    let (_, secret_table, contents) = received(&sent.body, None);
+    assert!(is_whole(&secret_table, &contents));
+    let etag = sent.header("etag").unwrap();
+    let part = json!({"want": digest, "part": {"etag": etag, "first": 0}});
+    let trace = json!({"image": digest, "files": ["a"]});
+    let content = contents.keys().next().unwrap();
+    let file = format!("/v2/app/_pierhead/file/{content}?image={digest}");
+    let at_other = |path: &str| {
+        let mark = if path.contains('?') { '&' } else { '?' };
+        format!("{path}{mark}ns=other.example")
+    };
+    let questions = |at: &dyn Fn(&str) -> String| {
+        [
+            post(&at(BUNDLE), &fresh),
+            post(&at(BUNDLE), &part),
+            post(&at(BUNDLE), &fresh).header("if-none-match", etag),
+            Request::get(at(&file)),
+            Request::head(at(&file)),
+            post(&at(TRACE), &trace),
+        ]
+    };
+    for request in questions(&|path| path.to_owned()) {
+        let refused = stage.ask(request.clone()).await;
+        assert_eq!(refused.status, 401, "{request:.200?} {refused:.300?}");
+        let allowed = stage.ask(by_ann(request.clone())).await;
+        assert!(allowed.status < 400, "{request:.200?} {allowed:.300?}");
+    }
+    // The other registry lets everybody in, and says that it has all of it: nothing here is of it.
+    for request in questions(&at_other) {
+        for request in [request.clone(), by_ann(request)] {
+            let refused = stage.ask(request.clone()).await;
+            assert!(refused.status >= 400, "{request:.200?} {refused:.300?}");
+            assert!(refused.header("etag").is_none() && refused.body.len() < 1000);
+        }
+    }
+    // Nor is it had there, or the other way round.
+    let path = at_other(BUNDLE);
+    let own_digest = own.image.root.to_string();
+    let fresh_own = until_ready(&stage, post(&path, &json!({"want": own_digest}))).await;
+    assert_eq!(fresh_own.status, 200);
+    let (_, own_table, _) = received(&fresh_own.body, None);
+    let theirs = json!({"want": own_digest, "have": [digest]});
+    let ours = json!({"want": digest, "have": [own_digest]});
+    for (request, unknown, table, whole) in [
+        (post(&path, &theirs), &digest, &own_table, &fresh_own),
+        (
+            by_ann(post(&path, &theirs)),
+            &digest,
+            &own_table,
+            &fresh_own,
+        ),
+        (
+            by_ann(post(BUNDLE, &ours)),
+            &own_digest,
+            &secret_table,
+            &sent,
+        ),
+    ] {
+        let answer = until_ready(&stage, request).await;
+        assert_eq!(answer.status, 200, "{answer:.300?}");
+        assert_eq!(answer.header("pierhead-unknown-have"), Some(&**unknown));
+        let (header, _, contents) = received(&answer.body, None);
+        assert!(header.haves.is_empty() && is_whole(table, &contents));
+        assert!(answer.body == whole.body, "as if nothing were had");
+    }
+}
+
+#[tokio::test]
+async fn what_two_registries_have_is_bundled_for_each_once_it_came_from_there() {
+    let other = FakeRegistry::builder().start().await;
+    let stage = shared(&other).await;
+    let image = tree(17);
+    stage.upstream.push("app", "1", &image.image);
+    other.push("app", "1", &image.image);
+    let question = json!({"want": image.image.root.to_string()});
+    let sent = until_ready(&stage, by_ann(post(BUNDLE, &question))).await;
+    assert_eq!(sent.status, 200);
+    let path = format!("{BUNDLE}?ns=other.example");
+    let before = stage.ask(post(&path, &question)).await;
+    assert!(before.status >= 400, "{before:.300?}");
+    for blob in &image.image.blobs {
+        let path = format!("/v2/app/blobs/{}?ns=other.example", blob.digest);
+        assert_eq!(stage.get(&path).await.status, 200);
+    }
+    let after = until_ready(&stage, post(&path, &question)).await;
+    assert!(after.status == 200 && after.body == sent.body);
 }
