@@ -1086,3 +1086,41 @@ fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
     }
     library.close();
 }
+
+#[test]
+fn a_trace_orders_the_frames_of_its_own_image() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let files: Vec<_> = (0..8_u64)
+        .map(|nth| (format!("file-{nth}"), text(nth).repeat(20)))
+        .collect();
+    let named: Vec<_> = files
+        .iter()
+        .map(|(name, text)| (&**name, &**text))
+        .collect();
+    let image = images::Image::of_tars("amd64", &[tar(&named)]);
+    blobs.put(&image);
+    assert_eq!(offer(&library, &image), State::Ready);
+    let ask = || library.bundle(&image.root, &[], true).unwrap();
+    // The content that comes first.
+    let first = |sent: &[u8]| {
+        let (header, table, _) = received(sent, &[]);
+        let sizes = Tables(&table, &[]);
+        let frame = header.frames.cursor(&sizes).unwrap().next().unwrap();
+        table.contents().content(frame.unwrap().members[0].content)
+    };
+    let before = ask();
+    let sent = bytes(before.stream(None).unwrap());
+    let traced = (files.iter().rev()).find(|it| first(&sent) != Some(Content::of(it.1.as_bytes())));
+    let (name, text) = traced.unwrap();
+    for _ in 0..2 {
+        library.trace(&image.root, &[name.clone()]).unwrap();
+        until(|| ask().etag() != before.etag());
+    }
+    let after = bytes(ask().stream(None).unwrap());
+    assert_eq!(first(&after), Some(Content::of(text.as_bytes())));
+    assert!(received(&after, &[]).2 == received(&sent, &[]).2);
+    // Whoever began with the other goes on with it.
+    assert!(bytes(before.stream(None).unwrap()) == sent);
+    library.close();
+}

@@ -11,6 +11,7 @@ mod files;
 mod improve;
 mod kept;
 mod layers;
+mod order;
 mod pace;
 mod pairs;
 mod queue;

@@ -30,6 +30,7 @@ pub(super) struct Queue {
     known: HashSet<Digest>,
     pairs: VecDeque<(Digest, Digest)>,
     improve: VecDeque<Digest>,
+    order: VecDeque<Digest>,
     /// Whether the last job that could wait was a pair.
     was_pair: bool,
     tidied: Option<Instant>,
@@ -41,6 +42,8 @@ pub(super) enum Job {
     Pair(Digest, Digest),
     /// Better frames.
     Improve(Digest),
+    /// Frames in another order.
+    Order(Digest),
     Tidy,
 }
 
@@ -86,6 +89,12 @@ impl Queue {
         }
     }
 
+    pub(super) fn order(&mut self, manifest: Digest) {
+        if !self.order.contains(&manifest) {
+            self.order.push_back(manifest);
+        }
+    }
+
     fn next(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         let due = |(_, _, at): &(Digest, u32, Option<Instant>)| at.is_none_or(|at| at <= now);
         let at = self.images.iter().position(due);
@@ -100,6 +109,9 @@ impl Queue {
         if self.tidied.is_none_or(|at| now.duration_since(at) >= TIDY) {
             self.tidied = Some(now);
             return Some(Job::Tidy);
+        }
+        if let Some(manifest) = self.order.pop_front() {
+            return Some(Job::Order(manifest));
         }
         // By turns: neither starves the other.
         if (!self.was_pair || self.improve.is_empty())
@@ -145,6 +157,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
             }
             Job::Pair(new, old) => inner.prepare(new, old, &mut share.after(inner.busy.clone())),
             Job::Improve(manifest) => inner.improve(manifest, &mut share.after(inner.busy.clone())),
+            Job::Order(manifest) => inner.order(manifest),
             Job::Tidy => inner.tidy(),
         }));
         let done = done.unwrap_or_else(|_| match &job {

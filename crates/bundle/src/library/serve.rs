@@ -125,8 +125,15 @@ impl Library {
         }
         let is_clean = |path: &&String| path.len() <= 4096 && !path.is_empty();
         let files: Vec<_> = files.iter().filter(is_clean).cloned().collect();
+        // What is known already changes nothing: bundles that are under way go on as they are.
+        if inner.directory.trace(image)?.as_ref() == Some(&files) {
+            return Ok(());
+        }
         inner.directory.put_trace(image, &files)?;
-        inner.directory.flush()
+        inner.directory.flush()?;
+        lock(&inner.queue).order(*image);
+        inner.wake.notify_all();
+        Ok(())
     }
 }
 

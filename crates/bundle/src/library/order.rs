@@ -1,0 +1,65 @@
+//! The frames of an image in another order, once a start of it was traced.
+
+use pierhead_oci::Digest;
+
+use super::Inner;
+use super::documents::Documents;
+use super::kept::{Draft, Lies};
+use super::serve::{Tables, key};
+use super::steps::HEADER_LEVEL;
+use crate::format::Frames;
+use crate::{Content, Error, Table};
+
+impl Inner {
+    /// Plans an image anew for whoever has nothing, from the frames that it has.
+    pub(super) fn order(&self, manifest: &Digest) -> Result<(), Error> {
+        let ordered = [false, true]
+            .into_iter()
+            .try_for_each(|layers| self.order_one(manifest, &key(manifest, &[], layers)));
+        match ordered {
+            // Forgotten since, or to be made again: that has its order by the trace, too.
+            Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(()),
+            ordered => ordered,
+        }
+    }
+
+    fn order_one(&self, manifest: &Digest, key: &Content) -> Result<(), Error> {
+        let missing = || Error::Missing(format!("the plan of {manifest}"));
+        let table = Table::open(&self.shelf.table(manifest))?;
+        let documents = Documents::read(&*self.blobs, manifest)?;
+        let source = self.contents(&[*manifest]);
+        let expected = self.expected(manifest, &documents, &table, &source)?;
+        let plan = self.open(key)?.ok_or_else(missing)?;
+        let mut header = plan.header()?;
+        let sizes = Tables {
+            want: &table,
+            haves: &[],
+        };
+        let mut frames = Vec::new();
+        for (nth, frame) in (0..).zip(header.frames.cursor(&sizes)?) {
+            let frame = frame?;
+            let Some(Lies::Packed(place)) = plan.record(nth) else {
+                return Err(missing());
+            };
+            let ranks = frame.members.iter().map(|it| expected.rank(it.content));
+            frames.push((
+                ranks.min().unwrap_or(u32::MAX),
+                place.pack,
+                place.offset,
+                place,
+                frame,
+            ));
+        }
+        // What is alike in rank lies one after the other, as it was packed.
+        frames.sort_by_key(|(rank, pack, offset, ..)| (*rank, *pack, *offset));
+        let mut draft = Draft::begin(&self.shelf.plan(key))?;
+        let mut ordered = Vec::with_capacity(frames.len());
+        for (.., place, frame) in frames {
+            draft.packed(place);
+            ordered.push(frame);
+        }
+        header.frames = Frames::encode(&ordered, &sizes)?;
+        let (prelude, body) = header.encode(HEADER_LEVEL)?;
+        self.finish(key, draft, &prelude, &body).map(drop)
+    }
+}
