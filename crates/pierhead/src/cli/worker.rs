@@ -88,7 +88,7 @@ pub(crate) struct PullArgs {
     pub(crate) platform: Option<Platform>,
 
     /// Connections at a time [default: 1, and more for what is large and far away]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_connections)]
     pub(crate) connections: Option<NonZeroUsize>,
 
     /// Pull layers, as any client does, even where there are bundles
@@ -248,6 +248,11 @@ pub(crate) struct DiffArgs {
 
     #[command(flatten)]
     pub(crate) look: LookArgs,
+}
+
+fn parse_connections(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse()
+        .map_err(|_| "write a number from 1 on".to_owned())
 }
 
 fn parse_reference(text: &str) -> Result<Reference, String> {

@@ -24,6 +24,12 @@ const MAX_HEADERS: usize = 100;
 /// Large reads go past the buffer.
 const BUFFER: usize = 64 << 10;
 
+/// Whether what came is no record of TLS at all.
+fn is_no_tls(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|it| it.downcast_ref());
+    matches!(cause, Some(rustls::Error::InvalidMessage(_)))
+}
+
 /// An open connection, between two answers or in one.
 pub(crate) struct Connection {
     pub(super) reader: BufReader<Stream>,
@@ -99,10 +105,16 @@ impl Connection {
     ) -> Result<Answer, Error> {
         let url = server.url();
         let doing = format!("the connection to {url} broke");
-        self.write(server, request)
-            .map_err(Error::cut(doing.clone()))?;
+        let broke = |error: io::Error| match is_no_tls(&error) {
+            true => Error::Said(format!(
+                "{url} speaks no TLS: try http://{}",
+                url.authority()
+            )),
+            false => Error::cut(doing.clone())(error),
+        };
+        self.write(server, request).map_err(broke)?;
         let (status, headers, keep) = loop {
-            let head = self.head().map_err(Error::cut(doing.clone()))?;
+            let head = self.head().map_err(broke)?;
             let strange = |why: String| Error::Strange(url.to_string(), why);
             let (status, headers, keep) = parse(&head).map_err(strange)?;
             if !status.is_informational() {

@@ -1,8 +1,9 @@
 //! One bundle from its request to the image being whole in the store.
 
-use std::io::Read as _;
+use std::io::{self, IsTerminal as _, Read as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use pierhead_bundle::Content;
 use pierhead_bundle::api::{Ask, Part};
@@ -23,6 +24,8 @@ use super::work::Work;
 const CHANGES: usize = 3;
 /// How often contents that are missing at the end are asked for.
 const ROUNDS: usize = 3;
+/// Between two lines that say that the server is still at it.
+const SAID: Duration = Duration::from_secs(60);
 const PIECE: usize = 64 << 10;
 
 /// What came of it.
@@ -153,11 +156,17 @@ impl Pull<'_> {
     /// Asks until there is an answer.
     fn asked(&self, session: &Session, ask: &Ask) -> Result<Answered, Error> {
         let mut waiting = Waiting::new();
+        let mut said: Option<Instant> = None;
         loop {
             match ask::once(session, &self.args.image, ask) {
                 Ok(answered) => return Ok(answered),
                 Err(error) => waiting.after(error, &mut |what, done, total| {
                     let image = &self.args.image;
+                    // There is no bar to see.
+                    if !io::stderr().is_terminal() && said.is_none_or(|at| at.elapsed() >= SAID) {
+                        said = Some(Instant::now());
+                        self.view.say(&format!("{image} {what} by the server"));
+                    }
                     self.view.begin(&format!("{image} {what}"), total);
                     self.view.at(done);
                 })?,

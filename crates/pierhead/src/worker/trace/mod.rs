@@ -6,7 +6,7 @@ mod watch;
 use std::io::{PipeReader, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -56,6 +56,11 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
 type Recorded = (Vec<Vec<u8>>, Option<ExitStatus>);
 
 fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
+    if let Some(pid) = args.pid
+        && !Path::new("/proc").join(pid.to_string()).exists()
+    {
+        return Err(Failure::Refused(format!("there is no process {pid}")));
+    }
     let root = match (&args.root, args.pid) {
         (Some(root), _) => root.clone(),
         (None, Some(pid)) => PathBuf::from(format!("/proc/{pid}/root")),
