@@ -302,7 +302,7 @@ impl Asked<'_> {
         }
         let reference = self.reference(Target::Digest(image.digest));
         let pulls = &self.inner.pulls;
-        let progress = pulls.progress(self.inner, image.digest, &reference)?;
+        let progress = pulls.progress(self.inner, &reference)?;
         Err(Error::NotReady(progress))
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::api::{Progress, Stage};
-use pierhead_oci::{Digest, Reference};
+use pierhead_oci::Reference;
 
 use crate::limits::Limit;
 use crate::service::Inner;
@@ -18,9 +18,9 @@ const FAILED: Duration = Duration::from_secs(10);
 /// Failures that are remembered.
 const MAX_FAILED: usize = 256;
 
-/// See the head of this module. Clones share everything.
+/// By where they are pulled from: what one registry sends slowly, or not at all, is not told of another.
 #[derive(Clone, Default)]
-pub(crate) struct Pulls(Arc<Mutex<HashMap<Digest, State>>>);
+pub(crate) struct Pulls(Arc<Mutex<HashMap<Reference, State>>>);
 
 enum State {
     Running(Progress),
@@ -28,7 +28,7 @@ enum State {
 }
 
 impl Pulls {
-    fn states(&self) -> MutexGuard<'_, HashMap<Digest, State>> {
+    fn states(&self) -> MutexGuard<'_, HashMap<Reference, State>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -36,11 +36,10 @@ impl Pulls {
     pub(crate) fn progress(
         &self,
         inner: &Arc<Inner>,
-        digest: Digest,
         reference: &Reference,
     ) -> Result<Progress, Error> {
         let mut states = self.states();
-        match states.get(&digest) {
+        match states.get(reference) {
             Some(State::Running(progress)) => return Ok(*progress),
             Some(State::Failed(why, at)) if at.elapsed() < FAILED => {
                 return Err(Error::Pull(why.clone()));
@@ -59,9 +58,9 @@ impl Pulls {
             done: 0,
             total: 0,
         };
-        states.insert(digest, State::Running(begun));
+        states.insert(reference.clone(), State::Running(begun));
         drop(states);
-        let guard = Running(self.clone(), digest);
+        let guard = Running(self.clone(), reference.clone());
         let (inner, reference) = (inner.clone(), reference.clone());
         tokio::spawn(Box::pin(async move {
             let report = |progress: crate::Progress| {
@@ -71,13 +70,13 @@ impl Pulls {
                     total: progress.bytes,
                 };
                 let mut states = guard.0.states();
-                states.insert(digest, State::Running(progress));
+                states.insert(guard.1.clone(), State::Running(progress));
             };
             let pulled = warm::warm(&inner, &reference, &[], report).await;
             if let Err(why) = pulled {
                 tracing::info!(%reference, why, "an image for a bundle could not be pulled");
                 let failed = State::Failed(why, Instant::now());
-                guard.0.states().insert(digest, failed);
+                guard.0.states().insert(guard.1.clone(), failed);
             }
         }));
         Ok(begun)
@@ -85,7 +84,7 @@ impl Pulls {
 }
 
 /// Whatever becomes of the task, its pull is not running any more once this is dropped.
-struct Running(Pulls, Digest);
+struct Running(Pulls, Reference);
 
 impl Drop for Running {
     fn drop(&mut self) {
