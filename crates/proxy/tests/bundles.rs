@@ -450,8 +450,10 @@ async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
     stage.upstream.push("app", "2", &new.image);
     bundle(&stage, &json!({"want": "1"})).await;
     let first = bundle(&stage, &json!({"want": "2"})).await;
-    let mut config = Config::default();
-    config.default_upstream = stage.upstream.addr().to_string().parse().unwrap();
+    let mut config = Config {
+        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        ..Config::default()
+    };
     config.limits.fetches_per_client = 0;
     stage.proxy.reload(config);
     let have = json!({"want": "2", "have": [old.image.root.to_string()]});
