@@ -24,9 +24,10 @@ pub(super) fn nearest(path: &str, known: impl Iterator<Item = String>) -> Option
             .min(part + 1)
             .min(if abbreviated { 2 } else { usize::MAX })
     };
+    // Of those that are as near as each other it is the first of the table, which has what matters most in front.
     let (distance, candidate) = known
         .map(|candidate| (score(&candidate), candidate))
-        .min()?;
+        .min_by_key(|(distance, _)| *distance)?;
     // Beyond a third of the letters a guess confuses more than it helps.
     (distance <= 1 + name.chars().count() / 3).then_some(candidate)
 }
