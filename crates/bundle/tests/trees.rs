@@ -327,6 +327,8 @@ fn what_the_source_lacks_is_told_and_ends_it() {
         &with(Reuse::Clone, 3),
     );
     assert!(matches!(failed, Err(Error::Missing(_))), "{failed:?}");
+    let left = std::fs::read_dir(folder.path()).expect("the folder stays");
+    assert_eq!(left.count(), 0, "a retry wants it empty");
 }
 
 #[test]

@@ -166,3 +166,24 @@ fn a_connection_that_was_closed_meanwhile_is_made_anew() {
     }
     assert_eq!(thread.join().expect("a server").len(), 2);
 }
+
+#[test]
+fn a_server_without_tls_is_told_from_a_broken_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let thread = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        // Its hello is read, so that closing sends no reset.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let url = Url::parse(&format!("https://{address}")).expect("a url");
+    let server = Server::new(url, trust(None).expect("roots"), None);
+    let session = Session::new(&server);
+    let refused = session.send(&Request::get("/", &[])).err();
+    let refused = refused.expect("no answer");
+    assert!(refused.to_string().contains("try http://"), "{refused}");
+    assert!(!refused.is_passing());
+    drop(session);
+    thread.join().expect("a server");
+}
