@@ -843,7 +843,7 @@ mod hostile;
 #[test]
 fn a_new_store_may_be_opened_by_several_at_once() {
     const MANY: usize = 8;
-    for _ in 0..50 {
+    for _ in 0..5 {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("new");
         let start = std::sync::Barrier::new(MANY);
