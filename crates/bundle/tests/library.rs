@@ -1115,7 +1115,9 @@ fn a_trace_orders_the_frames_of_its_own_image() {
     let traced = (files.iter().rev()).find(|it| first(&sent) != Some(Content::of(it.1.as_bytes())));
     let (name, text) = traced.unwrap();
     for _ in 0..2 {
-        library.trace(&image.root, std::slice::from_ref(name)).unwrap();
+        library
+            .trace(&image.root, std::slice::from_ref(name))
+            .unwrap();
         until(|| ask().etag() != before.etag());
     }
     let after = bytes(ask().stream(None).unwrap());
