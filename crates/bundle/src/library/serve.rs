@@ -84,13 +84,10 @@ impl Library {
         let Some(key) = inner.key(want, &known(have), layers)? else {
             return Ok(None);
         };
-        let Some(kept) = inner.open(&key)? else {
+        // Packs may have left since: for better ones, or for want of room.
+        let Some(kept) = inner.whole(&key)? else {
             return Ok(None);
         };
-        // Packs may have left since: for better ones, or for want of room.
-        if !inner.is_whole(&key) {
-            return Ok(None);
-        }
         count(&inner.figures.plan_hits);
         let packs = inner.packs.clone();
         Ok(Some(Bundle { kept, packs }))
@@ -233,16 +230,19 @@ impl Inner {
         }
     }
 
+    /// A plan of which all packs are still here. Another one is deleted.
+    fn whole(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        let plan = self.open(key)?;
+        if plan.as_ref().is_some_and(|plan| !self.is_sound(plan)) {
+            self.forget(key);
+            return Ok(None);
+        }
+        Ok(plan)
+    }
+
     /// Whether a plan is there and all packs that it names are, too.
     pub(super) fn is_whole(&self, key: &Content) -> bool {
-        let Ok(Some(plan)) = self.open(key) else {
-            return false;
-        };
-        let is_whole = self.is_sound(&plan);
-        if !is_whole {
-            self.forget(key);
-        }
-        is_whole
+        matches!(self.whole(key), Ok(Some(_)))
     }
 
     pub(super) fn is_sound(&self, plan: &Kept) -> bool {

@@ -90,7 +90,13 @@ impl Contents {
                 break;
             }
             // Of a large content only the frames that are asked for are read.
-            let parts = self.packs.frame(&place)?.members;
+            let recent = self.recent().get(&place);
+            let listed = match &recent {
+                Some(_) => None,
+                None => Some(self.packs.frame(&place)?),
+            };
+            let frame = recent.as_deref().map(|decoded| &decoded.frame);
+            let parts = frame.or(listed.as_ref()).map_or(&[][..], |it| &it.members);
             let at = offset.saturating_add(filled as u64);
             let has_it = |part: &crate::pack::Part| {
                 part.content == *content && (part.offset..part.offset + part.len).contains(&at)
@@ -98,7 +104,10 @@ impl Contents {
             if !parts.iter().any(has_it) {
                 continue;
             }
-            let decoded = self.decoded(&place)?;
+            let decoded = match recent {
+                Some(decoded) => decoded,
+                None => self.decoded(&place)?,
+            };
             let mut begin = 0;
             for part in &decoded.frame.members {
                 let at = offset.saturating_add(filled as u64);
