@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use super::kept::{Draft, Kept, Lies};
-use super::serve::{Base, Tables, is_set};
+use super::planning::{Base, Tables, is_set};
 use super::{Inner, lock};
 use crate::format::MAX_FRAMES;
 use crate::layer::{CHUNKED_FROM, Chunk, LayerIndex};

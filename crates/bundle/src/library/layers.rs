@@ -4,10 +4,16 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::shelf::remove;
+use pierhead_oci::Digest;
 
+use super::shelf::remove;
+use super::{Inner, lock};
 use crate::layer::{LayerIndex, LayerReader};
+use crate::pack::Contents;
 use crate::{Blob, Content, Source};
+
+/// Decoded frames that are kept while patches are made.
+const RECENT: usize = 8 << 20;
 
 /// Layers, each asked in turn.
 #[derive(Default)]
@@ -52,5 +58,40 @@ impl Source for Layers {
         };
         self.first(read)?
             .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Inner {
+    /// The contents of these images, from packs and from layers that are still here.
+    pub(super) fn contents(&self, images: &[Digest]) -> Contents {
+        let layers = Arc::new(self.layers(images));
+        Contents::new(self.packs.clone(), self.directory.clone(), layers, RECENT)
+    }
+
+    /// The layers of these images that are still here.
+    pub(super) fn layers(&self, images: &[Digest]) -> Layers {
+        let mut layers = Layers::default();
+        for image in images {
+            let blobs = {
+                let rows = lock(&self.images);
+                rows.get(image).map(|row| row.row.blobs.clone())
+            };
+            // The first is the config.
+            for digest in blobs.unwrap_or_default().iter().skip(1) {
+                let Ok(Some(blob)) = self.blobs.open(digest) else {
+                    continue;
+                };
+                let path = self.shelf.layer(digest);
+                match LayerIndex::open(&path) {
+                    Ok(index) => layers.push(&index, path, blob),
+                    Err(error) => {
+                        tracing::warn!(%error, "the index of a layer is made anew");
+                        // It opens the index once more, and deletes it.
+                        let _ = self.again(image);
+                    }
+                }
+            }
+        }
+        layers
     }
 }

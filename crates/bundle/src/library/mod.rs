@@ -1,8 +1,8 @@
 //! What the server has of images: indexed, packed and planned in the background, handed out at once.
 //!
 //! Everything here follows from blobs and can be made anew from them. From the bottom up: `shelf` (which files there
-//! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `serve`
-//! (what is handed out).
+//! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `plans`
+//! (what is kept), `planning` (what is made when it is asked for), `serve` (what is handed out).
 
 mod chunked;
 mod documents;
@@ -14,6 +14,8 @@ mod layers;
 mod order;
 mod pace;
 mod pairs;
+mod planning;
+mod plans;
 mod queue;
 mod serve;
 mod shelf;

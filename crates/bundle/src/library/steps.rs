@@ -112,7 +112,7 @@ impl Inner {
         }
         remove(&self.shelf.table(manifest));
         for layers in [false, true] {
-            self.forget(&super::serve::key(manifest, &[], layers));
+            self.forget(&super::plans::key(manifest, &[], layers));
         }
     }
 
@@ -158,7 +158,7 @@ impl Inner {
         layers: &[Indexed],
         share: &mut Share,
     ) -> Result<Vec<pierhead_oci::Digest>, Error> {
-        let keys = [false, true].map(|layers| super::serve::key(manifest, &[], layers));
+        let keys = [false, true].map(|layers| super::plans::key(manifest, &[], layers));
         if keys.iter().all(|key| self.is_whole(key)) {
             let is_quick = self.packs_of(manifest).into_iter().any(is_quick);
             let blobs = documents.layers.iter().map(|layer| layer.blob);
@@ -226,7 +226,7 @@ impl Inner {
                 draft.packed(place);
                 frames.push(frame);
             }
-            let header = super::serve::header(
+            let header = super::planning::header(
                 documents,
                 table,
                 &[],
@@ -323,7 +323,7 @@ impl Inner {
         for (manifest, config) in ready {
             if !is_here(&manifest) || !config.is_none_or(|config| is_here(&config)) {
                 for layers in [false, true] {
-                    let key = super::serve::key(&manifest, &[], layers);
+                    let key = super::plans::key(&manifest, &[], layers);
                     self.forget(&key);
                 }
                 self.settle(&manifest, None)?;

@@ -1,0 +1,195 @@
+//! The plans that are kept: found by what is asked for and what they are made of, and let go of.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use pierhead_oci::Digest;
+
+use super::kept::{Draft, Kept, Lies};
+use super::pairs;
+use super::{Have, Inner, lock};
+use crate::directory::Stage;
+use crate::format::Prelude;
+use crate::{Content, Error};
+
+/// Plans that are held open.
+const OPEN: usize = 32;
+/// Of what a plan says; another one makes other plans.
+pub(super) const VERSION: &str = "1";
+
+impl Inner {
+    /// A plan that was made before. One that is damaged is deleted.
+    pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        {
+            let mut kept = lock(&self.kept);
+            if let Some(at) = kept.iter().position(|(of, _)| of == key) {
+                let found = kept.remove(at);
+                let plan = found.1.clone();
+                kept.push(found);
+                drop(kept);
+                // The order in which plans leave. One that is not told leaves early.
+                let _ = plan.file.set_modified(SystemTime::now());
+                return Ok(Some(plan));
+            }
+        }
+        let path = self.shelf.plan(key);
+        match Kept::open(&path) {
+            Ok(plan) => {
+                let _ = plan.file.set_modified(SystemTime::now());
+                Ok(Some(self.hold(key, plan)))
+            }
+            Err(Error::Missing(_)) => Ok(None),
+            Err(error @ Error::Malformed { .. }) => {
+                tracing::warn!(%error, "a plan is made anew");
+                self.shelf.remove_plan(key);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
+        let plan = Arc::new(plan);
+        let mut kept = lock(&self.kept);
+        kept.retain(|(of, _)| of != key);
+        if kept.len() >= OPEN {
+            kept.remove(0);
+        }
+        kept.push((*key, plan.clone()));
+        let mut alive = lock(&self.alive);
+        alive.retain(|plan| plan.strong_count() > 0);
+        alive.push(Arc::downgrade(&plan));
+        plan
+    }
+
+    /// Puts a plan in its place, and others away if there are too many bytes of them now.
+    pub(super) fn finish(
+        &self,
+        key: &Content,
+        draft: Draft,
+        prelude: &Prelude,
+        body: &[u8],
+    ) -> Result<Arc<Kept>, Error> {
+        let plan = draft.finish(prelude, body)?;
+        let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        let plan = self.hold(key, plan);
+        let before = self.plans.fetch_add(len, Ordering::Relaxed);
+        if before.saturating_add(len) > self.config.plans {
+            // To less than the most, so that not each plan from here on has them all looked through.
+            self.shrink_plans(self.config.plans / 8 * 7)?;
+        }
+        Ok(plan)
+    }
+
+    /// Deletes plans until they take `most` bytes, those that are held open too.
+    pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
+        let left = self.shelf.shrink_plans(most)?;
+        self.plans.store(left, Ordering::Relaxed);
+        lock(&self.kept).retain(|(key, _)| self.shelf.plan(key).exists());
+        Ok(())
+    }
+
+    /// Names the plan of a request, by what it is made of: once there is something better it has another name.
+    /// `None` when that is not there yet.
+    pub(super) fn key(
+        &self,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Option<Content>, Error> {
+        let request = key(want, have, layers);
+        if have.is_empty() {
+            return Ok(Some(request));
+        }
+        for have in have {
+            if let Some(pair) = self.pair(want, &have.manifest, layers)? {
+                return Ok(Some(derived(&request, &pair)));
+            }
+        }
+        let fresh = self.open(&self::key(want, &[], layers))?;
+        Ok(fresh.map(|fresh| derived(&request, &fresh)))
+    }
+
+    /// The best patches from one image to another that there are.
+    pub(super) fn pair(
+        &self,
+        want: &Digest,
+        have: &Digest,
+        layers: bool,
+    ) -> Result<Option<Arc<Kept>>, Error> {
+        match self.open(&pairs::idle(want, have))? {
+            None => self.open(&pairs::quick(want, have, layers)),
+            found => Ok(found),
+        }
+    }
+
+    /// A plan of which all packs are still here. Another one is deleted.
+    pub(super) fn whole(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        let plan = self.open(key)?;
+        if plan.as_ref().is_some_and(|plan| !self.is_sound(plan)) {
+            self.forget(key);
+            return Ok(None);
+        }
+        Ok(plan)
+    }
+
+    /// Whether a plan is there and all packs that it names are, too.
+    pub(super) fn is_whole(&self, key: &Content) -> bool {
+        matches!(self.whole(key), Ok(Some(_)))
+    }
+
+    pub(super) fn is_sound(&self, plan: &Kept) -> bool {
+        let is_here = |nth| match plan.record(nth) {
+            Some(Lies::Packed(place)) => self.packs.contains(&place),
+            found => found.is_some(),
+        };
+        let frames = u32::try_from(plan.records.len() / super::kept::ENTRY).unwrap_or(0);
+        (0..frames).all(is_here)
+    }
+
+    /// Has an image that was ready made ready once more.
+    pub(super) fn again(&self, manifest: &Digest) -> Result<(), Error> {
+        for layers in [false, true] {
+            self.forget(&key(manifest, &[], layers));
+        }
+        {
+            let mut images = lock(&self.images);
+            let Some(row) = images.get_mut(manifest) else {
+                return Ok(());
+            };
+            if !row.row.stage.is_ready() {
+                return Ok(());
+            }
+            row.row.stage = Stage::Waiting;
+        }
+        lock(&self.queue).image(*manifest);
+        self.wake.notify_all();
+        Ok(())
+    }
+
+    /// Deletes a plan.
+    pub(super) fn forget(&self, key: &Content) {
+        lock(&self.kept).retain(|(of, _)| of != key);
+        self.shelf.remove_plan(key);
+    }
+}
+
+/// Names what is made for a request out of a plan.
+pub(super) fn derived(request: &Content, of: &Kept) -> Content {
+    Content::of(format!("{request} of {}", of.etag).as_bytes())
+}
+
+/// Names a request: whatever is in the header of its plan is in its name.
+pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
+    let mut text = format!("bundle {VERSION} {want} {layers}");
+    for have in have {
+        let Have {
+            manifest,
+            is_known,
+            has_layers,
+        } = have;
+        text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
+    }
+    Content::of(text.as_bytes())
+}
