@@ -318,12 +318,15 @@ impl Cache {
     async fn set_pin(&self, label: &str, digests: Option<Vec<Digest>>) -> Result<bool, Error> {
         let (store, pins, label) = (self.store.clone(), self.pins.clone(), label.to_owned());
         blocking(move || {
-            pins.set(&label, digests, |before, after| {
+            let was_there = pins.set(&label, digests, |before, after| {
                 let mut state = lock(&store.state);
                 // New ones first: what both pin is never without.
                 after.iter().for_each(|digest| state.pin(*digest));
                 before.iter().for_each(|digest| state.unpin(*digest));
-            })
+            });
+            // Only pins may have kept it over a bound that was lowered.
+            store.shrink();
+            was_there
         })
         .await
     }
@@ -333,7 +336,8 @@ impl Cache {
         self.pins.all()
     }
 
-    /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow.
+    /// Changes the bound while running; shrinking evicts at once, as far as pins and readers allow. What they keep
+    /// over it leaves when it is unpinned, or soon after its last reader ([`Config::flush_interval`]).
     pub async fn set_capacity(&self, capacity: u64) {
         {
             let mut state = lock(&self.store.state);

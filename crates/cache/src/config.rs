@@ -29,7 +29,8 @@ pub struct Config {
     pub max_names: usize,
     /// Partial fills that nobody continued for so long are deleted.
     pub leftover_age: Duration,
-    /// How often access ticks are written to the catalog: what a crash may forget of their order.
+    /// How often access ticks are written to the catalog (what a crash may forget of their order), and what readers kept
+    /// over a lowered bound is evicted.
     pub flush_interval: Duration,
     /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
     pub ranks_interval: Duration,

@@ -91,6 +91,8 @@ impl Upkeep {
                     }
                     written = Instant::now();
                     upkeep.expire();
+                    // What a lowered bound had to leave to its readers; they may be gone by now.
+                    upkeep.store.shrink();
                     upkeep.flush();
                     upkeep.save_when_due();
                     upkeep.store.pool.trim();
