@@ -1,10 +1,10 @@
 //! A measured process: started in a folder of its own, accounted by the kernel, ended by its id.
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// A running child; it is terminated, then killed, when dropped.
 pub(crate) struct Process(Child);
@@ -122,4 +122,15 @@ impl Drop for Process {
             self.end();
         }
     }
+}
+
+/// Runs it to its end.
+///
+/// # Errors
+/// When it fails, with what it said.
+pub(crate) fn checked(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {said}");
+    Ok(output)
 }

@@ -11,9 +11,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tun_rs::{DeviceBuilder, SyncDevice};
+
+use crate::process::checked;
 
 /// Of the server's end.
 pub(crate) const SERVER: &str = "10.213.77.1";
@@ -57,7 +59,7 @@ pub(crate) struct Traffic {
 
 impl Namespace {
     fn add(name: String) -> Result<Self> {
-        run(Command::new("ip").args(["netns", "add", &name]))?;
+        checked(Command::new("ip").args(["netns", "add", &name]))?;
         Ok(Self(name))
     }
 
@@ -140,13 +142,6 @@ impl Link {
     }
 }
 
-fn run(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {said}");
-    Ok(())
-}
-
 fn device(namespace: &Namespace) -> Result<Arc<SyncDevice>> {
     namespace.inside(|| {
         let device = DeviceBuilder::new()
@@ -159,7 +154,9 @@ fn device(namespace: &Namespace) -> Result<Arc<SyncDevice>> {
 }
 
 fn configure(namespace: &Namespace, address: &str) -> Result<()> {
-    let ip = |words: &[&str]| run(Command::new("ip").args(["-n", &namespace.0]).args(words));
+    let ip = |words: &[&str]| {
+        checked(Command::new("ip").args(["-n", &namespace.0]).args(words)).map(drop)
+    };
     ip(&["addr", "add", &format!("{address}/30"), "dev", "link0"])?;
     ip(&["link", "set", "lo", "up"])?;
     ip(&[
@@ -179,9 +176,11 @@ fn configure(namespace: &Namespace, address: &str) -> Result<()> {
         // One run must not learn from the one before.
         ("net.ipv4.tcp_no_metrics_save", "1"),
     ] {
-        run(namespace
-            .command("sysctl")
-            .args(["-q", "-w", &format!("{key}={value}")]))?;
+        checked(
+            namespace
+                .command("sysctl")
+                .args(["-q", "-w", &format!("{key}={value}")]),
+        )?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod link;
 mod load;
 mod provision;
 mod server;
+mod volume;
 
 use std::path::PathBuf;
 

@@ -3,17 +3,17 @@
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use tempfile::TempDir;
 
 use super::link::{Link, SERVER};
 use super::server::Server;
+use super::volume::Volume;
 use super::{Bench, Pair, median, mega};
-use crate::process::Process;
+use crate::process::{Process, checked};
 
 /// Of the server, in its namespace.
 const PORT: u16 = 5000;
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// Only `fresh` or only `update`.
     #[arg(long)]
     scenario: Option<String>,
-    /// Folder for what is unpacked; must be on a disk where overlayfs works.
+    /// Folder for a file of up to 24 GiB, with the file system that the run writes to.
     #[arg(long, default_value = "target")]
     work: PathBuf,
     /// Who pulls.
@@ -116,13 +116,13 @@ impl Stage {
         self.link.set(Duration::ZERO, 0);
         // The second time with what was prepared since the first.
         for _ in 0..2 {
-            let folder = self.folder("worker")?;
+            let volume = Volume::new(&self.work)?;
             for name in [old, new] {
                 if options.targets.contains(&Target::Pierhead) {
-                    self.pull(name, folder.path())?;
+                    self.pull(name, volume.path())?;
                     self.server.settle()?;
                 } else {
-                    Containerd::start(self)?.pull(name)?;
+                    Containerd::start(self, &volume)?.pull(name)?;
                 }
             }
         }
@@ -141,12 +141,13 @@ impl Stage {
         let mut theirs = Vec::new();
         for _ in 0..options.n {
             if options.targets.contains(&Target::Pierhead) {
-                let folder = self.folder("worker")?;
-                let pull = |name: &str| self.pull(name, folder.path());
+                let volume = Volume::new(&self.work)?;
+                let pull = |name: &str| self.pull(name, volume.path());
                 ours.push(self.timed(old, new, rtt, mbit, pull)?);
             }
             if options.targets.contains(&Target::Containerd) {
-                let containerd = Containerd::start(self)?;
+                let volume = Volume::new(&self.work)?;
+                let containerd = Containerd::start(self, &volume)?;
                 let pull = |name: &str| containerd.pull(name);
                 theirs.push(self.timed(old, new, rtt, mbit, pull)?);
             }
@@ -225,19 +226,6 @@ impl Stage {
         let output = checked(&mut command)?;
         children_cpu(&String::from_utf8_lossy(&output.stderr))
     }
-
-    fn folder(&self, name: &str) -> Result<TempDir> {
-        Ok(tempfile::Builder::new()
-            .prefix(&format!("bundle-bench-{name}-"))
-            .tempdir_in(&self.work)?)
-    }
-}
-
-fn checked(command: &mut Command) -> Result<Output> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {said}");
-    Ok(output)
 }
 
 /// Of the last line of bash's `times`: `0m1.234s 0m0.567s`, user and system of its children.
@@ -258,30 +246,28 @@ fn children_cpu(said: &str) -> Result<f64> {
 struct Containerd<'a> {
     process: Process,
     stage: &'a Stage,
-    folder: TempDir,
+    folder: PathBuf,
 }
 
 impl<'a> Containerd<'a> {
-    fn start(stage: &'a Stage) -> Result<Self> {
-        let folder = stage.folder("containerd")?;
-        let at = folder.path().display();
+    fn start(stage: &'a Stage, volume: &Volume) -> Result<Self> {
+        let folder = volume.path().to_owned();
+        let at = folder.display();
         fs::write(
-            folder.path().join("config.toml"),
+            folder.join("config.toml"),
             format!(
                 "version = 2\nroot = \"{at}/root\"\nstate = \"{at}/state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \
                  \"io.containerd.cri.v1.images\", \"io.containerd.cri.v1.runtime\"]\n[grpc]\naddress = \"{at}/s\"\n[ttrpc]\naddress = \"{at}/t\"\n"
             ),
         )?;
-        let hosts = folder.path().join("hosts/docker.io");
+        let hosts = folder.join("hosts/docker.io");
         fs::create_dir_all(&hosts)?;
         fs::write(
             hosts.join("hosts.toml"),
             format!("server = \"http://{SERVER}:{PORT}\"\n"),
         )?;
         let mut command = stage.link.client.command("containerd");
-        command
-            .arg("--config")
-            .arg(folder.path().join("config.toml"));
+        command.arg("--config").arg(folder.join("config.toml"));
         let containerd = Self {
             process: Process::spawn(&mut command)?,
             stage,
@@ -299,14 +285,14 @@ impl<'a> Containerd<'a> {
         let mut command = self.stage.link.client.command("ctr");
         command
             .arg("--address")
-            .arg(self.folder.path().join("s"))
+            .arg(self.folder.join("s"))
             .args(words);
         command
     }
 
     /// Download and unpacking. CPU seconds of the daemon.
     fn pull(&self, name: &str) -> Result<f64> {
-        let hosts = self.folder.path().join("hosts").display().to_string();
+        let hosts = self.folder.join("hosts").display().to_string();
         let name = format!("docker.io/library/{name}");
         let before = self.process.cpu_seconds()?;
         checked(&mut self.ctr(&["images", "pull", "--hosts-dir", &hosts, &name]))?;
@@ -318,7 +304,7 @@ impl Drop for Containerd<'_> {
     fn drop(&mut self) {
         self.process.end();
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let below = self.folder.path().display().to_string();
+        let below = self.folder.display().to_string();
         for point in mounts.lines().filter_map(|line| line.split(' ').nth(1)) {
             if point.starts_with(&below) {
                 let _ = Command::new("umount").args(["-l", point]).status();
