@@ -1,0 +1,17 @@
+//! Persistent memory: a region of it, how what was written gets there for good, and what it may be called.
+//!
+//! It knows no digest, no image, no network and no async runtime: bytes at offsets.
+//!
+//! Layers, from the bytes up: [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut).
+
+// What is excepted stands in the architecture test, which sees to it.
+#![deny(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+
+mod class;
+mod error;
+mod medium;
+
+pub use class::Class;
+pub use error::{Error, Fault};
+pub use medium::Medium;

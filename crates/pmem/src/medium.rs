@@ -1,0 +1,92 @@
+//! Bytes that may survive a power cut: the seam where tests cut it.
+
+use std::sync::Arc;
+
+use crate::{Class, Error};
+
+/// A run of bytes at fixed offsets. All calls block, and may come from any thread.
+///
+/// Two writes to the same bytes, or a read of bytes that are being written, do no harm but give any mixture
+/// of the aligned 8-byte words of both. Whoever needs an order makes one.
+///
+/// Errors: [`Error::Range`] and [`Error::Unaligned`] for a wrong call, [`Error::Medium`] for a medium that
+/// failed, and from then on for every call.
+pub trait Medium: Send + Sync {
+    /// Bytes in all; never changes.
+    fn len(&self) -> u64;
+
+    /// Whether there is not one byte in it.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a fence promises here.
+    fn class(&self) -> Class;
+
+    /// Fills `buf` with what was written last at `offset`, durable or not.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
+
+    /// Makes `bytes` visible to readers. Until they are flushed and fenced, a power cut leaves each aligned
+    /// 8-byte word of them as it was before or as it is now.
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Writes 8 bytes in little endian at an offset that is a multiple of 8: all of them or none, for readers and against
+    /// a power cut. Durable once flushed and fenced. Readers who see it see what this thread wrote before it.
+    fn store(&self, offset: u64, word: u64) -> Result<(), Error>;
+
+    /// Starts to bring these bytes to where a power cut leaves them.
+    fn flush(&self, offset: u64, len: u64) -> Result<(), Error>;
+
+    /// Returns once all that this thread flushed is there: up to milliseconds on a disk.
+    fn fence(&self) -> Result<(), Error>;
+}
+
+impl<M: Medium + ?Sized> Medium for Arc<M> {
+    fn len(&self) -> u64 {
+        (**self).len()
+    }
+
+    fn class(&self) -> Class {
+        (**self).class()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        (**self).read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        (**self).write(offset, bytes)
+    }
+
+    fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
+        (**self).store(offset, word)
+    }
+
+    fn flush(&self, offset: u64, len: u64) -> Result<(), Error> {
+        (**self).flush(offset, len)
+    }
+
+    fn fence(&self) -> Result<(), Error> {
+        (**self).fence()
+    }
+}
+
+/// The check of every call: `len` bytes at `offset` lie within a medium of `of` bytes.
+///
+/// Errors: [`Error::Range`].
+pub(crate) const fn within(offset: u64, len: u64, of: u64) -> Result<(), Error> {
+    match offset.checked_add(len) {
+        Some(end) if end <= of => Ok(()),
+        _ => Err(Error::Range { offset, len, of }),
+    }
+}
+
+/// The check of every [`Medium::store`].
+///
+/// Errors: [`Error::Range`], [`Error::Unaligned`].
+pub(crate) const fn word_within(offset: u64, of: u64) -> Result<(), Error> {
+    if !offset.is_multiple_of(8) {
+        return Err(Error::Unaligned { offset });
+    }
+    within(offset, 8, of)
+}
