@@ -387,13 +387,7 @@ impl Out<'_> {
     /// A frame as it is.
     fn whole(&mut self, fresh: &Kept, one: Candidate) -> Result<(), Error> {
         self.flush()?;
-        match fresh.record(one.nth) {
-            Some(Lies::Packed(place)) => self.draft.packed(place),
-            Some(Lies::Here { offset, len }) => {
-                self.draft.record(&fresh.read(offset, len)?)?;
-            }
-            _ => self.draft.nowhere(),
-        }
+        self.draft.same(fresh, one.nth)?;
         self.frames.push(one.frame);
         Ok(())
     }

@@ -116,7 +116,7 @@ impl Inner {
             };
             let place = made.get(&place).copied().unwrap_or(place);
             frame.coding = self.packs.frame(&place)?.coding;
-            draft.packed(place);
+            draft.packed(place, &self.packs.head(&place)?);
             frames.push(frame);
         }
         header.frames = Frames::encode(&frames, &sizes)?;

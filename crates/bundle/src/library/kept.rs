@@ -15,7 +15,7 @@ use crate::format::{Header, MAX_FRAMES, PRELUDE, Prelude};
 use crate::{Coding, Content, Error, Place, RECORD_HEAD, RecordHead, durable};
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Magic, version, number of frames, bytes of the header's body, prelude, checksum.
 const START: usize = 8 + 4 + 4 + 8 + PRELUDE + 4;
 /// Of one frame.
@@ -83,11 +83,13 @@ impl Kept {
         }
         let mut records = vec![0; frames * ENTRY];
         file.read_exact(&mut records).map_err(failed)?;
+        let mut heads = vec![0; frames * RECORD_HEAD];
+        file.read_exact(&mut heads).map_err(failed)?;
         let found = crc32c::crc32c_append(crc32c::crc32c(bytes), &records);
-        if found.to_le_bytes() != *sum {
+        if crc32c::crc32c_append(found, &heads).to_le_bytes() != *sum {
             return Err(wrong("its checksum does not match"));
         }
-        let header_at = (START + records.len()) as u64;
+        let header_at = (START + records.len() + heads.len()) as u64;
         let mut body = vec![0; prelude.body_len()];
         file.read_exact(&mut body).map_err(failed)?;
         if <[u8; 32]>::from(Sha256::digest(&body)) != prelude.digest {
@@ -95,10 +97,8 @@ impl Kept {
         }
         let mut hasher = Sha256::new();
         hasher.update(prelude.digest);
-        for entry in records.chunks(ENTRY) {
-            // Records of one frame that were coded in different ways differ in length, near enough always.
-            hasher.update(&entry[12..]);
-        }
+        // Each has the digest of its payload.
+        hasher.update(&heads);
         let etag = Content::from_bytes(hasher.finalize().into()).hex();
         Ok(Self {
             file: Arc::new(file),
@@ -127,6 +127,15 @@ impl Kept {
         })
     }
 
+    /// The head of a frame's record, wherever it lies; zeros where it has none.
+    pub(super) fn head(&self, nth: u32) -> Result<[u8; RECORD_HEAD], Error> {
+        let mut head = [0; RECORD_HEAD];
+        let at = (START + self.records.len()) as u64 + u64::from(nth) * RECORD_HEAD as u64;
+        let read = self.file.read_exact_at(&mut head, at);
+        read.map_err(|error| Error::io("read a plan", error))?;
+        Ok(head)
+    }
+
     /// The header, decoded. Allocates all of it.
     pub(crate) fn header(&self) -> Result<Header, Error> {
         let mut body = vec![0; self.prelude.body_len()];
@@ -148,6 +157,7 @@ impl Kept {
 pub(crate) struct Draft {
     path: PathBuf,
     records: Vec<u8>,
+    heads: Vec<u8>,
     /// Records of its own, until it is known where they begin, and their file.
     own: File,
     aside: PathBuf,
@@ -166,6 +176,7 @@ impl Draft {
         Ok(Self {
             path: path.to_owned(),
             records: Vec::new(),
+            heads: Vec::new(),
             aside,
             own,
             own_len: 0,
@@ -173,22 +184,33 @@ impl Draft {
         })
     }
 
-    /// The next frame has its record in a pack.
-    pub(crate) fn packed(&mut self, place: Place) {
-        self.entry(place.pack, place.offset, place.len);
+    /// The next frame has its record, of which this is the head, in a pack.
+    pub(crate) fn packed(&mut self, place: Place, head: &[u8; RECORD_HEAD]) {
+        self.entry(place.pack, place.offset, place.len, head);
+    }
+
+    /// The next frame has the record that this one of another plan has.
+    pub(crate) fn same(&mut self, plan: &Kept, nth: u32) -> Result<(), Error> {
+        match plan.record(nth) {
+            Some(Lies::Packed(place)) => self.packed(place, &plan.head(nth)?),
+            Some(Lies::Here { offset, len }) => self.record(&plan.read(offset, len)?)?,
+            _ => self.nowhere(),
+        }
+        Ok(())
     }
 
     /// The next frame has no record.
     pub(crate) fn nowhere(&mut self) {
-        self.entry(NOWHERE, 0, 0);
+        self.entry(NOWHERE, 0, 0, &[0; RECORD_HEAD]);
     }
 
     /// The next frame has this record, head included.
     pub(crate) fn record(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let len = u32::try_from(bytes.len()).map_err(|_| wrong("a record that is too long"))?;
+        let head = *bytes.first_chunk().ok_or_else(|| wrong("no record"))?;
         let written = self.own.write_all(bytes);
         written.map_err(|error| Error::io("write a plan", error))?;
-        self.entry(HERE, self.own_len, len);
+        self.entry(HERE, self.own_len, len, &head);
         self.own_len += u64::from(len);
         Ok(())
     }
@@ -206,7 +228,8 @@ impl Draft {
         self.all
     }
 
-    fn entry(&mut self, pack: u32, offset: u64, len: u32) {
+    fn entry(&mut self, pack: u32, offset: u64, len: u32, head: &[u8; RECORD_HEAD]) {
+        self.heads.extend_from_slice(head);
         self.records.extend_from_slice(&pack.to_le_bytes());
         self.records.extend_from_slice(&offset.to_le_bytes());
         self.records.extend_from_slice(&len.to_le_bytes());
@@ -224,13 +247,19 @@ impl Draft {
         start.extend_from_slice(&(body.len() as u64).to_le_bytes());
         start.extend_from_slice(&prelude.encode());
         let sum = crc32c::crc32c_append(crc32c::crc32c(&start), &self.records);
+        let sum = crc32c::crc32c_append(sum, &self.heads);
         start.extend_from_slice(&sum.to_le_bytes());
         let Self {
-            path, own, records, ..
+            path,
+            own,
+            records,
+            heads,
+            ..
         } = &mut self;
         durable::write(path, |file| {
             file.write_all(&start)?;
             file.write_all(records)?;
+            file.write_all(heads)?;
             file.write_all(body)?;
             own.seek(SeekFrom::Start(0))?;
             io::copy(own, file).map(drop)
@@ -247,4 +276,30 @@ impl Drop for Draft {
 
 fn wrong(why: &str) -> Error {
     Error::malformed(WHAT, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_etag_covers_the_bytes_of_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let body = vec![7; 100];
+        let prelude = Prelude {
+            continued: false,
+            layers: false,
+            body: 100,
+            first: 0,
+            until: 1,
+            digest: Sha256::digest(&body).into(),
+        };
+        let etag = |name: &str, payload: &[u8]| {
+            let mut draft = Draft::begin(&folder.path().join(name)).unwrap();
+            draft.payload(Coding::Stored, payload).unwrap();
+            draft.finish(&prelude, &body).unwrap().etag
+        };
+        assert_eq!(etag("a", b"one"), etag("b", b"one"));
+        assert_ne!(etag("a", b"one"), etag("b", b"two"), "as long, and others");
+    }
 }

@@ -43,20 +43,15 @@ impl Inner {
                 return Err(missing());
             };
             let ranks = frame.members.iter().map(|it| expected.rank(it.content));
-            frames.push((
-                ranks.min().unwrap_or(u32::MAX),
-                place.pack,
-                place.offset,
-                place,
-                frame,
-            ));
+            let rank = ranks.min().unwrap_or(u32::MAX);
+            frames.push((rank, place.pack, place.offset, nth, frame));
         }
         // What is alike in rank lies one after the other, as it was packed.
         frames.sort_by_key(|(rank, pack, offset, ..)| (*rank, *pack, *offset));
         let mut draft = Draft::begin(&self.shelf.plan(key))?;
         let mut ordered = Vec::with_capacity(frames.len());
-        for (.., place, frame) in frames {
-            draft.packed(place);
+        for (.., nth, frame) in frames {
+            draft.same(&plan, nth)?;
             ordered.push(frame);
         }
         header.frames = Frames::encode(&ordered, &sizes)?;

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::documents::Documents;
 use super::figures::count;
-use super::kept::{Draft, Kept, Lies};
+use super::kept::{Draft, Kept};
 use super::plans::{derived, key};
 use super::{Have, Inner, lock};
 use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
@@ -125,11 +125,7 @@ impl Inner {
             for base in &mut frame.bases {
                 base.have = at;
             }
-            match prepared.record(nth) {
-                Some(Lies::Packed(place)) => draft.packed(place),
-                Some(Lies::Here { offset, len }) => draft.record(&prepared.read(offset, len)?)?,
-                _ => draft.nowhere(),
-            }
+            draft.same(prepared, nth)?;
             frames.push(frame);
         }
         Ok(frames)

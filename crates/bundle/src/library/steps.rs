@@ -223,7 +223,7 @@ impl Inner {
             // content have one rank.
             sorted.sort_by_key(|(rank, ..)| rank.unwrap_or(u32::MAX));
             for (_, place, frame) in sorted {
-                draft.packed(place);
+                draft.packed(place, &self.packs.head(&place)?);
                 frames.push(frame);
             }
             let header = super::planning::header(

@@ -151,6 +151,14 @@ impl PackFile {
         result
     }
 
+    /// The head of the record at `place`.
+    pub(super) fn head(&self, place: &Place) -> Result<[u8; RECORD_HEAD], Error> {
+        let mut head = [0; RECORD_HEAD];
+        let read = self.data.read_exact_at(&mut head, place.offset);
+        read.map_err(|error| Error::io(self.doing("read"), error))?;
+        Ok(head)
+    }
+
     /// Compares the checksum of a record. Reads it in pieces: no memory of its size.
     pub(super) fn check(&self, place: &Place) -> Result<(), Error> {
         let (record, _) = self.find(place).ok_or_else(|| missing(place))?;

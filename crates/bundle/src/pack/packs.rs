@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
-use crate::{Coding, Error, Place, RecordHead};
+use crate::{Coding, Error, Place, RECORD_HEAD, RecordHead};
 
 use super::disk::{Disk, Step};
 use super::file::{PackFile, index_path, missing, on_disk, pack_path};
@@ -225,6 +225,14 @@ impl Packs {
     /// As [`Self::check`].
     pub fn read(&self, place: &Place, payload: &mut Vec<u8>) -> Result<RecordHead, Error> {
         self.file(place)?.read(place, payload)
+    }
+
+    /// The head of a record, as it lies there: one short read, nothing is checked.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when it is not here; [`Error::Io`].
+    pub fn head(&self, place: &Place) -> Result<[u8; RECORD_HEAD], Error> {
+        self.file(place)?.head(place)
     }
 
     /// What a frame holds, from the index. One short read.
