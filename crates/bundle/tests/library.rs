@@ -1127,3 +1127,35 @@ fn a_trace_orders_the_frames_of_its_own_image() {
     assert!(bytes(before.stream(None).unwrap()) == sent);
     library.close();
 }
+
+#[test]
+fn traces_without_end_take_no_more_room() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let image = images::Image::of_tars("amd64", &[tar(&[("a", "x"), ("b", "y")])]);
+    blobs.put(&image);
+    assert_eq!(offer(&library, &image), State::Ready);
+    let most = 2 << 20;
+    for nth in 0..16 {
+        let mut files: Vec<_> = (0..500)
+            .map(|line| format!("{nth}/{line}/{}", "x".repeat(1000)))
+            .collect();
+        // Two orders that are worth keeping, by turns.
+        let known = if nth % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+        files.extend(known.map(str::to_owned));
+        library.trace(&image.root, &files).unwrap();
+    }
+    let used = bytes_below(folder.path());
+    assert!(used < most, "{used} bytes of an image of two files");
+    library.close();
+}
+
+fn bytes_below(folder: &std::path::Path) -> u64 {
+    let entries = std::fs::read_dir(folder).unwrap().flatten();
+    let bytes = entries.map(|entry| match entry.file_type() {
+        Ok(it) if it.is_dir() => bytes_below(&entry.path()),
+        // It may be gone by now.
+        _ => entry.metadata().map_or(0, |meta| meta.len()),
+    });
+    bytes.sum()
+}

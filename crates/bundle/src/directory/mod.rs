@@ -1,4 +1,4 @@
-//! What is known beyond the files: images and how far they are, where contents are packed, what starts open.
+//! What is known beyond the files: images and how far they are, and where contents are packed.
 //!
 //! The only module of this crate that names sled. Nothing in it is the truth: what is missing, damaged or of another
 //! version is found again in the blobs, the packs and the files beside it.
@@ -65,7 +65,6 @@ struct Open {
     db: sled::Db,
     images: sled::Tree,
     places: sled::Tree,
-    traces: sled::Tree,
 }
 
 impl Directory {
@@ -116,29 +115,8 @@ impl Directory {
         self.guarded("write the directory", |open| {
             match row {
                 Some(row) => open.images.insert(key.as_bytes(), encode(row)?)?,
-                None => {
-                    open.traces.remove(key.as_bytes())?;
-                    open.images.remove(key.as_bytes())?
-                }
+                None => open.images.remove(key.as_bytes())?,
             };
-            Ok(())
-        })
-    }
-
-    /// What a start of that image opened, in order.
-    pub(crate) fn trace(&self, manifest: &Digest) -> Result<Option<Vec<String>>, Error> {
-        let key = manifest.to_string();
-        self.guarded("read the directory", |open| {
-            let value = open.traces.get(key.as_bytes())?;
-            Ok(value.and_then(|value| decode(&value)))
-        })
-    }
-
-    /// Notes that, in place of what was known.
-    pub(crate) fn put_trace(&self, manifest: &Digest, files: &[String]) -> Result<(), Error> {
-        let key = manifest.to_string();
-        self.guarded("write the directory", |open| {
-            open.traces.insert(key.as_bytes(), encode(&files)?)?;
             Ok(())
         })
     }
@@ -239,7 +217,6 @@ fn open(folder: &Path) -> Result<(Open, bool), Failure> {
     let open = Open {
         images: db.open_tree("images")?,
         places: db.open_tree("places")?,
-        traces: db.open_tree("traces")?,
         db,
     };
     Ok((open, is_new))

@@ -26,7 +26,6 @@ fn what_was_noted_is_there_after_a_restart() {
         let (directory, damage) = Directory::open(&path).unwrap();
         assert!(directory.is_new() && damage.is_none());
         directory.put_image(&manifest, Some(&row())).unwrap();
-        directory.put_trace(&manifest, &["bin/a".into()]).unwrap();
         directory
             .put(&Content::of(b"x"), &[place(1), place(2)])
             .unwrap();
@@ -40,10 +39,6 @@ fn what_was_noted_is_there_after_a_restart() {
         .unwrap();
     assert_eq!(found, [(manifest, row())]);
     assert_eq!(
-        directory.trace(&manifest).unwrap(),
-        Some(vec!["bin/a".into()])
-    );
-    assert_eq!(
         directory.get(&Content::of(b"x")).unwrap(),
         [place(1), place(2)]
     );
@@ -55,7 +50,9 @@ fn what_was_noted_is_there_after_a_restart() {
     );
     assert_eq!(directory.get(&Content::of(b"x")).unwrap(), []);
     directory.put_image(&manifest, None).unwrap();
-    assert_eq!(directory.trace(&manifest).unwrap(), None);
+    directory
+        .images(|digest, _| panic!("{digest} was forgotten"))
+        .unwrap();
 }
 
 #[test]

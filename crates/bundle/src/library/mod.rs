@@ -21,6 +21,7 @@ mod serve;
 mod shelf;
 mod steps;
 mod stream;
+mod traces;
 
 pub use figures::Stat;
 pub use stream::{Bundle, Opened, Piece, Stream};

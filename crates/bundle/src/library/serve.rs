@@ -82,14 +82,9 @@ impl Library {
         if self.blobs(image).is_none() {
             return Err(Error::Missing(image.to_string()));
         }
-        let is_clean = |path: &&String| path.len() <= 4096 && !path.is_empty();
-        let files: Vec<_> = files.iter().filter(is_clean).cloned().collect();
-        // What is known already changes nothing: bundles that are under way go on as they are.
-        if inner.directory.trace(image)?.as_ref() == Some(&files) {
+        if !inner.note_trace(image, files)? {
             return Ok(());
         }
-        inner.directory.put_trace(image, &files)?;
-        inner.directory.flush()?;
         lock(&inner.queue).order(*image);
         inner.wake.notify_all();
         Ok(())

@@ -12,6 +12,7 @@ use crate::{Content, Error, durable};
 pub(super) struct Shelf {
     layers: PathBuf,
     tables: PathBuf,
+    traces: PathBuf,
     plans: PathBuf,
 }
 
@@ -21,9 +22,10 @@ impl Shelf {
         let shelf = Self {
             layers: data.join("index/layers"),
             tables: data.join("index/tables"),
+            traces: data.join("index/traces"),
             plans: data.join("plans"),
         };
-        for folder in [&shelf.layers, &shelf.tables, &shelf.plans] {
+        for folder in [&shelf.layers, &shelf.tables, &shelf.traces, &shelf.plans] {
             let made = fs::create_dir_all(folder);
             made.map_err(|error| Error::io(format!("make {}", folder.display()), error))?;
             each(folder, &mut |path, _| {
@@ -53,6 +55,11 @@ impl Shelf {
         self.tables.join(name(manifest))
     }
 
+    /// The order in which a start of an image opens its files, by its manifest.
+    pub(super) fn trace(&self, manifest: &Digest) -> PathBuf {
+        self.traces.join(name(manifest))
+    }
+
     pub(super) fn plan(&self, key: &Content) -> PathBuf {
         self.plans.join(key.hex())
     }
@@ -67,9 +74,9 @@ impl Shelf {
         (sum(&self.layers) + sum(&self.tables), sum(&self.plans))
     }
 
-    /// Deletes the indexes and tables that `keep` does not want, by the digest that each is of.
+    /// Deletes the indexes, tables and traces that `keep` does not want, by the digest that each is of.
     pub(super) fn retain(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
-        for folder in [&self.layers, &self.tables] {
+        for folder in [&self.layers, &self.tables, &self.traces] {
             each(folder, &mut |path, _| {
                 let of = path.file_name().and_then(|name| digest(name.to_str()?));
                 if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {

@@ -265,7 +265,7 @@ impl Inner {
         }
         let mut traced = Vec::new();
         for image in of {
-            let Some(files) = self.directory.trace(&image)? else {
+            let Some(files) = self.traced(&image)? else {
                 continue;
             };
             let its_own = self.made_table(&image);
