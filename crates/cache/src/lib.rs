@@ -40,6 +40,7 @@ mod ranks;
 mod reclaim;
 mod record;
 mod shares;
+pub mod staging;
 mod stat;
 mod state;
 mod store;

@@ -1,0 +1,26 @@
+//! What belongs on a fast tier and what stays there longest: pure rules over plain figures, weighed against one another.
+
+mod hot_files;
+mod layer_aware;
+mod sharing_runs;
+mod value;
+mod weighed;
+
+#[cfg(test)]
+mod tests;
+
+pub use hot_files::{HotImageFiles, Start, Step, Temperature};
+pub use layer_aware::{LayerAware, Progress};
+pub use sharing_runs::SharingRuns;
+pub use value::{Speed, Value};
+pub use weighed::{Facts, Verdict, Weights};
+
+/// Where the bytes of a fill go first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Placement {
+    /// To the fast tier, and from there to the disk behind the client's back.
+    Fast,
+    /// Straight to the disk.
+    #[default]
+    Disk,
+}

@@ -1,0 +1,228 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn waiting(size: u64) -> Progress {
+    Progress {
+        size,
+        ..Progress::default()
+    }
+}
+
+fn running(size: u64, landed: u64, rate: Option<f64>) -> Progress {
+    Progress {
+        size,
+        landed,
+        rate,
+        running: true,
+    }
+}
+
+#[test]
+fn the_largest_of_equals_in_speed_arrives_last_and_what_is_above_follows_it() {
+    let rule = LayerAware::default();
+    let layers = [waiting(10), waiting(90), waiting(20)];
+    assert_eq!(rule.last_downloading(&layers), Some(1));
+    let places: Vec<_> = (0..3).map(|index| rule.place(&layers, index)).collect();
+    assert_eq!(places, [Placement::Disk, Placement::Fast, Placement::Fast]);
+}
+
+#[test]
+fn progress_rate_and_the_clients_hands_decide_who_is_last() {
+    let rule = LayerAware::default();
+    // The large one is nearly here.
+    assert_eq!(
+        rule.last_downloading(&[running(20, 0, None), running(90, 85, None), waiting(1)]),
+        Some(0)
+    );
+    // The small one comes slowly.
+    assert_eq!(
+        rule.last_downloading(&[running(20, 0, Some(1.0)), running(90, 0, Some(10.0))]),
+        Some(0)
+    );
+    // The fourth waits for a hand.
+    let four = [waiting(50), waiting(50), waiting(50), waiting(10)];
+    assert_eq!(rule.last_downloading(&four), Some(3));
+    assert_eq!(LayerAware { parallel: 4 }.last_downloading(&four), Some(0));
+    assert_eq!(rule.last_downloading(&[running(5, 5, None)]), None);
+    assert_eq!(rule.place(&[running(5, 5, None)], 0), Placement::Disk);
+}
+
+fn steps(texts: &[&str]) -> Vec<Step> {
+    let step = |text: &&str| Step {
+        created_by: (*text).to_owned(),
+    };
+    texts.iter().map(step).collect()
+}
+
+#[test]
+fn history_tells_engine_and_application() {
+    use Temperature::{Application, Cold, Engine};
+    let start = Start {
+        arguments: vec!["python3".into(), "-m".into(), "flask".into(), "run".into()],
+        environment: vec!["PATH=/usr/bin".into(), "PYTHON_VERSION=3.11.4".into()],
+    };
+    let history = steps(&[
+        "/bin/sh -c #(nop) ADD file:abc in / ",
+        "RUN /bin/sh -c apt-get install -y ca-certificates netbase tzdata",
+        "RUN /bin/sh -c wget -O p.tar.xz \"https://host/$PYTHON_VERSION/x\" && make",
+        "RUN /bin/sh -c pip install flask",
+        "COPY . /app # buildkit",
+    ]);
+    assert_eq!(
+        HotImageFiles.judge(5, &history, &start),
+        Some(vec![Cold, Cold, Engine, Engine, Application])
+    );
+    assert_eq!(HotImageFiles.judge(4, &history, &start), None);
+    let server = Start {
+        arguments: vec![
+            "docker-entrypoint.sh".into(),
+            "/usr/bin/redis-server".into(),
+        ],
+        ..Start::default()
+    };
+    let history = steps(&[
+        "RUN groupadd redisson",
+        "RUN make -C /usr/src/redis",
+        "/bin/sh -c #(nop) COPY file:1 in /",
+    ]);
+    assert_eq!(
+        HotImageFiles.judge(3, &history, &server),
+        Some(vec![Cold, Engine, Application])
+    );
+}
+
+#[test]
+fn value_is_what_is_measured() {
+    let mut value = Value::default();
+    let small = value.per_byte(64 << 10, 1.0);
+    let large = value.per_byte(64 << 20, 1.0);
+    assert!(
+        small > large,
+        "seeking costs the small one more for each byte"
+    );
+    assert!((value.per_byte(1 << 20, 3.0) / value.per_byte(1 << 20, 1.0) - 3.0).abs() < 1e-9);
+    value.disk = value.fast;
+    assert_eq!(
+        value.per_byte(1 << 20, 5.0),
+        0.0,
+        "a disk as fast saves nothing"
+    );
+    let mut speed = Speed::HARD_DISK;
+    for _ in 0..500 {
+        speed.observe(1 << 20, Speed::NVDIMM.seconds(1 << 20));
+    }
+    assert!(speed.seconds(1 << 20) < 2.0 * Speed::NVDIMM.seconds(1 << 20));
+}
+
+#[test]
+fn sharing_times_runs_knows_no_bytes() {
+    assert_eq!(SharingRuns.rank(3, 4.0), 12.0);
+    assert_eq!(SharingRuns.rank(0, 4.0), 4.0);
+    assert_eq!(SharingRuns.rank(9, f64::NAN), 0.0);
+}
+
+#[test]
+fn weights_decide_between_rules_that_disagree() {
+    let facts = Facts {
+        bytes: 1 << 20,
+        demand: 1.0,
+        sharing: 1,
+        arriving: Some(Placement::Disk),
+        temperature: Some(Temperature::Engine),
+        floor: 0.0,
+    };
+    let place = |weights: Weights, facts| weights.judge(&Value::default(), &facts).placement;
+    assert_eq!(place(Weights::default(), facts), Placement::Fast);
+    let strict = Weights {
+        layer_aware: 3.0,
+        ..Weights::default()
+    };
+    assert_eq!(place(strict, facts), Placement::Disk);
+    let cold = Facts {
+        temperature: Some(Temperature::Cold),
+        ..facts
+    };
+    assert_eq!(place(Weights::default(), cold), Placement::Disk);
+    let crowded = Facts {
+        floor: 2.0,
+        arriving: None,
+        temperature: None,
+        ..facts
+    };
+    assert_eq!(place(Weights::default(), crowded), Placement::Disk);
+    let none = Weights {
+        layer_aware: 0.0,
+        hot_files: f64::NAN,
+        value: -1.0,
+        sharing_runs: 0.0,
+    };
+    assert_eq!(place(none, facts), Placement::Disk);
+}
+
+proptest! {
+    #[test]
+    fn lass_stages_a_run_that_ends_at_the_top_and_never_what_is_below(
+        layers in proptest::collection::vec((0_u64..1000, 0_u64..1000, any::<bool>()), 0..40),
+        parallel in 0_usize..6,
+    ) {
+        let layers: Vec<_> = layers
+            .into_iter()
+            .map(|(size, landed, running)| Progress {
+                size,
+                landed,
+                rate: None,
+                running,
+            })
+            .collect();
+        let rule = LayerAware { parallel };
+        let staged: Vec<_> = (0..layers.len())
+            .map(|index| rule.place(&layers, index) == Placement::Fast)
+            .collect();
+        prop_assert!(staged.is_sorted());
+        let is_missing = |layer: &Progress| layer.landed < layer.size;
+        let last = rule.last_downloading(&layers);
+        prop_assert_eq!(last.is_some(), layers.iter().any(is_missing));
+        prop_assert!(last.is_none_or(|last| is_missing(&layers[last]) && staged[last]));
+    }
+
+    #[test]
+    fn any_history_and_command_is_judged(
+        texts in proptest::collection::vec(".{0,80}", 0..20),
+        arguments in proptest::collection::vec(".{0,40}", 0..20),
+        environment in proptest::collection::vec(".{0,20}", 0..20),
+    ) {
+        let steps: Vec<_> = texts.into_iter().map(|created_by| Step { created_by }).collect();
+        let start = Start { arguments, environment };
+        let judged = HotImageFiles.judge(steps.len(), &steps, &start);
+        prop_assert_eq!(judged.map(|all| all.len()), Some(steps.len()));
+    }
+
+    #[test]
+    fn priorities_are_finite_and_grow_with_demand(
+        bytes in any::<u64>(),
+        (less, more) in (any::<f64>(), any::<f64>()),
+        sharing in any::<u32>(),
+        weights in proptest::array::uniform4(any::<f64>()),
+    ) {
+        let [layer_aware, hot_files, value, sharing_runs] = weights;
+        let weights = Weights { layer_aware, hot_files, value, sharing_runs };
+        let of = |demand| weights.judge(&Value::default(), &Facts {
+            bytes, demand, sharing, arriving: None, temperature: None, floor: 0.0,
+        }).priority;
+        prop_assert!(of(less).is_finite() && of(less) >= 0.0);
+        if less <= more {
+            prop_assert!(of(less) <= of(more) * (1.0 + 1e-9));
+        }
+    }
+
+    #[test]
+    fn speeds_stay_numbers(runs in proptest::collection::vec((any::<u64>(), any::<f64>()), 0..100)) {
+        let mut speed = Speed::HARD_DISK;
+        for (bytes, seconds) in runs {
+            speed.observe(bytes, seconds);
+        }
+        prop_assert!(speed.latency.is_finite() && speed.per_byte.is_finite());
+        prop_assert!(speed.latency >= 0.0 && speed.per_byte >= 0.0);
+    }
+}
