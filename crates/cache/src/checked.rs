@@ -16,7 +16,7 @@ use rustix::fs::fstatfs;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::lock;
-use crate::tier::{CHUNK, is_in_memory};
+use crate::tier::{CHUNK, Extent, is_in_memory};
 
 /// How long a check is believed. A GB costs about 0.2 CPU seconds to check: nothing, once in so long.
 const LIFETIME: Duration = Duration::from_secs(600);
@@ -27,21 +27,29 @@ const MAX_WORDS: usize = 128 << 10;
 /// a page: what a probe misses costs one short read on an async thread.
 const PROBE: u64 = 128 << 10;
 
-/// What any change of a file's content changes too.
+/// What any change of a blob's content changes too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Identity {
-    device: u64,
-    inode: u64,
-    size: i64,
-    modified: (i64, u64),
-    changed: (i64, u64),
+pub(crate) enum Identity {
+    /// Of a file of its own.
+    File {
+        device: u64,
+        inode: u64,
+        size: i64,
+        modified: (i64, u64),
+        changed: (i64, u64),
+    },
+    /// Of runs in a file that others are written to: the number that it was committed under.
+    Record(u64),
 }
 
 impl Identity {
-    /// Of a file now; one system call, which does not wait for the disk. `None` when that fails.
-    pub(crate) fn of(file: &File) -> Option<Self> {
-        let stat = rustix::fs::fstat(file).ok()?;
-        Some(Self {
+    /// Of a blob that lies there now; at most one system call, which does not wait for the disk. `None` when that fails.
+    pub(crate) fn of(extent: &Extent<'_>) -> Option<Self> {
+        if let Some(number) = extent.record {
+            return Some(Self::Record(number));
+        }
+        let stat = rustix::fs::fstat(extent.file).ok()?;
+        Some(Self::File {
             device: stat.st_dev,
             inode: stat.st_ino,
             size: stat.st_size,
@@ -201,7 +209,7 @@ mod tests {
     use super::*;
 
     fn identity(changed: i64) -> Identity {
-        Identity {
+        Identity::File {
             device: 1,
             inode: 2,
             size: 3,
@@ -248,6 +256,23 @@ mod tests {
             0,
             "the first chunk was checked long ago"
         );
+    }
+
+    #[test]
+    fn of_a_shared_file_the_record_counts_and_not_its_times() {
+        let file = tempfile::tempfile().unwrap();
+        let extent = |at, record| Extent {
+            file: &file,
+            at,
+            len: 5,
+            record,
+        };
+        let of = |at, record| Identity::of(&extent(at, record));
+        let before = (of(0, Some(1)), of(0, None));
+        file.set_len(7).unwrap();
+        assert_eq!(before.0, of(64, Some(1)), "another was written beside it");
+        assert_ne!(before.0, of(0, Some(2)), "another lies there now");
+        assert_ne!(before.1, of(0, None));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Committed blobs, opened: every chunk is checked before a byte of it leaves.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -12,7 +11,7 @@ use crate::buffer::{BUFFER, Buffer};
 use crate::checked::{Identity, resident};
 use crate::memory::Small;
 use crate::store::{Store, blocking};
-use crate::tier::{Blob, CHUNK, is_damage};
+use crate::tier::{Blob, CHUNK, Extent, is_damage};
 use crate::{Error, lock};
 
 /// The most that [`Object::sound`] grants at once: what a socket takes in one call, and what of a client's
@@ -100,16 +99,16 @@ impl Object {
         }
     }
 
-    /// The file with the content at offset 0, to send it from. Reading it so skips the checksums: see
+    /// Where the content from `offset` on lies in a file, to send it from. Reading it so skips the checksums: see
     /// [`Object::sound`]. `None` of what is in memory.
-    pub fn file(&self) -> Option<&File> {
+    pub fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         match &self.held {
             Held::Memory(_) => None,
-            Held::Tier(open) => open.blob.file(),
+            Held::Tier(open) => open.blob.extent(offset),
         }
     }
 
-    /// How many bytes from `offset` (at most `max`, and 2 MiB) can be sent from [`Object::file`] as they
+    /// How many bytes from `offset` (at most `max`, and 2 MiB) can be sent from [`Object::extent`] as they
     /// are: this process has checked them within the last minutes, the file is the same since, and they
     /// are in the page cache, so that sending them waits for no disk. For the rest there is
     /// [`Object::read_at`], which checks and so makes sound what it reads. A few system calls; does not block.
@@ -118,18 +117,18 @@ impl Object {
             return 0;
         };
         let max = max.min(self.size().saturating_sub(offset)).min(SOUND);
-        let Some(file) = open.blob.file().filter(|_| max > 0) else {
+        let Some(extent) = open.blob.extent(offset).filter(|_| max > 0) else {
             return 0;
         };
-        let Some(identity) = Identity::of(file) else {
+        let Some(identity) = Identity::of(&extent) else {
             return 0;
         };
-        let (range, now) = (offset..offset + max, Instant::now());
+        let (range, now) = (offset..offset + max.min(extent.len), Instant::now());
         let checked = open
             .store
             .checked
             .sound(&open.digest, &identity, range, now);
-        resident(file, offset..offset + checked)
+        resident(extent.file, extent.at..extent.at + checked)
     }
 
     /// See [`Content::read_at`](crate::Content::read_at). Chunks are checked against their checksums
@@ -160,7 +159,7 @@ impl Object {
             let buffer = open.fill(offset, len).await?;
             return Ok(buffer.freeze(0, len));
         }
-        let identity = open.blob.file().and_then(Identity::of);
+        let identity = open.identity();
         // Whole chunks, as many as the request touches and the buffer holds.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
@@ -212,6 +211,11 @@ impl Object {
 }
 
 impl OpenBlob {
+    /// What it is now, to notice later that it is still the same.
+    fn identity(&self) -> Option<Identity> {
+        self.blob.extent(0).as_ref().and_then(Identity::of)
+    }
+
     /// `len` bytes from `offset`, at most [`BUFFER`]: from the page cache at once, else on a blocking thread.
     async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
         let mut buffer = self.store.pool.take(len);

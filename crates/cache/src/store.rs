@@ -190,7 +190,7 @@ impl Store {
                     .commit_seconds
                     .observe(begun.elapsed().as_secs_f64());
                 // Its digest was checked, over the bytes that were written.
-                if let Some(identity) = blob.file().and_then(Identity::of) {
+                if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
                     self.checked.add(digest, identity, size, chunks, now);
                 }

@@ -42,10 +42,11 @@ pub(crate) enum Sendable {
 }
 
 impl Sendable {
-    pub(crate) fn file(&self) -> Option<&File> {
+    /// The file in which byte `offset` lies, and where.
+    pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::Object(object) => object.file(),
-            Self::Opened(opened) => Some(opened.file()),
+            Self::Object(object) => object.extent(offset).map(|extent| (extent.file, extent.at)),
+            Self::Opened(opened) => Some((opened.file(), offset)),
         }
     }
 }

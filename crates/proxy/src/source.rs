@@ -145,7 +145,7 @@ impl Source {
 
     /// Whether all of it lies in the file of a committed blob.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(&self.from, From::Cache(Content::Object(object)) if object.file().is_some())
+        matches!(&self.from, From::Cache(Content::Object(object)) if object.extent(0).is_some())
     }
 
     /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed

@@ -12,7 +12,7 @@ use pierhead_oci::{Algorithm, Digest};
 use rustix::fs::{FsWord, StatFs, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::{Blob, CHUNK, Found, ReadAt, Staged, Tier, Trailer};
+use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
 
 /// Most pieces of one write: the system takes 1024.
 const SLICES: usize = 512;
@@ -383,7 +383,13 @@ impl Blob for BlobFile {
         &self.trailer
     }
 
-    fn file(&self) -> Option<&File> {
-        Some(&self.file.0)
+    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
+        let len = self.trailer.size().checked_sub(offset)?;
+        Some(Extent {
+            file: &self.file.0,
+            at: offset,
+            len,
+            record: None,
+        })
     }
 }

@@ -101,8 +101,23 @@ pub trait Staged: Send {
 pub trait Blob: ReadAt {
     /// What was committed with the content: size, checksums, media type.
     fn trailer(&self) -> &Trailer;
-    /// The file behind it with the content at offset 0, when there is one, so that it can leave by `sendfile`.
-    fn file(&self) -> Option<&File> {
+    /// Where the content from `offset` on lies in a file, as far as it lies there in one run, so that it can leave by
+    /// `sendfile`. `None` when there is no file, and behind the end. Costs no system call.
+    fn extent(&self, _offset: u64) -> Option<Extent<'_>> {
         None
     }
+}
+
+/// A run of a content in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// Where in the file it begins.
+    pub at: u64,
+    /// Bytes of content.
+    pub len: u64,
+    /// Of a file that many blobs share, and whose times say nothing of one of them: a number that no other committed
+    /// blob has had there. `None`: the file is this blob's alone.
+    pub record: Option<u64>,
 }

@@ -141,7 +141,7 @@ impl Socket<'_> {
         offset: u64,
         len: u64,
     ) -> io::Result<Sent> {
-        let Some(file) = file.file() else {
+        let Some((file, offset)) = file.at(offset) else {
             return Ok(Sent::Nothing);
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);

@@ -1,8 +1,9 @@
 //! What every tier owes to the cache, whatever it is made of.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt as _;
 
-use pierhead_cache::tier::{CHUNK, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::{Blob, CHUNK, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 
 /// The conformance suite. `new` gives an empty tier each time.
@@ -88,11 +89,39 @@ fn gives_back_what_was_committed(tier: &impl Tier) {
                 read(&*blob, len / 3, len / 2),
                 content[len / 3..len / 3 + len / 2]
             );
-            if let Some(file) = blob.file() {
-                assert!(file.metadata().expect("has").len() >= len as u64);
-            }
+            lies_where_it_says(&*blob, &content);
         }
     }
+}
+
+/// Extents follow one another, from any byte on, and hold the content.
+fn lies_where_it_says(blob: &dyn Blob, content: &[u8]) {
+    let end = content.len() as u64;
+    assert!(
+        blob.extent(end + 1).is_none(),
+        "nothing lies behind the end"
+    );
+    let mut offset = 0;
+    while let Some(extent) = blob.extent(offset).filter(|_| offset < end) {
+        assert!(extent.len > 0 && extent.len <= end - offset);
+        let (from, len) = (to_usize(offset), to_usize(extent.len));
+        let mut bytes = vec![0; len];
+        extent
+            .file
+            .read_exact_at(&mut bytes, extent.at)
+            .expect("reads");
+        assert_eq!(bytes, content[from..from + len]);
+        let half = extent.len / 2;
+        let later = blob.extent(offset + half).expect("from its middle on");
+        assert_eq!((later.at, later.len), (extent.at + half, extent.len - half));
+        assert_eq!(later.record, extent.record);
+        offset += extent.len;
+    }
+    assert!(offset == 0 || offset == end, "all of it or nothing");
+}
+
+fn to_usize(len: u64) -> usize {
+    usize::try_from(len).expect("small")
 }
 
 fn shows_nothing_before_the_commit(tier: &impl Tier) {
