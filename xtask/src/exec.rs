@@ -37,7 +37,8 @@ pub(crate) fn describe(command: &Command) -> String {
         .join(" ")
 }
 
-fn tail(bytes: &[u8], count: usize) -> String {
+/// The last `count` lines of `bytes`.
+pub(crate) fn tail(bytes: &[u8], count: usize) -> String {
     let text = String::from_utf8_lossy(bytes);
     let lines: Vec<_> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")

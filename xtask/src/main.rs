@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod apt;
 mod check;
 mod corpus;
 mod eviction;
@@ -9,6 +10,7 @@ mod exec;
 mod fuzz;
 mod install;
 mod place;
+mod pmem_vm;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -42,6 +44,11 @@ enum Task {
     },
     /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
+    /// Boot a throw-away virtual machine with an emulated NVDIMM, and run CMD in it.
+    ///
+    /// In the guest, `PIERHEAD_PMEM_DIR` names a folder on persistent memory, where `MAP_SYNC` works.
+    /// CMD's exit status is passed through. A kernel is fetched from Debian once, and kept.
+    PmemVm(pmem_vm::Options),
     /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
     Fuzz {
         /// Only targets whose names contain this.
@@ -54,21 +61,21 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    let holds = |it: bool| ExitCode::from(u8::from(!it));
     let result = match Arguments::parse().task {
-        Task::Test(options) => check::run(&options),
-        Task::Install => install::all().map(|()| true),
-        Task::EvictionTable(options) => eviction::run(&options).map(|()| true),
-        Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| true),
+        Task::Test(options) => check::run(&options).map(holds),
+        Task::Install => {
+            install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
+        }
+        Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::PmemVm(options) => pmem_vm::run(&options),
+        Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),
         Task::Corpus { out, anew } => {
-            corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| true)
+            corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| ExitCode::SUCCESS)
         }
     };
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("xtask: {error:#}");
+        ExitCode::FAILURE
+    })
 }

@@ -31,6 +31,16 @@ pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")
 }
 
+/// What `cargo xtask pmem-vm` keeps: a kernel, and a folder for each run.
+///
+/// # Errors
+/// When it cannot be made.
+pub(crate) fn virtual_machine() -> std::io::Result<PathBuf> {
+    let folder = target().join("pmem-vm");
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
 /// Where `go install` puts programs.
 pub(crate) fn go_bin() -> Option<PathBuf> {
     env::var_os("GOBIN")

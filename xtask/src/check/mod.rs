@@ -35,6 +35,15 @@ pub(crate) struct Options {
     list: bool,
 }
 
+impl Options {
+    fn chooses(&self, name: &str) -> bool {
+        let among = |names: &[String]| names.iter().any(|it| it == name);
+        (self.only.is_empty() || among(&self.only))
+            && !among(&self.skip)
+            && !(self.no_install && name == "install")
+    }
+}
+
 /// A check.
 struct Step {
     name: &'static str,
@@ -57,6 +66,8 @@ enum Outcome {
 /// What steps leave for later ones.
 #[derive(Default)]
 struct State {
+    /// Whether the virtual machine is going to be used: it is much to install.
+    machine: bool,
     /// Test programs and the daemon, once built.
     built: Option<Built>,
     /// Parts with their times, for the list of the slowest.
@@ -130,14 +141,12 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     {
         bail!("no step is called {unknown}: see `cargo xtask test --list`");
     }
-    let chosen = STEPS.iter().filter(|step| {
-        let name = step.name.to_owned();
-        (options.only.is_empty() || options.only.contains(&name))
-            && !options.skip.contains(&name)
-            && !(options.no_install && name == "install")
-    });
+    let chosen = STEPS.iter().filter(|step| options.chooses(step.name));
     let started = Instant::now();
-    let mut state = State::default();
+    let mut state = State {
+        machine: options.chooses("pmem"),
+        ..State::default()
+    };
     let mut report = Report::default();
     for step in chosen {
         println!("\n=== {}: {}", step.name, step.about);

@@ -15,8 +15,11 @@ use crate::{corpus, exec, install, place};
 const END_TO_END: &str = "pierhead-tests";
 const ARCHITECTURE: &str = "pierhead-tests::architecture";
 
-pub(super) fn install(_: &mut State) -> Result<Outcome> {
-    match install::all() {
+pub(super) fn install(state: &mut State) -> Result<Outcome> {
+    let wanted = install::Wanted {
+        machine: state.machine,
+    };
+    match install::all(wanted) {
         Ok(()) => Ok(Outcome::Passed),
         Err(error) => Ok(Outcome::Cannot(format!("{error:#}"))),
     }
@@ -166,6 +169,7 @@ fn run(
     let State {
         built: Some(built),
         times,
+        ..
     } = state
     else {
         bail!("nothing was built");

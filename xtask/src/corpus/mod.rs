@@ -3,7 +3,6 @@
 //! The result is an OCI image layout. The same packages give the same digests: entries are sorted,
 //! times are fixed, and compressed streams carry nothing of this machine.
 
-mod apt;
 mod images;
 mod layer;
 mod layout;
@@ -14,7 +13,7 @@ use std::{fs, path::Path, time::Instant};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::place;
+use crate::{apt, place};
 use images::Builder;
 pub(crate) use images::missing_tools;
 
@@ -23,7 +22,7 @@ const STAMP: &str = "recipe";
 
 /// What decides about the corpus, besides the packages. A change here builds it anew.
 const RECIPE: &[&str] = &[
-    include_str!("apt.rs"),
+    include_str!("../apt.rs"),
     include_str!("images.rs"),
     include_str!("layer.rs"),
     include_str!("layout.rs"),

@@ -1,0 +1,142 @@
+//! What the guest boots from: a kernel and its modules out of Debian's packages, unpacked and kept.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{modules::Modules, newc::Archive};
+use crate::{
+    apt::{self, Apt, Package},
+    exec,
+};
+
+/// What the guest cannot do without; what they depend on comes along.
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "nfit",
+    "nd_pmem",
+    "loop",
+    // ext4 asks for it by name when it mounts, which no module says that it depends on.
+    "crc32c_generic",
+    "ext4",
+];
+
+/// Changes when what is kept is made in another way: then it is made anew.
+const RECIPE: &str = "1";
+
+/// A kernel, and the part of its initramfs that is the same for every boot.
+pub(super) struct Image {
+    /// The kernel.
+    pub(super) kernel: PathBuf,
+    /// An archive with busybox and the modules.
+    pub(super) base: Vec<u8>,
+}
+
+impl Image {
+    /// Takes what an earlier call kept in `folder`, or asks Debian for it: 70 MB, once.
+    ///
+    /// # Errors
+    /// When it is not there and no Debian mirror is reachable.
+    pub(super) fn prepare(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder)?;
+        // Two calls at once would unpack over each other. The lock goes with the file.
+        let lock = fs::File::create(folder.join("lock"))?;
+        lock.lock()?;
+        let kernel = folder.join("vmlinuz");
+        let base = folder.join("base.cpio");
+        let recipe = folder.join("recipe");
+        if fs::read_to_string(&recipe).is_ok_and(|it| it == RECIPE) {
+            return Ok(Self {
+                base: fs::read(&base)?,
+                kernel,
+            });
+        }
+        println!("  fetching a kernel for the virtual machine from Debian (70 MB, kept)");
+        let unpacked = unpack(&folder.join("apt"))
+            .context("the first run needs a Debian mirror; later ones need no network")?;
+        let boot = unpacked.path().join("boot");
+        let Some(found) = find(&boot, "vmlinuz-")? else {
+            bail!("Debian's kernel package brought no kernel");
+        };
+        let modules = Modules::find(&unpacked.path().join("lib/modules"))?.closure(MODULES)?;
+        // All of them are modules of Debian's kernel; a newer one may compress what this cannot read.
+        if !modules.iter().any(|(name, _)| name == "nd_pmem") {
+            bail!("{}: its modules have no nd_pmem.ko", found.display());
+        }
+        let mut archive = Archive::default();
+        for path in ["bin", "modules", "job"] {
+            archive.folder(path);
+        }
+        archive.file(
+            "bin/busybox",
+            &fs::read(unpacked.path().join("bin/busybox"))?,
+        );
+        let order: String = modules
+            .iter()
+            .map(|(name, _)| format!("{name}\n"))
+            .collect();
+        archive.file("modules/order", order.as_bytes());
+        for (name, module) in &modules {
+            archive.file(&format!("modules/{name}.ko"), module);
+        }
+        fs::copy(&found, &kernel)?;
+        let bytes = archive.finish();
+        fs::write(&base, &bytes)?;
+        fs::remove_dir_all(folder.join("apt"))?;
+        // Last, so that what broke off in the middle is made anew.
+        fs::write(&recipe, RECIPE)?;
+        Ok(Self {
+            kernel,
+            base: bytes,
+        })
+    }
+}
+
+/// Fetches the packages and unpacks them, with apt's own state in `folder`: nothing is installed.
+fn unpack(folder: &Path) -> Result<tempfile::TempDir> {
+    let apt = Apt::prepare(folder, &["amd64"])?;
+    let wanted = |package: &Package| {
+        let name = package.name.as_str();
+        // The package without a version only depends on the kernel of the day.
+        name == "busybox-static"
+            || (name.starts_with("linux-image-") && name != "linux-image-amd64")
+    };
+    let packages: Vec<_> = apt
+        .closure(
+            apt::Suite::Updates,
+            "amd64",
+            &["linux-image-amd64", "busybox-static"],
+        )?
+        .into_iter()
+        .filter(wanted)
+        .collect();
+    let unpacked = tempfile::tempdir_in(folder)?;
+    for package in apt.download(&packages)? {
+        exec::output(
+            Command::new("dpkg-deb")
+                .arg("--extract")
+                .arg(package)
+                .arg(unpacked.path()),
+        )?;
+    }
+    Ok(unpacked)
+}
+
+/// The file in `folder` whose name begins with `prefix`.
+fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}

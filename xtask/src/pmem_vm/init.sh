@@ -1,0 +1,71 @@
+#!/bin/busybox sh
+# The first process of the guest: the host's own root, read only, below a memory overlay; the shared
+# folder; the NVDIMM; then /job, and off. What it prints is the console that a failure shows.
+/bin/busybox mkdir -p /bin /dev /proc /sys /host /over /root
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t devtmpfs dev /dev
+exec >/dev/console 2>&1
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+
+# The host reads these lines: "ready SECONDS" when the job begins, "exit STATUS" when it ended.
+tell() { echo "$@" >/dev/ttyS1; }
+die() { echo "init: $*"; sync; poweroff -f; }
+
+. /job/settings
+# The host's clock ends the machine; if the host's process is killed, this one does.
+(sleep "$LIMIT"; die "still running after $LIMIT s") &
+
+while read -r module; do
+  insmod "/modules/$module.ko" || die "insmod $module"
+done </modules/order
+
+plan9=trans=virtio,version=9p2000.L,msize=524288
+mount -t 9p -o "ro,cache=loose,$plan9" host /host || die "mount the host's root"
+mount -t tmpfs -o size=60% over /over && mkdir /over/upper /over/work
+mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root /root || die "mount the overlay"
+for folder in dev proc sys; do
+  mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
+done
+mkdir -p /root/run /root/dev/shm /root/mnt/pmem /root/mnt/disk "/root$SHARE"
+mount -t tmpfs run /root/run && mkdir -m 1777 /root/run/tmp
+mount -t tmpfs shm /root/dev/shm
+mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"
+ip link set lo up
+
+# An NVDIMM begins as one namespace without structures for its pages, and so without DAX. What
+# `ndctl create-namespace -m fsdax` writes, without its ten packages; the kernel keeps it in the
+# namespace's first blocks, and finds it there at the next boot.
+nd=/root/sys/bus/nd
+[ -e $nd/devices/namespace0.0 ] || die "the machine has no NVDIMM"
+if [ "$(cat $nd/devices/namespace0.0/mode)" = raw ]; then
+  echo namespace0.0 >$nd/drivers/nd_pmem/unbind
+  cat /root/proc/sys/kernel/random/uuid >$nd/devices/pfn0.0/uuid
+  echo pmem >$nd/devices/pfn0.0/mode
+  echo 2097152 >$nd/devices/pfn0.0/align
+  echo namespace0.0 >$nd/devices/pfn0.0/namespace
+  echo pfn0.0 >$nd/drivers/nd_pmem/bind || die "make the fsdax namespace"
+fi
+[ -b /root/dev/pmem0 ] || die "no /dev/pmem0"
+
+in_root() { chroot /root /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
+# DAX needs blocks of a page's size. A file system that is there is from an earlier boot: it stays.
+if ! in_root blkid -s TYPE -o value /dev/pmem0 >/dev/null; then
+  in_root mkfs.ext4 -q -F -b 4096 /dev/pmem0 || die "mkfs.ext4 /dev/pmem0"
+fi
+in_root mount -t ext4 -o dax=always /dev/pmem0 /mnt/pmem || die "mount /dev/pmem0 with dax=always"
+# The negative control: a file system of the same kind that has no DAX.
+truncate -s 256M /root/run/disk.img
+in_root mkfs.ext4 -q -F /run/disk.img && in_root mount -o loop /run/disk.img /mnt/disk || die "make /mnt/disk"
+
+cp -r /job /root/run/job
+stty -F /root/dev/hvc0 raw -echo
+tell() { echo "$@" >/root/dev/ttyS1; }
+tell "ready $(cut -d' ' -f1 /root/proc/uptime)"
+in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >/root/dev/hvc0 2>&1
+status=$?
+in_root umount /mnt/pmem
+tell "exit $status"
+sync
+poweroff -f
