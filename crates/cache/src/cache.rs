@@ -391,7 +391,12 @@ impl Cache {
             let _ = flight.outcome().await;
         }
         let upkeep = self.upkeep.clone();
-        blocking(move || upkeep.close()).await;
+        let store = self.store.clone();
+        blocking(move || {
+            upkeep.close();
+            store.tier.close();
+        })
+        .await;
         self.store.unlock();
     }
 

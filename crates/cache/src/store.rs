@@ -256,17 +256,29 @@ impl Store {
         })
     }
 
-    /// Takes a damaged blob out and deletes it, unless it has been replaced since `handle` was opened.
+    /// Takes a damaged blob out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
+    /// another copy: then that is what is opened next.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>) {
         let _turn = self.turns.take(*digest);
-        let taken = {
-            let mut state = lock(&self.state);
+        let is_current = || {
+            let state = lock(&self.state);
             match (handle, state.open.get(digest)) {
-                (Some(ours), Some((current, _))) if ours != *current => None,
-                (Some(_), None) => None,
-                _ => state.take(digest),
+                (Some(ours), Some((current, _))) => ours == *current,
+                (Some(_), None) => false,
+                (None, _) => true,
             }
         };
+        if !is_current() {
+            return;
+        }
+        if handle.is_some() && self.tier.fall_back(digest).unwrap_or(false) {
+            self.metrics.rot.inc();
+            tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
+            lock(&self.state).open.remove(digest);
+            return;
+        }
+        // Under its turn nobody opens it anew.
+        let taken = lock(&self.state).take(digest);
         let Some(bytes) = taken else { return };
         self.metrics.rot.inc();
         tracing::error!(%digest, "a stored blob is damaged: removed, it will be fetched again");

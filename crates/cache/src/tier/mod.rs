@@ -7,9 +7,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_oci::Digest;
 
+mod behind;
 mod disk;
+mod switch;
 mod trailer;
 
+pub use behind::{FastStat, Hint, Options, WriteBehind};
 pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
 pub use trailer::{CHUNK, Sums, Trailer};
@@ -38,6 +41,13 @@ pub trait Tier: Send + Sync {
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
     /// Bytes that the medium can still take.
     fn free(&self) -> io::Result<u64>;
+    /// What was opened last reads wrong: deletes that copy, and says whether there is another, to be opened next. Called
+    /// as `remove` is.
+    fn fall_back(&self, _digest: &Digest) -> io::Result<bool> {
+        Ok(false)
+    }
+    /// The last call but for drops: whatever is done beside the calls ends.
+    fn close(&self) {}
 }
 
 /// What a walk over a tier finds.

@@ -1,0 +1,175 @@
+//! The thread that brings what lies on the fast tier to the disk: the oldest first, one at a time.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use pierhead_oci::Digest;
+
+use super::fill::PIECE;
+use super::ledger::Ledger;
+use super::{Shared, count};
+use crate::lock;
+use crate::tier::{CHUNK, Staged, is_damage};
+
+/// After so many bytes the disk is set to work on them: what is written behind never fills the memory.
+const SYNC: u64 = 8 << 20;
+/// Pauses after a disk that failed: the first, and the longest, each twice the one before.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+
+/// How draining one blob ended.
+enum Drained {
+    Whole,
+    /// Somebody else needs its place on the disk, or it is the end.
+    Interrupted,
+}
+
+impl Shared {
+    /// Until it is stopped.
+    pub(super) fn drain(self: Arc<Self>) {
+        let mut pause = PAUSE.0;
+        while let Some((digest, number)) = self.next() {
+            let ended = self.drain_one(&digest);
+            {
+                let mut ledger = lock(&self.ledger);
+                if matches!(ended, Ok(Drained::Whole)) {
+                    ledger.drained(&digest, number);
+                }
+                ledger.draining = None;
+            }
+            self.told.notify_all();
+            // The bound may have been lowered meanwhile.
+            self.make_room(0);
+            let Err(error) = ended else {
+                pause = PAUSE.0;
+                continue;
+            };
+            if pause == PAUSE.0 {
+                tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
+            }
+            self.wait(pause);
+            pause = PAUSE.1.min(pause * 2);
+        }
+    }
+
+    /// What comes next; waits for it. `None` at the end.
+    fn next(&self) -> Option<(Digest, u64)> {
+        let ledger = lock(&self.ledger);
+        let idle = self
+            .told
+            .wait_while(ledger, |ledger| !ledger.stopped && ledger.next().is_none());
+        let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
+        if ledger.stopped {
+            return None;
+        }
+        let next = ledger.next();
+        ledger.draining = next.map(|(digest, _)| digest);
+        next
+    }
+
+    fn wait(&self, pause: Duration) {
+        let ledger = lock(&self.ledger);
+        let stopped = |ledger: &mut Ledger| !ledger.stopped;
+        drop(self.told.wait_timeout_while(ledger, pause, stopped));
+    }
+
+    fn is_interrupted(&self, digest: &Digest) -> bool {
+        let ledger = lock(&self.ledger);
+        ledger.stopped || ledger.is_held(digest)
+    }
+
+    fn drain_one(&self, digest: &Digest) -> io::Result<Drained> {
+        let blob = {
+            let _turn = self.turns.take(*digest);
+            match self.fast.open(digest) {
+                Ok(Some(blob)) => blob,
+                Ok(None) => return self.damaged(digest),
+                Err(error) if is_damage(&error) => return self.damaged(digest),
+                Err(error) => return Err(error),
+            }
+        };
+        let mut staged = self.slow.stage(digest)?;
+        // Half of an earlier copy.
+        staged.clear()?;
+        let trailer = blob.trailer().clone();
+        let (begun, mut unsynced) = (Instant::now(), 0);
+        let mut buffer = vec![0; PIECE];
+        while staged.len() < trailer.size() {
+            if self.is_interrupted(digest) {
+                drop(staged);
+                self.slow.discard(digest)?;
+                return Ok(Drained::Interrupted);
+            }
+            let offset = staged.len();
+            let len = usize::try_from(trailer.size() - offset)
+                .unwrap_or(PIECE)
+                .min(PIECE);
+            let piece = &mut buffer[..len];
+            let read = blob.read_at(offset, piece);
+            let first = offset / CHUNK as u64;
+            let whole = || {
+                let mut chunks = (first..).zip(piece.chunks(CHUNK));
+                chunks.all(|(index, chunk)| trailer.sums().check(index, chunk))
+            };
+            match read {
+                Ok(()) if whole() => {}
+                Err(error) if !is_damage(&error) => return Err(self.undo(digest, staged, error)),
+                _ => {
+                    drop(staged);
+                    self.slow.discard(digest)?;
+                    return self.damaged(digest);
+                }
+            }
+            if let Err(error) = staged.write(piece) {
+                return Err(self.undo(digest, staged, error));
+            }
+            count(&self.counters.drained, len as u64);
+            unsynced += len as u64;
+            if unsynced >= SYNC
+                && let Some(sync) = staged.early_sync()
+            {
+                sync();
+                unsynced = 0;
+            }
+            self.pace(digest, begun, staged.len());
+        }
+        match staged.commit(trailer) {
+            Ok(_) => Ok(Drained::Whole),
+            Err(error) => {
+                let _ = self.slow.discard(digest);
+                let _ = self.slow.remove(digest);
+                Err(error)
+            }
+        }
+    }
+
+    /// Deletes what was copied before the disk failed.
+    fn undo(&self, digest: &Digest, staged: Box<dyn Staged>, error: io::Error) -> io::Error {
+        drop(staged);
+        let _ = self.slow.discard(digest);
+        error
+    }
+
+    /// The only copy is not what was committed: whoever asks for it finds it missing, and fetches it again.
+    fn damaged(&self, digest: &Digest) -> io::Result<Drained> {
+        tracing::error!(%digest, "a blob on the fast tier is damaged: removed, it will be fetched again");
+        count(&self.counters.damaged, 1);
+        let _turn = self.turns.take(*digest);
+        self.drop_fast(digest);
+        Ok(Drained::Interrupted)
+    }
+
+    /// Waits until `bytes` may have been written since `begun`.
+    fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
+        let rate = self.options.drain_rate;
+        if rate == 0 {
+            return;
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a pause")]
+        let due = Duration::try_from_secs_f64(bytes as f64 / rate as f64);
+        let ahead = due.unwrap_or_default().saturating_sub(begun.elapsed());
+        let ledger = lock(&self.ledger);
+        let undisturbed = |ledger: &mut Ledger| !ledger.stopped && !ledger.is_held(digest);
+        drop(self.told.wait_timeout_while(ledger, ahead, undisturbed));
+    }
+}

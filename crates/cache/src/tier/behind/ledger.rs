@@ -1,0 +1,278 @@
+//! What lies on the fast tier: plain data under one lock, no I/O.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use super::room::{Accounts, Room};
+use crate::staging::Placement;
+
+/// Hints that wait for their fill, at most: of those that never come the oldest are forgotten.
+const MAX_HINTS: usize = 16 << 10;
+
+/// What is known of a blob before its fill.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Hint {
+    /// Where it goes.
+    pub placement: Placement,
+    /// How long it is kept on the fast tier: higher is longer.
+    pub priority: f64,
+    /// Bytes that it will have; 0 when nobody knows.
+    pub bytes: u64,
+}
+
+/// A blob that is committed on the fast tier.
+pub(super) struct Entry {
+    pub(super) room: Arc<Room>,
+    /// Set apart from every other blob that was ever there, and the order of arrival.
+    pub(super) number: u64,
+    pub(super) priority: Priority,
+    /// Whether the disk has it, too.
+    pub(super) drained: bool,
+}
+
+/// A number that can be ordered; not a number counts as none.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Priority(f64);
+
+impl Priority {
+    pub(super) fn new(value: f64) -> Self {
+        Self(if value.is_nan() { 0.0 } else { value })
+    }
+}
+
+impl Eq for Priority {}
+
+impl PartialOrd for Priority {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Priority {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// What must leave the fast tier for room.
+pub(super) enum Victim {
+    /// A cut fill that nobody goes on with.
+    Partial(Digest),
+    /// A blob that is on the disk, too.
+    Blob(Digest, u64),
+}
+
+/// See the head of this module.
+pub(super) struct Ledger {
+    pub(super) limit: u64,
+    pub(super) accounts: Arc<Accounts>,
+    pub(super) entries: HashMap<Digest, Entry>,
+    /// Those of `entries` that are on the disk, too: the first leaves first.
+    clean: BTreeSet<(Priority, u64, Digest)>,
+    /// The others, the oldest first.
+    pub(super) queue: BTreeMap<u64, Digest>,
+    /// Cut fills on the fast tier.
+    partials: BTreeMap<u64, Digest>,
+    rooms: HashMap<Digest, (u64, Arc<Room>)>,
+    /// What is staged on the disk, or is being: its fill goes on there.
+    pub(super) on_disk: HashSet<Digest>,
+    /// Not to be drained now, and by how many.
+    held: HashMap<Digest, usize>,
+    /// What is being drained.
+    pub(super) draining: Option<Digest>,
+    pub(super) stopped: bool,
+    hints: HashMap<Digest, Hint>,
+    hinted: VecDeque<Digest>,
+    numbers: u64,
+}
+
+impl Ledger {
+    pub(super) fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            accounts: Arc::default(),
+            entries: HashMap::new(),
+            clean: BTreeSet::new(),
+            queue: BTreeMap::new(),
+            partials: BTreeMap::new(),
+            rooms: HashMap::new(),
+            on_disk: HashSet::new(),
+            held: HashMap::new(),
+            draining: None,
+            stopped: false,
+            hints: HashMap::new(),
+            hinted: VecDeque::new(),
+            numbers: 0,
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(super) fn hint(&mut self, digest: Digest, hint: Hint) {
+        if self.hints.insert(digest, hint).is_none() {
+            self.hinted.push_back(digest);
+        }
+        // Taken ones leave their digest in the queue: it is bounded with them.
+        while self.hinted.len() > MAX_HINTS {
+            if let Some(oldest) = self.hinted.pop_front() {
+                self.hints.remove(&oldest);
+            }
+        }
+    }
+
+    pub(super) fn take_hint(&mut self, digest: &Digest) -> Option<Hint> {
+        self.hints.remove(digest)
+    }
+
+    /// Enters a blob that was committed, in place of an older one of that digest.
+    pub(super) fn enter(&mut self, digest: Digest, room: Arc<Room>, priority: f64, drained: bool) {
+        self.leave(&digest);
+        let (number, priority) = (self.number(), Priority::new(priority));
+        if drained {
+            room.owe(0);
+            self.clean.insert((priority, number, digest));
+        } else {
+            self.queue.insert(number, digest);
+        }
+        let entry = Entry {
+            room,
+            number,
+            priority,
+            drained,
+        };
+        self.entries.insert(digest, entry);
+    }
+
+    /// Takes a blob out. Its bytes are counted until its last reader leaves.
+    pub(super) fn leave(&mut self, digest: &Digest) -> Option<Entry> {
+        let entry = self.entries.remove(digest)?;
+        if entry.drained {
+            self.clean.remove(&(entry.priority, entry.number, *digest));
+        } else {
+            self.queue.remove(&entry.number);
+        }
+        entry.room.owe(0);
+        Some(entry)
+    }
+
+    /// The disk has it now, unless it has been replaced since.
+    pub(super) fn drained(&mut self, digest: &Digest, number: u64) {
+        if let Some(entry) = self.entries.get_mut(digest)
+            && entry.number == number
+            && !std::mem::replace(&mut entry.drained, true)
+        {
+            entry.room.owe(0);
+            self.queue.remove(&number);
+            self.clean.insert((entry.priority, number, *digest));
+        }
+    }
+
+    /// Ranks a blob anew.
+    pub(super) fn rank(&mut self, digest: &Digest, priority: f64) {
+        let Some(entry) = self.entries.get_mut(digest) else {
+            return;
+        };
+        let before = std::mem::replace(&mut entry.priority, Priority::new(priority));
+        if entry.drained {
+            self.clean.remove(&(before, entry.number, *digest));
+            self.clean.insert((entry.priority, entry.number, *digest));
+        }
+    }
+
+    /// Takes the room of a cut fill, to go on with it.
+    pub(super) fn resume(&mut self, digest: &Digest) -> Option<Arc<Room>> {
+        let (number, room) = self.rooms.remove(digest)?;
+        self.partials.remove(&number);
+        Some(room)
+    }
+
+    /// A fill was cut and lies on the fast tier.
+    pub(super) fn cut(&mut self, digest: Digest, room: Arc<Room>) {
+        self.resume(&digest);
+        let number = self.number();
+        self.partials.insert(number, digest);
+        self.rooms.insert(digest, (number, room));
+    }
+
+    /// Whether a cut fill of it lies on the fast tier.
+    pub(super) fn is_cut(&self, digest: &Digest) -> bool {
+        self.rooms.contains_key(digest)
+    }
+
+    /// How many bytes must leave before `more` can be had; `None` when that could not be reached.
+    pub(super) fn short(&self, more: u64) -> Option<u64> {
+        let short = self
+            .accounts
+            .used()
+            .saturating_add(more)
+            .saturating_sub(self.limit);
+        if short == 0 {
+            return Some(0);
+        }
+        let partials = self.rooms.values().map(|(_, room)| room.bytes());
+        let clean = self.clean.iter().filter_map(|(_, _, digest)| {
+            let entry = self.entries.get(digest)?;
+            (Arc::strong_count(&entry.room) == 1).then(|| entry.room.bytes())
+        });
+        let mut free = 0_u64;
+        for bytes in partials.chain(clean) {
+            free = free.saturating_add(bytes);
+            if free >= short {
+                return Some(short);
+            }
+        }
+        None
+    }
+
+    /// What leaves first; not what is being read, since that frees nothing yet.
+    pub(super) fn victim(&self) -> Option<Victim> {
+        if let Some(digest) = self.partials.values().next() {
+            return Some(Victim::Partial(*digest));
+        }
+        let idle = |(_, number, digest): &(Priority, u64, Digest)| {
+            let entry = self.entries.get(digest)?;
+            (Arc::strong_count(&entry.room) == 1).then_some(Victim::Blob(*digest, *number))
+        };
+        self.clean.iter().find_map(idle)
+    }
+
+    /// The priority of what would leave first for room; 0 while there is room.
+    pub(super) fn floor(&self, more: u64) -> f64 {
+        if self.accounts.used().saturating_add(more) <= self.limit {
+            return 0.0;
+        }
+        self.clean
+            .first()
+            .map_or(0.0, |(priority, _, _)| priority.0)
+    }
+
+    /// Keeps it from being drained, until as many [`Ledger::let_go`].
+    pub(super) fn hold(&mut self, digest: Digest) {
+        *self.held.entry(digest).or_insert(0) += 1;
+    }
+
+    pub(super) fn let_go(&mut self, digest: &Digest) {
+        if let Some(count) = self.held.get_mut(digest) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(digest);
+            }
+        }
+    }
+
+    pub(super) fn is_held(&self, digest: &Digest) -> bool {
+        self.held.contains_key(digest)
+    }
+
+    /// The oldest that the disk has still to take and may.
+    pub(super) fn next(&self) -> Option<(Digest, u64)> {
+        let mut queue = self.queue.iter();
+        let (number, digest) = queue.find(|(_, digest)| !self.held.contains_key(*digest))?;
+        Some((*digest, *number))
+    }
+}

@@ -1,0 +1,575 @@
+//! Two tiers as one: what the rules choose is written to the fast one, and from there to the disk behind everybody's back.
+
+mod drain;
+mod fill;
+mod ledger;
+mod room;
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use pierhead_oci::Digest;
+
+use self::fill::{DiskFill, FastFill};
+use self::ledger::{Ledger, Victim};
+use self::room::Room;
+use super::{Blob, Extent, Found, ReadAt, Staged, Tier, Trailer, is_damage};
+use crate::lock;
+use crate::staging::Placement;
+use crate::turns::Turns;
+
+pub use self::ledger::Hint;
+
+/// How the two are used.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Options {
+    /// Most bytes on the fast tier, contents and trailers.
+    pub limit: u64,
+    /// Whether the fast tier forgets when the power goes. Then what lies there counts as stored only when the disk has it
+    /// too: after a restart it is not there before that.
+    pub volatile: bool,
+    /// Most bytes a second that are written to the disk behind; 0: what it takes.
+    pub drain_rate: u64,
+    /// Where a fill goes that has no [`Hint`].
+    pub unhinted: Placement,
+}
+
+impl Options {
+    /// A persistent fast tier of so many bytes, used only for what is hinted.
+    pub fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            volatile: false,
+            drain_rate: 0,
+            unhinted: Placement::Disk,
+        }
+    }
+}
+
+/// What became of the fast tier so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FastStat {
+    /// Bytes that its medium has still to give.
+    pub free: u64,
+    /// Most bytes of ours.
+    pub limit: u64,
+    /// Bytes of ours: blobs, fills, and what is deleted and still read.
+    pub used: u64,
+    /// Blobs on it.
+    pub blobs: u64,
+    /// Of these, those that the disk has still to take.
+    pub queue: u64,
+    /// Bytes that the disk has still to take, of fills under way too.
+    pub owed: u64,
+    /// Bytes of content written to it.
+    pub staged: u64,
+    /// Bytes of content written behind.
+    pub drained: u64,
+    /// Fills that went on on the disk because the fast tier had no room, or failed.
+    pub moved: u64,
+    /// Blobs that left it for room.
+    pub evicted: u64,
+    /// Blobs that were opened on it.
+    pub hits: u64,
+    /// Blobs that were opened on the disk.
+    pub disk_hits: u64,
+    /// Blobs that were damaged on it.
+    pub damaged: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    staged: AtomicU64,
+    drained: AtomicU64,
+    moved: AtomicU64,
+    evicted: AtomicU64,
+    hits: AtomicU64,
+    disk_hits: AtomicU64,
+    damaged: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// A fast tier in front of a slow one.
+///
+/// A blob lies on the fast tier, on the slow one, or on both; whoever opens it gets the fast copy. A fill that is hinted
+/// ([`WriteBehind::hint`]) to the fast tier, and that has room there, is written and committed there; one thread
+/// copies the oldest such blob to the slow tier, and only then it may leave the fast one, the lowest priority first. The
+/// caller counts each blob once, against the bound of the slow tier, from its fill on: so the copy has its room there.
+///
+/// A fill for which the fast tier has no room (or which fails there, be it at its last byte) goes on on the slow one: what
+/// it had written is copied, which costs what the page cache of the disk takes for it, and no client notices. To
+/// leave its head where it is would save that, and tie each such blob to two media for ever.
+///
+/// Blobs are replaced on the slow tier only, and a cut fill goes on where it lies.
+pub struct WriteBehind {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Locks are taken in this order: a turn, the ledger.
+struct Shared {
+    fast: Arc<dyn Tier>,
+    slow: Arc<dyn Tier>,
+    options: Options,
+    ledger: Mutex<Ledger>,
+    /// Told when there is something to drain, when a drain is over, and at the end.
+    told: Condvar,
+    /// Opening, committing and deleting one digest on the fast tier exclude one another.
+    turns: Turns<Digest>,
+    counters: Counters,
+}
+
+impl WriteBehind {
+    /// Looks at what lies on both, and goes on draining. Of a volatile fast tier only what the disk has, too, is kept.
+    /// Blocks; cost: a walk over both.
+    ///
+    /// # Errors
+    /// Those of the tiers, and of the system that should start a thread.
+    pub fn open(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>, options: Options) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            fast,
+            slow,
+            options,
+            ledger: Mutex::new(Ledger::new(options.limit)),
+            told: Condvar::new(),
+            turns: Turns::default(),
+            counters: Counters::default(),
+        });
+        shared.recover()?;
+        shared.make_room(0);
+        let drained = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("cache-drain".into())
+            .spawn(move || drained.drain())?;
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Says where the next fill of a digest goes.
+    pub fn hint(&self, digest: Digest, hint: Hint) {
+        lock(&self.shared.ledger).hint(digest, hint);
+    }
+
+    /// Ranks a blob that is there anew; of what is not, nothing is noted.
+    pub fn rank(&self, digest: &Digest, priority: f64) {
+        lock(&self.shared.ledger).rank(digest, priority);
+    }
+
+    /// The priority of what would have to leave for `more` bytes; 0 while there is room.
+    pub fn floor(&self, more: u64) -> f64 {
+        lock(&self.shared.ledger).floor(more)
+    }
+
+    /// Whether the fast tier has it.
+    pub fn holds(&self, digest: &Digest) -> bool {
+        lock(&self.shared.ledger).entries.contains_key(digest)
+    }
+
+    /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
+    /// as soon as it has, and what is read with its last reader. Meanwhile nothing new enters. Blocks.
+    pub fn set_limit(&self, limit: u64) {
+        lock(&self.shared.ledger).limit = limit;
+        self.shared.make_room(0);
+    }
+
+    /// What it holds and did.
+    pub fn stat(&self) -> FastStat {
+        let Shared {
+            ledger, counters, ..
+        } = &*self.shared;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let free = self.shared.fast.free().unwrap_or(0);
+        let ledger = lock(ledger);
+        FastStat {
+            free,
+            limit: ledger.limit,
+            used: ledger.accounts.used(),
+            blobs: ledger.entries.len() as u64,
+            queue: ledger.queue.len() as u64,
+            owed: ledger.accounts.owed(),
+            staged: of(&counters.staged),
+            drained: of(&counters.drained),
+            moved: of(&counters.moved),
+            evicted: of(&counters.evicted),
+            hits: of(&counters.hits),
+            disk_hits: of(&counters.disk_hits),
+            damaged: of(&counters.damaged),
+        }
+    }
+
+    /// Waits until the disk has all that is committed, or `give_up` says so. Blocks.
+    pub fn flush(&self, mut give_up: impl FnMut() -> bool) {
+        const LOOK: std::time::Duration = std::time::Duration::from_millis(50);
+        let mut ledger = lock(&self.shared.ledger);
+        while !ledger.queue.is_empty() && !ledger.stopped && !give_up() {
+            let waited = self.shared.told.wait_timeout(ledger, LOOK);
+            ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for WriteBehind {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Keeps a digest from being drained.
+struct Hold {
+    shared: Arc<Shared>,
+    digest: Digest,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        lock(&self.shared.ledger).let_go(&self.digest);
+        self.shared.told.notify_all();
+    }
+}
+
+impl Shared {
+    /// What an earlier process left.
+    fn recover(&self) -> io::Result<()> {
+        let (mut fast, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
+        self.fast.scan(&mut |found| fast.push(found))?;
+        self.slow.scan(&mut |found| {
+            slow.insert(found.digest);
+        })?;
+        self.fast.leftovers(&mut |found| cut.push(found))?;
+        fast.sort_unstable_by_key(|found| (found.modified, found.digest));
+        let mut ledger = lock(&self.ledger);
+        self.slow.leftovers(&mut |found| {
+            ledger.on_disk.insert(found.digest);
+        })?;
+        for found in fast {
+            let drained = slow.contains(&found.digest);
+            if self.options.volatile && !drained {
+                self.fast.remove(&found.digest)?;
+                continue;
+            }
+            // Half a copy of it.
+            if ledger.on_disk.remove(&found.digest) {
+                self.slow.discard(&found.digest)?;
+            }
+            let room = Room::new(&ledger.accounts);
+            room.resize(found.bytes);
+            room.owe(found.bytes);
+            ledger.enter(found.digest, room, 0.0, drained);
+        }
+        for found in cut {
+            // Both have one: the disk's is the later.
+            let useless = self.options.volatile || ledger.on_disk.contains(&found.digest);
+            if useless {
+                self.fast.discard(&found.digest)?;
+                continue;
+            }
+            let room = Room::new(&ledger.accounts);
+            room.resize(found.bytes);
+            room.owe(found.bytes);
+            ledger.cut(found.digest, room);
+        }
+        Ok(())
+    }
+
+    /// Keeps a digest from being drained, and waits until a drain of it has stopped, which is soon.
+    fn hold(self: &Arc<Self>, digest: &Digest) -> Hold {
+        let mut ledger = lock(&self.ledger);
+        ledger.hold(*digest);
+        self.told.notify_all();
+        let waited = self
+            .told
+            .wait_while(ledger, |ledger| ledger.draining == Some(*digest));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        Hold {
+            shared: self.clone(),
+            digest: *digest,
+        }
+    }
+
+    /// Lets leave what must for `more` bytes; `false` when that cannot be had, and then nothing has left for it.
+    fn make_room(&self, more: u64) -> bool {
+        loop {
+            let victim = {
+                let ledger = lock(&self.ledger);
+                match ledger.short(more) {
+                    Some(0) => return true,
+                    None if more > 0 => return false,
+                    // Nothing is asked for: what can leave leaves.
+                    _ => match ledger.victim() {
+                        Some(victim) => victim,
+                        None => return false,
+                    },
+                }
+            };
+            self.evict(&victim);
+        }
+    }
+
+    fn evict(&self, victim: &Victim) {
+        let (Victim::Partial(digest) | Victim::Blob(digest, _)) = victim;
+        let _turn = self.turns.take(*digest);
+        let removed = match victim {
+            Victim::Partial(digest) => {
+                // Gone on with meanwhile.
+                let Some(room) = lock(&self.ledger).resume(digest) else {
+                    return;
+                };
+                let removed = self.fast.discard(digest);
+                drop(room);
+                removed
+            }
+            Victim::Blob(digest, number) => {
+                let entry = {
+                    let mut ledger = lock(&self.ledger);
+                    let same = |entry: &ledger::Entry| entry.number == *number;
+                    match ledger.entries.get(digest).is_some_and(same) {
+                        true => ledger.leave(digest),
+                        false => return,
+                    }
+                };
+                let removed = self.fast.remove(digest);
+                drop(entry);
+                count(&self.counters.evicted, 1);
+                removed
+            }
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%digest, %error, "cannot delete on the fast tier");
+        }
+    }
+
+    /// Room for `bytes` in all, if they can be had.
+    fn grow(&self, room: &Room, bytes: u64) -> bool {
+        loop {
+            let more = bytes.saturating_sub(room.bytes());
+            if !self.make_room(more) {
+                return false;
+            }
+            let ledger = lock(&self.ledger);
+            // Another may have taken it meanwhile.
+            if ledger.short(more) == Some(0) {
+                room.resize(bytes.max(room.bytes()));
+                return true;
+            }
+        }
+    }
+
+    /// Takes the fast copy of a digest away, if there is one: says whether the disk has it, too. Its turn is held. A medium
+    /// that fails may show it again after a restart: then it is what was committed, or found damaged.
+    fn drop_fast(&self, digest: &Digest) -> Option<bool> {
+        let entry = lock(&self.ledger).leave(digest)?;
+        if let Err(error) = self.fast.remove(digest) {
+            tracing::warn!(%digest, %error, "cannot delete on the fast tier");
+        }
+        Some(entry.drained)
+    }
+
+    fn stage_fast(self: &Arc<Self>, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
+        let cut = lock(&self.ledger).resume(digest);
+        let room = cut.unwrap_or_else(|| Room::new(&lock(&self.ledger).accounts));
+        let expected = hint
+            .bytes
+            .saturating_add(Trailer::encoded_len(hint.bytes, None));
+        let staged = match self.grow(&room, expected.max(room.bytes()).max(1)) {
+            true => self.fast.stage(digest),
+            false => Err(io::ErrorKind::StorageFull.into()),
+        };
+        match staged {
+            Ok(staged) => Some(Box::new(FastFill::new(
+                self.clone(),
+                *digest,
+                hint,
+                staged,
+                room,
+            ))),
+            Err(error) => {
+                tracing::debug!(%digest, %error, "staged on the disk");
+                let _ = self.fast.discard(digest);
+                None
+            }
+        }
+    }
+}
+
+impl Tier for WriteBehind {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let shared = &self.shared;
+        let (hint, there, cut) = {
+            let mut ledger = lock(&shared.ledger);
+            let default = Hint {
+                placement: shared.options.unhinted,
+                ..Hint::default()
+            };
+            let hint = ledger.take_hint(digest).unwrap_or(default);
+            let there = ledger.on_disk.contains(digest) || ledger.entries.contains_key(digest);
+            (hint, there, ledger.is_cut(digest))
+        };
+        let fast = !there && (cut || hint.placement == Placement::Fast);
+        // A blob is replaced where it will stay.
+        if fast
+            && (cut || shared.slow.open(digest)?.is_none())
+            && let Some(staged) = shared.stage_fast(digest, hint)
+        {
+            return Ok(staged);
+        }
+        Ok(Box::new(DiskFill::new(shared.clone(), *digest)?))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        let _hold = self.shared.hold(digest);
+        let _turn = self.shared.turns.take(*digest);
+        let (room, on_disk) = {
+            let mut ledger = lock(&self.shared.ledger);
+            (ledger.resume(digest), ledger.on_disk.remove(digest))
+        };
+        if room.is_some() {
+            self.shared.fast.discard(digest)?;
+        }
+        if on_disk {
+            self.shared.slow.discard(digest)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let shared = &self.shared;
+        if let Some(blob) = shared.open_fast(digest)? {
+            count(&shared.counters.hits, 1);
+            return Ok(Some(blob));
+        }
+        let blob = shared.slow.open(digest)?;
+        if blob.is_some() {
+            count(&shared.counters.disk_hits, 1);
+        }
+        Ok(blob)
+    }
+
+    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
+        let _hold = self.shared.hold(digest);
+        let _turn = self.shared.turns.take(*digest);
+        let Some(drained) = self.shared.drop_fast(digest) else {
+            return Ok(false);
+        };
+        count(&self.shared.counters.damaged, 1);
+        Ok(drained)
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        let _hold = self.shared.hold(digest);
+        {
+            let _turn = self.shared.turns.take(*digest);
+            self.shared.drop_fast(digest);
+        }
+        self.shared.slow.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        let mut seen = HashSet::new();
+        let shared = &self.shared;
+        shared.fast.scan(&mut |found| {
+            if lock(&shared.ledger).entries.contains_key(&found.digest) && seen.insert(found.digest)
+            {
+                visit(found);
+            }
+        })?;
+        shared.slow.scan(&mut |found| {
+            if !seen.contains(&found.digest) {
+                visit(found);
+            }
+        })
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        let shared = &self.shared;
+        shared.fast.leftovers(&mut |found| {
+            if lock(&shared.ledger).is_cut(&found.digest) {
+                visit(found);
+            }
+        })?;
+        // What is there besides is half a copy.
+        shared.slow.leftovers(&mut |found| {
+            if lock(&shared.ledger).on_disk.contains(&found.digest) {
+                visit(found);
+            }
+        })
+    }
+
+    /// Of the disk, less what it has still to take.
+    fn free(&self) -> io::Result<u64> {
+        let owed = lock(&self.shared.ledger).accounts.owed();
+        Ok(self.shared.slow.free()?.saturating_sub(owed))
+    }
+
+    fn close(&self) {
+        lock(&self.shared.ledger).stopped = true;
+        self.shared.told.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// The fast copy, if it is there and whole as far as its trailer tells; a damaged one is taken away.
+    fn open_fast(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let turn = self.turns.take(*digest);
+        let Some(room) = ({
+            let ledger = lock(&self.ledger);
+            let entry = ledger.entries.get(digest);
+            entry.map(|entry| entry.room.clone())
+        }) else {
+            return Ok(None);
+        };
+        match self.fast.open(digest) {
+            Ok(Some(blob)) => Ok(Some(Arc::new(FastBlob { blob, _room: room }))),
+            Err(error) if !is_damage(&error) => Err(error),
+            damaged => {
+                if let Err(error) = damaged {
+                    tracing::warn!(%digest, %error, "damaged on the fast tier: read from the disk");
+                }
+                drop(turn);
+                // Not while the disk's copy is being made, which then is damaged as well.
+                let _hold = self.hold(digest);
+                let _turn = self.turns.take(*digest);
+                count(&self.counters.damaged, 1);
+                self.drop_fast(digest);
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// A blob on the fast tier; its bytes count for as long as somebody has it.
+struct FastBlob {
+    blob: Arc<dyn Blob>,
+    _room: Arc<Room>,
+}
+
+impl ReadAt for FastBlob {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.blob.read_at(offset, buf)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.blob.try_read_at(offset, buf)
+    }
+}
+
+impl Blob for FastBlob {
+    fn trailer(&self) -> &Trailer {
+        self.blob.trailer()
+    }
+
+    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
+        self.blob.extent(offset)
+    }
+}
