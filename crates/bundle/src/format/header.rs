@@ -230,10 +230,7 @@ impl Header {
             });
         }
         let mut reader = Reader::new(WHAT, body);
-        let mut haves = Vec::new();
-        for _ in 0..reader.count()? {
-            haves.push(have(&mut reader)?);
-        }
+        let haves = haves(&mut reader)?;
         let base = match reader.u32()? {
             0 => None,
             base => Some(u16::try_from(base - 1).map_err(|_| wrong("a table against nothing"))?),
@@ -293,6 +290,20 @@ impl Header {
         }
         Ok(())
     }
+}
+
+impl Had {
+    /// Those of a header, from the start of its body alone.
+    ///
+    /// # Errors
+    /// Not of the format.
+    pub(crate) fn of(body: &[u8]) -> Result<Vec<Self>, Error> {
+        haves(&mut Reader::new(WHAT, body))
+    }
+}
+
+fn haves(reader: &mut Reader<'_>) -> Result<Vec<Had>, Error> {
+    (0..reader.count()?).map(|_| have(reader)).collect()
 }
 
 fn have(reader: &mut Reader<'_>) -> Result<Had, Error> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pierhead_oci::Digest;
 
 use super::figures::count;
-use super::kept::{Draft, ENTRY, Kept, Lies};
+use super::kept::{Draft, Kept, Lies, packed};
 use super::pace::Share;
 use super::planning::Tables;
 use super::plans::key;
@@ -165,6 +165,7 @@ impl Inner {
             }
         }
         drop((cached, alive));
+        used.extend(self.earlier_packs()?);
         let gone = self.packs.give_up(&|number| used.contains(&number))?;
         if gone > 0 {
             let packs = &self.packs;
@@ -173,13 +174,4 @@ impl Inner {
         }
         Ok(())
     }
-}
-
-/// Where a plan has its frames in packs.
-fn packed(plan: &Kept) -> impl Iterator<Item = Place> + '_ {
-    let frames = u32::try_from(plan.records.len() / ENTRY).unwrap_or(0);
-    (0..frames).filter_map(|nth| match plan.record(nth) {
-        Some(Lies::Packed(place)) => Some(place),
-        _ => None,
-    })
 }

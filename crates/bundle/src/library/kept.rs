@@ -8,10 +8,12 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::format::{Header, MAX_FRAMES, PRELUDE, Prelude};
+use super::Have;
+use crate::format::{Had, Header, Known, MAX_FRAMES, PRELUDE, Prelude};
 use crate::{Coding, Content, Error, Place, RECORD_HEAD, RecordHead, durable};
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
@@ -47,6 +49,10 @@ pub(crate) struct Kept {
     pub(super) header: u64,
     pub(super) header_at: u64,
     pub(super) records: Vec<u8>,
+    /// What it counts upon.
+    haves: Vec<Had>,
+    /// Whether it has a name by its `ETag`.
+    pub(super) is_named: AtomicBool,
 }
 
 impl Kept {
@@ -107,6 +113,19 @@ impl Kept {
             header,
             header_at,
             records,
+            haves: Had::of(&body)?,
+            is_named: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether a worker that has these images can use it, and may have it.
+    pub(super) fn is_for(&self, have: &[Have]) -> bool {
+        self.haves.iter().all(|had| match had.known {
+            Known::Unknown => true,
+            known => have.iter().any(|have| {
+                let has_it = have.has_layers || known == Known::Visible;
+                have.manifest == had.manifest && have.is_known && has_it
+            }),
         })
     }
 
@@ -151,6 +170,15 @@ impl Kept {
         read.map_err(|error| Error::io("read a plan", error))?;
         Ok(bytes)
     }
+}
+
+/// Where a plan has its frames in packs.
+pub(super) fn packed(plan: &Kept) -> impl Iterator<Item = Place> + '_ {
+    let frames = u32::try_from(plan.records.len() / ENTRY).unwrap_or(0);
+    (0..frames).filter_map(|nth| match plan.record(nth) {
+        Some(Lies::Packed(place)) => Some(place),
+        _ => None,
+    })
 }
 
 /// A plan that is being made. Dropped before it is finished it leaves nothing.

@@ -2,10 +2,12 @@
 //!
 //! Everything here follows from blobs and can be made anew from them. From the bottom up: `shelf` (which files there
 //! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `plans`
-//! (what is kept), `planning` (what is made when it is asked for), `serve` (what is handed out).
+//! (what is kept), `planning` (what is made when it is asked for), `earlier` (what was
+//! handed out and is no longer what is made), `serve` (what is handed out).
 
 mod chunked;
 mod documents;
+mod earlier;
 mod figures;
 mod files;
 mod improve;
@@ -31,6 +33,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use pierhead_oci::Digest;
 
@@ -68,6 +71,8 @@ pub struct Config {
     /// Bytes that are read and compressed for one update while somebody waits; beyond it the answer is chunks. At
     /// level 3, against as many bytes, the default takes about a second and a half.
     pub waiting: u64,
+    /// How long a bundle that was handed out can be gone on with after its last use, once there is another one.
+    pub earlier: Duration,
     /// What a layer may ask for.
     pub limits: Limits,
 }
@@ -85,6 +90,7 @@ impl Config {
             quick: QUICK,
             pairs: 2,
             waiting: 96 << 20,
+            earlier: Duration::from_secs(900),
             limits: Limits::default(),
         }
     }

@@ -12,7 +12,7 @@ use super::plans::{derived, key};
 use super::{Have, Inner, lock};
 use crate::format::{Frames, Had, Header, Known, Sizes, WireTable};
 use crate::table;
-use crate::{Error, Frame, Table};
+use crate::{Content, Error, Frame, Table};
 
 /// The level of zstd for headers that somebody waits for.
 const QUICK: i32 = 3;
@@ -36,12 +36,13 @@ impl Base {
 
 impl Inner {
     /// Makes the plan of a request from what was prepared: for this pair of images, else for whoever has nothing.
+    /// Its name, too.
     pub(super) fn plan(
         &self,
         want: &Digest,
         have: &[Have],
         layers: bool,
-    ) -> Result<Arc<Kept>, Error> {
+    ) -> Result<(Content, Arc<Kept>), Error> {
         count(&self.figures.plans);
         let table = self.made_table(want)?;
         let mut bases = Vec::with_capacity(have.len());
@@ -87,7 +88,8 @@ impl Inner {
             QUICK,
         )?;
         let (prelude, body) = header.encode(QUICK)?;
-        self.finish(&key, draft, &prelude, &body)
+        let kept = self.finish(&key, draft, &prelude, &body)?;
+        Ok((key, kept))
     }
 
     /// The frames of what was prepared against one of the images that hold anything that is needed; their records go into the draft.

@@ -1,5 +1,6 @@
 //! The plans that are kept: found by what is asked for and what they are made of, and let go of.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
@@ -8,6 +9,7 @@ use pierhead_oci::Digest;
 
 use super::kept::{Draft, Kept, Lies};
 use super::pairs;
+use super::shelf::remove;
 use super::{Have, Inner, lock};
 use crate::directory::Stage;
 use crate::format::Prelude;
@@ -21,6 +23,11 @@ pub(super) const VERSION: &str = "1";
 impl Inner {
     /// A plan that was made before. One that is damaged is deleted.
     pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        self.open_at(key, &self.shelf.plan(key))
+    }
+
+    /// The same of one that lies elsewhere; no two plans have one key.
+    pub(super) fn open_at(&self, key: &Content, path: &Path) -> Result<Option<Arc<Kept>>, Error> {
         {
             let mut kept = lock(&self.kept);
             if let Some(at) = kept.iter().position(|(of, _)| of == key) {
@@ -33,8 +40,7 @@ impl Inner {
                 return Ok(Some(plan));
             }
         }
-        let path = self.shelf.plan(key);
-        match Kept::open(&path) {
+        match Kept::open(path) {
             Ok(plan) => {
                 let _ = plan.file.set_modified(SystemTime::now());
                 Ok(Some(self.hold(key, plan)))
@@ -42,7 +48,7 @@ impl Inner {
             Err(Error::Missing(_)) => Ok(None),
             Err(error @ Error::Malformed { .. }) => {
                 tracing::warn!(%error, "a plan is made anew");
-                self.shelf.remove_plan(key);
+                remove(path);
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -86,7 +92,7 @@ impl Inner {
     pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
         let left = self.shelf.shrink_plans(most)?;
         self.plans.store(left, Ordering::Relaxed);
-        lock(&self.kept).retain(|(key, _)| self.shelf.plan(key).exists());
+        lock(&self.kept).retain(|(key, _)| self.shelf.has_plan(key));
         Ok(())
     }
 

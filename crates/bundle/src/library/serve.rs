@@ -21,13 +21,14 @@ impl Library {
         if let Some(found) = self.planned(want, have, layers)? {
             return Ok(found);
         }
-        let kept = inner
+        let (key, kept) = inner
             .plan(want, &known(have), layers)
             .inspect_err(|error| {
                 if matches!(error, Error::Missing(_)) {
                     let _ = inner.again(want);
                 }
             })?;
+        inner.sent(want, layers, &key, &kept);
         let packs = inner.packs.clone();
         Ok(Bundle { kept, packs })
     }
@@ -51,6 +52,7 @@ impl Library {
             return Ok(None);
         };
         count(&inner.figures.plan_hits);
+        inner.sent(want, layers, &key, &kept);
         let packs = inner.packs.clone();
         Ok(Some(Bundle { kept, packs }))
     }

@@ -1,12 +1,18 @@
 //! Where the files of the library lie, and what of them nobody needs any more.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Digest;
 
 use crate::{Content, Error, durable};
+
+/// The end of the second name of a plan that was handed out.
+const SENT: &str = ".sent";
 
 /// The folders below the data folder.
 pub(super) struct Shelf {
@@ -64,11 +70,65 @@ impl Shelf {
         self.plans.join(key.hex())
     }
 
+    /// A plan that was handed out, by its second name.
+    pub(super) fn sent(&self, key: &Content) -> PathBuf {
+        self.plans.join(format!("{}{SENT}", key.hex()))
+    }
+
+    /// Gives a plan its second name. One that cannot have it is made anew when somebody goes on with it.
+    pub(super) fn link_plan(&self, key: &Content, sent: &Content) {
+        match fs::hard_link(self.plan(key), self.sent(sent)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                tracing::debug!(%error, "a plan has no second name");
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn has_plan(&self, key: &Content) -> bool {
+        self.plan(key).exists() || self.sent(key).exists()
+    }
+
+    /// Plans that have nothing but their second name and were used within `age`, the last used first; the others are in `old`.
+    fn sent_plans(&self, age: Duration) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Error> {
+        let (mut young, mut old) = (Vec::new(), Vec::new());
+        each(&self.plans, &mut |path, meta| {
+            if !path.to_string_lossy().ends_with(SENT) || meta.nlink() > 1 {
+                return;
+            }
+            let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            // Used in the future: just now, by another clock.
+            match used.elapsed() {
+                Ok(since) if since >= age => old.push(path.to_owned()),
+                _ => young.push((Reverse(used), path.to_owned())),
+            }
+        })?;
+        young.sort();
+        Ok((young.into_iter().map(|(_, path)| path).collect(), old))
+    }
+
+    pub(super) fn only_sent(&self, age: Duration) -> Result<Vec<PathBuf>, Error> {
+        self.sent_plans(age).map(|(young, _)| young)
+    }
+
+    /// Keeps `most` of the plans that have nothing but their second name, and none that nobody used for `age`.
+    pub(super) fn retain_sent(&self, most: usize, age: Duration) -> Result<(), Error> {
+        let (young, old) = self.sent_plans(age)?;
+        young
+            .iter()
+            .skip(most)
+            .chain(&old)
+            .for_each(|path| remove(path));
+        Ok(())
+    }
+
     /// Bytes of indexes and tables; bytes of plans.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let sum = |folder: &Path| {
             let mut sum = 0;
-            let _ = each(folder, &mut |_, meta| sum += meta.len());
+            let _ = each(folder, &mut |_, meta| {
+                sum += meta.len() / meta.nlink().max(1)
+            });
             sum
         };
         (sum(&self.layers) + sum(&self.tables), sum(&self.plans))
@@ -95,8 +155,9 @@ impl Shelf {
             if is_partial(path) {
                 return;
             }
-            let used = meta.modified().unwrap_or(std::time::UNIX_EPOCH);
-            plans.push((used, meta.len(), path.to_owned()));
+            let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            // Of two names each has one half.
+            plans.push((used, meta.len() / meta.nlink().max(1), path.to_owned()));
         })?;
         plans.sort();
         let mut all: u64 = plans.iter().map(|(_, len, _)| len).sum();

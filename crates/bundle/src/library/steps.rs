@@ -332,6 +332,7 @@ impl Inner {
         let known: HashSet<_> = lock(&self.images).keys().copied().collect();
         self.shelf
             .retain(|digest| known.contains(digest) || is_here(digest))?;
+        self.tidy_earlier()?;
         self.shrink_plans(self.config.plans)?;
         self.give_up()?;
         // What had no room, or failed for another passing reason, is looked at again.
