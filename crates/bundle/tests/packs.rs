@@ -7,6 +7,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pierhead_bundle::pack::{
     Config, Contents, InMemory, Item, Known, Packs, Part, Settings, is_quick, pack,
@@ -378,4 +379,60 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
         used.max() < Some(append(&packs, &random(98, 60_000)).unwrap().pack),
         "{place:?}"
     );
+}
+
+/// Says how often it was asked.
+#[derive(Default)]
+struct Counting(InMemory, AtomicUsize);
+
+impl Known for Counting {
+    fn get(&self, content: &Content) -> Result<Vec<Place>, Error> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.get(content)
+    }
+
+    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error> {
+        self.0.put(content, places)
+    }
+}
+
+#[test]
+fn a_content_of_many_ranges_is_laid_out_once() {
+    const RANGE: usize = 1000;
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
+    let known = Arc::new(Counting::default());
+    let bytes = random(1, 60 * RANGE);
+    let content = Content::of(&bytes);
+    let write = |nth: usize| {
+        let part = Part {
+            content,
+            offset: (nth * RANGE) as u64,
+            len: RANGE as u64,
+        };
+        let payload = &bytes[nth * RANGE..][..RANGE];
+        packs.append(&[part], Coding::Stored, payload).unwrap()
+    };
+    let mut places: Vec<_> = (0..60).map(write).collect();
+    known.put(&content, &places).unwrap();
+    let nothing = Arc::new(MemorySource::default());
+    let source = Contents::new(packs.clone(), known.clone(), nothing, 0);
+    let read = |offset: usize, len: usize| {
+        let mut found = vec![0; len];
+        source.read_at(&content, offset as u64, &mut found).unwrap();
+        assert!(found == bytes[offset..offset + len], "{offset}");
+    };
+    for nth in 0..59 {
+        read(nth * RANGE + 7, RANGE);
+    }
+    read(0, bytes.len());
+    assert_eq!(known.1.load(Ordering::Relaxed), 1);
+    // One that has another place by now is found there.
+    let moved = places[30];
+    places[30] = write(30);
+    known.put(&content, &places).unwrap();
+    let path = folder.path().join(format!("{:08x}.pack", moved.pack));
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(b"damaged!", moved.offset + 500).unwrap();
+    read(29 * RANGE, 3 * RANGE);
 }

@@ -14,7 +14,14 @@ pub struct Contents {
     known: Arc<dyn Known>,
     layers: Arc<dyn Source + Send + Sync>,
     recent: Mutex<Recent>,
+    laid: Mutex<VecDeque<(Content, Arc<Ranges>)>>,
 }
+
+/// Contents of several frames whose ranges are held: each has some ten thousand at most.
+const LAID: usize = 4;
+
+/// Where the ranges of a content begin, and their frames, in order.
+type Ranges = Vec<(u64, Place)>;
 
 /// Frames as they decode, the last used first: neighbours in a frame are often asked for one after the other.
 struct Recent {
@@ -46,6 +53,7 @@ impl Contents {
             known,
             layers,
             recent: Mutex::new(recent),
+            laid: Mutex::default(),
         }
     }
 
@@ -84,48 +92,85 @@ impl Contents {
 
     /// Fills `buf` as far as frames have it; returns how much of it, from its start.
     fn read_packed(&self, content: &Content, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+        let ranges = self.ranges(content)?;
+        match self.read_ranges(&ranges, content, offset, buf) {
+            Err(Error::Missing(_) | Error::Malformed { .. }) => {
+                // A frame has another place by now, or none.
+                self.laid().retain(|(of, _)| of != content);
+                self.read_ranges(&*self.ranges(content)?, content, offset, buf)
+            }
+            read => read,
+        }
+    }
+
+    fn read_ranges(
+        &self,
+        ranges: &Ranges,
+        content: &Content,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Error> {
         let mut filled = 0;
-        for place in self.known.get(content)? {
+        let first = ranges.partition_point(|(begin, _)| *begin <= offset);
+        for (_, place) in &ranges[first.saturating_sub(1)..] {
             if filled == buf.len() {
                 break;
             }
-            // Of a large content only the frames that are asked for are read.
-            let recent = self.recent().get(&place);
-            let listed = match &recent {
-                Some(_) => None,
-                None => Some(self.packs.frame(&place)?),
-            };
-            let frame = recent.as_deref().map(|decoded| &decoded.frame);
-            let parts = frame.or(listed.as_ref()).map_or(&[][..], |it| &it.members);
-            let at = offset.saturating_add(filled as u64);
-            let has_it = |part: &crate::pack::Part| {
-                part.content == *content && (part.offset..part.offset + part.len).contains(&at)
-            };
-            if !parts.iter().any(has_it) {
-                continue;
-            }
-            let decoded = match recent {
-                Some(decoded) => decoded,
-                None => self.decoded(&place)?,
-            };
+            let decoded = self.decoded(place)?;
             let mut begin = 0;
+            let before = filled;
             for part in &decoded.frame.members {
                 let at = offset.saturating_add(filled as u64);
+                let len = usize::try_from(part.len).unwrap_or(usize::MAX);
                 if part.content == *content && (part.offset..part.offset + part.len).contains(&at) {
                     let skip = usize::try_from(at - part.offset).unwrap_or(usize::MAX);
-                    let len = usize::try_from(part.len).unwrap_or(usize::MAX);
-                    let piece = decoded
-                        .bytes
-                        .get(begin + skip..begin + len)
-                        .unwrap_or_default();
+                    let piece = decoded.bytes.get(begin + skip..begin + len);
+                    let piece = piece.unwrap_or_default();
                     let piece = &piece[..piece.len().min(buf.len() - filled)];
                     buf[filled..filled + piece.len()].copy_from_slice(piece);
                     filled += piece.len();
                 }
-                begin += usize::try_from(part.len).unwrap_or(usize::MAX);
+                begin += len;
+            }
+            if filled == before {
+                break;
             }
         }
         Ok(filled)
+    }
+
+    /// Where the ranges of a content are. One that is in a single frame is not looked for in it.
+    fn ranges(&self, content: &Content) -> Result<Arc<Ranges>, Error> {
+        {
+            let mut laid = self.laid();
+            if let Some(at) = laid.iter().position(|(of, _)| of == content)
+                && let Some(found) = laid.remove(at)
+            {
+                let ranges = found.1.clone();
+                laid.push_front(found);
+                return Ok(ranges);
+            }
+        }
+        let places = self.known.get(content)?;
+        if let [place] = places[..] {
+            return Ok(Arc::new(vec![(0, place)]));
+        }
+        let mut ranges = Ranges::with_capacity(places.len());
+        for place in places {
+            let frame = self.packs.frame(&place)?;
+            let parts = frame.members.iter().filter(|part| part.content == *content);
+            ranges.extend(parts.map(|part| (part.offset, place)));
+        }
+        ranges.sort_by_key(|(begin, _)| *begin);
+        let ranges = Arc::new(ranges);
+        let mut laid = self.laid();
+        laid.push_front((*content, ranges.clone()));
+        laid.truncate(LAID);
+        Ok(ranges)
+    }
+
+    fn laid(&self) -> std::sync::MutexGuard<'_, VecDeque<(Content, Arc<Ranges>)>> {
+        self.laid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
