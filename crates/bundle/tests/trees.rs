@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use pierhead_bundle::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
-use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_bundle::layer::{self, LayerIndex, Limits, Pace, Request, Unhurried};
 use pierhead_bundle::table::{LayerEntries, Node};
 use pierhead_bundle::{Blob, Content, Entry, Error, Kind, Table, Time};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
@@ -30,8 +30,14 @@ impl Blob for Memory {
 }
 
 fn table(image: &TreeImage) -> Table {
+    let layers = layers(image);
+    Table::build(&layers.iter().collect::<Vec<_>>()).expect("built")
+}
+
+/// They outlive their folder.
+fn layers(image: &TreeImage) -> Vec<LayerIndex> {
     let folder = tempfile::tempdir().expect("a folder");
-    let layers: Vec<LayerIndex> = (0..)
+    (0..)
         .zip(&image.tars)
         .map(|(nth, tar): (u32, _)| {
             let request = Request {
@@ -42,8 +48,7 @@ fn table(image: &TreeImage) -> Table {
             let out = folder.path().join(nth.to_string());
             layer::index(&Memory(tar.clone()), &request, &mut Unhurried, &out).expect("indexed")
         })
-        .collect();
-    Table::build(&layers.iter().collect::<Vec<_>>()).expect("built")
+        .collect()
 }
 
 fn entries(table: &Table) -> Vec<Entry> {
@@ -378,4 +383,27 @@ fn a_file_whose_owner_cannot_be_set_is_not_setuid() {
     assert_eq!((mode("kept"), mode("lost")), (0o4755, 0o755));
     assert_eq!(summary.modes, 1);
     assert!(!summary.complete());
+}
+
+/// Says stop when it was asked so often.
+struct Stops(u32);
+
+impl Pace for Stops {
+    fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        self.0 = self.0.checked_sub(1).ok_or(Error::Stopped)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn putting_layers_together_stops_when_it_is_told_to() {
+    let layers = layers(&Image::tree(1, &TreeOptions::default()));
+    let layers: Vec<_> = layers.iter().collect();
+    for pauses in 0..2 {
+        let stopped = Table::build_at(&layers, &mut Stops(pauses));
+        assert!(matches!(stopped, Err(Error::Stopped)), "{pauses}");
+    }
+    let built = Table::build_at(&layers, &mut Stops(u32::MAX)).expect("built");
+    let expected = Table::build(&layers).expect("built");
+    assert!(built.bytes() == expected.bytes());
 }

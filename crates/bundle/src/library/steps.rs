@@ -49,7 +49,7 @@ impl Inner {
             self.progress(manifest, At::Index, nth, total);
             layers.push(self.layer(layer, share)?);
         }
-        let table = self.table(manifest, &layers)?;
+        let table = self.table(manifest, &layers, share)?;
         self.progress(manifest, At::Index, total, total);
         let quick = self.fresh(manifest, &documents, &table, &layers, share)?;
         // The places of its contents are worth nothing without their packs, which are on the disk by now.
@@ -132,7 +132,12 @@ impl Inner {
     }
 
     /// The table of an image; made when there is none.
-    fn table(&self, manifest: &pierhead_oci::Digest, layers: &[Indexed]) -> Result<Table, Error> {
+    fn table(
+        &self,
+        manifest: &pierhead_oci::Digest,
+        layers: &[Indexed],
+        share: &mut Share,
+    ) -> Result<Table, Error> {
         let path = self.shelf.table(manifest);
         match Table::open(&path) {
             Ok(table) => return Ok(table),
@@ -140,7 +145,7 @@ impl Inner {
             Err(error) => tracing::warn!(%error, "the table of an image is made anew"),
         }
         let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
-        let table = Table::build(&layers)?;
+        let table = Table::build_at(&layers, share)?;
         if table.bytes().len() > MAX_TABLE {
             return Err(Error::Image("its table is too long".to_owned()));
         }

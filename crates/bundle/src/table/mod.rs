@@ -22,10 +22,11 @@ pub use merge::LayerEntries;
 pub use rows::{Attributes, Node, Row, Rows};
 pub use wire::{decode, encode};
 
+use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::fmt;
 
-use crate::layer::LayerIndex;
+use crate::layer::{LayerIndex, Pace, Unhurried};
 use crate::varint::Reader;
 use crate::{Content, Entry, Error};
 use contents::Index;
@@ -58,11 +59,20 @@ impl Table {
     /// # Errors
     /// `Image` when it is none that could be unpacked; those of the indexes.
     pub fn build(layers: &[&LayerIndex]) -> Result<Self, Error> {
+        Self::build_at(layers, &mut Unhurried)
+    }
+
+    /// The same at somebody's pace, who is asked every few hundred entries.
+    ///
+    /// # Errors
+    /// As [`Self::build`]; [`Error::Stopped`].
+    pub fn build_at(layers: &[&LayerIndex], pace: &mut dyn Pace) -> Result<Self, Error> {
+        let pace = &RefCell::new(pace);
         Self::merge(layers.iter().map(|layer| LayerEntries {
             diff_id: layer.diff_id(),
             skeleton: layer.skeleton(),
-            files: layer.files(),
-            entries: layer.entries(),
+            files: paced(layer.files(), pace),
+            entries: paced(layer.entries(), pace),
         }))
     }
 
@@ -208,4 +218,19 @@ pub fn compare(a: &[u8], b: &[u8]) -> Ordering {
 /// A path holds no NUL, so that 0 is free.
 const fn rank(byte: u8) -> u8 {
     if byte == b'/' { 0 } else { byte }
+}
+
+/// The same, with a pause every few of them.
+fn paced<T>(
+    values: impl Iterator<Item = Result<T, Error>>,
+    pace: &RefCell<&mut dyn Pace>,
+) -> impl Iterator<Item = Result<T, Error>> {
+    /// Each is some microseconds of work at most, on the average.
+    const FEW: usize = 256;
+    values.enumerate().map(|(nth, value)| {
+        if nth % FEW == 0 {
+            pace.borrow_mut().pause(0)?;
+        }
+        value
+    })
 }
