@@ -1180,3 +1180,46 @@ fn bytes_below(folder: &std::path::Path) -> u64 {
     });
     bytes.sum()
 }
+
+#[test]
+fn plans_of_different_questions_do_not_wait_for_each_other() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    (config.share, config.level, config.pairs) = (100, 3, 0);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let images = [tree(1), tree(2), tree(3)];
+    for image in &images {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+    }
+    let [old, slow, other] = &images;
+    let (say, done) = std::sync::mpsc::channel();
+    let planned = library.stat().planned;
+    std::thread::scope(|scope| {
+        let ask = |image: &TreeImage| {
+            let (library, say) = (library.clone(), say.clone());
+            let (want, haves) = (image.image.root, [have(old)]);
+            scope.spawn(move || {
+                let bundle = library.bundle(&want, &haves, false).unwrap();
+                say.send((want, bundle.etag().to_owned())).unwrap();
+            });
+        };
+        // Whoever plans it waits for its manifest.
+        blobs.1.close(Some(slow.image.root));
+        ask(slow);
+        until(|| library.stat().planned > planned);
+        ask(slow);
+        ask(other);
+        let first = done.recv_timeout(Duration::from_secs(30));
+        blobs.1.close(None);
+        assert_eq!(first.unwrap().0, other.image.root);
+        let (one, two) = (done.recv().unwrap(), done.recv().unwrap());
+        assert_eq!(one, two);
+    });
+    assert_eq!(
+        library.stat().planned,
+        planned + 2,
+        "the same question is planned once"
+    );
+    library.close();
+}

@@ -10,6 +10,7 @@ mod documents;
 mod earlier;
 mod figures;
 mod files;
+mod flights;
 mod improve;
 mod kept;
 mod layers;
@@ -44,6 +45,7 @@ use crate::pack::{self, Known as _, Packs};
 use crate::{Blobs, Error};
 use figures::Figures;
 use files::Files;
+use flights::Flights;
 use kept::Kept;
 use queue::Queue;
 use shelf::Shelf;
@@ -132,6 +134,9 @@ pub struct Have {
 /// Images that are known at once; those that came first are forgotten beyond it. Each takes some hundred bytes.
 const MAX_IMAGES: usize = 20_000;
 
+/// Plans that are made at once: each has tables, a frame and its old versions in memory.
+const PLANNING: usize = 4;
+
 /// 100 MB/s a core and more, where level 18 makes 3: `docs/formats/disk.md` has the figures.
 const QUICK: i32 = 3;
 
@@ -156,7 +161,10 @@ pub(crate) struct Inner {
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
     /// Those that somebody may hold, in memory or on their way out.
     alive: Mutex<Vec<Weak<Kept>>>,
-    planning: Mutex<()>,
+    /// Plans that are being made, by what is asked.
+    planning: Flights,
+    /// Pairs that are being prepared while somebody waits. Taken after `planning`.
+    pairing: Flights,
     /// Shared by those who make an image ready: what they packed is named by no plan yet.
     packing: RwLock<()>,
     /// Images that are being made ready: what can wait rests meanwhile.
@@ -260,7 +268,8 @@ impl Library {
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),
-                planning: Mutex::default(),
+                planning: Flights::new(PLANNING),
+                pairing: Flights::new(PLANNING),
                 plans: AtomicU64::new(plans),
                 figures: Figures::default(),
                 tidied: AtomicU64::new(0),

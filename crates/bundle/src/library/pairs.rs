@@ -78,6 +78,11 @@ impl Inner {
         };
         let effort = Effort::Waiting(self.config.waiting);
         let path = quick(new, old, layers);
+        // For another question of which it is a part.
+        let _pairing = self.pairing.begin(path);
+        if let Some(made) = self.pair(new, old, layers)? {
+            return Ok(Some(made));
+        }
         let mut pause = |_| match self.stop.load(Ordering::Relaxed) {
             true => Err(Error::Stopped),
             false => Ok(()),

@@ -6,6 +6,7 @@ use pierhead_oci::Digest;
 
 use super::figures::count;
 use super::files::OfImage;
+use super::plans::key;
 use super::{Bundle, Have, Library, Stream, lock};
 use crate::{Content, Error};
 
@@ -16,8 +17,8 @@ impl Library {
     /// [`Error::Missing`] when the image is not ready (any more); `Io`.
     pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
         let inner = &self.inner;
-        // One at a time: what others wait for is most often this.
-        let _planning = lock(&inner.planning);
+        // What others wait for is most often this.
+        let _planning = inner.planning.begin(key(want, &known(have), layers));
         if let Some(found) = self.planned(want, have, layers)? {
             return Ok(found);
         }
