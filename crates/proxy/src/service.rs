@@ -185,7 +185,10 @@ impl Proxy {
         platforms: &[pierhead_oci::Platform],
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
-        warm::warm(&self.inner, reference, platforms, progress).await
+        {
+            let own = self.inner.limits.own();
+            warm::warm(&self.inner, &own, reference, platforms, progress).await
+        }
     }
 
     /// The digests that make up a cached image: its manifest (by name) and all that it points to,

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use crate::claim::{Claimed, Wanted, claim_of};
 use crate::deadline::Deadline;
 use crate::fetch::{self, Keep};
+use crate::limits::Client;
 use crate::manifest::{is_distributable, manifest};
 use crate::service::Inner;
 use crate::{Error, Progress};
@@ -26,9 +27,10 @@ const JOINS: usize = 8;
 /// How often progress within large blobs is reported.
 const REPORT: Duration = Duration::from_millis(200);
 
-/// See [`Proxy::warm`](crate::Proxy::warm). When dropped, fetches of its own end; what is staged stays.
+/// See [`Proxy::warm`](crate::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
 pub(crate) async fn warm(
     inner: &Arc<Inner>,
+    client: &Arc<Client>,
     reference: &Reference,
     platforms: &[Platform],
     mut report: impl FnMut(Progress) + Send,
@@ -36,7 +38,7 @@ pub(crate) async fn warm(
     let rules = &inner.config.load().rules;
     let allowed = rules.check(&reference.registry, &reference.repository);
     allowed.map_err(|error| error.to_string())?;
-    let blobs = blobs(inner, reference, platforms)
+    let blobs = blobs(inner, client, reference, platforms)
         .await
         .map_err(|error| format!("{reference}: {error}"))?;
     let mut progress = Progress {
@@ -61,7 +63,7 @@ pub(crate) async fn warm(
                 registry: reference.registry.clone(),
                 repository: reference.repository.clone(),
                 digest: blob.digest,
-                client: inner.limits.own(),
+                client: client.clone(),
             };
             let (inner, arrived) = (inner.clone(), arrived.clone());
             running.spawn(async move { one(&inner, wanted, &arrived).await });
@@ -138,6 +140,7 @@ async fn claimed(
 /// The blobs of an image, without repetition; its manifests are in the cache when this returns.
 async fn blobs(
     inner: &Arc<Inner>,
+    client: &Arc<Client>,
     reference: &Reference,
     platforms: &[Platform],
 ) -> Result<Vec<Descriptor>, Error> {
@@ -145,7 +148,7 @@ async fn blobs(
     let mut blobs = Vec::new();
     while let Some((reference, depth)) = walk.next() {
         let deadline = Deadline::new(inner.config.load().answer_within);
-        let (document, _) = manifest(inner, &inner.limits.own(), &reference, deadline).await?;
+        let (document, _) = manifest(inner, client, &reference, deadline).await?;
         let bytes = document.bytes(Manifest::MAX_SIZE).await?;
         let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
         walk.seen.insert(document.digest);

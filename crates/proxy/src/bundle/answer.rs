@@ -107,7 +107,7 @@ impl Asked<'_> {
             .map(|have| have.manifest.to_string())
             .collect::<Vec<_>>()
             .join(", ");
-        let bundle = match self.plan(library, image.digest, have, ask.layers).await? {
+        let bundle = match self.plan(library, image.digest, have, ask).await? {
             Err(pierhead_bundle::Error::Missing(_)) => {
                 // What it is made of has left since: it says how far it is from here.
                 self.ready(library, &image).await?;
@@ -137,17 +137,28 @@ impl Asked<'_> {
         ))
     }
 
-    /// Finds what was planned, or plans it when it is this client's turn.
+    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn.
     async fn plan(
         &self,
         library: &Library,
         want: Digest,
         have: Vec<library::Have>,
-        layers: bool,
+        ask: &Ask,
     ) -> Result<Result<library::Bundle, pierhead_bundle::Error>, Error> {
-        let of = library.clone();
+        let (of, layers) = (library.clone(), ask.layers);
+        let etag = ask.part.as_ref().map(|part| part.etag.clone());
         let (have, found) = blocking(move || {
             let found = of.planned(&want, &have, layers);
+            let is_other = |bundle: &Option<library::Bundle>, etag: &str| {
+                bundle.as_ref().is_none_or(|bundle| bundle.etag() != etag)
+            };
+            let found = match (found, etag) {
+                (Ok(found), Some(etag)) if is_other(&found, &etag) => {
+                    let earlier = of.earlier(&want, &have, layers, &etag);
+                    earlier.map(|earlier| earlier.or(found))
+                }
+                (found, _) => found,
+            };
             (have, found)
         })
         .await?;
@@ -302,7 +313,7 @@ impl Asked<'_> {
         }
         let reference = self.reference(Target::Digest(image.digest));
         let pulls = &self.inner.pulls;
-        let progress = pulls.progress(self.inner, &reference)?;
+        let progress = pulls.progress(self.inner, &self.peer.client, &reference)?;
         Err(Error::NotReady(progress))
     }
 

@@ -106,17 +106,22 @@ async fn watch(inner: &Arc<Inner>) {
 
 /// Offers what is whole; `true` when nothing is awaited any more, and nobody watches from now on.
 fn look(inner: &Inner, library: &Library) -> bool {
-    let mut awaited = inner.arrivals.awaited();
-    awaited.images.retain(|digest, arrival| {
-        let is_whole = arrival.blobs.iter().all(|blob| inner.cache.holds(blob));
-        if is_whole {
-            library.offer(Image {
-                manifest: *digest,
-                repository: arrival.repository.clone(),
-            });
-        }
-        !is_whole && arrival.since.elapsed() < PATIENCE
-    });
-    awaited.is_watched = !awaited.images.is_empty();
-    !awaited.is_watched
+    let mut whole = Vec::new();
+    let is_done = {
+        let mut awaited = inner.arrivals.awaited();
+        awaited.images.retain(|digest, arrival| {
+            let is_whole = arrival.blobs.iter().all(|blob| inner.cache.holds(blob));
+            if is_whole {
+                whole.push(Image {
+                    manifest: *digest,
+                    repository: std::mem::take(&mut arrival.repository),
+                });
+            }
+            !is_whole && arrival.since.elapsed() < PATIENCE
+        });
+        awaited.is_watched = !awaited.images.is_empty();
+        !awaited.is_watched
+    };
+    whole.into_iter().for_each(|image| library.offer(image));
+    is_done
 }
