@@ -42,6 +42,36 @@ pub enum Error {
         /// Where.
         offset: u64,
     },
+    /// The region holds no log that can be used; nothing was changed.
+    #[error(
+        "the region cannot be used as a log: {why}; if nothing in it is wanted, delete it, and it is made anew"
+    )]
+    Format {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The log is at its limit, or what is free is held by readers: remove something, and try again.
+    #[error("the log is full: something must be removed first")]
+    NoRoom,
+    /// More than the layout has room for.
+    #[error("a {what} of {len} bytes, where {most} are the most")]
+    TooLarge {
+        /// Of what.
+        what: &'static str,
+        /// Bytes of it.
+        len: u64,
+        /// Bytes allowed.
+        most: u64,
+    },
+    /// A record is not what was committed: the medium rots there. The value is to be removed and fetched anew.
+    #[error("the record at {offset} of the region is damaged")]
+    Damaged {
+        /// From the region's start.
+        offset: u64,
+    },
+    /// A writer that failed before.
+    #[error("this writer failed before: begin anew")]
+    Spent,
     /// The system said no.
     #[error("cannot {doing}: {source}")]
     Io {
@@ -67,9 +97,13 @@ impl Error {
     /// Whose fault it is; no retry on the same region helps but after [`Fault::Setup`] was mended.
     pub const fn fault(&self) -> Fault {
         match self {
-            Self::Range { .. } | Self::Unaligned { .. } => Fault::Caller,
-            Self::Busy(_) | Self::Foreign { .. } => Fault::Setup,
-            Self::Medium { .. } | Self::Io { .. } => Fault::Machine,
+            Self::Range { .. }
+            | Self::Unaligned { .. }
+            | Self::NoRoom
+            | Self::TooLarge { .. }
+            | Self::Spent => Fault::Caller,
+            Self::Busy(_) | Self::Foreign { .. } | Self::Format { .. } => Fault::Setup,
+            Self::Medium { .. } | Self::Damaged { .. } | Self::Io { .. } => Fault::Machine,
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! It knows no digest, no image, no network and no async runtime: bytes at offsets.
 //!
-//! Layers, from the bytes up: [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut).
+//! Layers, from the bytes up: [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut), [`Log`] (values
+//! that are committed whole or not at all).
 
 // What is excepted stands in the architecture test, which sees to it.
 #![deny(unsafe_code)]
@@ -10,8 +11,14 @@
 
 mod class;
 mod error;
+mod log;
 mod medium;
+#[cfg(any(test, feature = "shadow"))]
+pub mod shadow;
 
 pub use class::Class;
 pub use error::{Error, Fault};
+pub use log::{
+    Entry, Extent, Found, Log, MAX_KEY, MAX_META, Options, Partial, Recovered, SEGMENTS, Writer,
+};
 pub use medium::Medium;

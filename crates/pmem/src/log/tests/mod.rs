@@ -1,0 +1,277 @@
+//! The log against a model, over a medium that can be cut.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Entry, Log, Options, Partial, Writer};
+use crate::Error;
+use crate::shadow::ShadowMedium;
+
+mod cuts;
+
+const SEGMENT: u64 = 4096;
+const SEGMENTS: u64 = 14;
+const OPTIONS: Options = Options { segment: SEGMENT };
+
+type Bytes = Arc<Vec<u8>>;
+
+/// What a log must hold.
+#[derive(Clone, Default)]
+struct Model {
+    /// Whether the log was opened once.
+    opened: bool,
+    values: BTreeMap<Vec<u8>, Bytes>,
+    /// A change whose call has not returned.
+    doubt: Option<(Vec<u8>, Option<Bytes>)>,
+}
+
+fn medium() -> ShadowMedium {
+    ShadowMedium::new(usize::try_from(8192 + SEGMENTS * SEGMENT).unwrap_or(0))
+}
+
+fn open(medium: &ShadowMedium) -> Log<ShadowMedium> {
+    Log::open(medium.clone(), OPTIONS).unwrap().0
+}
+
+fn content(random: &mut fastrand::Rng, len: usize) -> Bytes {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes);
+    Arc::new(bytes)
+}
+
+/// Follows from the content, so that one that belongs to another is found out.
+fn meta(content: &[u8]) -> Vec<u8> {
+    let sum = crc32c::crc32c(content).to_le_bytes();
+    sum.iter()
+        .copied()
+        .cycle()
+        .take(4 + content.len() % 50)
+        .collect()
+}
+
+fn put(log: &Log<ShadowMedium>, key: &[u8], content: &[u8]) -> Result<Entry, Error> {
+    let mut writer = log.begin(key)?;
+    for piece in content.chunks(1500) {
+        writer.write(piece)?;
+    }
+    writer.commit(&meta(content))
+}
+
+fn read(log: &Log<ShadowMedium>, entry: &Entry) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(entry.len()).unwrap()];
+    log.read_at(entry, 0, &mut bytes).unwrap();
+    bytes
+}
+
+impl Model {
+    /// Whether the log holds just this; settles what is in doubt as the log has it.
+    fn check(&mut self, log: &Log<ShadowMedium>) -> Result<(), String> {
+        if let Some((key, change)) = self.doubt.take() {
+            let found = log.get(&key).map_err(|error| error.to_string())?;
+            let found = found.map(|entry| read(log, &entry));
+            if found.as_deref() == change.as_ref().map(|bytes| bytes.as_slice()) {
+                match change {
+                    Some(bytes) => self.values.insert(key, bytes),
+                    None => self.values.remove(&key),
+                };
+            }
+        }
+        let mut listed = 0;
+        log.entries(&mut |_| listed += 1);
+        if listed != self.values.len() {
+            return Err(format!("{listed} values, not {}", self.values.len()));
+        }
+        for (key, bytes) in &self.values {
+            let entry = log.get(key).map_err(|error| error.to_string())?;
+            let entry = entry.ok_or_else(|| format!("{key:?} is lost"))?;
+            if entry.len() != bytes.len() as u64
+                || entry.meta() != meta(bytes)
+                || read(log, &entry) != **bytes
+            {
+                return Err(format!("{key:?} is not what was committed"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Key, writer, what was written, and how long it becomes.
+type Writing = (Vec<u8>, Writer<ShadowMedium>, Vec<u8>, usize);
+
+/// Somebody who uses a log at random, as several writers and readers at once.
+struct Driver {
+    log: Log<ShadowMedium>,
+    medium: ShadowMedium,
+    model: Arc<std::sync::Mutex<Model>>,
+    random: fastrand::Rng,
+    writers: Vec<Writing>,
+    readers: Vec<(Entry, Bytes)>,
+    partials: Vec<(Partial<ShadowMedium>, Vec<u8>)>,
+    refused: u64,
+}
+
+impl Driver {
+    fn new(
+        medium: &ShadowMedium,
+        model: Arc<std::sync::Mutex<Model>>,
+        seed: u64,
+    ) -> Result<Self, Error> {
+        let log = Log::open(medium.clone(), OPTIONS)?.0;
+        model.lock().unwrap().opened = true;
+        Ok(Self {
+            log,
+            medium: medium.clone(),
+            model,
+            random: fastrand::Rng::with_seed(seed),
+            writers: Vec::new(),
+            readers: Vec::new(),
+            partials: Vec::new(),
+            refused: 0,
+        })
+    }
+
+    fn step(&mut self) -> Result<(), Error> {
+        self.medium.lane(self.random.u32(0..2));
+        let done = match self.random.u32(0..20) {
+            0..5 if self.writers.len() < 3 => self.begin(),
+            0..9 => self.write(),
+            9..13 => self.commit(),
+            13 => {
+                self.abort();
+                Ok(())
+            }
+            14..16 => self.remove(),
+            16..18 => self.hold(),
+            18 => {
+                self.let_go();
+                Ok(())
+            }
+            _ => {
+                let capacity = self.log.capacity();
+                self.log.set_limit(if self.random.bool() {
+                    capacity
+                } else {
+                    capacity / 2
+                });
+                Ok(())
+            }
+        };
+        match done {
+            Err(Error::NoRoom) => {
+                self.refused += 1;
+                self.let_go();
+                self.remove()
+            }
+            done => done,
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), Error> {
+        let key = vec![self.random.u8(0..12); self.random.usize(1..3)];
+        let most = if self.random.u32(0..4) == 0 {
+            9000
+        } else {
+            700
+        };
+        let len = self.random.usize(0..most);
+        let writer = self.log.begin(&key)?;
+        if self.random.u32(0..4) == 0 && self.partials.len() < 3 {
+            self.partials.push((writer.reader(), Vec::new()));
+        }
+        self.writers.push((key, writer, Vec::new(), len));
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), Error> {
+        if self.writers.is_empty() {
+            return Ok(());
+        }
+        let at = self.random.usize(0..self.writers.len());
+        let len = self.writers[at].3.saturating_sub(self.writers[at].2.len());
+        let bytes = content(&mut self.random, len.min(2000));
+        let (_, writer, written, _) = &mut self.writers[at];
+        let done = writer.write(&bytes);
+        written.extend_from_slice(&bytes);
+        if done.is_err() {
+            self.writers.swap_remove(at);
+        }
+        done
+    }
+
+    fn commit(&mut self) -> Result<(), Error> {
+        if self.writers.is_empty() {
+            return Ok(());
+        }
+        let at = self.random.usize(0..self.writers.len());
+        let (key, mut writer, mut bytes, len) = self.writers.swap_remove(at);
+        let rest = content(&mut self.random, len.saturating_sub(bytes.len()));
+        writer.write(&rest)?;
+        bytes.extend_from_slice(&rest);
+        let bytes = Arc::new(bytes);
+        self.model.lock().unwrap().doubt = Some((key.clone(), Some(Arc::clone(&bytes))));
+        let meta = meta(&bytes);
+        let done = writer.commit(&meta);
+        let mut model = self.model.lock().unwrap();
+        let doubt = model.doubt.take();
+        match done {
+            Ok(_) => drop(model.values.insert(key, bytes)),
+            Err(Error::NoRoom) => return Err(Error::NoRoom),
+            Err(error) => {
+                model.doubt = doubt;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        if !self.writers.is_empty() {
+            let at = self.random.usize(0..self.writers.len());
+            self.writers.swap_remove(at);
+        }
+    }
+
+    fn remove(&mut self) -> Result<(), Error> {
+        let keys: Vec<_> = self.model.lock().unwrap().values.keys().cloned().collect();
+        let Some(key) = self.random.choice(keys) else {
+            return Ok(());
+        };
+        self.model.lock().unwrap().doubt = Some((key.clone(), None));
+        assert!(self.log.remove(&key)?);
+        let mut model = self.model.lock().unwrap();
+        model.doubt = None;
+        model.values.remove(&key);
+        Ok(())
+    }
+
+    fn hold(&mut self) -> Result<(), Error> {
+        let values: Vec<_> = self
+            .model
+            .lock()
+            .unwrap()
+            .values
+            .clone()
+            .into_iter()
+            .collect();
+        let Some((key, bytes)) = self.random.choice(values) else {
+            return Ok(());
+        };
+        if self.readers.len() < 3
+            && let Some(entry) = self.log.get(&key)?
+        {
+            self.readers.push((entry, bytes));
+        }
+        Ok(())
+    }
+
+    /// Whoever read goes, and had read what there was.
+    fn let_go(&mut self) {
+        for (entry, bytes) in self.readers.drain(..) {
+            assert_eq!(read(&self.log, &entry), *bytes);
+        }
+        for (partial, _) in self.partials.drain(..) {
+            let mut bytes = vec![0; usize::try_from(partial.len()).unwrap()];
+            partial.read_at(0, &mut bytes).unwrap();
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! A medium that loses what was not flushed and fenced: where power is cut in tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::Location;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::medium::{within, word_within};
+use crate::{Class, Error, Medium};
+
+const WORD: u64 = 8;
+const LINE: u64 = 64;
+
+/// Memory that knows which 8-byte words of it a power cut can take. A clone is another handle of the same.
+///
+/// Stricter than the hardware where papers and manuals leave room: a word that was stored several times since it was
+/// durable last may survive as any of them, in no order with any other word; a cache may have evicted a line that
+/// was never flushed, so that it survives; flushed but not fenced means nothing. A fence completes the flushes of its
+/// own [`lane`](Self::lane) alone, as an `sfence` does those of its processor.
+#[derive(Clone)]
+pub struct ShadowMedium {
+    state: Arc<Mutex<State>>,
+}
+
+/// Where in the code something is flushed or fenced.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Site {
+    /// Whether it is a fence.
+    pub fence: bool,
+    /// Its source file.
+    pub file: &'static str,
+    /// Its line there.
+    pub line: u32,
+}
+
+/// What is called before each flush and each fence takes effect: the moments to cut at.
+pub type Probe = Arc<dyn Fn(&ShadowMedium) + Send + Sync>;
+
+#[derive(Clone)]
+struct State {
+    /// What readers see.
+    visible: Vec<u8>,
+    /// What was surely left by a cut.
+    durable: Vec<u8>,
+    /// Values of each word since it was durable, in order, by its number.
+    pending: BTreeMap<u64, Pending>,
+    /// Words that each lane has flushed and not fenced yet.
+    flushing: BTreeMap<u32, BTreeSet<u64>>,
+    lane: u32,
+    sites: BTreeMap<Site, u64>,
+    ignored: BTreeSet<Site>,
+    accesses: u64,
+    fail_at: Option<u64>,
+    probe: Option<Probe>,
+}
+
+#[derive(Clone, Default)]
+struct Pending {
+    values: Vec<[u8; 8]>,
+    /// How many of the values each lane has flushed.
+    flushed: BTreeMap<u32, usize>,
+}
+
+impl ShadowMedium {
+    /// A medium of `len` bytes of nought, all durable.
+    pub fn new(len: usize) -> Self {
+        Self::of(vec![0; len.next_multiple_of(8)])
+    }
+
+    /// A medium of these bytes, all durable.
+    pub fn of(bytes: Vec<u8>) -> Self {
+        let state = State {
+            durable: bytes.clone(),
+            visible: bytes,
+            pending: BTreeMap::new(),
+            flushing: BTreeMap::new(),
+            lane: 0,
+            sites: BTreeMap::new(),
+            ignored: BTreeSet::new(),
+            accesses: 0,
+            fail_at: None,
+            probe: None,
+        };
+        Self {
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    /// What is left when the power goes now, and comes back. Of every four seeds one takes all that may be taken, one
+    /// leaves all, one takes word by word, one line by line. What is ignored stays so.
+    pub fn cut(&self, seed: u64) -> Self {
+        let state = self.lock();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut image = state.durable.clone();
+        let mut line = (u64::MAX, false);
+        for (word, pending) in &state.pending {
+            if line.0 != word * WORD / LINE {
+                line = (word * WORD / LINE, random.bool());
+            }
+            let value = match seed % 4 {
+                0 => None,
+                1 => pending.values.last(),
+                2 => pending.values.get(random.usize(..=pending.values.len())),
+                _ => pending.values.last().filter(|_| line.1),
+            };
+            if let Some(value) = value {
+                put(&mut image, word * WORD, value);
+            }
+        }
+        let left = Self::of(image);
+        left.lock().ignored = state.ignored.clone();
+        left
+    }
+
+    /// The same medium, flushed or not, apart from this one: what a process that was killed leaves to the next.
+    pub fn fork(&self) -> Self {
+        let mut state = self.lock().clone();
+        state.probe = None;
+        Self {
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    /// What readers see.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.lock().visible.clone()
+    }
+
+    /// From now on calls come from this processor.
+    pub fn lane(&self, lane: u32) {
+        self.lock().lane = lane;
+    }
+
+    /// Calls of each flush and fence by now, those ignored among them.
+    pub fn sites(&self) -> BTreeMap<Site, u64> {
+        self.lock().sites.clone()
+    }
+
+    /// From now on what this site flushes or fences is not.
+    pub fn ignore(&self, site: Site) {
+        self.lock().ignored.insert(site);
+    }
+
+    /// The medium fails at the n-th access from now, of whatever kind, and at every one after; `None` heals it.
+    pub fn fail_after(&self, accesses: Option<u64>) {
+        let mut state = self.lock();
+        state.fail_at = accesses.map(|accesses| state.accesses + accesses);
+    }
+
+    /// Accesses by now.
+    pub fn accesses(&self) -> u64 {
+        self.lock().accesses
+    }
+
+    /// What is called from now on before each flush and fence. It may cut, fork and read, but not write.
+    pub fn probe(&self, probe: Option<Probe>) {
+        self.lock().probe = probe;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn access(&self, offset: u64, len: u64) -> Result<MutexGuard<'_, State>, Error> {
+        let mut state = self.lock();
+        within(offset, len, state.visible.len() as u64)?;
+        state.accesses += 1;
+        if state.fail_at.is_some_and(|at| state.accesses > at) {
+            return Err(Error::Medium {
+                path: PathBuf::from("shadow"),
+                offset,
+            });
+        }
+        Ok(state)
+    }
+
+    /// Before a flush or a fence: whether it counts.
+    fn arrive(&self, fence: bool, location: &'static Location<'static>) -> bool {
+        let site = Site {
+            fence,
+            file: location.file(),
+            line: location.line(),
+        };
+        let probe = {
+            let mut state = self.lock();
+            *state.sites.entry(site).or_default() += 1;
+            state.probe.clone()
+        };
+        if let Some(probe) = probe {
+            probe(self);
+        }
+        !self.lock().ignored.contains(&site)
+    }
+}
+
+impl Medium for ShadowMedium {
+    fn len(&self) -> u64 {
+        self.lock().visible.len() as u64
+    }
+
+    fn class(&self) -> Class {
+        Class::Pmem
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let state = self.access(offset, buf.len() as u64)?;
+        let from = at(offset);
+        buf.copy_from_slice(&state.visible[from..from + buf.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        let mut state = self.access(offset, bytes.len() as u64)?;
+        let from = at(offset);
+        state.visible[from..from + bytes.len()].copy_from_slice(bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let State {
+            visible, pending, ..
+        } = &mut *state;
+        for word in offset / WORD..=(offset + bytes.len() as u64 - 1) / WORD {
+            if let Some(value) = visible[at(word * WORD)..].first_chunk() {
+                pending.entry(word).or_default().values.push(*value);
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
+        word_within(offset, self.len())?;
+        self.write(offset, &word.to_le_bytes())
+    }
+
+    #[track_caller]
+    fn flush(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let counts = self.arrive(false, Location::caller());
+        let mut state = self.access(offset, len)?;
+        if !counts || len == 0 {
+            return Ok(());
+        }
+        let words = offset / LINE * LINE / WORD..(offset + len).next_multiple_of(LINE) / WORD;
+        let State {
+            pending,
+            flushing,
+            lane,
+            ..
+        } = &mut *state;
+        let flushing = flushing.entry(*lane).or_default();
+        for (word, pending) in pending.range_mut(words) {
+            pending.flushed.insert(*lane, pending.values.len());
+            flushing.insert(*word);
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    fn fence(&self) -> Result<(), Error> {
+        let counts = self.arrive(true, Location::caller());
+        let mut state = self.access(0, 0)?;
+        if !counts {
+            return Ok(());
+        }
+        let State {
+            pending,
+            flushing,
+            durable,
+            lane,
+            ..
+        } = &mut *state;
+        for word in flushing.remove(lane).unwrap_or_default() {
+            let Some(of) = pending.get_mut(&word) else {
+                continue;
+            };
+            let count = of.flushed.remove(lane).unwrap_or(0);
+            let Some(value) = count.checked_sub(1).and_then(|last| of.values.get(last)) else {
+                continue;
+            };
+            put(durable, word * WORD, value);
+            of.values.drain(..count);
+            of.flushed
+                .values_mut()
+                .for_each(|other| *other = other.saturating_sub(count));
+            if of.values.is_empty() {
+                pending.remove(&word);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn put(bytes: &mut [u8], offset: u64, value: &[u8; 8]) {
+    let from = at(offset);
+    bytes[from..from + 8].copy_from_slice(value);
+}
+
+/// The offset as an index; beyond the end, where checks stop it, when it is none.
+fn at(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
