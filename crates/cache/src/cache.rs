@@ -12,6 +12,7 @@ use crate::flight::{Flight, Order};
 use crate::folder::Folder;
 use crate::metrics::Fullness;
 use crate::pins::Pins;
+use crate::placing::Placing;
 use crate::ranking::Ranking;
 use crate::ranks::RanksFile;
 use crate::state::State;
@@ -72,7 +73,7 @@ impl Cache {
         })
     }
 
-    /// The same on another tier, made after the folder is locked: how tests inject faults.
+    /// The same on another tier than the disk, made after the folder is locked: how tests inject faults.
     ///
     /// # Errors
     /// As [`Cache::open`].
@@ -84,7 +85,11 @@ impl Cache {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = Folder::open(&config.data)?;
         let pins = Pins::open(&config.data).map_err(failed)?;
-        let tier = tier(&config).map_err(failed)?;
+        let disk = tier(&config).map_err(failed)?;
+        let placing = config.fast.as_ref();
+        let placing = placing.map(|fast| Placing::new(fast, disk.clone()));
+        let placing = placing.transpose().map_err(failed)?;
+        let tier = placing.as_ref().map_or(disk, Placing::tier);
         let ranking = Ranking::new(eviction.into(), config.recorder.clone(), now());
         let mut state = State::new(ranking, config.capacity, config.memory);
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
@@ -96,7 +101,7 @@ impl Cache {
         }
         let catalog = Catalog::open(&config.data);
         load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
-        let store = Arc::new(Store::new(config.clone(), tier, state, folder));
+        let store = Arc::new(Store::new(config.clone(), (tier, placing), state, folder));
         let names = Names::open(store.clone()).map_err(failed)?;
         catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
@@ -288,6 +293,7 @@ impl Cache {
         if let Ok(manifest) = Manifest::parse(content, Some(media_type.as_str()))
             && !matches!(manifest.body, Body::Index { .. })
         {
+            self.store.image_came(digest, &manifest);
             let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
             lock(&self.store.state).share(digest, parts);
         }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::Recorder;
+use crate::{FastTier, Recorder};
 
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]
@@ -34,6 +34,8 @@ pub struct Config {
     pub flush_interval: Duration,
     /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
     pub ranks_interval: Duration,
+    /// A tier in front of the disk, if there is one.
+    pub fast: Option<FastTier>,
     /// Is told of each request.
     pub recorder: Option<Recorder>,
 }
@@ -62,6 +64,7 @@ impl Config {
             leftover_age: Duration::from_secs(24 * 3600),
             flush_interval: Duration::from_secs(30),
             ranks_interval: Duration::from_secs(300),
+            fast: None,
             recorder: None,
         }
     }

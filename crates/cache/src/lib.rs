@@ -35,6 +35,7 @@ mod names;
 mod object;
 mod partials;
 mod pins;
+mod placing;
 mod ranking;
 mod ranks;
 mod reclaim;
@@ -59,6 +60,7 @@ pub use names::{Name, Names, Record};
 pub use object::Object;
 /// What ranks go by, and what is assumed of a fetch before one was measured.
 pub use pierhead_eviction::Access;
+pub use placing::{FastTier, TierStat};
 pub use ranking::{Eviction, Outcome, Recorder};
 pub use stat::{Entry, EvictionStat, Stat};
 

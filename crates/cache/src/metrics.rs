@@ -5,13 +5,14 @@ use std::sync::atomic::AtomicU64;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::TierStat;
 use crate::door::Refusal;
 use crate::store::Store;
 use crate::{lock, now};
@@ -231,6 +232,9 @@ impl Collector for Fullness {
             info.metric_type(),
         )?;
         info.encode(described)?;
+        if let Some(placing) = &store.placing {
+            tier(&mut encoder, &placing.stat())?;
+        }
         for (name, help, unit, value) in figures {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             let encoder =
@@ -239,4 +243,97 @@ impl Collector for Fullness {
         }
         Ok(())
     }
+}
+
+/// The fast tier, where there is one.
+fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std::fmt::Error> {
+    let info = Info::new([("class", stat.class)]);
+    let described = encoder.encode_descriptor(
+        "tier",
+        "What becomes of the fast tier when the power goes",
+        None,
+        info.metric_type(),
+    )?;
+    info.encode(described)?;
+    let fast = &stat.fast;
+    let bytes = Some(Unit::Bytes);
+    let gauges = [
+        (
+            "tier_capacity",
+            "The medium of the fast tier",
+            &bytes,
+            stat.capacity,
+        ),
+        ("tier_free", "What it has still to give", &bytes, fast.free),
+        ("tier_used", "Ours on the fast tier", &bytes, fast.used),
+        ("tier_limit", "The bound on that", &bytes, fast.limit),
+        (
+            "tier_owed",
+            "What the disk has still to take of it",
+            &bytes,
+            fast.owed,
+        ),
+        ("tier_blobs", "Blobs on the fast tier", &None, fast.blobs),
+        (
+            "tier_queue",
+            "Blobs that the disk has still to take",
+            &None,
+            fast.queue,
+        ),
+    ];
+    for (name, help, unit, value) in gauges {
+        let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        let described =
+            encoder.encode_descriptor(name, help, unit.as_ref(), gauge.metric_type())?;
+        gauge.encode(described)?;
+    }
+    let counters = [
+        (
+            "tier_staged",
+            "Content written to the fast tier",
+            &bytes,
+            fast.staged,
+        ),
+        (
+            "tier_drained",
+            "Content copied to the disk behind",
+            &bytes,
+            fast.drained,
+        ),
+        (
+            "tier_moved",
+            "Fills that went on on the disk",
+            &None,
+            fast.moved,
+        ),
+        (
+            "tier_evictions",
+            "Blobs that left the fast tier for room",
+            &None,
+            fast.evicted,
+        ),
+        (
+            "tier_damaged",
+            "Blobs found damaged on the fast tier",
+            &None,
+            fast.damaged,
+        ),
+    ];
+    for (name, help, unit, value) in counters {
+        let counter = ConstCounter::new(value);
+        let described =
+            encoder.encode_descriptor(name, help, unit.as_ref(), counter.metric_type())?;
+        counter.encode(described)?;
+    }
+    let hits = Family::<[(&str, &str); 1], Counter>::default();
+    for (on, count) in [("fast", fast.hits), ("disk", fast.disk_hits)] {
+        hits.get_or_create(&[("on", on)]).inc_by(count);
+    }
+    let described = encoder.encode_descriptor(
+        "tier_hits",
+        "Blobs opened, by tier",
+        None,
+        hits.metric_type(),
+    )?;
+    hits.encode(described)
 }

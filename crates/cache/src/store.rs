@@ -15,6 +15,7 @@ use crate::folder::Folder;
 use crate::memory::Small;
 use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
+use crate::placing::Placing;
 use crate::state::{State, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 use crate::turns::Turns;
@@ -35,6 +36,8 @@ pub(crate) struct Store {
     pub(crate) turns: Turns<Digest>,
     /// Whether some fill is being synced early.
     pub(crate) syncing: AtomicBool,
+    /// With a fast tier only.
+    pub(crate) placing: Option<Placing>,
     /// Held for its lock.
     folder: Mutex<Option<Folder>>,
 }
@@ -50,7 +53,12 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 }
 
 impl Store {
-    pub(crate) fn new(config: Config, tier: Arc<dyn Tier>, state: State, folder: Folder) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        (tier, placing): (Arc<dyn Tier>, Option<Placing>),
+        state: State,
+        folder: Folder,
+    ) -> Self {
         Self {
             config,
             tier,
@@ -61,6 +69,7 @@ impl Store {
             reclaim: Mutex::new(()),
             turns: Turns::default(),
             syncing: AtomicBool::new(false),
+            placing,
             folder: Mutex::new(Some(folder)),
         }
     }
@@ -95,7 +104,10 @@ impl Store {
             }
         }
         match self.tier.open(digest) {
-            Ok(Some(blob)) => Ok(Some(self.register(digest, blob, |_| ()))),
+            Ok(Some(blob)) => {
+                self.requested(digest, blob.trailer().size());
+                Ok(Some(self.register(digest, blob, |_| ())))
+            }
             Ok(None) => {
                 drop(turn);
                 self.remove_damaged(digest, None);
@@ -203,7 +215,9 @@ impl Store {
                     state.settle(flight);
                 });
                 // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.
-                let _ = self.hold(&open);
+                if let Ok(Some(small)) = self.hold(&open) {
+                    self.small_came(digest, &small.bytes);
+                }
                 Ok(open)
             }
             Err(error) => {
@@ -231,6 +245,7 @@ impl Store {
     pub(crate) fn stage(&self, digest: &Digest) -> Result<(Box<dyn Staged>, u64), Error> {
         let _turn = self.turns.take(*digest);
         let partial = lock(&self.state).partials.remove(digest);
+        self.place(digest);
         let reserved = partial.map_or(0, |partial| partial.bytes);
         let staged = self.tier.stage(digest).and_then(|mut staged| {
             // Its bytes were about to be deleted, and are counted no more.

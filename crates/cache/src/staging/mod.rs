@@ -1,5 +1,6 @@
 //! What belongs on a fast tier and what stays there longest: pure rules over plain figures, weighed against one another.
 
+mod advisor;
 mod hot_files;
 mod layer_aware;
 mod sharing_runs;
@@ -9,6 +10,7 @@ mod weighed;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use advisor::Advisor;
 pub use hot_files::{HotImageFiles, Start, Step, Temperature};
 pub use layer_aware::{LayerAware, Progress};
 pub use sharing_runs::SharingRuns;

@@ -1,0 +1,151 @@
+//! The fast tier as the cache uses it: the rules are asked at each fill, and told of each request.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use pierhead_oci::{Digest, Manifest};
+
+use crate::staging::{Advisor, Progress, Weights};
+use crate::store::{Store, blocking};
+use crate::tier::{FastStat, Hint, Options, Tier, WriteBehind};
+use crate::{Cache, lock};
+
+/// A tier in front of the disk.
+#[derive(Clone)]
+pub struct FastTier {
+    /// The medium.
+    pub tier: Arc<dyn Tier>,
+    /// How the two are used.
+    pub options: Options,
+    /// What the rules count for.
+    pub weights: Weights,
+    /// What becomes of it when the power goes, as people are told: `pmem`, `emulated-file`, `volatile`.
+    pub class: &'static str,
+    /// Bytes of the medium.
+    pub capacity: u64,
+}
+
+/// What the fast tier is and holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierStat {
+    /// What becomes of it when the power goes.
+    pub class: &'static str,
+    /// Bytes of the medium.
+    pub capacity: u64,
+    /// What it holds and did.
+    pub fast: FastStat,
+}
+
+pub(crate) struct Placing {
+    behind: Arc<WriteBehind>,
+    advisor: Mutex<Advisor>,
+    class: &'static str,
+    capacity: u64,
+}
+
+impl Placing {
+    /// Puts `fast` in front of `disk`.
+    pub(crate) fn new(fast: &FastTier, disk: Arc<dyn Tier>) -> std::io::Result<Self> {
+        let behind = WriteBehind::open(fast.tier.clone(), disk, fast.options)?;
+        Ok(Self {
+            behind: Arc::new(behind),
+            advisor: Mutex::new(Advisor::new(fast.weights)),
+            class: fast.class,
+            capacity: fast.capacity,
+        })
+    }
+
+    /// Both tiers as one.
+    pub(crate) fn tier(&self) -> Arc<dyn Tier> {
+        self.behind.clone()
+    }
+
+    pub(crate) fn stat(&self) -> TierStat {
+        TierStat {
+            class: self.class,
+            capacity: self.capacity,
+            fast: self.behind.stat(),
+        }
+    }
+}
+
+impl Store {
+    /// Says where the fill of a digest should go. Nothing without a fast tier.
+    pub(crate) fn place(&self, digest: &Digest) {
+        let Some(placing) = &self.placing else { return };
+        let advisor = lock(&placing.advisor);
+        let state = lock(&self.state);
+        let progress = |layer: &Digest, size: u64| {
+            let flight = state.fills.get(layer);
+            let landed = match state.index.contains_key(layer) {
+                true => size,
+                false => flight.map_or(0, |flight| flight.staged.load(Ordering::Relaxed)),
+            };
+            Progress {
+                size,
+                landed,
+                rate: None,
+                running: flight.is_some(),
+            }
+        };
+        let sharing = state.ranking.shares.of(digest).into();
+        let floor = |bytes| placing.behind.floor(bytes);
+        if let Some((bytes, verdict)) = advisor.judge(digest, sharing, progress, floor) {
+            let hint = Hint {
+                placement: verdict.placement,
+                priority: verdict.priority,
+                bytes,
+            };
+            placing.behind.hint(*digest, hint);
+        }
+    }
+
+    /// Somebody asked for a blob, which was opened for it. Nothing without a fast tier.
+    pub(crate) fn requested(&self, digest: &Digest, bytes: u64) {
+        let Some(placing) = &self.placing else { return };
+        let mut advisor = lock(&placing.advisor);
+        advisor.request(digest);
+        if placing.behind.holds(digest) {
+            let sharing = lock(&self.state).ranking.shares.of(digest).into();
+            let priority = advisor.priority(digest, bytes, sharing);
+            placing.behind.rank(digest, priority);
+        }
+    }
+
+    /// The manifest of an image was stored. Nothing without a fast tier.
+    pub(crate) fn image_came(&self, digest: &Digest, manifest: &Manifest) {
+        let Some(placing) = &self.placing else { return };
+        let mut advisor = lock(&placing.advisor);
+        if let Some(config) = advisor.enter(*digest, manifest) {
+            let small = lock(&self.state).in_memory(&config);
+            if let Some(small) = small {
+                advisor.configure(&config, &small.bytes);
+            }
+        }
+    }
+
+    /// A small blob was stored, maybe a config. Nothing without a fast tier.
+    pub(crate) fn small_came(&self, digest: &Digest, content: &Bytes) {
+        if let Some(placing) = &self.placing {
+            lock(&placing.advisor).configure(digest, content);
+        }
+    }
+}
+
+impl Cache {
+    /// What the fast tier is and holds; `None` when there is none.
+    pub fn tier(&self) -> Option<TierStat> {
+        self.store.placing.as_ref().map(Placing::stat)
+    }
+
+    /// Changes how many bytes the fast tier holds, as [`WriteBehind::set_limit`] does; `false` when there is none.
+    pub async fn set_tier_limit(&self, limit: u64) -> bool {
+        let Some(placing) = &self.store.placing else {
+            return false;
+        };
+        let behind = placing.behind.clone();
+        blocking(move || behind.set_limit(limit)).await;
+        true
+    }
+}

@@ -1,0 +1,187 @@
+//! What is known of the images that are being pulled, and what the rules make of it.
+
+use std::collections::{HashMap, VecDeque};
+
+use pierhead_oci::{Body, Digest, Manifest};
+use serde::Deserialize;
+
+use super::{
+    Facts, HotImageFiles, LayerAware, Placement, Progress, Start, Step, Temperature, Value,
+    Verdict, Weights,
+};
+
+/// Images that are remembered, the latest, and layers of each: together some megabytes.
+const MAX_IMAGES: usize = 256;
+const MAX_LAYERS: usize = 256;
+/// Blobs whose requests are counted; when there are more, all counts are forgotten.
+const MAX_COUNTED: usize = 64 << 10;
+
+/// See the head of this module. No I/O.
+#[derive(Default)]
+pub(crate) struct Advisor {
+    weights: Weights,
+    value: Value,
+    lass: LayerAware,
+    /// By manifest.
+    images: HashMap<Digest, Image>,
+    /// Of `images`, the oldest first.
+    order: VecDeque<Digest>,
+    /// The latest image that names a blob.
+    named: HashMap<Digest, Digest>,
+    requests: HashMap<Digest, u32>,
+}
+
+struct Image {
+    /// The lowest first, with their sizes as claimed.
+    layers: Vec<(Digest, u64)>,
+    config: (Digest, u64),
+    temperatures: Option<Vec<Temperature>>,
+}
+
+/// Of an image's config.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    history: Vec<Entry>,
+    config: Option<Settings>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(default)]
+    created_by: String,
+    #[serde(default)]
+    empty_layer: bool,
+}
+
+#[derive(Default, Deserialize)]
+struct Settings {
+    #[serde(rename = "Entrypoint")]
+    entrypoint: Option<Vec<String>>,
+    #[serde(rename = "Cmd")]
+    command: Option<Vec<String>>,
+    #[serde(rename = "Env")]
+    environment: Option<Vec<String>>,
+}
+
+impl Advisor {
+    pub(crate) fn new(weights: Weights) -> Self {
+        Self {
+            weights,
+            ..Self::default()
+        }
+    }
+
+    /// An image whose parts may be asked for soon: says which config it has.
+    pub(crate) fn enter(&mut self, digest: Digest, manifest: &Manifest) -> Option<Digest> {
+        let Body::Image { config, layers, .. } = &manifest.body else {
+            return None;
+        };
+        if layers.len() > MAX_LAYERS {
+            return None;
+        }
+        let image = Image {
+            layers: layers.iter().map(|it| (it.digest, it.size)).collect(),
+            config: (config.digest, config.size),
+            temperatures: None,
+        };
+        let parts = image.layers.iter().map(|(layer, _)| *layer);
+        for part in parts.chain([config.digest]) {
+            self.named.insert(part, digest);
+        }
+        if self.images.insert(digest, image).is_none() {
+            self.order.push_back(digest);
+        }
+        if self.order.len() > MAX_IMAGES
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.images.remove(&oldest);
+            self.named.retain(|_, image| *image != oldest);
+        }
+        Some(config.digest)
+    }
+
+    /// The config of an image that was entered. Of what is no config nothing is noted.
+    pub(crate) fn configure(&mut self, config: &Digest, content: &[u8]) {
+        let Some(image) = self
+            .named
+            .get(config)
+            .and_then(|it| self.images.get_mut(it))
+        else {
+            return;
+        };
+        if image.config.0 != *config || image.temperatures.is_some() {
+            return;
+        }
+        let Ok(document) = serde_json::from_slice::<Document>(content) else {
+            return;
+        };
+        let made = document.history.into_iter().filter(|it| !it.empty_layer);
+        let steps: Vec<_> = made
+            .map(|Entry { created_by, .. }| Step { created_by })
+            .take(MAX_LAYERS + 1)
+            .collect();
+        let settings = document.config.unwrap_or_default();
+        let (entrypoint, command) = (settings.entrypoint, settings.command);
+        let start = Start {
+            arguments: entrypoint.into_iter().chain(command).flatten().collect(),
+            environment: settings.environment.unwrap_or_default(),
+        };
+        image.temperatures = HotImageFiles.judge(image.layers.len(), &steps, &start);
+    }
+
+    /// One more request for a blob: says how many that makes.
+    pub(crate) fn request(&mut self, digest: &Digest) -> u32 {
+        if self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest) {
+            self.requests.clear();
+        }
+        let count = self.requests.entry(*digest).or_insert(0);
+        *count = count.saturating_add(1);
+        *count
+    }
+
+    /// What speaks for a fill: its size as claimed, and the verdict on it. `progress` says how far a layer is; `floor` what
+    /// would have to leave for so many bytes. `None` of what no image names.
+    pub(crate) fn judge(
+        &self,
+        digest: &Digest,
+        sharing: u32,
+        mut progress: impl FnMut(&Digest, u64) -> Progress,
+        floor: impl FnOnce(u64) -> f64,
+    ) -> Option<(u64, Verdict)> {
+        let image = self.images.get(self.named.get(digest)?)?;
+        let index = image.layers.iter().position(|(layer, _)| layer == digest);
+        let bytes = index.map_or(image.config.1, |index| image.layers[index].1);
+        let arriving = index.map(|index| {
+            let layers: Vec<_> = image
+                .layers
+                .iter()
+                .map(|(layer, size)| progress(layer, *size))
+                .collect();
+            self.lass.place(&layers, index)
+        });
+        let temperature = index.and_then(|index| image.temperatures.as_ref()?.get(index).copied());
+        let facts = Facts {
+            bytes,
+            demand: 1.0 + f64::from(self.requests.get(digest).copied().unwrap_or(0)),
+            sharing,
+            arriving,
+            temperature,
+            floor: floor(bytes),
+        };
+        Some((bytes, self.weights.judge(&self.value, &facts)))
+    }
+
+    /// The rank of a blob of `bytes` that is there.
+    pub(crate) fn priority(&self, digest: &Digest, bytes: u64, sharing: u32) -> f64 {
+        let facts = Facts {
+            bytes,
+            demand: 1.0 + f64::from(self.requests.get(digest).copied().unwrap_or(0)),
+            sharing,
+            arriving: None::<Placement>,
+            temperature: None,
+            floor: 0.0,
+        };
+        self.weights.priority(&self.value, &facts)
+    }
+}
