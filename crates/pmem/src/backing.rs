@@ -1,0 +1,168 @@
+//! What lies below a file: whether the power takes it away, whatever its file system promises.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+/// File systems that do not outlive the machine's power, or what started this process. As in the kernel's `magic.h`.
+const GONE: &[(i64, &str)] = &[
+    (0x0102_1994, "tmpfs is memory"),
+    (0x8584_58f6, "ramfs is memory"),
+    (0x9584_58f6, "hugetlbfs is memory"),
+    (
+        0x794c_7630,
+        "an overlay goes with its container, and may lie in memory",
+    ),
+];
+
+/// Devices on devices that are followed; a loop on a mapper on a partition has three.
+const DEPTH: u32 = 8;
+
+/// Why what is written to `file` is lost with the power, as far as the kernel tells.
+pub(crate) fn volatile(file: &File) -> io::Result<Option<String>> {
+    below(file, Path::new("/sys"), DEPTH)
+}
+
+fn below(file: &File, sys: &Path, depth: u32) -> io::Result<Option<String>> {
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    if let Some((_, why)) = GONE.iter().find(|(magic, _)| *magic == kind) {
+        return Ok(Some((*why).to_owned()));
+    }
+    let device = file.metadata()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    Ok(of_device(
+        &sys.join(format!("dev/block/{major}:{minor}")),
+        sys,
+        depth,
+    ))
+}
+
+/// The same of a block device, given its folder in sysfs. One without a folder (the file systems that make up
+/// their device numbers) is taken for a disk.
+fn of_device(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
+    let depth = depth.checked_sub(1)?;
+    let folder = fs::canonicalize(folder).ok()?;
+    for part in folder.ancestors().take_while(|part| *part != sys) {
+        let name = part.file_name().map(|name| name.to_string_lossy());
+        let name = name.as_deref().unwrap_or_default();
+        let numbered = |kind: &str| {
+            name.strip_prefix(kind)
+                .is_some_and(|number| number.parse::<u32>().is_ok())
+        };
+        if numbered("ram") || numbered("zram") {
+            return Some(format!("{name} is a disk made of memory"));
+        }
+        if name == "e820_pmem" {
+            return Some("the persistent memory is DRAM that memmap= has set aside".to_owned());
+        }
+        if numbered("region") && is(&part.join("devtype"), "nd_volatile") {
+            return Some(format!("the kernel says that {name} is volatile"));
+        }
+    }
+    if let Ok(path) = fs::read_to_string(folder.join("loop/backing_file")) {
+        let below = File::open(path.trim_end()).and_then(|file| below(&file, sys, depth));
+        return below.ok().flatten();
+    }
+    // A mapper is what it is made of: one part that goes takes the whole away.
+    fs::read_dir(folder.join("slaves"))
+        .ok()?
+        .flatten()
+        .find_map(|slave| of_device(&slave.path(), sys, depth))
+}
+
+fn is(path: &Path, text: &str) -> bool {
+    fs::read_to_string(path).is_ok_and(|found| found.trim_end() == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A sysfs with one device 8:1 at `path`, and `files` below its root.
+    fn sysfs(path: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().expect("a folder");
+        let device = sys.path().join(path);
+        fs::create_dir_all(&device).expect("a folder");
+        fs::create_dir_all(sys.path().join("dev/block")).expect("a folder");
+        symlink(&device, sys.path().join("dev/block/8:1")).expect("a link");
+        for (path, text) in files {
+            let path = sys.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+            fs::write(path, format!("{text}\n")).expect("a file");
+        }
+        sys
+    }
+
+    fn found(sys: &tempfile::TempDir) -> Option<String> {
+        let sys = fs::canonicalize(sys.path()).expect("a folder");
+        of_device(&sys.join("dev/block/8:1"), &sys, DEPTH)
+    }
+
+    #[test]
+    fn disks_made_of_memory_are_seen() {
+        for (path, volatile) in [
+            ("devices/virtual/block/ram0", true),
+            ("devices/virtual/block/zram12", true),
+            ("devices/virtual/block/ram0/ram0p1", true),
+            ("devices/pci0/nvme/nvme0/nvme0n1/nvme0n1p2", false),
+            ("devices/virtual/block/ramses", false),
+            (
+                "devices/platform/e820_pmem/ndbus0/region0/namespace0.0/block/pmem0",
+                true,
+            ),
+            (
+                "devices/LNXSYSTM:00/ACPI0012:00/ndbus0/region0/namespace0.0/block/pmem0",
+                false,
+            ),
+        ] {
+            assert_eq!(found(&sysfs(path, &[])).is_some(), volatile, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_region_says_itself_that_it_is_volatile() {
+        let path = "devices/ndbus0/region1/namespace1.0/block/pmem1";
+        for (devtype, volatile) in [("nd_volatile", true), ("nd_pmem", false)] {
+            let sys = sysfs(path, &[("devices/ndbus0/region1/devtype", devtype)]);
+            assert_eq!(found(&sys).is_some(), volatile, "{devtype}");
+        }
+    }
+
+    #[test]
+    fn a_mapper_is_what_it_is_made_of() {
+        let sys = sysfs("devices/virtual/block/dm-0", &[]);
+        let slaves = sys.path().join("devices/virtual/block/dm-0/slaves");
+        fs::create_dir_all(&slaves).expect("a folder");
+        for (name, volatile) in [("sda1", false), ("zram0", true)] {
+            let slave = sys.path().join("devices/virtual/block").join(name);
+            fs::create_dir_all(&slave).expect("a folder");
+            symlink(&slave, slaves.join(name)).expect("a link");
+            assert_eq!(found(&sys).is_some(), volatile, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_loop_is_what_its_file_lies_in_and_a_ring_ends() {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file in memory");
+        let path = file.path().to_string_lossy().into_owned();
+        let device = "devices/virtual/block/loop0";
+        let of = format!("{device}/loop/backing_file");
+        let sys = sysfs(device, &[(&of, &path)]);
+        assert!(found(&sys).is_some_and(|why| why.contains("tmpfs")));
+
+        let ring = sysfs("devices/virtual/block/dm-1", &[]);
+        let own = ring.path().join("devices/virtual/block/dm-1");
+        fs::create_dir_all(own.join("slaves")).expect("a folder");
+        symlink(&own, own.join("slaves/dm-1")).expect("a link");
+        assert_eq!(found(&ring), None);
+    }
+
+    #[test]
+    fn what_the_kernel_says_nothing_of_is_a_disk() {
+        let sys = tempfile::tempdir().expect("a folder");
+        assert_eq!(found(&sys), None);
+    }
+}

@@ -1,0 +1,167 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A clock that only sleeps move, and that wakes late.
+#[derive(Debug, Default)]
+struct Fake {
+    now: Mutex<Duration>,
+    late: Duration,
+    sleeps: Mutex<u32>,
+}
+
+impl Clock for Arc<Fake> {
+    fn now(&self) -> Duration {
+        *self.now.lock().expect("sound")
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.now.lock().expect("sound") += time + self.late;
+        *self.sleeps.lock().expect("sound") += 1;
+    }
+}
+
+const SLOW: Model = Model {
+    read: 1_000_000_000,
+    write: 100_000_000,
+    access: Duration::from_millis(10),
+    fence: Duration::from_millis(5),
+};
+
+fn pacer(model: Model, late: Duration) -> (Arc<Fake>, Pacer<Arc<Fake>>) {
+    let clock = Arc::new(Fake {
+        // Not at the clock's beginning, so that credit could be given.
+        now: Mutex::new(Duration::from_secs(9)),
+        late,
+        ..Fake::default()
+    });
+    (Arc::clone(&clock), Pacer::new(model, clock))
+}
+
+fn passed(clock: &Arc<Fake>) -> Duration {
+    clock.now() - Duration::from_secs(9)
+}
+
+#[test]
+fn bytes_take_their_time_at_each_rate() {
+    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    pacer.read(0, 500_000_000);
+    assert_eq!(passed(&clock), Duration::from_millis(510));
+    pacer.write(500_000_000, 50_000_000);
+    assert_eq!(passed(&clock), Duration::from_millis(1010));
+}
+
+#[test]
+fn small_accesses_are_not_a_sleep_each_but_take_their_time_together() {
+    let (clock, pacer) = pacer(Model::NVDIMM, Duration::ZERO);
+    for n in 0..100_000 {
+        pacer.write(n * 8, 8);
+        pacer.flush();
+        pacer.fence();
+    }
+    // 960 ns and 6 ns each.
+    let wanted = Duration::from_nanos(966 * 100_000);
+    assert!(passed(&clock) <= wanted && passed(&clock) + GRAIN > wanted);
+    assert!(*clock.sleeps.lock().expect("sound") < 100);
+}
+
+#[test]
+fn a_sleep_that_ends_late_is_credited() {
+    let (clock, pacer) = pacer(SLOW, Duration::from_micros(300));
+    for n in 0..1000 {
+        pacer.write(n * 200_000, 200_000);
+    }
+    let wanted = Duration::from_millis(2010);
+    assert!(passed(&clock) <= wanted + GRAIN, "{:?}", passed(&clock));
+}
+
+#[test]
+fn a_device_that_idled_does_not_save_the_time_up() {
+    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    clock.sleep(Duration::from_secs(100));
+    let before = passed(&clock);
+    pacer.write(0, 100_000_000);
+    assert!(passed(&clock) - before >= Duration::from_millis(1009));
+}
+
+#[test]
+fn only_an_access_elsewhere_is_a_seek() {
+    let seeks = |offsets: &[u64]| {
+        let model = Model {
+            read: u64::MAX,
+            write: u64::MAX,
+            ..SLOW
+        };
+        let (clock, pacer) = pacer(model, Duration::ZERO);
+        for offset in offsets {
+            pacer.read(*offset, 10);
+        }
+        passed(&clock).as_millis() / 10
+    };
+    assert_eq!(seeks(&[0, 10, 20, 30]), 1);
+    assert_eq!(seeks(&[0, 100, 0]), 3);
+    // Two streams, in turns.
+    assert_eq!(seeks(&[0, 1000, 10, 1010, 20, 1020]), 2);
+    // More than are followed: the first was forgotten.
+    let many: Vec<u64> = (0..9).map(|n| n * 1000).chain([10]).collect();
+    assert_eq!(seeks(&many), 10);
+}
+
+#[test]
+fn a_fence_costs_only_what_it_waits_for() {
+    let (clock, pacer) = pacer(SLOW, Duration::ZERO);
+    pacer.fence();
+    assert_eq!(passed(&clock), Duration::ZERO);
+    pacer.flush();
+    pacer.fence();
+    pacer.fence();
+    assert_eq!(passed(&clock), Duration::from_millis(5));
+}
+
+#[test]
+fn the_bytes_are_those_of_the_medium_below() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = crate::Config {
+        path: folder.path().join("r"),
+        size: 4096,
+    };
+    let (clock, _) = pacer(SLOW, Duration::ZERO);
+    let region = crate::Region::open(&config).expect("a region");
+    let slow = Modelled::with_clock(region, SLOW, Arc::clone(&clock));
+    slow.write(1, b"abc").expect("in range");
+    slow.store(8, 7).expect("aligned");
+    slow.flush(0, 16).expect("in range");
+    slow.fence().expect("sound");
+    let mut buf = [0; 16];
+    slow.inner().read(0, &mut buf).expect("in range");
+    assert_eq!(&buf, b"\0abc\0\0\0\0\x07\0\0\0\0\0\0\0");
+    // Two seeks, as 8 does not follow 4, and a fence.
+    assert_eq!(passed(&clock).as_millis(), 25);
+    assert_eq!((slow.len(), slow.class()), (4096, slow.inner().class()));
+    // What fails takes no time.
+    assert!(slow.read(4096, &mut [0]).is_err());
+    assert_eq!(passed(&clock).as_millis(), 25);
+}
+
+proptest! {
+    /// Whatever the order, the device is neither quicker than its model nor slower by more than a grain.
+    #[test]
+    fn time_is_the_sum_of_the_costs(accesses in proptest::collection::vec((any::<bool>(), 0_u64..1_000_000), 1..200)) {
+        let model = Model { access: Duration::ZERO, ..SLOW };
+        let (clock, pacer) = pacer(model, Duration::ZERO);
+        let mut wanted = Duration::ZERO;
+        for (read, len) in accesses {
+            if read {
+                pacer.read(0, len);
+                wanted += time(len, model.read);
+            } else {
+                pacer.write(0, len);
+                wanted += time(len, model.write);
+            }
+        }
+        prop_assert!(passed(&clock) <= wanted);
+        prop_assert!(passed(&clock) + GRAIN * 2 >= wanted);
+    }
+}

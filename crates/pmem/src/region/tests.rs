@@ -1,0 +1,73 @@
+use super::*;
+
+fn open(path: &Path, size: u64) -> Result<Region, Error> {
+    Region::open(&Config {
+        path: path.to_owned(),
+        size,
+    })
+}
+
+const LINES: Result<(), Errno> = Ok(());
+
+#[test]
+fn the_class_is_what_was_tried_and_never_more() {
+    let lines = || Lines::detect().map_err(|_| "none");
+    let gone = || Some("tmpfs is memory".to_owned());
+    for refused in [Errno::OPNOTSUPP, Errno::INVAL] {
+        let (class, flush, why) = classify(Err(refused), None, lines());
+        assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
+        assert!(why.contains("refuses MAP_SYNC"), "{why}");
+    }
+    // No instruction: a Cortex-A72.
+    let (class, flush, why) = classify(LINES, None, Err("this processor has no dc cvap"));
+    assert!(matches!((class, flush), (Class::EmulatedFile, Flush::Sync)));
+    assert!(why.contains("no dc cvap"), "{why}");
+    // Memory, even where MAP_SYNC works.
+    for synchronous in [LINES, Err(Errno::OPNOTSUPP)] {
+        let (class, flush, why) = classify(synchronous, gone(), lines());
+        assert!(matches!((class, flush), (Class::Volatile, Flush::Nothing)));
+        assert!(why.contains("tmpfs"), "{why}");
+    }
+    if let Ok(lines) = Lines::detect() {
+        let (class, flush, _) = classify(LINES, None, Ok(lines));
+        assert!(matches!((class, flush), (Class::Pmem, Flush::Lines(_))));
+    }
+}
+
+#[test]
+fn fences_wait_for_the_hull_of_what_was_flushed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut region = open(&folder.path().join("r"), 1 << 20).expect("a region");
+    region.flush = Flush::Sync;
+    let pending = |region: &Region| region.pending.lock().expect("sound").clone();
+    region.flush(70_000, 10).expect("in range");
+    region.flush(8, 8).expect("in range");
+    region.flush(500, 0).expect("in range");
+    assert_eq!(pending(&region), Some(8..70_010));
+    region.fence().expect("sound");
+    assert_eq!(pending(&region), None);
+    region.flush(9, 0).expect("in range");
+    assert_eq!(pending(&region), None);
+}
+
+#[test]
+fn a_region_can_be_flushed_by_instructions_and_its_cut_is_seen_by_them() {
+    let Ok(lines) = Lines::detect() else {
+        return;
+    };
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let mut region = open(&folder.path().join("r"), 1 << 20).expect("a region");
+    region.flush = Flush::Lines(lines);
+    region.write(5000, b"here").expect("in range");
+    region.flush(5000, 4).expect("in range");
+    region.fence().expect("sound");
+    region.file().set_len(4096).expect("cut");
+    assert!(matches!(
+        region.flush(5000, 4),
+        Err(Error::Medium {
+            offset: 4096..8192,
+            ..
+        })
+    ));
+    assert!(matches!(region.fence(), Err(Error::Medium { .. })));
+}

@@ -1,0 +1,98 @@
+//! x86-64: `clwb`, else `clflushopt`, else `clflush`, and `sfence`.
+//!
+//! `clwb` keeps the line in the cache, the others drop it; `clflush` besides waits for its forerunner, line by line, which
+//! costs several times as much, but every processor has it.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence};
+
+/// Intel's manual, CPUID leaf 7, EBX.
+const CLFLUSHOPT: u32 = 1 << 23;
+const CLWB: u32 = 1 << 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Instruction {
+    Clwb,
+    ClflushOpt,
+    Clflush,
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "other processors have none")]
+pub(super) fn detect() -> Result<(Instruction, usize), &'static str> {
+    let features = if __cpuid(0).eax >= 7 {
+        __cpuid_count(7, 0).ebx
+    } else {
+        0
+    };
+    // Leaf 1, EBX bits 8 to 15: the line that clflush takes, in units of 8 bytes; 64 wherever there is one.
+    let line = usize::from(__cpuid(1).ebx.to_le_bytes()[1]) * 8;
+    Ok((best(features), line.next_power_of_two().max(16)))
+}
+
+fn best(features: u32) -> Instruction {
+    if features & CLWB != 0 {
+        Instruction::Clwb
+    } else if features & CLFLUSHOPT != 0 {
+        Instruction::ClflushOpt
+    } else {
+        Instruction::Clflush
+    }
+}
+
+pub(super) const fn name(instruction: Instruction) -> &'static str {
+    match instruction {
+        Instruction::Clwb => "clwb",
+        Instruction::ClflushOpt => "clflushopt",
+        Instruction::Clflush => "clflush",
+    }
+}
+
+/// # Safety
+///
+/// `lines` lines at `first` are mapped.
+pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usize, lines: usize) {
+    macro_rules! each {
+        ($name:literal) => {
+            for n in 0..lines {
+                let at = first.wrapping_add(n * line);
+                // SAFETY: the caller's promise; the processor has the instruction, as detected. It changes no memory, and
+                // comes after the stores before it in the program, since it is not said to leave memory alone.
+                unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
+            }
+        };
+    }
+    match instruction {
+        Instruction::Clwb => each!("clwb"),
+        Instruction::ClflushOpt => each!("clflushopt"),
+        Instruction::Clflush => each!("clflush"),
+    }
+}
+
+pub(super) fn fence(_: Instruction) {
+    // SAFETY: every x86-64 has it, and it does nothing but order stores.
+    unsafe { _mm_sfence() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_instruction_is_taken() {
+        assert_eq!(best(CLWB | CLFLUSHOPT), Instruction::Clwb);
+        assert_eq!(best(CLWB), Instruction::Clwb);
+        assert_eq!(best(CLFLUSHOPT), Instruction::ClflushOpt);
+        assert_eq!(best(0), Instruction::Clflush);
+        assert_eq!(best(!(CLWB | CLFLUSHOPT)), Instruction::Clflush);
+    }
+
+    #[test]
+    fn the_instruction_of_every_processor_runs() {
+        let bytes = [7_u8; 256];
+        let (_, line) = detect().expect("an x86-64 always has one");
+        // SAFETY: two lines from the array's start lie in it; clflush is everywhere.
+        unsafe { flush(Instruction::Clflush, bytes.as_ptr(), line, 2) };
+        fence(Instruction::Clflush);
+        assert_eq!(bytes, [7; 256]);
+    }
+}

@@ -1,0 +1,158 @@
+use std::sync::Barrier;
+
+use proptest::prelude::*;
+
+use super::super::sigbus::is_watched;
+use super::*;
+
+fn file(len: u64) -> File {
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(len).expect("a length");
+    file
+}
+
+fn map(file: &File, len: usize) -> Map {
+    Map::of(file, len).expect("a map").0
+}
+
+fn start(map: &Map) -> usize {
+    map.base.addr().get()
+}
+
+#[test]
+fn slots_are_free_again_once_unmapped() {
+    let file = file(4096);
+    // Four times as many as there are slots.
+    for _ in 0..4 * super::super::sigbus::SLOTS {
+        let map = map(&file, 4096);
+        let at = start(&map);
+        assert!(is_watched(at) && is_watched(at + 4095));
+    }
+}
+
+#[test]
+fn a_slot_that_failed_is_sound_for_its_next_owner() {
+    let file = file(8192);
+    let mut first = Vec::new();
+    for _ in 0..8 {
+        first.push(map(&file, 8192));
+    }
+    file.set_len(0).expect("cut");
+    for map in &first {
+        assert_eq!(map.load(5000, &mut [0]), Err(Failed(5000)));
+    }
+    drop(first);
+    file.set_len(8192).expect("a length");
+    for _ in 0..8 {
+        assert_eq!(map(&file, 8192).load(5000, &mut [0]), Ok(()));
+    }
+}
+
+#[test]
+fn a_fault_marks_its_own_map_only() {
+    let (cut, whole) = (file(8192), file(8192));
+    let (a, b) = (map(&cut, 8192), map(&whole, 8192));
+    cut.set_len(4096).expect("cut");
+    assert!(a.save(4000, &[1; 200]).is_err());
+    // The offset is the word that faulted.
+    assert_eq!(a.failed(), Some(Failed(4096)));
+    assert_eq!(b.save(4000, &[1; 200]), Ok(()));
+    assert_eq!(b.failed(), None);
+}
+
+#[test]
+fn threads_that_fault_at_once_all_learn_it() {
+    let file = file(1 << 20);
+    let map = map(&file, 1 << 20);
+    map.save(0, &vec![7; 1 << 20]).expect("sound");
+    let barrier = Barrier::new(5);
+    std::thread::scope(|scope| {
+        for n in 0..4_usize {
+            let (map, barrier) = (&map, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                let mut buf = vec![0; 1 << 18];
+                // Until the cut is noticed: each read before is of what was written, whole.
+                loop {
+                    let done = if n % 2 == 0 {
+                        map.load(n << 18, &mut buf)
+                    } else {
+                        map.save(n << 18, &[7; 1 << 18])
+                    };
+                    match done {
+                        Ok(()) => assert!(n % 2 == 1 || buf.iter().all(|byte| *byte == 7)),
+                        Err(Failed(_)) => break,
+                    }
+                }
+            });
+        }
+        barrier.wait();
+        file.set_len(0).expect("cut");
+    });
+    assert!(map.failed().is_some());
+}
+
+#[test]
+#[should_panic(expected = "of a map of")]
+fn nothing_outside_of_the_map_is_touched() {
+    let file = file(4096);
+    let _ = map(&file, 4096).load(4090, &mut [0; 7]);
+}
+
+#[test]
+fn a_range_is_touched_page_by_page() {
+    let file = file(3 << 12);
+    let map = map(&file, 3 << 12);
+    file.set_len(2 << 12).expect("cut");
+    assert_eq!(map.touch(0, 2 << 12), Ok(()));
+    assert_eq!(map.touch(4095, 4097), Ok(()));
+    assert_eq!(map.touch(0, 0), Ok(()));
+    assert!(map.touch(4095, 4098).is_err());
+}
+
+#[test]
+fn neighbours_of_a_word_can_be_written_at_once() {
+    let file = file(4096);
+    let map = map(&file, 4096);
+    std::thread::scope(|scope| {
+        for n in 0..8_u8 {
+            let map = &map;
+            scope.spawn(move || {
+                for round in 0..2000_usize {
+                    map.save(round % 8 * 8 + usize::from(n), &[n + 1])
+                        .expect("sound");
+                }
+            });
+        }
+    });
+    let mut buf = [0; 64];
+    map.load(0, &mut buf).expect("sound");
+    assert_eq!(buf, [1, 2, 3, 4, 5, 6, 7, 8].repeat(8).as_slice());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// What a plain array would hold, for all lengths and places: words, strings, past the cache.
+    #[test]
+    fn bytes_are_where_they_were_put(writes in proptest::collection::vec(
+        (0_usize..30_000, prop_oneof![0_usize..20, 200_usize..300, 4000_usize..9000], any::<u8>()), 1..20,
+    )) {
+        const LEN: usize = 40_000;
+        let file = file(LEN as u64);
+        let map = map(&file, LEN);
+        let mut wanted = vec![0_u8; LEN];
+        for (at, len, seed) in writes {
+            let bytes: Vec<u8> = (0..len).map(|n| seed.wrapping_add(n.to_le_bytes()[0])).collect();
+            map.save(at, &bytes).expect("sound");
+            wanted[at..at + len].copy_from_slice(&bytes);
+            let mut buf = vec![0xee; len + 9];
+            map.load(at, &mut buf).expect("sound");
+            prop_assert_eq!(&buf, &wanted[at..at + len + 9]);
+        }
+        // And in the file, for whoever sends it.
+        let mut buf = vec![0; LEN];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut buf, 0).expect("readable");
+        prop_assert_eq!(buf, wanted);
+    }
+}

@@ -1,0 +1,12 @@
+//! What the language cannot check: a file mapped for stores, cache lines, SIGBUS.
+//!
+//! Outside of this folder the crate has no `unsafe`; what leaves it is safe to call with any argument.
+#![allow(unsafe_code)]
+
+mod copy;
+mod flush;
+mod map;
+mod sigbus;
+
+pub(crate) use flush::Lines;
+pub(crate) use map::{Failed, Map};

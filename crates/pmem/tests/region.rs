@@ -1,0 +1,249 @@
+//! Regions from outside: made, owned, refused, cut short under the map.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use pierhead_pmem::{Class, Config, Error, Fault, Medium, Region};
+
+const SIZE: u64 = 1 << 20;
+
+fn open(path: &Path, size: u64) -> Result<Region, Error> {
+    Region::open(&Config {
+        path: path.to_owned(),
+        size,
+    })
+}
+
+fn foreign(result: Result<Region, Error>) -> String {
+    match result {
+        Err(error @ Error::Foreign { .. }) => {
+            assert_eq!(error.fault(), Fault::Setup);
+            error.to_string()
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_region_is_made_whole_and_found_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    let region = open(&path, SIZE).expect("made");
+    region.write(3, b"stays").expect("in range");
+    region.store(64, 0x0102_0304_0506_0708).expect("aligned");
+    region.flush(0, 128).expect("in range");
+    region.fence().expect("sound");
+    drop(region);
+    assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 1);
+    let region = open(&path, SIZE).expect("found");
+    let mut buf = [0; 5];
+    region.read(3, &mut buf).expect("in range");
+    assert_eq!(&buf, b"stays");
+    let mut word = [0; 8];
+    region
+        .file()
+        .read_exact_at(&mut word, 64)
+        .expect("readable");
+    assert_eq!(word, [8, 7, 6, 5, 4, 3, 2, 1]);
+}
+
+#[test]
+fn memory_is_never_called_persistent() {
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let region = open(&folder.path().join("tier"), SIZE).expect("made");
+    let report = region.report();
+    assert_eq!((report.class, report.flush), (Class::Volatile, "none"));
+    assert!(!report.class.is_persistent());
+    assert!(report.to_string().contains("volatile"), "{report}");
+    region.flush(0, SIZE).expect("in range");
+    region.fence().expect("sound");
+}
+
+#[test]
+fn calls_outside_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let region = open(&folder.path().join("tier"), SIZE).expect("made");
+    let mut buf = [0; 2];
+    for (offset, len) in [(SIZE - 1, 2), (SIZE, 1), (u64::MAX, 2), (u64::MAX - 1, 2)] {
+        let bytes = &mut buf[..len];
+        assert!(matches!(
+            region.read(offset, bytes),
+            Err(Error::Range { .. })
+        ));
+        assert!(matches!(
+            region.write(offset, bytes),
+            Err(Error::Range { .. })
+        ));
+        assert!(matches!(
+            region.flush(offset, len as u64),
+            Err(Error::Range { .. })
+        ));
+    }
+    assert!(matches!(
+        region.flush(1, u64::MAX),
+        Err(Error::Range { .. })
+    ));
+    assert!(matches!(region.store(SIZE, 1), Err(Error::Range { .. })));
+    assert!(matches!(
+        region.store(SIZE - 4, 1),
+        Err(Error::Unaligned { .. })
+    ));
+    region.read(SIZE, &mut []).expect("nothing, at the end");
+    region.store(SIZE - 8, 1).expect("the last word");
+}
+
+#[test]
+fn a_second_opening_is_told_that_it_is_in_use() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    let first = open(&path, SIZE).expect("made");
+    first.write(0, b"mine").expect("in range");
+    let second = open(&path, SIZE);
+    assert!(
+        matches!(&second, Err(Error::Busy(busy)) if *busy == path),
+        "{second:?}"
+    );
+    drop(first);
+    open(&path, SIZE).expect("free again");
+}
+
+#[test]
+fn another_process_is_kept_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    drop(open(&path, SIZE).expect("made"));
+    // flock(1) holds it until its input ends.
+    let mut other = Command::new("flock")
+        .arg("--exclusive")
+        .arg(&path)
+        .args(["sh", "-c", "echo held; cat"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("flock(1) of util-linux");
+    let mut said = [0; 5];
+    let mut output = other.stdout.take().expect("piped");
+    std::io::Read::read_exact(&mut output, &mut said).expect("held");
+    assert!(matches!(open(&path, SIZE), Err(Error::Busy(_))));
+    drop(other.stdin.take());
+    other.wait().expect("ended");
+    open(&path, SIZE).expect("free again");
+}
+
+#[test]
+fn what_cannot_be_the_region_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("short");
+    fs::write(&path, b"somebody's").expect("written");
+    let said = foreign(open(&path, SIZE));
+    assert!(
+        said.contains("10 bytes") && said.contains("1048576"),
+        "{said}"
+    );
+    assert_eq!(fs::read(&path).expect("there"), b"somebody's");
+    assert!(foreign(open(&path, 0)).contains("0 bytes"));
+    assert!(foreign(open(&path, u64::MAX)).contains("region"));
+    assert!(foreign(open(Path::new("/dev/null"), SIZE)).contains("-o dax"));
+    assert!(matches!(open(folder.path(), SIZE), Err(Error::Io { .. })));
+    let nowhere = open(&folder.path().join("no/tier"), SIZE);
+    assert!(
+        matches!(&nowhere, Err(Error::Io { doing, .. }) if doing.contains("no/tier")),
+        "{nowhere:?}"
+    );
+}
+
+#[test]
+fn a_disk_without_the_room_keeps_nothing_half_made() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    // More than any disk has, less than a file may have.
+    let refused = open(&path, 1 << 42);
+    assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
+    assert_eq!(fs::read_dir(folder.path()).expect("readable").count(), 0);
+}
+
+#[test]
+fn what_a_killed_predecessor_left_beside_is_made_anew() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("tier.new"), vec![9; 100]).expect("written");
+    let region = open(&folder.path().join("tier"), SIZE).expect("made");
+    let mut buf = [1; 100];
+    region.read(0, &mut buf).expect("in range");
+    assert_eq!(buf, [0; 100]);
+}
+
+#[test]
+fn of_many_openers_at_once_one_has_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tier");
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| open(&path, SIZE))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    });
+    assert_eq!(
+        results.iter().filter(|result| result.is_ok()).count(),
+        1,
+        "{results:?}"
+    );
+    for result in results {
+        assert!(matches!(result, Ok(_) | Err(Error::Busy(_))), "{result:?}");
+    }
+    assert_eq!(fs::metadata(&path).expect("there").len(), SIZE);
+}
+
+/// Whatever is done first after the file was cut fails, and so does everything then, even once the file is whole again.
+#[test]
+fn a_file_cut_under_the_map_is_an_error_for_good() {
+    type Act = fn(&Region) -> Result<(), Error>;
+    let first: [(&str, Act); 5] = [
+        ("read", |region| region.read(SIZE / 2, &mut [0; 9000])),
+        ("read of a word", |region| {
+            region.read(SIZE - 8, &mut [0; 8])
+        }),
+        ("write", |region| region.write(SIZE / 2 - 100, &[1; 9000])),
+        ("store", |region| region.store(SIZE - 8, 1)),
+        ("flush", |region| region.flush(0, SIZE)),
+    ];
+    for place in [Path::new("/dev/shm"), &std::env::temp_dir()] {
+        for (name, act) in first {
+            let folder = tempfile::tempdir_in(place).expect("a folder");
+            let path = folder.path().join("tier");
+            let region = open(&path, SIZE).expect("made");
+            region.write(0, &vec![7; 1 << 20]).expect("in range");
+            File::options()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.set_len(SIZE / 2))
+                .expect("cut");
+            region
+                .read(0, &mut [0; 4096])
+                .expect("what is left can be read");
+            let error = act(&region).expect_err(name);
+            assert!(
+                matches!(error, Error::Medium { offset, .. } if offset >= SIZE / 2),
+                "{name}: {error}"
+            );
+            assert_eq!(error.fault(), Fault::Machine);
+            region.file().set_len(SIZE).expect("whole again");
+            for (then, act) in first {
+                assert!(
+                    matches!(act(&region), Err(Error::Medium { .. })),
+                    "{then} after {name}"
+                );
+            }
+            assert!(region.fence().is_err() && region.sound().is_err());
+            // Opened anew it is a region again, of what the file holds.
+            drop(region);
+            let region = open(&path, SIZE).expect("found");
+            let mut buf = [1; 2];
+            region.read(0, &mut buf).expect("in range");
+            assert_eq!(buf, [7, 7]);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! SIGBUS that is not ours has the effect that it would have had: in processes of their own, since it ends them.
+
+use std::ffi::c_int;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+
+use pierhead_pmem::{Config, Region};
+
+/// Runs this test program again for the one test `name`, as the child that dies or lives.
+fn child(name: &str) -> ExitStatus {
+    let program = std::env::current_exe().expect("this program");
+    Command::new(program)
+        .args([name, "--exact", "--ignored", "--test-threads=1"])
+        .output()
+        .expect("started")
+        .status
+}
+
+fn with_a_region() -> (tempfile::TempDir, Region) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = Config {
+        path: folder.path().join("tier"),
+        size: 4096,
+    };
+    let region = Region::open(&config).expect("made");
+    (folder, region)
+}
+
+/// Reads a page of a mapped file that is no longer there.
+fn fault() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap};
+    let file = tempfile::tempfile().expect("a file");
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let page = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            4096,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+    };
+    let page = page.expect("mapped").cast::<u8>();
+    // SAFETY: the address is mapped, and the fault that this raises is what is wanted.
+    unsafe { page.read_volatile() };
+}
+
+extern "C" fn leaves(_: c_int) {
+    // SAFETY: _exit may be called in a handler.
+    unsafe { libc::_exit(42) };
+}
+
+fn handled_by(handler: usize) {
+    // SAFETY: `leaves` has the signature of a handler, SIG_DFL and SIG_IGN are for this.
+    unsafe { libc::signal(libc::SIGBUS, handler) };
+}
+
+#[test]
+fn a_signal_sent_by_somebody_ends_the_process() {
+    assert_eq!(child("child_is_sent_one").signal(), Some(libc::SIGBUS));
+    assert_eq!(
+        child("child_by_default_is_sent_one").signal(),
+        Some(libc::SIGBUS)
+    );
+}
+
+#[test]
+fn a_signal_that_was_ignored_is_ignored() {
+    assert!(child("child_ignores_one").success());
+}
+
+#[test]
+fn a_fault_elsewhere_ends_the_process() {
+    assert_eq!(child("child_faults").signal(), Some(libc::SIGBUS));
+    assert_eq!(
+        child("child_by_default_faults").signal(),
+        Some(libc::SIGBUS)
+    );
+}
+
+#[test]
+fn a_fault_elsewhere_reaches_who_handled_it_before() {
+    assert_eq!(child("child_handles_its_own").code(), Some(42));
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_is_sent_one() {
+    let _region = with_a_region();
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::BUS)
+        .expect("sent");
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_by_default_is_sent_one() {
+    handled_by(libc::SIG_DFL);
+    child_is_sent_one();
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_ignores_one() {
+    handled_by(libc::SIG_IGN);
+    child_is_sent_one();
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_faults() {
+    let _region = with_a_region();
+    fault();
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_by_default_faults() {
+    handled_by(libc::SIG_DFL);
+    child_faults();
+}
+
+#[test]
+#[ignore = "a child of a test above"]
+fn child_handles_its_own() {
+    let handler: extern "C" fn(c_int) = leaves;
+    handled_by(handler as usize);
+    child_faults();
+}
