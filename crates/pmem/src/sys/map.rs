@@ -147,7 +147,8 @@ impl Map {
         let start = self.at(offset, len).cast_const();
         // SAFETY: the range is mapped.
         unsafe { lines.flush(start, len) };
-        self.sound()
+        // The instruction faults as a load does, except where an emulator makes nothing of it.
+        self.touch(offset, len)
     }
 
     /// Waits for what [`Self::flush`] started in this thread.
