@@ -8,6 +8,8 @@ use crate::Error;
 use crate::shadow::ShadowMedium;
 
 mod cuts;
+mod damage;
+mod using;
 
 const SEGMENT: u64 = 4096;
 const SEGMENTS: u64 = 14;
@@ -106,7 +108,7 @@ struct Driver {
     random: fastrand::Rng,
     writers: Vec<Writing>,
     readers: Vec<(Entry, Bytes)>,
-    partials: Vec<(Partial<ShadowMedium>, Vec<u8>)>,
+    partials: Vec<Partial<ShadowMedium>>,
     refused: u64,
 }
 
@@ -142,10 +144,7 @@ impl Driver {
             }
             14..16 => self.remove(),
             16..18 => self.hold(),
-            18 => {
-                self.let_go();
-                Ok(())
-            }
+            18 => self.let_go(),
             _ => {
                 let capacity = self.log.capacity();
                 self.log.set_limit(if self.random.bool() {
@@ -159,7 +158,7 @@ impl Driver {
         match done {
             Err(Error::NoRoom) => {
                 self.refused += 1;
-                self.let_go();
+                self.let_go()?;
                 self.remove()
             }
             done => done,
@@ -176,7 +175,7 @@ impl Driver {
         let len = self.random.usize(0..most);
         let writer = self.log.begin(&key)?;
         if self.random.u32(0..4) == 0 && self.partials.len() < 3 {
-            self.partials.push((writer.reader(), Vec::new()));
+            self.partials.push(writer.reader());
         }
         self.writers.push((key, writer, Vec::new(), len));
         Ok(())
@@ -265,13 +264,16 @@ impl Driver {
     }
 
     /// Whoever read goes, and had read what there was.
-    fn let_go(&mut self) {
+    fn let_go(&mut self) -> Result<(), Error> {
         for (entry, bytes) in self.readers.drain(..) {
-            assert_eq!(read(&self.log, &entry), *bytes);
+            let mut seen = vec![0; bytes.len()];
+            self.log.read_at(&entry, 0, &mut seen)?;
+            assert_eq!(seen, *bytes);
         }
-        for (partial, _) in self.partials.drain(..) {
+        for partial in self.partials.drain(..) {
             let mut bytes = vec![0; usize::try_from(partial.len()).unwrap()];
-            partial.read_at(0, &mut bytes).unwrap();
+            partial.read_at(0, &mut bytes)?;
         }
+        Ok(())
     }
 }

@@ -1,0 +1,190 @@
+//! Ordinary use: a model, many threads, readers, the limit, compaction.
+
+use std::sync::{Arc, Mutex};
+
+use proptest::prelude::*;
+
+use super::{Driver, Model, OPTIONS, content, medium, meta, open, put, read};
+use crate::{Error, Log, MAX_KEY, MAX_META};
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_holds_what_a_map_holds(seed: u64) {
+        let medium = medium();
+        let model = Arc::new(Mutex::new(Model::default()));
+        let mut driver = Driver::new(&medium, Arc::clone(&model), seed).unwrap();
+        for _ in 0..300 {
+            driver.step().unwrap();
+            prop_assert!(driver.log.used() <= driver.log.capacity() + 3 * 4096);
+        }
+        prop_assert_eq!(model.lock().unwrap().check(&driver.log), Ok(()));
+        let (again, found) = Log::open(medium.clone(), OPTIONS).unwrap();
+        prop_assert_eq!(model.lock().unwrap().check(&again), Ok(()));
+        prop_assert_eq!(found.dropped, 0);
+        drop(again);
+        driver.let_go().unwrap();
+        driver.writers.clear();
+        let keys: Vec<_> = model.lock().unwrap().values.keys().cloned().collect();
+        for key in keys {
+            prop_assert!(driver.log.remove(&key).unwrap());
+        }
+        prop_assert_eq!(driver.log.used(), 0);
+    }
+}
+
+#[test]
+fn half_dead_segments_are_emptied_for_new_values() {
+    let medium = medium();
+    let log = open(&medium);
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut model = Model::default();
+    // A third of each segment lives for ever, the rest is written again and again.
+    for round in 0..30u8 {
+        let bytes = content(&mut random, 900);
+        put(&log, b"passing", &bytes).unwrap();
+        model.values.insert(b"passing".to_vec(), bytes);
+        if round < 24 {
+            let bytes = content(&mut random, 700);
+            put(&log, &[round], &bytes).unwrap();
+            model.values.insert(vec![round], bytes);
+        }
+    }
+    // More than was free: it takes what is dead between those that live.
+    let bytes = content(&mut random, 12_000);
+    put(&log, b"large", &bytes).unwrap();
+    model.values.insert(b"large".to_vec(), bytes);
+    assert_eq!(model.check(&log), Ok(()));
+    let moved = open(&medium.cut(0));
+    assert_eq!(model.check(&moved), Ok(()));
+}
+
+#[test]
+fn what_a_reader_holds_is_not_written_over() {
+    let log = open(&medium());
+    let mut random = fastrand::Rng::with_seed(4);
+    let bytes = content(&mut random, 5000);
+    let held = put(&log, b"held", &bytes).unwrap();
+    assert!(log.remove(b"held").unwrap());
+    let used = log.used();
+    for _ in 0..100 {
+        put(&log, b"passing", &content(&mut random, 3000)).unwrap();
+        assert_eq!(read(&log, &held), *bytes);
+    }
+    log.remove(b"passing").unwrap();
+    assert_eq!(log.used(), used);
+    drop(held);
+    assert_eq!(log.used(), 0);
+}
+
+#[test]
+fn a_reader_behind_a_writer_outlives_it() {
+    let log = open(&medium());
+    let mut writer = log.begin(b"key").unwrap();
+    let partial = writer.reader();
+    assert!(partial.is_empty());
+    writer.write(&[7; 6000]).unwrap();
+    assert_eq!(partial.len(), 6000);
+    assert!(matches!(
+        partial.read_at(5000, &mut [0; 1001]),
+        Err(Error::Range { .. })
+    ));
+    drop(writer);
+    for _ in 0..60 {
+        put(&log, b"passing", &[9; 3000]).unwrap();
+    }
+    let mut bytes = [0; 6000];
+    partial.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 6000]);
+    log.remove(b"passing").unwrap();
+    drop(partial);
+    assert_eq!(log.used(), 0);
+}
+
+#[test]
+fn a_dropped_writer_frees_its_space_at_once() {
+    let log = open(&medium());
+    for _ in 0..200 {
+        let mut writer = log.begin(b"key").unwrap();
+        writer.write(&[1; 10_000]).unwrap();
+        assert!(log.used() >= 10_000);
+        drop(writer);
+        assert_eq!(log.used(), 0);
+    }
+    assert!(log.get(b"key").unwrap().is_none());
+}
+
+#[test]
+fn the_limit_holds_until_something_is_removed() {
+    let log = open(&medium());
+    put(&log, b"first", &[1; 3000]).unwrap();
+    put(&log, b"second", &[2; 3000]).unwrap();
+    log.set_limit(5000);
+    assert_eq!(log.limit(), 5000);
+    assert!(matches!(log.begin(b"third"), Err(Error::NoRoom)));
+    assert!(log.remove(b"first").unwrap());
+    assert!(!log.remove(b"first").unwrap());
+    let mut writer = log.begin(b"third").unwrap();
+    assert!(matches!(writer.write(&[3; 3000]), Err(Error::NoRoom)));
+    assert!(matches!(writer.write(&[3; 3]), Err(Error::Spent)));
+    drop(writer);
+    put(&log, b"third", &[3; 1000]).unwrap();
+    log.set_limit(u64::MAX);
+    assert_eq!(log.limit(), log.capacity());
+}
+
+#[test]
+fn lengths_are_bounded() {
+    let log = open(&medium());
+    assert!(matches!(
+        log.begin(&[0; MAX_KEY + 1]),
+        Err(Error::TooLarge { len: 73, .. })
+    ));
+    let too_much = vec![0; MAX_META + 1];
+    let refused = log.begin(b"key").unwrap().commit(&too_much);
+    assert!(matches!(refused, Err(Error::TooLarge { most: 65536, .. })));
+    // Its tail has to lie within one segment.
+    let refused = log.begin(b"key").unwrap().commit(&[0; 4096]);
+    assert!(matches!(refused, Err(Error::TooLarge { .. })));
+    assert_eq!(log.used(), 0);
+    let empty = log.begin(&[5; MAX_KEY]).unwrap().commit(b"").unwrap();
+    assert!(empty.is_empty() && empty.meta().is_empty() && empty.extents().is_empty());
+    assert_eq!((empty.key(), empty.bytes()), ([5; MAX_KEY].as_slice(), 192));
+}
+
+#[test]
+fn threads_share_it() {
+    let medium = medium();
+    let log = open(&medium);
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let log = log.clone();
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread.into());
+                for round in 0..100 {
+                    let bytes = content(&mut random, 1500);
+                    // One key of its own, and one that all write.
+                    for key in [[thread], [99]] {
+                        match put(&log, &key, &bytes) {
+                            Ok(entry) => assert_eq!(read(&log, &entry), *bytes),
+                            Err(error) => assert!(matches!(error, Error::NoRoom), "{error}"),
+                        }
+                    }
+                    if round % 10 == 9 {
+                        log.remove(&[99]).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let (again, found) = Log::open(medium.cut(0), OPTIONS).unwrap();
+    log.entries(&mut |was| {
+        let entry = again.get(was.key).unwrap().unwrap();
+        assert_eq!(entry.meta(), meta(&read(&again, &entry)));
+    });
+    assert_eq!(
+        (found.entries, found.bytes),
+        (again.inner.index.read().unwrap().len() as u64, log.used())
+    );
+}
