@@ -23,7 +23,10 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-pmem", &[]),
     ("pierhead-remote", &["pierhead-oci"]),
     ("pierhead-bundle", &["pierhead-oci"]),
-    ("pierhead-cache", &["pierhead-oci", "pierhead-eviction"]),
+    (
+        "pierhead-cache",
+        &["pierhead-oci", "pierhead-eviction", "pierhead-pmem"],
+    ),
     (
         "pierhead-proxy",
         &[

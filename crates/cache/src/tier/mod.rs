@@ -9,12 +9,14 @@ use pierhead_oci::Digest;
 
 mod behind;
 mod disk;
+mod pmem;
 mod switch;
 mod trailer;
 
 pub use behind::{FastStat, Hint, Options, WriteBehind};
 pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
+pub use pmem::PmemTier;
 pub use trailer::{CHUNK, Sums, Trailer};
 
 /// A place for blobs. Every implementer runs the conformance suite of `testkit`.

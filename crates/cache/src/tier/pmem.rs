@@ -1,0 +1,372 @@
+//! Blobs as values of a log on persistent memory, each with its trailer behind the content, as on the disk.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use pierhead_oci::{Algorithm, Digest};
+use pierhead_pmem::{Class, Entry, Error, Log, Medium, Partial, Writer};
+
+use super::switch::Switch;
+use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
+use crate::checked::resident;
+use crate::{lock, now};
+
+/// Bytes that are copied at once when a cut fill is gone on with.
+const PIECE: usize = 1 << 20;
+
+/// The tier. What is staged is known to this process alone: a restart finds what was committed.
+pub struct PmemTier<M: Medium + 'static>(Arc<Inner<M>>);
+
+struct Inner<M: Medium> {
+    log: Log<M>,
+    /// With the medium's bytes at the same offsets.
+    file: Option<File>,
+    cut: Mutex<HashMap<Digest, Cut<M>>>,
+    numbers: Mutex<Numbers>,
+}
+
+/// A fill that was cut.
+struct Cut<M: Medium> {
+    writer: Writer<M>,
+    len: u64,
+    modified: u64,
+}
+
+/// Sets apart what was committed under one digest, at one place, at different times.
+#[derive(Default)]
+struct Numbers {
+    last: u64,
+    /// With where the content begins.
+    known: HashMap<Digest, (u64, u64)>,
+}
+
+impl<M: Medium + 'static> PmemTier<M> {
+    /// `file` has the bytes of the medium at the same offsets: blobs leave from it by `sendfile`.
+    pub fn new(log: Log<M>, file: Option<File>) -> Self {
+        Self(Arc::new(Inner {
+            log,
+            file,
+            cut: Mutex::default(),
+            numbers: Mutex::default(),
+        }))
+    }
+
+    /// What becomes of it when the power goes.
+    pub fn class(&self) -> Class {
+        self.0.log.medium().class()
+    }
+
+    /// Most bytes that it takes, of records and what they need.
+    pub fn capacity(&self) -> u64 {
+        self.0.log.capacity()
+    }
+}
+
+/// The digest as the key of a value: which algorithm, then the hash.
+fn key(digest: &Digest) -> Vec<u8> {
+    let tag = match digest.algorithm() {
+        Algorithm::Sha256 => 1,
+        Algorithm::Sha512 => 2,
+    };
+    let mut key = vec![tag];
+    key.extend_from_slice(digest.as_bytes());
+    key
+}
+
+fn digest(key: &[u8]) -> Option<Digest> {
+    let (tag, hash) = key.split_first()?;
+    let algorithm = match tag {
+        1 => Algorithm::Sha256,
+        2 => Algorithm::Sha512,
+        _ => return None,
+    };
+    Digest::from_bytes(algorithm, hash)
+}
+
+/// As the cache judges errors: is it damage, is it full.
+fn told(error: Error) -> io::Error {
+    let kind = match &error {
+        Error::NoRoom => io::ErrorKind::StorageFull,
+        Error::Damaged { .. } | Error::Medium { .. } => io::ErrorKind::InvalidData,
+        Error::Range { .. } => io::ErrorKind::UnexpectedEof,
+        Error::TooLarge { .. } => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+impl<M: Medium + 'static> Inner<M> {
+    /// The number of what lies under `digest` now; a new one for what was not known to lie there.
+    fn number(&self, digest: &Digest, entry: &Entry, is_new: bool) -> u64 {
+        let at = entry.extents().first().map_or(0, |extent| extent.offset);
+        let numbers = &mut *lock(&self.numbers);
+        match numbers.known.get(digest) {
+            Some((known, number)) if *known == at && !is_new => *number,
+            _ => {
+                numbers.last += 1;
+                numbers.known.insert(*digest, (at, numbers.last));
+                numbers.last
+            }
+        }
+    }
+
+    fn blob(
+        self: &Arc<Self>,
+        digest: &Digest,
+        entry: Entry,
+        trailer: Trailer,
+        is_new: bool,
+    ) -> Arc<dyn Blob> {
+        Arc::new(PmemBlob {
+            number: self.number(digest, &entry, is_new),
+            inner: self.clone(),
+            entry,
+            trailer,
+        })
+    }
+
+    fn staged(self: &Arc<Self>, digest: &Digest) -> io::Result<PmemStaged<M>> {
+        let writer = self.log.begin(&key(digest)).map_err(told)?;
+        Ok(PmemStaged {
+            inner: self.clone(),
+            digest: *digest,
+            len: 0,
+            reader: Switch::new(behind(&writer)),
+            writer: Some(writer),
+        })
+    }
+}
+
+fn behind<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
+    Arc::new(Behind(writer.reader()))
+}
+
+impl<M: Medium + 'static> Tier for PmemTier<M> {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let mut staged = self.0.staged(digest)?;
+        let Some(cut) = lock(&self.0.cut).remove(digest) else {
+            return Ok(Box::new(staged));
+        };
+        // A value only grows: what is kept of it is written again.
+        let (older, kept) = (cut.writer.reader(), cut.len.saturating_sub(1));
+        let kept = kept / CHUNK as u64 * CHUNK as u64;
+        let mut buffer = vec![0; usize::try_from(kept).unwrap_or(PIECE).min(PIECE)];
+        while staged.len < kept {
+            let now = usize::try_from(kept - staged.len)
+                .unwrap_or(PIECE)
+                .min(PIECE);
+            older
+                .read_at(staged.len, &mut buffer[..now])
+                .map_err(told)?;
+            staged.write(&buffer[..now])?;
+        }
+        Ok(Box::new(staged))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        let cut = lock(&self.0.cut).remove(digest);
+        drop(cut);
+        Ok(())
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let Some(entry) = self.0.log.get(&key(digest)).map_err(told)? else {
+            return Ok(None);
+        };
+        let trailer = Trailer::decode(digest, entry.len(), |offset, buf| {
+            self.0.log.read_at(&entry, offset, buf).map_err(told)
+        })?;
+        Ok(Some(self.0.blob(digest, entry, trailer, false)))
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        lock(&self.0.numbers).known.remove(digest);
+        self.0.log.remove(&key(digest)).map_err(told).map(|_| ())
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.0.log.entries(&mut |found| {
+            // Keys of another length are not ours: nobody else writes here.
+            let Some(digest) = digest(found.key) else {
+                return;
+            };
+            let entry = self.0.log.get(found.key).ok().flatten();
+            let meta = entry.and_then(|entry| entry.meta().try_into().ok());
+            visit(Found {
+                digest,
+                bytes: found.len,
+                modified: meta.map_or(0, u64::from_le_bytes),
+            });
+        });
+        Ok(())
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        for (digest, cut) in &*lock(&self.0.cut) {
+            visit(Found {
+                digest: *digest,
+                bytes: cut.len,
+                modified: cut.modified,
+            });
+        }
+        Ok(())
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        let log = &self.0.log;
+        Ok(log.limit().saturating_sub(log.used()))
+    }
+}
+
+struct PmemStaged<M: Medium + 'static> {
+    inner: Arc<Inner<M>>,
+    digest: Digest,
+    len: u64,
+    reader: Arc<Switch>,
+    /// `None` once it is committed, or could not be begun anew.
+    writer: Option<Writer<M>>,
+}
+
+impl<M: Medium + 'static> Staged for PmemStaged<M> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let writer = self.writer.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        writer.write(bytes).map_err(told)?;
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.writer = None;
+        self.len = 0;
+        let writer = self.inner.log.begin(&key(&self.digest)).map_err(told)?;
+        self.reader.set(behind(&writer));
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.reader.clone()
+    }
+
+    fn commit(mut self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        let mut writer = self.writer.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        if trailer.size() != self.len {
+            self.writer = Some(writer);
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "trailer of another content",
+            ));
+        }
+        writer.write(&trailer.encode(&self.digest)).map_err(told)?;
+        let entry = writer.commit(&now().to_le_bytes()).map_err(told)?;
+        Ok(self.inner.blob(&self.digest, entry, trailer, true))
+    }
+}
+
+impl<M: Medium + 'static> Drop for PmemStaged<M> {
+    fn drop(&mut self) {
+        if let Some(writer) = self.writer.take().filter(|_| self.len > 0) {
+            let cut = Cut {
+                writer,
+                len: self.len,
+                modified: now(),
+            };
+            lock(&self.inner.cut).insert(self.digest, cut);
+        }
+    }
+}
+
+/// Reads a value that is being written.
+struct Behind<M>(Partial<M>);
+
+impl<M: Medium> ReadAt for Behind<M> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, buf).map_err(told)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        // What was just written is in memory, whatever the medium is.
+        let there = self.0.len().saturating_sub(offset);
+        let len = usize::try_from(there).unwrap_or(usize::MAX).min(buf.len());
+        self.read_at(offset, &mut buf[..len])?;
+        Ok(len)
+    }
+}
+
+struct PmemBlob<M: Medium + 'static> {
+    inner: Arc<Inner<M>>,
+    /// Held: its bytes stay while it is.
+    entry: Entry,
+    trailer: Trailer,
+    number: u64,
+}
+
+impl<M: Medium + 'static> PmemBlob<M> {
+    /// Where byte `offset` lies in the medium, and how many from there on lie in one run.
+    fn run(&self, offset: u64) -> Option<(u64, u64)> {
+        let extents = self.entry.extents();
+        let index = extents.partition_point(|extent| extent.start + extent.len <= offset);
+        let extent = extents.get(index)?;
+        let skip = offset - extent.start;
+        Some((extent.offset + skip, extent.len - skip))
+    }
+
+    /// How many bytes from `offset` on can be read without waiting, of `len`.
+    fn at_once(&self, offset: u64, len: u64) -> u64 {
+        let file = match self.inner.log.medium().class() {
+            // Memory.
+            Class::Pmem | Class::Volatile => None,
+            Class::EmulatedFile => self.inner.file.as_ref(),
+        };
+        let Some(file) = file else { return len };
+        let mut done = 0;
+        while let Some((at, run)) = self.run(offset + done).filter(|_| done < len) {
+            let wanted = run.min(len - done);
+            let there = resident(file, at..at + wanted);
+            done += there;
+            if there < wanted {
+                break;
+            }
+        }
+        done
+    }
+}
+
+impl<M: Medium + 'static> ReadAt for PmemBlob<M> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let read = self.inner.log.read_at(&self.entry, offset, buf);
+        read.map_err(told)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let len = u64::try_from(buf.len()).unwrap_or(u64::MAX);
+        let len = len.min(self.entry.len().saturating_sub(offset));
+        let len = usize::try_from(self.at_once(offset, len)).unwrap_or(0);
+        self.read_at(offset, &mut buf[..len])?;
+        Ok(len)
+    }
+}
+
+impl<M: Medium + 'static> Blob for PmemBlob<M> {
+    fn trailer(&self) -> &Trailer {
+        &self.trailer
+    }
+
+    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
+        let file = self.inner.file.as_ref()?;
+        let left = self.trailer.size().checked_sub(offset)?;
+        let (at, run) = self.run(offset)?;
+        Some(Extent {
+            file,
+            at,
+            len: run.min(left),
+            record: Some(self.number),
+        })
+    }
+}

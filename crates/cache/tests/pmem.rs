@@ -1,0 +1,225 @@
+//! The tier on a log in persistent memory: its promises, through cuts of the power too, and under a cache.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+mod common;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use common::{blob, read_all, store};
+use pierhead_cache::staging::Placement;
+use pierhead_cache::tier::{CHUNK, DiskTier, Options, PmemTier, Tier, Trailer, WriteBehind};
+use pierhead_cache::{Cache, Config, Content};
+use pierhead_eviction::Lru;
+use pierhead_pmem::shadow::ShadowMedium;
+use pierhead_pmem::{Class, Error, Log, Medium};
+use pierhead_testkit::tier::{MemoryTier, conforms};
+
+const SEGMENT: u64 = 64 << 10;
+const REGION: usize = 2 << 20;
+
+fn tier_on<M: Medium>(medium: M, file: Option<File>) -> PmemTier<M> {
+    let options = pierhead_pmem::Options { segment: SEGMENT };
+    let (log, _) = Log::open(medium, options).unwrap();
+    PmemTier::new(log, file)
+}
+
+/// A medium whose bytes are a file's.
+struct OnFile(File, u64);
+
+impl OnFile {
+    fn new(len: u64) -> (Self, File) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len).unwrap();
+        let other = file.try_clone().unwrap();
+        (Self(file, len), other)
+    }
+
+    fn told(result: io::Result<()>) -> Result<(), Error> {
+        result.map_err(|source| Error::Io {
+            doing: "use the test's file".into(),
+            source,
+        })
+    }
+}
+
+impl Medium for OnFile {
+    fn len(&self) -> u64 {
+        self.1
+    }
+
+    fn class(&self) -> Class {
+        Class::EmulatedFile
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        Self::told(self.0.read_exact_at(buf, offset))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        Self::told(self.0.write_all_at(bytes, offset))
+    }
+
+    fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
+        self.write(offset, &word.to_le_bytes())
+    }
+
+    fn flush(&self, _: u64, _: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn fence(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+#[test]
+fn persistent_memory_conforms() {
+    conforms(|| tier_on(ShadowMedium::new(REGION), None));
+    conforms(|| {
+        let (medium, file) = OnFile::new(REGION as u64);
+        tier_on(medium, Some(file))
+    });
+}
+
+fn behind(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>) -> WriteBehind {
+    let options = Options {
+        unhinted: Placement::Fast,
+        ..Options::new(1 << 20)
+    };
+    WriteBehind::open(fast, slow, options).unwrap()
+}
+
+#[test]
+fn persistent_memory_in_front_of_a_disk_conforms() {
+    conforms(|| {
+        let (medium, file) = OnFile::new(REGION as u64);
+        let fast = tier_on(medium, Some(file));
+        behind(Arc::new(fast), Arc::new(MemoryTier::default()))
+    });
+    // One that is full before the bound is reached.
+    conforms(|| {
+        let fast = tier_on(ShadowMedium::new(1 << 20), None);
+        behind(Arc::new(fast), Arc::new(MemoryTier::default()))
+    });
+}
+
+fn commit(tier: &dyn Tier, seed: u64, len: usize) -> pierhead_oci::Digest {
+    let (digest, content) = blob(seed, len);
+    let mut staged = tier.stage(&digest).unwrap();
+    staged.write(&content).unwrap();
+    staged.commit(Trailer::of(&content, None)).unwrap();
+    digest
+}
+
+fn has(tier: &dyn Tier, seed: u64, len: usize) -> bool {
+    let (digest, content) = blob(seed, len);
+    let Some(blob) = tier.open(&digest).unwrap() else {
+        return false;
+    };
+    let mut read = vec![0; len];
+    blob.read_at(0, &mut read).unwrap();
+    assert_eq!(read, content);
+    true
+}
+
+#[test]
+fn what_was_committed_outlives_a_power_cut_and_what_was_not_is_not_there() {
+    for seed in 0..8 {
+        let medium = ShadowMedium::new(REGION);
+        let tier = tier_on(medium.clone(), None);
+        for (nth, len) in [0, 1, 100_000, 300_000].into_iter().enumerate() {
+            commit(&tier, nth as u64, len);
+        }
+        tier.remove(&blob(1, 1).0).unwrap();
+        let (digest, content) = blob(9, 200_000);
+        let mut staged = tier.stage(&digest).unwrap();
+        staged.write(&content).unwrap();
+        let after = tier_on(medium.cut(seed), None);
+        assert!(has(&after, 0, 0) && has(&after, 2, 100_000) && has(&after, 3, 300_000));
+        assert!(!has(&after, 1, 1) && !has(&after, 9, 200_000));
+        let mut found = 0;
+        after
+            .scan(&mut |blob| {
+                found += 1;
+                assert!(blob.modified > 0);
+            })
+            .unwrap();
+        assert_eq!(found, 3);
+        after
+            .leftovers(&mut |found| panic!("{found:?} of another process"))
+            .unwrap();
+    }
+}
+
+#[test]
+fn one_place_under_two_blobs_is_never_taken_for_the_same() {
+    let (medium, file) = OnFile::new(REGION as u64);
+    let tier = tier_on(medium, Some(file));
+    let record = |tier: &dyn Tier| {
+        let blob = tier.open(&blob(1, CHUNK).0).unwrap().unwrap();
+        blob.extent(0).unwrap().record.unwrap()
+    };
+    let digest = commit(&tier, 1, CHUNK);
+    let first = record(&tier);
+    assert_eq!(record(&tier), first, "it was not touched");
+    tier.remove(&digest).unwrap();
+    commit(&tier, 1, CHUNK);
+    assert_ne!(record(&tier), first);
+}
+
+#[test]
+fn a_medium_that_fails_costs_no_blob() {
+    let medium = ShadowMedium::new(REGION);
+    let tier = behind(
+        Arc::new(tier_on(medium.clone(), None)),
+        Arc::new(MemoryTier::default()),
+    );
+    commit(&tier, 1, 100_000);
+    tier.flush(|| false);
+    let (digest, content) = blob(2, 300_000);
+    let mut staged = tier.stage(&digest).unwrap();
+    assert!(has(&tier, 1, 100_000) && tier.holds(&blob(1, 100_000).0));
+    medium.fail_after(Some(0));
+    assert!(staged.write(&content).is_ok());
+    staged.commit(Trailer::of(&content, None)).unwrap();
+    assert!(has(&tier, 2, 300_000), "the fill went to the disk");
+    assert!(has(&tier, 1, 100_000), "the disk's copy is read");
+    assert!(!tier.holds(&blob(1, 100_000).0));
+}
+
+#[tokio::test]
+async fn a_cache_sends_from_the_region_what_it_has_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (medium, file) = OnFile::new(REGION as u64);
+    let fast = Arc::new(tier_on(medium, Some(file)));
+    let config = Config::new(folder.path(), common::ROOMY);
+    let slow = Arc::new(DiskTier::new(folder.path()).unwrap());
+    let tier: Arc<dyn Tier> = Arc::new(behind(fast, slow));
+    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
+    let (digest, content) = blob(1, 500_000);
+    store(&cache, &digest, &content).await;
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let mut offset = 0;
+    while offset < object.size() {
+        let sound = object.sound(offset, u64::MAX);
+        assert!(sound > 0, "checked at the commit, and in memory");
+        let extent = object.extent(offset).unwrap();
+        assert!(sound <= extent.len);
+        let mut bytes = vec![0; usize::try_from(sound).unwrap()];
+        extent.file.read_exact_at(&mut bytes, extent.at).unwrap();
+        let from = usize::try_from(offset).unwrap();
+        assert_eq!(bytes, content[from..from + bytes.len()]);
+        offset += sound;
+    }
+    assert!(
+        object.extent(0).unwrap().len < object.size(),
+        "in several runs"
+    );
+    let read = read_all(&Content::Object(object)).await.unwrap();
+    assert_eq!(read, content);
+    cache.close().await;
+}
