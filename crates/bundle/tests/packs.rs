@@ -436,3 +436,34 @@ fn a_content_of_many_ranges_is_laid_out_once() {
     file.write_all_at(b"damaged!", moved.offset + 500).unwrap();
     read(29 * RANGE, 3 * RANGE);
 }
+
+#[test]
+fn packs_are_looked_up_while_files_are_made_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let here: Arc<std::sync::OnceLock<(std::sync::Weak<Packs>, Place)>> = Arc::default();
+    let looked = Arc::new(AtomicUsize::new(0));
+    let (of, count) = (here.clone(), looked.clone());
+    // At each change to the disk another thread asks for a place, as those do that send.
+    let watch = move |step: pierhead_bundle::pack::Step<'_>| {
+        let changes_names = !matches!(step, pierhead_bundle::pack::Step::Write(..));
+        if let Some((packs, place)) = of.get().filter(|_| changes_names)
+            && let Some(packs) = packs.upgrade()
+        {
+            let (place, (say, said)) = (*place, std::sync::mpsc::channel());
+            std::thread::spawn(move || say.send(packs.contains(&place)));
+            if said.recv_timeout(std::time::Duration::from_secs(5)).is_ok() {
+                count.fetch_add(1, Ordering::Relaxed);
+            } else {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    };
+    let packs = Arc::new(Packs::open_watched(config(folder.path()), watch).unwrap());
+    let place = append(&packs, &random(0, 30_000)).unwrap();
+    here.set((Arc::downgrade(&packs), place)).unwrap();
+    for seed in 1..60 {
+        append(&packs, &random(seed, 30_000)).unwrap();
+    }
+    assert!(packs.stat().evicted > 0 && looked.load(Ordering::Relaxed) > 0);
+}

@@ -69,6 +69,9 @@ pub struct Stat {
 pub struct Packs {
     pub(super) config: Config,
     pub(super) disk: Disk,
+    /// Held by whoever makes or deletes files, and never asked for under `state`, which nobody holds meanwhile:
+    /// threads that may not wait for the disk take that one.
+    changes: Mutex<()>,
     state: Mutex<State>,
     total: Arc<AtomicU64>,
     appended: AtomicU64,
@@ -145,12 +148,13 @@ impl Packs {
         let packs = Self {
             config,
             disk,
+            changes: Mutex::default(),
             state: Mutex::new(state),
             total,
             appended: AtomicU64::new(0),
             _lock: lock,
         };
-        packs.make_room(&mut packs.state(), 0)?;
+        packs.make_room(0)?;
         Ok(packs)
     }
 
@@ -310,31 +314,36 @@ impl Packs {
 
     /// A pack to append to: one with room, else a new one.
     pub(super) fn take_open(&self, need: u64, quick: bool) -> Result<Open, Error> {
-        let mut state = self.state();
         let fits = |open: &Open| {
             is_quick(open.file.number()) == quick && open.data + need <= self.config.most(quick)
         };
-        if let Some(at) = state.idle.iter().position(fits) {
-            return Ok(state.idle.swap_remove(at));
-        }
-        self.make_room(&mut state, 2 * on_disk(HEADER as u64))?;
-        let number = state.next | if quick { QUICK } else { 0 };
+        let _changes = self.changes();
+        let next = {
+            let mut state = self.state();
+            if let Some(at) = state.idle.iter().position(fits) {
+                return Ok(state.idle.swap_remove(at));
+            }
+            state.next
+        };
+        self.make_room(2 * on_disk(HEADER as u64))?;
+        let number = next | if quick { QUICK } else { 0 };
         let failed = |error| Error::io(format!("make pack {number:08x}"), error);
         // The last numbers are no packs in plans.
-        let next = Some(state.next + 1)
+        let next = Some(next + 1)
             .filter(|next| *next < QUICK - 2)
             .ok_or_else(|| failed(io::ErrorKind::StorageFull.into()))?;
         // Before the pack: a number is given once, whatever happens.
         self.disk
             .replace(&next_path(&self.config.folder), &next_bytes(next))
             .map_err(failed)?;
-        state.next = next;
+        self.state().next = next;
         let files = self.create(number).map_err(|error| {
             let _ = recovery::remove(&self.disk, &self.config.folder, number);
             failed(error)
         })?;
         let file = PackFile::new(number, files, Vec::new(), 0, self.total.clone());
         file.set_bytes(2 * on_disk(HEADER as u64));
+        let mut state = self.state();
         state.enter(Arc::new(file), Some((HEADER as u64, HEADER as u64)));
         state
             .idle
@@ -366,9 +375,9 @@ impl Packs {
     /// Sets bytes aside for what `open` is about to take, evicting what was used least lately.
     pub(super) fn reserve(&self, open: &Open, bytes: u64) -> Result<(), Error> {
         let more = bytes.saturating_sub(open.file.bytes());
-        let mut state = self.state();
-        self.make_room(&mut state, more)?;
-        // Under the lock: nobody else takes what was just made.
+        let _changes = self.changes();
+        self.make_room(more)?;
+        // Before anybody else makes room: nobody takes what was just made.
         open.file.set_bytes(bytes);
         Ok(())
     }
@@ -382,47 +391,57 @@ impl Packs {
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
     pub fn give_up(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
-        let mut state = self.state();
-        let free: Vec<u32> = state
-            .packs
-            .keys()
-            .copied()
-            .filter(|number| is_quick(*number) && !keep(*number) && state.is_free(*number))
-            .collect();
-        for number in &free {
-            self.remove(&mut state, *number)?;
+        let _changes = self.changes();
+        let is_over =
+            |state: &State, number: u32| is_quick(number) && !keep(number) && state.is_free(number);
+        let mut gone = 0;
+        loop {
+            let pick = |state: &State| state.packs.keys().copied().find(|it| is_over(state, *it));
+            let victim = self.state().take(pick);
+            let Some(victim) = victim else {
+                return Ok(gone);
+            };
+            self.remove(victim)?;
+            gone += 1;
         }
-        Ok(free.len() as u64)
     }
 
-    fn remove(&self, state: &mut State, number: u32) -> Result<(), Error> {
-        recovery::remove(&self.disk, &self.config.folder, number)
-            .map_err(|error| Error::io(format!("evict pack {number:08x}"), error))?;
-        state.idle.retain(|open| open.file.number() != number);
-        state.packs.remove(&number);
-        Ok(())
+    /// Deletes the files of a pack that was taken out; it is back if they cannot be deleted.
+    fn remove(&self, victim: (Entry, Option<Open>)) -> Result<(), Error> {
+        let number = victim.0.file.number();
+        let removed = recovery::remove(&self.disk, &self.config.folder, number);
+        removed.map_err(|error| {
+            let mut state = self.state();
+            state.packs.insert(number, victim.0);
+            state.idle.extend(victim.1);
+            Error::io(format!("evict pack {number:08x}"), error)
+        })
     }
 
-    /// Packs that somebody holds stay: deleting them would free nothing yet.
-    fn make_room(&self, state: &mut State, more: u64) -> Result<(), Error> {
+    /// Packs that somebody holds stay: deleting them would free nothing yet. Under `changes`.
+    fn make_room(&self, more: u64) -> Result<(), Error> {
         while self.total.load(Ordering::Relaxed).saturating_add(more) > self.config.budget {
-            let victim = state
-                .packs
-                .iter()
-                .filter(|(number, _)| state.is_free(**number))
-                .min_by_key(|(_, entry)| entry.used)
-                .map(|(number, _)| *number);
-            let Some(number) = victim else {
+            let oldest = |state: &State| {
+                let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));
+                let oldest = free.min_by_key(|(_, entry)| entry.used);
+                oldest.map(|(number, _)| *number)
+            };
+            let victim = self.state().take(oldest);
+            let Some(victim) = victim else {
                 let full = io::Error::new(
                     io::ErrorKind::StorageFull,
                     "the budget of the packs is used up",
                 );
                 return Err(Error::io("make room in the packs", full));
             };
-            self.remove(state, number)?;
-            state.evicted += 1;
+            self.remove(victim)?;
+            self.state().evicted += 1;
         }
         Ok(())
+    }
+
+    fn changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -437,6 +456,17 @@ impl State {
         self.packs
             .get(&number)
             .is_some_and(|entry| Arc::strong_count(&entry.file) == 1 + usize::from(is_idle))
+    }
+
+    /// Takes a pack out, so that nobody finds it any more.
+    fn take(&mut self, pick: impl FnOnce(&Self) -> Option<u32>) -> Option<(Entry, Option<Open>)> {
+        let number = pick(self)?;
+        let idle = self.idle.iter();
+        let at = idle
+            .map(|open| open.file.number())
+            .position(|of| of == number);
+        let open = at.map(|at| self.idle.swap_remove(at));
+        Some((self.packs.remove(&number)?, open))
     }
 
     /// The newest of all; with the lengths of its files if it may be appended to.
