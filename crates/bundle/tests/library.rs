@@ -1223,3 +1223,78 @@ fn plans_of_different_questions_do_not_wait_for_each_other() {
     );
     library.close();
 }
+
+/// Bytes of all files that one of these and not the other has, each compressed as fast as answers are.
+fn whole_files(old: &[(String, Vec<u8>)], new: &[(String, Vec<u8>)]) -> u64 {
+    let is_new = |bytes: &&Vec<u8>| !old.iter().any(|(_, had)| had == *bytes);
+    let alone = |bytes: &Vec<u8>| {
+        let coded = zstd::bulk::compress(bytes, 3).unwrap();
+        coded.len().min(bytes.len()) as u64
+    };
+    new.iter()
+        .map(|(_, bytes)| bytes)
+        .filter(is_new)
+        .map(alone)
+        .sum()
+}
+
+#[test]
+fn no_update_takes_more_than_its_changed_files() {
+    for seed in 0..6_u64 {
+        let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+        let mut config = Config::new(folder.path(), 512 << 20, 64 << 20);
+        (config.share, config.level, config.pairs) = (100, 3, 0);
+        // No time for patches, and none to take frames apart.
+        (config.waiting, config.apart) = (0, 0);
+        let library = Library::open(config, blobs.clone()).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let file = |random: &mut fastrand::Rng| {
+            let len = random.usize(2_000..60_000);
+            if random.bool() {
+                return images::random_bytes(random.u64(..), len).to_vec();
+            }
+            let mut words = String::new();
+            while words.len() < len {
+                words.push_str(&format!("word{} and ", random.u16(..300)));
+            }
+            words.into_bytes()
+        };
+        let old: Vec<_> = (0..60)
+            .map(|nth| (format!("usr/{nth:02}"), file(&mut random)))
+            .collect();
+        let mut new = old.clone();
+        for (_, bytes) in &mut new {
+            if random.u8(..8) == 0 {
+                *bytes = file(&mut random);
+            }
+        }
+        let [was, is] = [&old, &new].map(|files| {
+            let mut tar = tar::Builder::new(Vec::new());
+            for (path, bytes) in files {
+                let mut header = tar::Header::new_gnu();
+                header.set_size(bytes.len() as u64);
+                header.set_mode(0o644);
+                tar.append_data(&mut header, path, &bytes[..]).unwrap();
+            }
+            images::Image::of_tars("amd64", &[tar.into_inner().unwrap()])
+        });
+        for image in [&was, &is] {
+            blobs.put(image);
+            assert_eq!(offer(&library, image), State::Ready);
+        }
+        let have = Have {
+            manifest: was.root,
+            is_known: true,
+            has_layers: false,
+        };
+        let bundle = library.bundle(&is.root, &[have], false).unwrap();
+        let records = bytes(bundle.stream(Some((0, bundle.frames()))).unwrap());
+        let most = whole_files(&old, &new) * 102 / 100;
+        assert!(
+            records.len() as u64 <= most,
+            "{seed}: {} of {most}",
+            records.len()
+        );
+        library.close();
+    }
+}

@@ -7,16 +7,14 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use super::kept::{Draft, Kept, Lies};
+use super::out::Out;
 use super::planning::{Base, Tables, is_set};
 use super::{Inner, lock};
 use crate::format::MAX_FRAMES;
 use crate::layer::{CHUNKED_FROM, Chunk, LayerIndex};
-use crate::pack::{Encoder, decode};
+use crate::pack::decode;
 use crate::plan::Image;
-use crate::{Base as Piece, Coding, Content, Error, Frame, MAX_FRAME, Place, Slice, Table};
-
-/// Bytes that are decoded and compressed again for one answer: about a second.
-const WORK: u64 = 256 << 20;
+use crate::{Base as Piece, Content, Error, Frame, Place, RECORD_HEAD, Slice, Table};
 
 /// Chunks of old contents that are held, 100 bytes each.
 const CHUNKS: usize = 1 << 18;
@@ -26,9 +24,6 @@ const PIECES: usize = MAX_FRAMES / 4;
 
 /// A frame is taken apart when at least such a part of it need not be sent: packing compresses better than there is time for here.
 const WORTH: u64 = 16;
-
-/// As a frame of several members may have.
-const MEMBERS: usize = 4096;
 
 /// Where the chunks of old contents are.
 type Old = HashMap<Content, Piece>;
@@ -48,8 +43,13 @@ struct Candidate {
     place: Option<Place>,
     /// What is needed of it; empty when it is to leave as it is.
     parts: Vec<Part>,
+    /// Bytes of its record, and how many of them its needed members take.
+    record: u64,
+    share: u64,
     /// Bytes that are not sent when it is taken apart.
     saved: u64,
+    /// Whether that is worth it by itself.
+    is_worth: bool,
     /// Bytes to decode and to compress for that.
     work: u64,
 }
@@ -66,38 +66,46 @@ impl Inner {
         draft: &mut Draft,
     ) -> Result<Vec<Frame>, Error> {
         let mut candidates = self.candidates(fresh, want, table, bases, needed)?;
-        // Those that save most first, while there is time.
-        let mut order: Vec<usize> = (0..candidates.len()).collect();
-        order.sort_by_key(|at| std::cmp::Reverse(candidates[*at].saved));
-        let (mut work, mut pieces) = (WORK, PIECES);
-        for at in order {
-            let one = &mut candidates[at];
-            let affords = work
-                .checked_sub(one.work)
-                .zip(pieces.checked_sub(one.pieces()));
-            match affords {
-                Some(left) if one.saved > 0 => (work, pieces) = left,
-                _ => one.parts.clear(),
-            }
-        }
-        let mut out = Out {
-            draft,
-            frames: Vec::new(),
-            encoder: Encoder::new(crate::patch::Level::FAST.number().into())?,
-            members: Vec::new(),
-            bytes: Vec::new(),
-        };
+        choose(&mut candidates, self.config.apart);
+        let mut out = Out::new(draft)?;
         for one in candidates {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
             }
             match one.place {
-                Some(place) if !one.parts.is_empty() => self.apart(one, &place, &mut out)?,
-                _ => out.whole(fresh, one)?,
+                Some(place) if !one.parts.is_empty() => self.apart(fresh, one, &place, &mut out)?,
+                _ => out.whole(fresh, one.nth, one.frame)?,
             }
         }
         out.flush()?;
         Ok(out.frames)
+    }
+
+    /// Bytes that the changed files take as they are packed: what an answer is measured against.
+    pub(super) fn changed(
+        &self,
+        fresh: &Kept,
+        table: &Table,
+        needed: &[bool],
+    ) -> Result<u64, Error> {
+        let sizes = Tables {
+            want: table,
+            haves: &[],
+        };
+        let mut sum = 0;
+        for (nth, frame) in (0..).zip(fresh.header()?.frames.cursor(&sizes)?) {
+            let (mut all, mut of_it) = (0, 0);
+            for member in &frame?.members {
+                all += member.len;
+                if is_set(needed, member.content) {
+                    of_it += member.len;
+                }
+            }
+            if let Some(Lies::Packed(place)) = fresh.record(nth) {
+                sum += u64::from(place.len) * of_it / all.max(1);
+            }
+        }
+        Ok(sum)
     }
 
     fn candidates(
@@ -147,13 +155,16 @@ impl Inner {
             }
             let record = place.map_or(0, |place| u64::from(place.len));
             let had = at - literal;
+            let needed: u64 = (frame.members.iter().filter(|it| is_needed(it)))
+                .map(|member| member.len)
+                .sum();
             candidates.push(Candidate {
                 nth,
                 place,
-                saved: match had >= at / WORTH && at > 0 {
-                    true => record * had / at,
-                    false => 0,
-                },
+                record,
+                share: record * needed / at.max(1),
+                saved: record * had / at.max(1),
+                is_worth: had >= at / WORTH,
                 work: if literal == 0 { 0 } else { at + literal },
                 frame,
                 parts,
@@ -237,7 +248,13 @@ impl Inner {
     }
 
     /// Hands on the parts of a frame that are needed.
-    fn apart(&self, one: Candidate, place: &Place, out: &mut Out<'_>) -> Result<(), Error> {
+    fn apart(
+        &self,
+        fresh: &Kept,
+        one: Candidate,
+        place: &Place,
+        out: &mut Out<'_>,
+    ) -> Result<(), Error> {
         let mut bytes = Vec::new();
         if one.work > 0 {
             let mut payload = Vec::new();
@@ -245,23 +262,99 @@ impl Inner {
             let len = one.frame.members.iter().map(|member| member.len).sum();
             decode(head.coding, &payload, len, &mut bytes)?;
         }
-        for part in one.parts {
+        let literal = |part: &Part| {
+            let start = usize::try_from(part.at).unwrap_or(usize::MAX);
+            let len = usize::try_from(part.slice.len).unwrap_or(usize::MAX);
+            let bytes = start.checked_add(len).and_then(|end| bytes.get(start..end));
+            bytes.ok_or_else(|| Error::malformed("frame", "it ends too early"))
+        };
+        let parts = || one.parts.iter().filter(|part| part.copy.is_none());
+        let sum: u64 = parts().map(|part| part.slice.len).sum();
+        if sum > bytes.len() as u64 / 2 {
+            // Packing had more time: without a little of it a frame may be longer than with it.
+            let mut all = Vec::new();
+            for part in parts() {
+                all.extend_from_slice(literal(part)?);
+            }
+            if out.coded(&all)? + RECORD_HEAD as u64 >= one.record {
+                return out.whole(fresh, one.nth, one.frame);
+            }
+        }
+        for part in &one.parts {
             match part.copy {
                 Some(piece) => out.copy(part.slice, piece)?,
-                None => {
-                    let start = usize::try_from(part.at).unwrap_or(usize::MAX);
-                    let len = usize::try_from(part.slice.len).unwrap_or(usize::MAX);
-                    let bytes = start.checked_add(len).and_then(|end| bytes.get(start..end));
-                    let missing = || Error::malformed("frame", "it ends too early");
-                    out.literal(part.slice, bytes.ok_or_else(missing)?)?;
-                }
+                None => out.literal(part.slice, literal(part)?)?,
             }
         }
         Ok(())
     }
 }
 
+/// Takes those apart that save most, while there is time; then those that must be, since more would be sent than the
+/// changed files are, whatever time it takes.
+fn choose(candidates: &mut [Candidate], mut work: u64) {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(candidates[*at].saved));
+    let mut pieces = PIECES;
+    let mut is_apart = vec![false; candidates.len()];
+    for &at in &order {
+        let one = &candidates[at];
+        let affords = work
+            .checked_sub(one.work)
+            .zip(pieces.checked_sub(one.pieces()));
+        if let Some(left) = affords.filter(|_| one.is_worth && one.saved > 0) {
+            (work, pieces) = left;
+            is_apart[at] = true;
+        }
+    }
+    let whole: u64 = candidates.iter().map(|one| one.share).sum();
+    // What is compressed in haste is a little longer than its share: the rest of `most` is for that.
+    let most = whole + whole / 200;
+    let sent = |(one, is_apart): (&Candidate, &bool)| match is_apart {
+        true => one.record - one.saved,
+        false => one.record,
+    };
+    let mut all: u64 = candidates.iter().zip(&is_apart).map(sent).sum();
+    for at in order {
+        let one = &mut candidates[at];
+        if all > most && !is_apart[at] && one.saved > 0 && one.place.is_some() {
+            match pieces.checked_sub(one.pieces()) {
+                Some(left) => pieces = left,
+                None => one.without_copies(),
+            }
+            is_apart[at] = true;
+            all -= one.saved.min(all);
+        }
+        if !is_apart[at] {
+            one.parts.clear();
+        }
+    }
+}
+
+/// What may be sent where the changed files alone are so many bytes, as they are packed.
+pub(super) const fn most(whole: u64) -> u64 {
+    whole.saturating_add(whole / 50)
+}
+
 impl Candidate {
+    /// Sends all of it that is needed.
+    fn without_copies(&mut self) {
+        for part in &mut self.parts {
+            part.copy = None;
+        }
+        self.parts.dedup_by(|next, last| {
+            let follows = last.slice.content == next.slice.content
+                && last.slice.offset + last.slice.len == next.slice.offset;
+            if follows {
+                last.slice.len += next.slice.len;
+            }
+            follows
+        });
+        let literal: u64 = self.parts.iter().map(|part| part.slice.len).sum();
+        self.saved = self.record - self.share;
+        self.work = self.work.max(literal);
+    }
+
     fn pieces(&self) -> usize {
         self.parts.iter().filter(|part| part.copy.is_some()).count() * 2
     }
@@ -327,83 +420,5 @@ fn follows(last: Option<&Piece>, len: u64, next: Option<&Piece>) -> bool {
                 == (next.have, next.slice.content, next.slice.offset)
         }
         _ => false,
-    }
-}
-
-/// Frames on their way into a draft.
-struct Out<'a> {
-    draft: &'a mut Draft,
-    frames: Vec<Frame>,
-    encoder: Encoder,
-    /// Literal members that wait for more, and their bytes.
-    members: Vec<Slice>,
-    bytes: Vec<u8>,
-}
-
-impl Out<'_> {
-    fn literal(&mut self, slice: Slice, bytes: &[u8]) -> Result<(), Error> {
-        let len = (self.bytes.len() + bytes.len()) as u64;
-        if len > MAX_FRAME || self.members.len() >= MEMBERS {
-            self.flush()?;
-        }
-        self.members.push(slice);
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
-    }
-
-    fn copy(&mut self, slice: Slice, piece: Piece) -> Result<(), Error> {
-        // Ranges of a content stand in order.
-        if self
-            .members
-            .iter()
-            .any(|member| member.content == slice.content)
-        {
-            self.flush()?;
-        }
-        if self.members.is_empty()
-            && let Some(last) = self
-                .frames
-                .last_mut()
-                .filter(|it| it.coding == Coding::Copy)
-            && let [member] = &mut last.members[..]
-            && member.content == slice.content
-            && member.offset + member.len == slice.offset
-            && member.len + slice.len <= MAX_FRAME
-            && last.bases.len() < MEMBERS
-        {
-            member.len += slice.len;
-            last.bases.push(piece);
-            return Ok(());
-        }
-        self.draft.nowhere();
-        self.frames.push(Frame {
-            members: vec![slice],
-            bases: vec![piece],
-            coding: Coding::Copy,
-        });
-        Ok(())
-    }
-
-    /// A frame as it is.
-    fn whole(&mut self, fresh: &Kept, one: Candidate) -> Result<(), Error> {
-        self.flush()?;
-        self.draft.same(fresh, one.nth)?;
-        self.frames.push(one.frame);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), Error> {
-        if self.members.is_empty() {
-            return Ok(());
-        }
-        let (coding, payload) = self.encoder.encode(&self.bytes)?;
-        self.draft.payload(coding, payload)?;
-        self.frames.push(Frame {
-            members: std::mem::take(&mut self.members),
-            bases: Vec::new(),
-            coding,
-        });
-        self.bytes.clear();
-        Ok(())
     }
 }

@@ -15,6 +15,7 @@ mod improve;
 mod kept;
 mod layers;
 mod order;
+mod out;
 mod pace;
 mod pairs;
 mod planning;
@@ -73,6 +74,9 @@ pub struct Config {
     /// Bytes that are read and compressed for one update while somebody waits; beyond it the answer is chunks. At
     /// level 3, against as many bytes, the default takes about a second and a half.
     pub waiting: u64,
+    /// Bytes that are decoded and compressed again for one answer out of chunks, as long as it is no longer than the
+    /// changed files: the default takes about a second.
+    pub apart: u64,
     /// How long a bundle that was handed out can be gone on with after its last use, once there is another one.
     pub earlier: Duration,
     /// What a layer may ask for.
@@ -92,6 +96,7 @@ impl Config {
             quick: QUICK,
             pairs: 2,
             waiting: 96 << 20,
+            apart: 256 << 20,
             earlier: Duration::from_secs(900),
             limits: Limits::default(),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pierhead_oci::Digest;
 use sha2::{Digest as _, Sha256};
 
+use super::chunked::most;
 use super::documents::Documents;
 use super::figures::count;
 use super::kept::{Draft, Kept};
@@ -78,6 +79,17 @@ impl Inner {
             drop(draft);
             draft = Draft::begin(&self.shelf.plan(&key))?;
             frames = self.chunked(&fresh, want, &table, &bases, &needed, &mut draft)?;
+        } else if at.is_some()
+            && let Some(fresh) = self.open(&self::key(want, &[], layers))?
+            && self.is_sound(&fresh)
+            && draft.bytes() > most(self.changed(&fresh, &table, &needed)?)
+        {
+            // Made in haste, or against an image that has less of it than another one.
+            let mut other = Draft::begin(&self.shelf.plan(&key))?;
+            let fewer = self.chunked(&fresh, want, &table, &bases, &needed, &mut other)?;
+            if other.bytes() < draft.bytes() && covers(&fewer, &needed) {
+                (draft, frames) = (other, fewer);
+            }
         }
         let header = header(
             &documents,
