@@ -44,9 +44,11 @@ enum Task {
     },
     /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
-    /// Boot a throw-away virtual machine with an emulated NVDIMM, and run CMD in it.
+    /// Boot a throw-away virtual machine with an emulated NVDIMM, and run the suite or CMD in it.
     ///
-    /// In the guest, `PIERHEAD_PMEM_DIR` names a folder on persistent memory, where `MAP_SYNC` works.
+    /// The suite: classes of media and the tests of crates/pmem, then a boot that finds what the first
+    /// wrote and is killed over more, then one that finds every commit of that. For CMD in the guest
+    /// `PIERHEAD_PMEM_DIR` names a folder on persistent memory, where `MAP_SYNC` works.
     /// CMD's exit status is passed through. A kernel is fetched from Debian once, and kept.
     PmemVm(pmem_vm::Options),
     /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).

@@ -3,8 +3,8 @@
 //! A failing step does not keep the next ones from running, so that one run tells all there is to
 //! mend. The last line is `N passed, M failed`: tests, and each other check as one.
 
-mod count;
-mod programs;
+pub(crate) mod count;
+pub(crate) mod programs;
 mod steps;
 
 use std::{
@@ -114,6 +114,11 @@ const STEPS: &[Step] = &[
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
         run: steps::end_to_end,
+    },
+    Step {
+        name: "pmem",
+        about: "persistent memory, in a virtual machine that has some: what survives is there",
+        run: steps::pmem,
     },
     Step {
         name: "aarch64",

@@ -25,9 +25,10 @@ pub(crate) struct Program {
     pub(crate) name: String,
     /// Which package it tests.
     pub(crate) package: String,
-    path: PathBuf,
+    /// The executable.
+    pub(crate) path: PathBuf,
     /// Tests expect their package's folder to be the current one.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// What one call of cargo compiled.
@@ -44,10 +45,30 @@ pub(crate) struct Built {
 /// # Errors
 /// When something does not compile; the compiler has said what.
 pub(crate) fn build() -> Result<Built> {
+    let targets = ["--lib", "--bins", "--tests", "--examples"];
+    let messages = compile(["--workspace"].iter().chain(&targets))?;
+    let daemon = messages.lines().find_map(daemon);
+    Ok(Built {
+        programs: programs(&messages)?,
+        daemon: daemon.context("cargo built no pierhead")?,
+    })
+}
+
+/// Compiles the test programs of some packages.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_of(packages: &[&str]) -> Result<Vec<Program>> {
+    let chosen = packages.iter().flat_map(|package| [&"--package", package]);
+    programs(&compile(chosen.chain(&["--lib", "--tests"]))?)
+}
+
+/// What cargo says when it compiles tests.
+fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
     let mut child = Command::new("cargo")
         .current_dir(place::root())
-        .args(["test", "--workspace", "--no-run", "--quiet"])
-        .args(["--lib", "--bins", "--tests", "--examples"])
+        .args(["test", "--no-run", "--quiet"])
+        .args(what)
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -58,18 +79,18 @@ pub(crate) fn build() -> Result<Built> {
         stdout.read_to_string(&mut messages)?;
     }
     if !child.wait()?.success() {
-        bail!("the workspace does not compile");
+        bail!("the tests do not compile");
     }
+    Ok(messages)
+}
+
+fn programs(messages: &str) -> Result<Vec<Program>> {
     let mut programs: Vec<_> = messages.lines().filter_map(program).collect();
     programs.sort_by(|a, b| a.name.cmp(&b.name));
     if programs.is_empty() {
         bail!("cargo built no test program");
     }
-    let daemon = messages.lines().find_map(daemon);
-    Ok(Built {
-        programs,
-        daemon: daemon.context("cargo built no pierhead")?,
-    })
+    Ok(programs)
 }
 
 /// Reads a message of cargo about the daemon's program.

@@ -9,7 +9,7 @@ use super::{
     count::Count,
     programs::{self, Built, Program},
 };
-use crate::{corpus, exec, install, place};
+use crate::{corpus, exec, install, place, pmem_vm};
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
 const END_TO_END: &str = "pierhead-tests";
@@ -105,6 +105,15 @@ pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
     run(state, &environment, |program| {
         program.package == END_TO_END && program.name != ARCHITECTURE
     })
+}
+
+pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
+    let missing = install::missing_for_machine();
+    if !missing.is_empty() {
+        return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
+    }
+    let built = built(state)?;
+    pmem_vm::suite_of(&built.programs).map(Outcome::Tests)
 }
 
 pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {

@@ -17,20 +17,22 @@ use crate::{
 /// What the guest cannot do without; what they depend on comes along.
 const MODULES: &[&str] = &[
     "virtio_pci",
+    "virtio_blk",
     "virtio_console",
     "9pnet_virtio",
     "9p",
     "overlay",
     "nfit",
     "nd_pmem",
-    "loop",
     // ext4 asks for it by name when it mounts, which no module says that it depends on.
     "crc32c_generic",
     "ext4",
 ];
 
-/// Changes when what is kept is made in another way: then it is made anew.
-const RECIPE: &str = "1";
+/// What is kept was made by this recipe, or is made anew.
+fn recipe() -> String {
+    format!("1 {}", MODULES.join(" "))
+}
 
 /// A kernel, and the part of its initramfs that is the same for every boot.
 pub(super) struct Image {
@@ -52,8 +54,9 @@ impl Image {
         lock.lock()?;
         let kernel = folder.join("vmlinuz");
         let base = folder.join("base.cpio");
-        let recipe = folder.join("recipe");
-        if fs::read_to_string(&recipe).is_ok_and(|it| it == RECIPE) {
+        let made_by = folder.join("recipe");
+        let recipe = recipe();
+        if fs::read_to_string(&made_by).is_ok_and(|it| it == recipe) {
             return Ok(Self {
                 base: fs::read(&base)?,
                 kernel,
@@ -92,7 +95,7 @@ impl Image {
         fs::write(&base, &bytes)?;
         fs::remove_dir_all(folder.join("apt"))?;
         // Last, so that what broke off in the middle is made anew.
-        fs::write(&recipe, RECIPE)?;
+        fs::write(&made_by, recipe)?;
         Ok(Self {
             kernel,
             base: bytes,

@@ -55,15 +55,16 @@ if ! in_root blkid -s TYPE -o value /dev/pmem0 >/dev/null; then
   in_root mkfs.ext4 -q -F -b 4096 /dev/pmem0 || die "mkfs.ext4 /dev/pmem0"
 fi
 in_root mount -t ext4 -o dax=always /dev/pmem0 /mnt/pmem || die "mount /dev/pmem0 with dax=always"
-# The negative control: a file system of the same kind that has no DAX.
-truncate -s 256M /root/run/disk.img
-in_root mkfs.ext4 -q -F /run/disk.img && in_root mount -o loop /run/disk.img /mnt/disk || die "make /mnt/disk"
+# The negative control: a file system of the same kind, on a disk that has no DAX.
+in_root mkfs.ext4 -q -F /dev/vda && in_root mount -t ext4 /dev/vda /mnt/disk || die "make /mnt/disk"
 
 cp -r /job /root/run/job
-stty -F /root/dev/hvc0 raw -echo
+# Held open: a terminal that nobody has open forgets its settings, and would end lines with CR LF.
+exec 3<>/root/dev/hvc0
+stty raw -echo <&3
 tell() { echo "$@" >/root/dev/ttyS1; }
 tell "ready $(cut -d' ' -f1 /root/proc/uptime)"
-in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >/root/dev/hvc0 2>&1
+in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >&3 2>&1
 status=$?
 in_root umount /mnt/pmem
 tell "exit $status"

@@ -18,6 +18,9 @@ use crate::{exec, place};
 
 const INIT: &[u8] = include_bytes!("init.sh");
 
+/// Size of the disk without DAX.
+const DISK: u64 = 512 << 20;
+
 /// Lines of the guest's console that a failure shows.
 const CONSOLE_LINES: usize = 30;
 
@@ -27,6 +30,8 @@ pub(super) struct Machine {
     pub(super) image: Image,
     /// The file behind the NVDIMM: what is in it outlives the machine.
     pub(super) nvdimm: PathBuf,
+    /// The file behind the disk that is no persistent memory.
+    pub(super) disk: PathBuf,
     /// Whether the host's processor runs it, or the emulator.
     pub(super) kvm: bool,
     /// How long one boot may take, with its command.
@@ -66,18 +71,21 @@ pub(super) enum Said {
 }
 
 impl Machine {
-    /// Makes the NVDIMM's file, if it is not there.
+    /// Makes the files of NVDIMM and disk, unless they are there.
     ///
     /// # Errors
-    /// When the file cannot be made.
-    pub(super) fn plug_in(&self, bytes: u64) -> Result<()> {
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .mode(0o600)
-            .open(&self.nvdimm)?;
-        if file.metadata()?.len() == 0 {
-            file.set_len(bytes)?;
+    /// When one cannot be made.
+    pub(super) fn plug_in(&self, nvdimm: u64) -> Result<()> {
+        for (path, bytes) in [(&self.nvdimm, nvdimm), (&self.disk, DISK)] {
+            let file = fs::OpenOptions::new()
+                .create(true)
+                .append(true)
+                .mode(0o600)
+                .open(path)
+                .with_context(|| format!("make {}", path.display()))?;
+            if file.metadata()?.len() == 0 {
+                file.set_len(bytes)?;
+            }
         }
         Ok(())
     }
@@ -173,6 +181,14 @@ impl Machine {
             ),
         );
         add("-device", "nvdimm,memdev=dimm");
+        add(
+            "-drive",
+            &format!(
+                "id=disk,if=none,format=raw,cache=unsafe,file={}",
+                path(&self.disk)
+            ),
+        );
+        add("-device", "virtio-blk-pci,drive=disk");
         add("-kernel", &path(&self.image.kernel));
         add("-initrd", &path(initramfs));
         add(

@@ -8,14 +8,31 @@ mod image;
 mod machine;
 mod modules;
 mod newc;
+mod suite;
 
-use std::{env, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    env,
+    path::PathBuf,
+    process::{Command, ExitCode},
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 
-use crate::{install, place};
+use crate::{
+    check::{
+        count::Count,
+        programs::{self, Program},
+    },
+    exec, install, place,
+};
 use image::Image;
 use machine::{Machine, Said, quote};
+
+/// Whose tests run in the guest: all of this package,
+const PACKAGE: &str = "pierhead-pmem";
+/// and this program of another, which is there to be run here.
+const STAGING: (&str, &str) = ("pierhead-cache", "pierhead-cache::pmem");
 
 /// How to boot, and what to run.
 #[derive(clap::Args)]
@@ -35,31 +52,45 @@ pub(crate) struct Options {
     /// How long one boot may take, with its command.
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     limit: u64,
-    /// Runs in the guest, in the current folder.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// Kill the suite's second boot after so many commits.
+    #[arg(long, value_name = "COMMITS", default_value_t = 150)]
+    cut: u64,
+    /// Runs in the guest, in the current folder; without it the suite runs, three boots of it.
+    #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
-/// Boots the machine and says with which status the command ended.
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            kvm: false,
+            keep: None,
+            size: 512,
+            limit: 300,
+            cut: 150,
+            command: Vec::new(),
+        }
+    }
+}
+
+/// Boots the machine and says with which status the command, or the suite, ended.
 ///
 /// # Errors
 /// When the machine cannot be put together, or does not come to the command's end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let scratch = tempfile::Builder::new()
-        .prefix("run-")
-        .tempdir_in(place::virtual_machine()?)?;
-    let machine = Machine {
-        image: prepare()?,
-        nvdimm: match &options.keep {
-            Some(path) => std::path::absolute(path)?,
-            None => scratch.path().join("nvdimm"),
-        },
-        kvm: options.kvm,
-        limit: Duration::from_secs(options.limit),
-        share: place::target(),
-        logs: scratch.path().to_owned(),
-    };
-    machine.plug_in(options.size << 20)?;
+    if options.command.is_empty() {
+        let mut packages = vec![PACKAGE];
+        if place::root().join("crates/cache/tests/pmem.rs").exists() {
+            packages.push(STAGING.0);
+        }
+        let count = suite(options, &programs::build_of(&packages)?)?;
+        for failure in &count.failures {
+            println!("failed: {failure}");
+        }
+        println!("{} passed, {} failed", count.passed, count.failed);
+        return Ok(ExitCode::from(u8::from(count.failed > 0)));
+    }
+    let (machine, _scratch) = machine(options)?;
     let words: Vec<_> = options.command.iter().map(|word| quote(word)).collect();
     let mut boot = machine.boot("command", &env::current_dir()?, &words.join(" "))?;
     while let Said::Line(line) = boot.listen()? {
@@ -75,6 +106,57 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(
         u8::try_from(ended.status).unwrap_or(u8::MAX),
     ))
+}
+
+/// Runs the suite with those of `programs` that belong in the guest.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn suite_of(programs: &[Program]) -> Result<Count> {
+    suite(&Options::default(), programs)
+}
+
+fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
+    let wanted: Vec<_> = programs
+        .iter()
+        .filter(|it| it.package == PACKAGE || it.name == STAGING.1)
+        .collect();
+    if wanted.is_empty() {
+        bail!("there is no test program of {PACKAGE}");
+    }
+    exec::output(Command::new("cargo").current_dir(place::root()).args([
+        "build",
+        "--package",
+        PACKAGE,
+        "--example",
+        "survivor",
+    ]))?;
+    let (machine, _scratch) = machine(options)?;
+    let survivor = place::target().join("debug/examples/survivor");
+    suite::run(&machine, &wanted, &survivor, options.cut)
+}
+
+/// The machine, and the folder that goes with it.
+fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
+    let image = prepare()?;
+    let scratch = tempfile::Builder::new()
+        .prefix("run-")
+        .tempdir_in(place::virtual_machine()?)?;
+    let nvdimm = match &options.keep {
+        Some(path) => std::path::absolute(path)?,
+        None => scratch.path().join("nvdimm"),
+    };
+    let machine = Machine {
+        image,
+        kvm: options.kvm,
+        limit: Duration::from_secs(options.limit),
+        share: place::target(),
+        logs: scratch.path().to_owned(),
+        disk: scratch.path().join("disk"),
+        nvdimm,
+    };
+    machine.plug_in(options.size << 20)?;
+    Ok((machine, scratch))
 }
 
 fn prepare() -> Result<Image> {
