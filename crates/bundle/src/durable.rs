@@ -19,22 +19,30 @@ pub(crate) fn write(
     path: &Path,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), Error> {
+    replace(path, |file| fill(file).and_then(|()| file.sync_data()))?;
+    let failed = |error| Error::io(format!("write {}", path.display()), error);
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput);
+    folder
+        .map_err(io::Error::from)
+        .and_then(File::open)
+        .and_then(|folder| folder.sync_all())
+        .map_err(failed)
+}
+
+/// Writes beside and renames, without a sync: whoever is killed leaves all or nothing, but a crash of the system may leave
+/// anything under that name. Only for what its reader checks, and can do without.
+pub(crate) fn replace(
+    path: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), Error> {
     let doing = || format!("write {}", path.display());
-    let folder = path
-        .parent()
-        .ok_or_else(|| Error::io(doing(), io::ErrorKind::InvalidInput.into()))?;
     let (mut file, partial) = beside(path).map_err(|error| Error::io(doing(), error))?;
-    let written = fill(&mut file)
-        .and_then(|()| file.sync_data())
-        .and_then(|()| fs::rename(&partial, path));
-    if let Err(error) = written {
+    let written = fill(&mut file).and_then(|()| fs::rename(&partial, path));
+    written.map_err(|error| {
         // A full disk: leave no more on it.
         let _ = fs::remove_file(&partial);
-        return Err(Error::io(doing(), error));
-    }
-    File::open(folder)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|error| Error::io(doing(), error))
+        Error::io(doing(), error)
+    })
 }
 
 /// Writers of one path at once that find a file beside it.

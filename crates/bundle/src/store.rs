@@ -30,7 +30,7 @@ use std::sync::Arc;
 use pierhead_oci::Digest;
 use rustix::fs::FlockOperation;
 
-pub use apply::{Apply, Counts, Outcome};
+pub use apply::{Apply, Counts, Outcome, Whole};
 pub use fetch::{Begin, wanted};
 pub use image::Image;
 pub use parts::Receive;

@@ -34,10 +34,47 @@ pub struct Apply {
 /// How [`Apply::finish`] ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// The image is complete, on the disk, and recorded.
-    Complete(Box<Image>),
+    /// All contents are here, and the image is about to be recorded.
+    Complete(Box<Whole>),
     /// These contents are to be fetched one by one; then `finish` is called again.
     Need(Vec<(Content, u64)>),
+}
+
+/// An image whose contents are all in the store, verified: it can be exported. A thread brings them to the disk meanwhile
+/// and records it then, which takes as long as the disk does. Dropped, or killed, before that, the fetch is resumed.
+#[derive(Debug)]
+pub struct Whole {
+    image: Image,
+    recording: Option<JoinHandle<Result<Image, Error>>>,
+}
+
+impl Whole {
+    /// The image.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Waits until a crash of the system cannot take it any more.
+    ///
+    /// # Errors
+    /// The file system's; another process has recorded another tree of it meanwhile.
+    pub fn recorded(self) -> Result<Image, Error> {
+        match self.recording.map(JoinHandle::join) {
+            None => Ok(self.image),
+            Some(Ok(recorded)) => recorded,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Of an image that was recorded before.
+impl From<Image> for Whole {
+    fn from(image: Image) -> Self {
+        Self {
+            image,
+            recording: None,
+        }
+    }
 }
 
 /// What came how, so far.
@@ -303,8 +340,8 @@ impl Apply {
         )
     }
 
-    /// Waits for what was handed over, and looks whether the image is complete; if it is, it is made durable and
-    /// recorded. Costs a system call a content.
+    /// Waits for what was handed over, and looks whether the image is complete; if it is, recording it begins. Costs a
+    /// system call a content.
     ///
     /// # Errors
     /// As [`Apply::record`].
@@ -341,9 +378,16 @@ impl Apply {
             .iter()
             .fold(all.bytes, |left, moved| left.saturating_sub(moved.bytes));
         drop(state);
-        shared
-            .record()
-            .map(|image| Outcome::Complete(Box::new(image)))
+        let image = shared.image()?;
+        let shared = Arc::clone(shared);
+        let recording = thread::Builder::new()
+            .name("record".into())
+            .spawn(move || shared.record())
+            .map_err(|error| Error::io("start a thread", error))?;
+        Ok(Outcome::Complete(Box::new(Whole {
+            image,
+            recording: Some(recording),
+        })))
     }
 }
 

@@ -86,9 +86,10 @@ impl Store {
         let tables = self.tables(&begin.header)?;
         let known: Vec<_> = tables.iter().map(Option::as_ref).collect();
         let want = wanted(&begin.header, &known)?;
-        want.save(&path.join("table"))?;
+        // None of this is synced: it is checked when it is read again, and a fetch without it begins anew.
+        durable::replace(&path.join("table"), |file| want.write(file))?;
         drop(want);
-        durable::write(&path.join("header"), |file| {
+        durable::replace(&path.join("header"), |file| {
             file.write_all(&begin.prelude.encode())?;
             file.write_all(begin.body)
         })?;
@@ -98,7 +99,7 @@ impl Store {
         };
         let record =
             serde_json::to_vec(&record).map_err(|error| Error::io("note a fetch", error.into()))?;
-        durable::write(&path.join("fetch.json"), |file| file.write_all(&record))?;
+        durable::replace(&path.join("fetch.json"), |file| file.write_all(&record))?;
         let table = Table::open(&path.join("table"))?;
         let folder = Folder::open(
             path,

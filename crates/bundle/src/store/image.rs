@@ -78,14 +78,18 @@ impl Image {
             config: Digest::of(Algorithm::Sha256, &self.config),
         };
         let record = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
+        let table = |file: &mut File| self.table.write(file);
+        put(&partial, "table", table).map_err(failed)?;
         for (name, bytes) in [
             ("image.json", &record),
             ("manifest", &self.manifest),
             ("config", &self.config),
         ] {
-            durable::write(&partial.join(name), |file| file.write_all(bytes))?;
+            put(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
         }
-        self.table.save(&partial.join("table"))?;
+        // Their names; the folder's own is given when it has them all.
+        let named = File::open(&partial).and_then(|folder| folder.sync_all());
+        named.map_err(failed)?;
         match fs::rename(&partial, &target) {
             Ok(()) => {}
             Err(error) if is_occupied(&error) => {
@@ -106,6 +110,17 @@ impl Image {
             .and_then(|folder| folder.sync_all())
             .map_err(failed)
     }
+}
+
+/// A file that is on the disk, but for its name.
+fn put(
+    folder: &Path,
+    name: &str,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = File::create_new(folder.join(name))?;
+    fill(&mut file)?;
+    file.sync_data()
 }
 
 /// Numbers below `visible` are the merged tree's.

@@ -363,7 +363,7 @@ fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), 
 
 fn finish(apply: &Apply) -> Image {
     match apply.finish().unwrap() {
-        Outcome::Complete(image) => *image,
+        Outcome::Complete(whole) => whole.recorded().unwrap(),
         Outcome::Need(need) => panic!("it lacks {need:?}"),
     }
 }

@@ -242,26 +242,34 @@ impl Shared {
         Ok(damaged)
     }
 
-    pub(super) fn record(&self) -> Result<Image, Error> {
-        self.store.0.contents.sync()?;
+    /// The image that is fetched.
+    pub(super) fn image(&self) -> Result<Image, Error> {
         let header = &self.header;
         if !self.folder.proven {
             // Another process may have recorded it meanwhile.
             self.store.agrees(header)?;
         }
-        let images = self.store.0.path.join("images");
-        let table = Table::open(&self.folder.path.join("table"))?;
-        let turn = turn(&self.store.0.path);
-        let before = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
-        let image = Image {
+        Ok(Image {
             media_type: header.media_type.clone(),
             manifest: header.manifest.clone(),
             config: header.config.clone(),
-            // What was asked for without its layers does not take them away: somebody may count on them.
-            layers: header.layers
-                || before.is_some_and(|it| it.layers && it.table.bytes() == table.bytes()),
-            table,
-        };
+            layers: header.layers,
+            // Mapped: it outlives the fetch's folder.
+            table: Table::open(&self.folder.path.join("table"))?,
+        })
+    }
+
+    /// Once all contents are on the disk, and not before.
+    pub(super) fn record(&self) -> Result<Image, Error> {
+        self.store.0.contents.sync()?;
+        let header = &self.header;
+        let images = self.store.0.path.join("images");
+        let mut image = self.image()?;
+        let turn = turn(&self.store.0.path);
+        let before = Image::load(&images.join(manifest_digest(&header.manifest).hex())).ok();
+        // What was asked for without its layers does not take them away: somebody may count on them.
+        image.layers |=
+            before.is_some_and(|it| it.layers && it.table.bytes() == image.table.bytes());
         image.save(&images)?;
         self.folder.remove();
         drop(turn);

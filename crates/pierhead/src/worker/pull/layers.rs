@@ -112,7 +112,7 @@ pub(super) fn pull(
     })?;
     let image = loop {
         match apply.finish()? {
-            Outcome::Complete(image) => break image,
+            Outcome::Complete(whole) => break whole.recorded()?,
             Outcome::Need(contents) => {
                 let mut need: HashMap<Content, u64> = contents.into_iter().collect();
                 pull.view.begin(
@@ -144,7 +144,7 @@ pub(super) fn pull(
         let _ = fs::remove_file(path(blob).with_extension("index"));
     }
     let _ = fs::remove_dir(&folder);
-    Ok(*image)
+    Ok(image)
 }
 
 fn take(

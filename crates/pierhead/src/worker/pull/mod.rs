@@ -13,7 +13,7 @@ mod work;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use pierhead_bundle::store::{self, Image, Kind, Store};
+use pierhead_bundle::store::{self, Kind, Store, Whole};
 use pierhead_oci::{Algorithm, Digest, Platform, Target};
 
 use super::pulled::{Pulled, haves};
@@ -62,26 +62,24 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
         warnings,
         ..Report::default()
     };
-    let image = pull.until_pulled(&mut report)?;
-    report.digest = image.digest().to_string();
+    let whole = pull.until_pulled(&mut report)?;
+    report.digest = whole.image().digest().to_string();
     report.bytes_received = pull.server.received();
     report.seconds = begun.elapsed().as_secs_f64();
+    // While the store's files go to the disk.
+    let exported = match (args.form, &output) {
+        (Some(form), Some(output)) => pull.export(&whole, form, output, &mut report),
+        _ => Ok(()),
+    };
+    let recorded = whole.recorded().map_err(Error::from);
+    if let (Err(_), Err(error)) = (&exported, &recorded) {
+        pull.view.say(&error.to_string());
+    }
+    exported?;
+    let image = recorded?;
     // A name that is not kept costs the next pull its best base, no more.
     if let Err(error) = Pulled::note(&args.into, &args.image, &pull.platform, &image.digest()) {
         report.warnings.push(error.to_string());
-    }
-    if let (Some(form), Some(output)) = (args.form, &output) {
-        let begun = Instant::now();
-        let what = export::Export {
-            store: &pull.store,
-            image: &image,
-            reference: &args.image,
-            link: args.link,
-            view: &pull.view,
-        };
-        report.warnings.extend(what.write(form, output)?);
-        report.export_seconds = Some(begun.elapsed().as_secs_f64());
-        report.output = Some(output.display().to_string());
     }
     pull.view.report(&report)?;
     Ok(())
@@ -89,7 +87,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
 
 impl Pull<'_> {
     /// Waits for whoever pulls the same image into the same store; then most of it is there.
-    fn until_pulled(&self, report: &mut Report) -> Result<Image, Failure> {
+    fn until_pulled(&self, report: &mut Report) -> Result<Whole, Failure> {
         let mut told = false;
         loop {
             match self.pull(report) {
@@ -107,10 +105,10 @@ impl Pull<'_> {
         }
     }
 
-    fn pull(&self, report: &mut Report) -> Result<Image, Error> {
+    fn pull(&self, report: &mut Report) -> Result<Whole, Error> {
         if let Some(image) = self.here()? {
             report.contents.reused = u64::from(image.table.visible());
-            return Ok(image);
+            return Ok(image.into());
         }
         let session = Session::new(&self.server);
         if self.args.layers {
@@ -128,26 +126,47 @@ impl Pull<'_> {
             layers: self.layers,
             part: None,
         };
-        let image = match self.by_bundle(&session, &ask, report)? {
-            whole::Came::Image(image) => *image,
+        match self.by_bundle(&session, &ask, report)? {
+            whole::Came::Image(image) => Ok(*image),
             whole::Came::None(why) => {
                 self.view
                     .say(&format!("no bundle, its layers are pulled: {why}"));
                 report.reason = Some(why);
-                self.by_layers(&session, report)?
+                self.by_layers(&session, report)
             }
-        };
-        Ok(image)
+        }
     }
 
-    fn by_layers(&self, session: &Session, report: &mut Report) -> Result<Image, Error> {
+    fn by_layers(&self, session: &Session, report: &mut Report) -> Result<Whole, Error> {
         report.method = Method::Layers;
         report.connections = 1;
-        layers::pull(self, session, report)
+        layers::pull(self, session, report).map(Whole::from)
+    }
+
+    /// In the form that was asked for.
+    fn export(
+        &self,
+        whole: &Whole,
+        form: Form,
+        output: &Path,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let begun = Instant::now();
+        let what = export::Export {
+            store: &self.store,
+            image: whole.image(),
+            reference: &self.args.image,
+            link: self.args.link,
+            view: &self.view,
+        };
+        report.warnings.extend(what.write(form, output)?);
+        report.export_seconds = Some(begun.elapsed().as_secs_f64());
+        report.output = Some(output.display().to_string());
+        Ok(())
     }
 
     /// What is named by its digest and whole here needs nobody.
-    fn here(&self) -> Result<Option<Image>, Error> {
+    fn here(&self) -> Result<Option<store::Image>, Error> {
         match &self.args.image.target {
             Target::Digest(digest) => Ok(self.store.complete(digest, self.layers)?),
             Target::Tag(_) => Ok(None),

@@ -40,7 +40,7 @@ pub(super) struct Report {
     pub(super) connections: usize,
     /// Frames that an earlier, unfinished pull had brought.
     pub(super) frames_resumed: u64,
-    /// From the start to the image being whole in the store.
+    /// From the start to all contents being in the store; its record follows, beside the export, once they are on the disk.
     pub(super) seconds: f64,
     /// For writing it in the form that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pierhead_bundle::Content;
 use pierhead_bundle::api::{Ask, Part};
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Prelude};
-use pierhead_bundle::store::{Apply, Begin, Image, Outcome};
+use pierhead_bundle::store::{Apply, Begin, Outcome, Whole};
 use pierhead_oci::{Algorithm, Digest, Target};
 
 use super::super::http::{Body, Request, Server};
@@ -30,7 +30,7 @@ const PIECE: usize = 64 << 10;
 
 /// What came of it.
 pub(super) enum Came {
-    Image(Box<Image>),
+    Image(Box<Whole>),
     /// The server has no bundle of it: why.
     None(String),
 }
@@ -114,7 +114,7 @@ impl Pull<'_> {
         name: &str,
         among: usize,
         report: &mut Report,
-    ) -> Result<Option<Box<Image>>, Error> {
+    ) -> Result<Option<Box<Whole>>, Error> {
         let Some(apply) = self.store.resume(name)? else {
             return Ok(None);
         };
@@ -202,7 +202,7 @@ impl Pull<'_> {
         apply: &Apply,
         report: &mut Report,
         among: usize,
-    ) -> Result<Box<Image>, Error> {
+    ) -> Result<Box<Whole>, Error> {
         for _ in 0..ROUNDS {
             match apply.finish()? {
                 Outcome::Complete(image) => {
