@@ -11,6 +11,9 @@ pub const MAX_DOCUMENT: usize = 1 << 20;
 /// Most images that a worker may say it has: each is a table to merge.
 pub const MAX_HAVE: usize = 256;
 
+/// Most shares that a bundle is sent in: each is a connection.
+pub const MAX_SHARES: u16 = 64;
+
 /// Most files of one trace: a start of the largest images opens some thousands.
 pub const MAX_TRACE: usize = 16_384;
 
@@ -40,7 +43,15 @@ pub struct Ask {
     /// Only records of a bundle whose header was received before, under the very same `want` and `have`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
+    /// One of several shares of the whole bundle, for who asks for all of them at once, over as many connections. Not
+    /// together with `part`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
 }
+
+/// Which share of a bundle: `[nth, of]`. The first begins with the header, the others are continuations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share(pub u16, pub u16);
 
 /// Records of a bundle, by the ordinals of their frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +108,13 @@ impl Ask {
     /// [`Error::Malformed`]: over a bound, or not of this form.
     pub fn parse(json: &[u8]) -> Result<Self, Error> {
         let ask: Self = parse(json, "bundle request")?;
+        let fits = |Share(nth, of)| nth < of && of <= MAX_SHARES && ask.part.is_none();
+        if !ask.share.is_none_or(fits) {
+            let why = format!(
+                "a share that there is not: one of at most {MAX_SHARES}, from 0, and without a part"
+            );
+            return Err(Error::malformed("bundle request", why));
+        }
         match ask.have.len().max(ask.have_layers.len()) {
             0..=MAX_HAVE => Ok(ask),
             many => Err(Error::malformed(
@@ -154,6 +172,14 @@ mod tests {
     }
 
     #[test]
+    fn shares_are_numbered_from_0() {
+        let ask = Ask::parse(br#"{"want":"7","share":[63,64]}"#).unwrap();
+        assert_eq!(ask.share, Some(Share(63, MAX_SHARES)));
+        let json = serde_json::to_string(&ask).unwrap();
+        assert_eq!(json, r#"{"want":"7","share":[63,64]}"#);
+    }
+
+    #[test]
     fn hostile_questions_are_malformed() {
         let digest = format!("\"sha256:{}\"", "0".repeat(64));
         let have = |n: usize| format!(r#"{{"want":"7","have":[{}]}}"#, vec![&*digest; n].join(","));
@@ -167,6 +193,13 @@ mod tests {
             String::new(),
             r#"{"want":"7","part":{"etag":"x","first":-1}}"#.into(),
             r#"{"want":"7","part":{"etag":"x","first":4294967296}}"#.into(),
+            r#"{"want":"7","share":[1,1]}"#.into(),
+            r#"{"want":"7","share":[0,0]}"#.into(),
+            r#"{"want":"7","share":[0,65]}"#.into(),
+            r#"{"want":"7","share":[0,65536]}"#.into(),
+            r#"{"want":"7","share":[-1,2]}"#.into(),
+            r#"{"want":"7","share":[0]}"#.into(),
+            r#"{"want":"7","share":[0,2],"part":{"etag":"x","first":1}}"#.into(),
             format!(r#"{{"want":"7","x":"{}"}}"#, "x".repeat(MAX_DOCUMENT)),
             "[".repeat(100_000),
         ] {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::kept::{ENTRY, Kept, Lies};
 use crate::format::{End, PRELUDE, Prelude, unsent};
 use crate::pack::{PackFile, Packs};
-use crate::{Error, RECORD_HEAD};
+use crate::{Error, Place, RECORD_HEAD};
 
 /// What leaves next.
 pub enum Piece {
@@ -74,12 +74,52 @@ impl Bundle {
     /// Those of its file.
     pub fn stream(&self, range: Option<(u32, u32)>) -> Result<Stream, Error> {
         let frames = self.frames();
-        let (first, until) = match range {
-            Some((first, until)) => (first.min(frames), until.min(frames).max(first.min(frames))),
-            None => (0, frames),
+        match range {
+            Some((first, until)) => {
+                let first = first.min(frames);
+                self.send(false, first, until.min(frames).max(first))
+            }
+            None => self.send(true, 0, frames),
+        }
+    }
+
+    /// Begins to send one of `of` shares, numbered from 0, the first with the header. Together they are the bundle; they
+    /// are of about as many bytes, as far as frames can be parted. Costs a look at each frame's place.
+    ///
+    /// # Errors
+    /// Those of its file.
+    pub fn share(&self, nth: u16, of: u16) -> Result<Stream, Error> {
+        let frames = self.frames();
+        let len = |frame| match self.kept.record(frame) {
+            Some(Lies::Here { len, .. } | Lies::Packed(Place { len, .. })) => u64::from(len),
+            _ => 0,
         };
+        let all = (0..frames).fold(self.kept.header, |sum, frame| sum + len(frame));
+        // The first frame that begins at or behind the share's place.
+        let cut = |nth: u16| {
+            let place = all.saturating_mul(u64::from(nth)) / u64::from(of.max(1));
+            let mut sum = self.kept.header;
+            (0..frames).find(|frame| {
+                let begins = sum;
+                sum += len(*frame);
+                begins >= place
+            })
+        };
+        let first = if nth == 0 {
+            0
+        } else {
+            cut(nth).unwrap_or(frames)
+        };
+        let until = match nth.saturating_add(1) {
+            next if next < of => cut(next).unwrap_or(frames),
+            _ => frames,
+        };
+        self.send(nth == 0, first, until)
+    }
+
+    fn send(&self, header: bool, first: u32, until: u32) -> Result<Stream, Error> {
         let prelude = Prelude {
-            continued: range.is_some(),
+            continued: !header,
             first,
             until,
             ..self.kept.prelude
@@ -92,7 +132,7 @@ impl Bundle {
                 until,
             },
             before: Some(prelude.encode()),
-            header: range.is_none(),
+            header,
             end: End {
                 records: 0,
                 payload: 0,

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
-use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Stage, UNKNOWN_HAVE};
+use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Share, Stage, UNKNOWN_HAVE};
 use pierhead_bundle::library::{self, Library, State, Stream};
 use pierhead_bundle::{Content, Fault};
 use pierhead_oci::{
@@ -126,8 +126,13 @@ impl Asked<'_> {
             return Ok((respond::finish(builder, Body::empty()), image.outcome));
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
+        let share = ask.share;
         // It looks at packs, which somebody may be about to delete or to write out.
-        let stream = blocking(move || bundle.stream(range)).await?;
+        let stream = blocking(move || match share {
+            Some(Share(nth, of)) => bundle.share(nth, of),
+            None => bundle.stream(range),
+        })
+        .await?;
         let stream = stream.map_err(bundle_error)?;
         let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
         let body = self.stream(stream, format!("bundle of {}", image.digest));
@@ -137,7 +142,8 @@ impl Asked<'_> {
         ))
     }
 
-    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn.
+    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn: of many shares that
+    /// are asked for at once, the first takes a turn.
     async fn plan(
         &self,
         library: &Library,
@@ -164,6 +170,9 @@ impl Asked<'_> {
         .await?;
         if let Some(found) = found.transpose() {
             return Ok(found);
+        }
+        if ask.share.is_some_and(|Share(nth, _)| nth > 0) {
+            return Err(Error::NotReady(WAIT));
         }
         let ticket = self.inner.limits.queue(&self.peer.client)?;
         let library = library.clone();
@@ -328,6 +337,9 @@ impl Asked<'_> {
         } = self;
         let (want, have) = (&*ask.want, ask.have.len());
         match result {
+            Ok(_) if ask.share.is_some_and(|Share(nth, _)| nth > 0) => {
+                tracing::debug!(%registry, %repository, want, %client, share = ?ask.share, "share of a bundle");
+            }
             Ok((response, _)) => {
                 let status = response.status().as_u16();
                 let bytes = http_body::Body::size_hint(response.body()).exact();

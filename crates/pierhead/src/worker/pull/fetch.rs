@@ -2,7 +2,7 @@
 
 use std::io::{self, Read as _};
 use std::ops::{ControlFlow, Range};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,19 +16,24 @@ use super::super::http::{Body, Server};
 use super::super::session::{Patience, Session};
 use super::ask::{self, Answered};
 use super::flight::Flight;
+use super::lanes::{Lane, Lanes, Share};
 use super::view::View;
-use super::work::{Turn, Work};
+use super::work::{Next, Turn, Work};
 
 /// From this round trip on, more connections are worth their price: below, one fills the line at once.
 const FAR: Duration = Duration::from_millis(10);
-/// Each starts with the 14 KB that TCP lets out at first, and doubles: so many together save three round trips.
-const CONNECTIONS: usize = 8;
+/// Each starts with the 14 KB that TCP lets out at first, and doubles with each round trip: the longer that takes, the more
+/// are to begin at once. One for so much of a round trip, within these bounds.
+const EACH: Duration = Duration::from_millis(5);
+const CONNECTIONS: (usize, usize) = (8, 32);
 /// Read from a socket at a time.
 const PIECE: usize = 64 << 10;
 
 /// How many connections to use over a way of that length.
 pub(super) fn connections(told: Option<usize>, rtt: Duration) -> usize {
-    told.unwrap_or(if rtt < FAR { 1 } else { CONNECTIONS })
+    let many = usize::try_from(rtt.as_millis() / EACH.as_millis()).unwrap_or(usize::MAX);
+    let many = many.clamp(CONNECTIONS.0, CONNECTIONS.1);
+    told.unwrap_or(if rtt < FAR { 1 } else { many })
 }
 
 /// Why fetching ended without an error.
@@ -46,9 +51,9 @@ pub(super) struct Fetch<'a> {
     image: &'a Reference,
     apply: &'a Apply,
     work: Mutex<Work>,
+    /// A lane has said what it was sent, or all is over.
+    said: Condvar,
     flight: Flight,
-    /// Connections that may be used.
-    among: usize,
     view: &'a View,
 }
 
@@ -61,7 +66,6 @@ impl<'a> Fetch<'a> {
         image: &'a Reference,
         apply: &'a Apply,
         work: Work,
-        among: usize,
         view: &'a View,
     ) -> Self {
         Self {
@@ -69,98 +73,112 @@ impl<'a> Fetch<'a> {
             image,
             apply,
             work: Mutex::new(work),
+            said: Condvar::new(),
             flight: Flight::default(),
-            among,
             view,
         }
     }
 
-    /// Fetches what is missing. `first` is the answer that the header came in, its decoder behind the header, and what
-    /// was read beyond; `more` are connections beside that one.
+    /// Fetches what is missing. `first` is the answer that the header came in, read up to behind that; `lanes` are connections beside that one, and what they were sent so far.
     ///
     /// # Errors
     /// The first for good of any connection.
-    pub(super) fn run(
-        &self,
-        first: Option<(Body, Decoder, Vec<u8>)>,
-        more: Vec<Session>,
-    ) -> Result<Fetched, Error> {
+    pub(super) fn run(&self, first: Option<Reading>, lanes: Lanes) -> Result<Fetched, Error> {
         let ended = Ended::default();
+        let ended = &ended;
         thread::scope(|scope| {
-            for session in more {
-                scope.spawn(|| self.note(&ended, self.ranges(session, &ended)));
+            for (lane, joining) in (1..).zip(lanes.into_threads()) {
+                scope.spawn(move || {
+                    let found = joining.and_then(|it| it.join().ok()).flatten();
+                    let share = found.as_ref().and_then(|it| it.share.as_ref());
+                    let share = share.filter(|share| self.is_of_this(share));
+                    let range = share.map(|share| share.prelude.first..share.prelude.until);
+                    lock(&self.work).claim(lane, range);
+                    self.said.notify_all();
+                    if let Some(Lane { session, share }) = found {
+                        let share = share.filter(|share| self.is_of_this(share));
+                        let first = share.map(|share| self.reading(share));
+                        self.note(ended, self.lane(lane, &session, first, ended));
+                    }
+                });
             }
-            let result = self.front(first, &ended);
-            self.note(&ended, result);
+            let session = Session::new(self.server);
+            self.note(ended, self.lane(0, &session, first, ended));
         });
-        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        ended.unwrap_or(Ok(Fetched::All))
+        let found = lock(ended).take();
+        found.unwrap_or(Ok(Fetched::All))
+    }
+
+    /// Whether it goes with the header that came; else it is of another state of the server, and no loss.
+    fn is_of_this(&self, share: &Share) -> bool {
+        share.etag == self.apply.etag() && share.prelude.digest == self.apply.digest()
+    }
+
+    fn reading(&self, share: Share) -> Reading {
+        Reading {
+            body: share.body,
+            decoder: Decoder::resumed(self.apply.digest(), self.apply.header()),
+            rest: share.spool,
+            bound: share.prelude.until,
+        }
     }
 
     fn note(&self, outcome: &Ended, result: Result<Fetched, Error>) {
         if !matches!(result, Ok(Fetched::All)) {
             lock(outcome).get_or_insert(result);
+            // Whoever waits has looked at the outcome, or is woken.
+            drop(lock(&self.work));
+            self.said.notify_all();
         }
     }
 
-    /// The first connection: what it was sent with the header, then whatever nobody else has taken.
-    fn front(
+    /// One connection: what it was sent already, then range after range.
+    fn lane(
         &self,
-        first: Option<(Body, Decoder, Vec<u8>)>,
+        lane: usize,
+        session: &Session,
+        first: Option<Reading>,
         outcome: &Ended,
     ) -> Result<Fetched, Error> {
         let mut patience = Patience::new();
-        if let Some((body, decoder, rest)) = first {
-            let reading = Reading {
-                body,
-                decoder,
-                rest,
-                bound: lock(&self.work).frames(),
+        let mut first = first;
+        loop {
+            let read = match first.take() {
+                Some(reading) => self.read(lane, reading, outcome, &mut patience),
+                None => match self.next(lane, outcome) {
+                    None => return Ok(Fetched::All),
+                    Some(range) => self.part(lane, session, &range, outcome, &mut patience),
+                },
             };
-            match self.read(reading, None, outcome, &mut patience) {
+            match read {
                 Ok(End::Over) => {}
                 Ok(End::Changed) => return Ok(Fetched::Changed),
                 Err(error) => patience.after(error)?,
             }
         }
-        let session = Session::new(self.server);
-        while lock(outcome).is_none() {
-            let Some(range) = lock(&self.work).next_front() else {
-                return Ok(Fetched::All);
-            };
-            match self.part(&session, range, None, outcome, &mut patience) {
-                Ok(End::Over) => {}
-                Ok(End::Changed) => return Ok(Fetched::Changed),
-                Err(error) => patience.after(error)?,
-            }
-        }
-        Ok(Fetched::All)
     }
 
-    /// Another connection: range after range.
-    fn ranges(&self, session: Session, outcome: &Ended) -> Result<Fetched, Error> {
-        let mut patience = Patience::new();
+    /// What a lane is to ask for; `None` at the end.
+    fn next(&self, lane: usize, outcome: &Ended) -> Option<Range<u32>> {
+        let mut work = lock(&self.work);
         while lock(outcome).is_none() {
-            let Some(range) = lock(&self.work).take(self.among) else {
-                return Ok(Fetched::All);
-            };
-            let mut left = range.clone();
-            let result = self.part(&session, range, Some(&mut left), outcome, &mut patience);
-            lock(&self.work).give_back(left);
-            match result {
-                Ok(End::Over) => {}
-                Ok(End::Changed) => return Ok(Fetched::Changed),
-                Err(error) => patience.after(error)?,
+            match work.next(lane) {
+                Next::Range(range) => return Some(range),
+                Next::Nothing => return None,
+                Next::Wait => {
+                    let woken = self.said.wait(work);
+                    work = woken.unwrap_or_else(PoisonError::into_inner);
+                }
             }
         }
-        Ok(Fetched::All)
+        None
     }
 
     fn part(
         &self,
+        lane: usize,
         session: &Session,
-        range: Range<u32>,
-        left: Option<&mut Range<u32>>,
+        range: &Range<u32>,
         outcome: &Ended,
         patience: &mut Patience,
     ) -> Result<End, Error> {
@@ -187,7 +205,7 @@ impl<'a> Fetch<'a> {
                     rest: Vec::new(),
                     bound: range.end,
                 };
-                self.read(reading, left, outcome, patience)
+                self.read(lane, reading, outcome, patience)
             }
             _ => Ok(End::Changed),
         }
@@ -196,8 +214,8 @@ impl<'a> Fetch<'a> {
     /// Reads records up to the end of what is this connection's.
     fn read(
         &self,
+        lane: usize,
         reading: Reading,
-        mut left: Option<&mut Range<u32>>,
         outcome: &Ended,
         patience: &mut Patience,
     ) -> Result<End, Error> {
@@ -217,19 +235,14 @@ impl<'a> Fetch<'a> {
                 Event::Header { .. } => return Ok(ControlFlow::Break(End::Changed)),
                 Event::End(_) => {
                     // Frames without a record are behind the last one, too.
-                    match &mut left {
-                        Some(left) => left.start = left.end,
-                        None => lock(&self.work).front_ended(),
-                    }
+                    lock(&self.work).ended(lane);
                     return Ok(ControlFlow::Continue(()));
                 }
             };
-            if left.is_none() {
-                match lock(&self.work).turn(frame) {
-                    Turn::Take => {}
-                    Turn::Skip => return Ok(ControlFlow::Continue(())),
-                    Turn::Stop => return Ok(ControlFlow::Break(End::Over)),
-                }
+            match lock(&self.work).turn(lane, frame) {
+                Turn::Take => {}
+                Turn::Skip => return Ok(ControlFlow::Continue(())),
+                Turn::Stop => return Ok(ControlFlow::Break(End::Over)),
             }
             // What is not sent is missed at the end, and asked for file by file.
             if let Some((coding, payload)) = record {
@@ -237,13 +250,7 @@ impl<'a> Fetch<'a> {
             }
             patience.renew();
             self.view.at(self.server.received());
-            let more = match &mut left {
-                Some(left) => {
-                    left.start = frame.saturating_add(1).min(left.end);
-                    true
-                }
-                None => lock(&self.work).brought(frame, bound),
-            };
+            let more = lock(&self.work).brought(lane, frame, bound);
             Ok(match more {
                 true => ControlFlow::Continue(()),
                 false => ControlFlow::Break(End::Over),
@@ -262,13 +269,13 @@ enum End {
 }
 
 /// An answer that is being read.
-struct Reading {
-    body: Body,
-    decoder: Decoder,
+pub(super) struct Reading {
+    pub(super) body: Body,
+    pub(super) decoder: Decoder,
     /// Bytes of it that were read already.
-    rest: Vec<u8>,
+    pub(super) rest: Vec<u8>,
     /// It ends before this frame.
-    bound: u32,
+    pub(super) bound: u32,
 }
 
 /// Feeds a decoder from an answer until `each` has enough or the bundle ends.
@@ -279,19 +286,20 @@ fn pump(
     mut each: impl FnMut(Event) -> Result<ControlFlow<End>, Error>,
 ) -> Result<End, Error> {
     let doing = || format!("the bundle of {} was cut", server.url());
+    let mut room = flight.room();
+    let mut spool = std::mem::take(&mut reading.rest);
     let mut piece = vec![0; PIECE];
-    let mut bytes = &reading.rest[..];
-    let mut room = None;
+    let mut bytes = &spool[..];
+    room.grow(spool.len());
     loop {
         while let Some(event) = reading.decoder.feed(&mut bytes)? {
             if let ControlFlow::Break(end) = each(event)? {
                 return Ok(end);
             }
-            room = None;
+            room.shrink(bytes.len());
         }
-        if room.is_none() {
-            room = reading.decoder.announced().map(|bytes| flight.room(bytes));
-        }
+        // Others may have theirs still.
+        drop(std::mem::take(&mut spool));
         let read = reading.body.read(&mut piece).map_err(Error::cut(doing()))?;
         if read == 0 {
             return match reading.decoder.is_ended() {
@@ -299,6 +307,7 @@ fn pump(
                 false => Err(Error::cut(doing())(io::ErrorKind::UnexpectedEof.into())),
             };
         }
+        room.grow(read);
         bytes = &piece[..read];
     }
 }

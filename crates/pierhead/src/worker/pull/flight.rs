@@ -1,46 +1,78 @@
-//! How many bytes of records all connections together may be in the middle of receiving.
+//! How many bytes of records all connections together may have received and not handed on.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// With what waits for the threads that apply it, and what these hold, a worker stays below 64 MiB. Four records of the
-/// largest kind: what the others are sent meanwhile lies in the system's buffers.
+/// With what waits for the threads that apply it, and what these hold, a worker stays below 64 MiB. One record may come on
+/// top of it: what the others are sent meanwhile lies in the system's buffers.
 const MOST: u64 = 16 << 20;
 
 /// See the head of this module.
 #[derive(Default)]
 pub(super) struct Flight {
-    bytes: Mutex<u64>,
+    taken: Mutex<Taken>,
     landed: Condvar,
 }
 
-/// Room for one record, until it is dropped. Whoever waits for room has none, so that nobody waits for him.
-pub(super) struct Room<'a>(&'a Flight, u64);
+#[derive(Default)]
+struct Taken {
+    bytes: u64,
+    /// Somebody goes on over the bound, to the end of a record: where all have begun one, nobody could end it else.
+    over: bool,
+}
+
+/// What one connection has taken of it, until it is dropped.
+pub(super) struct Room<'a> {
+    flight: &'a Flight,
+    bytes: u64,
+    over: bool,
+}
 
 impl Flight {
-    /// Waits until there is room.
-    pub(super) fn room(&self, bytes: u64) -> Room<'_> {
-        let mut taken = self.lock();
-        loop {
-            if *taken == 0 || *taken + bytes <= MOST {
-                *taken += bytes;
-                return Room(self, bytes);
-            }
-            taken = self
-                .landed
-                .wait(taken)
-                .unwrap_or_else(PoisonError::into_inner);
+    /// For a connection that has received nothing yet.
+    pub(super) fn room(&self) -> Room<'_> {
+        Room {
+            flight: self,
+            bytes: 0,
+            over: false,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Room<'_> {
+    /// So many bytes were received. Waits until they fit.
+    pub(super) fn grow(&mut self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let mut taken = self.flight.lock();
+        while taken.bytes.saturating_add(bytes) > MOST && !self.over {
+            if !taken.over {
+                (taken.over, self.over) = (true, true);
+                break;
+            }
+            let woken = self.flight.landed.wait(taken);
+            taken = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        taken.bytes = taken.bytes.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// A record was handed on, and so many bytes are left.
+    pub(super) fn shrink(&mut self, left: usize) {
+        let left = u64::try_from(left).unwrap_or(u64::MAX).min(self.bytes);
+        let mut taken = self.flight.lock();
+        taken.bytes = taken.bytes.saturating_sub(self.bytes - left);
+        self.bytes = left;
+        taken.over &= !std::mem::take(&mut self.over);
+        self.flight.landed.notify_all();
     }
 }
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        *self.0.lock() -= self.1;
-        self.0.landed.notify_all();
+        self.shrink(0);
     }
 }
 
@@ -51,23 +83,27 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn all_get_room_and_never_more_than_there_is() {
-        let (flight, now, most) = (Flight::default(), AtomicU64::new(0), AtomicU64::new(0));
-        let record = 4 << 20;
+    fn all_records_end_and_one_at_most_is_over_the_bound() {
+        const PIECE: usize = 1 << 20;
+        let (flight, most) = (Flight::default(), AtomicU64::new(0));
         thread::scope(|scope| {
+            // Together they have begun twice as much as there is room for.
             for _ in 0..8 {
                 scope.spawn(|| {
+                    let mut room = flight.room();
                     for _ in 0..10 {
-                        let _room = flight.room(record);
-                        let bytes = now.fetch_add(record, Ordering::SeqCst) + record;
-                        most.fetch_max(bytes, Ordering::SeqCst);
-                        thread::yield_now();
-                        now.fetch_sub(record, Ordering::SeqCst);
+                        for _ in 0..4 {
+                            room.grow(PIECE);
+                            most.fetch_max(flight.lock().bytes, Ordering::SeqCst);
+                            thread::yield_now();
+                        }
+                        room.shrink(0);
                     }
                 });
             }
         });
-        assert!(most.into_inner() <= MOST);
-        assert_eq!(*flight.lock(), 0);
+        assert!(most.into_inner() <= MOST + (4 << 20));
+        assert_eq!(flight.lock().bytes, 0);
+        assert!(!flight.lock().over);
     }
 }

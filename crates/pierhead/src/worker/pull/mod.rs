@@ -4,6 +4,7 @@ mod ask;
 mod export;
 mod fetch;
 mod flight;
+mod lanes;
 mod layers;
 mod plain;
 mod view;
@@ -125,6 +126,7 @@ impl Pull<'_> {
             have_layers,
             layers: self.layers,
             part: None,
+            share: None,
         };
         match self.by_bundle(&session, &ask, report)? {
             whole::Came::Image(image) => Ok(*image),

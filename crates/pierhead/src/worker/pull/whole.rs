@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Read as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::Content;
@@ -16,7 +16,8 @@ use super::super::session::{Patience, Session};
 use super::super::{Error, names};
 use super::Pull;
 use super::ask::{self, Answered, Waiting};
-use super::fetch::{self, Fetch, Fetched};
+use super::fetch::{self, Fetch, Fetched, Reading};
+use super::lanes::{self, Lanes};
 use super::view::{Counts, Report};
 use super::work::Work;
 
@@ -46,15 +47,17 @@ impl Pull<'_> {
         let rtt = session.connect()?;
         let among = fetch::connections(self.args.connections.map(usize::from), rtt);
         report.connections = among;
-        // They are made while the server thinks.
-        let more = open(&self.server, among);
         if let Some(image) = self.resume(&name, among, report)? {
             return Ok(Came::Image(image));
         }
-        let mut more = collect(more);
+        let mut lanes = Lanes::open(&self.server, &self.args.image, Some(ask), among);
         let mut ask = ask.clone();
         for _ in 0..CHANGES {
-            let (etag, mut body) = match self.asked(session, &ask)? {
+            let first = Ask {
+                share: lanes::share(0, lanes.len() + 1),
+                ..ask.clone()
+            };
+            let (etag, mut body) = match self.asked(session, &first)? {
                 Answered::Bundle { etag, body } => (etag, body),
                 Answered::None(why) => return Ok(Came::None(why)),
             };
@@ -77,15 +80,27 @@ impl Pull<'_> {
             let apply = match begun {
                 Ok(apply) => apply,
                 // A mark that fell meanwhile, and no fault of the bundle's.
-                Err(pierhead_bundle::Error::Malformed { .. }) if self.fallen(&mut ask)? => continue,
+                Err(pierhead_bundle::Error::Malformed { .. }) if self.fallen(&mut ask)? => {
+                    lanes = Lanes::default();
+                    continue;
+                }
                 Err(error) => match next(&mut ask, error)? {
-                    Next::Ask => continue,
+                    Next::Ask => {
+                        lanes = Lanes::default();
+                        continue;
+                    }
                     Next::Layers(why) => return Ok(Came::None(why)),
                 },
             };
-            let first = Some((body, began.decoder, began.rest));
-            let more = std::mem::take(&mut more);
-            if self.fetch(&apply, among, total, first, more)? == Fetched::All {
+            let shared = began.prelude.until;
+            let first = Some(Reading {
+                body,
+                decoder: began.decoder,
+                rest: began.rest,
+                bound: shared,
+            });
+            let lanes = std::mem::take(&mut lanes);
+            if self.fetch(&apply, shared, total, first, lanes)? == Fetched::All {
                 let image = self.finish(session, &apply, report, among)?;
                 return Ok(Came::Image(image));
             }
@@ -122,7 +137,8 @@ impl Pull<'_> {
         let left: u64 = apply.missing().iter().map(frames).sum();
         let all = apply.weights().count();
         let total = apply.header().records;
-        if self.fetch(&apply, among, total, None, Vec::new())? == Fetched::Changed {
+        let lanes = Lanes::open(&self.server, &self.args.image, None, among);
+        if self.fetch(&apply, u32::MAX, total, None, lanes)? == Fetched::Changed {
             return Ok(None);
         }
         report.frames_resumed = u64::try_from(all).unwrap_or(0).saturating_sub(left);
@@ -177,22 +193,14 @@ impl Pull<'_> {
     fn fetch(
         &self,
         apply: &Apply,
-        among: usize,
+        shared: u32,
         total: u64,
-        first: Option<(Body, Decoder, Vec<u8>)>,
-        more: Vec<Session>,
+        first: Option<Reading>,
+        lanes: Lanes,
     ) -> Result<Fetched, Error> {
         self.view.begin(&self.args.image.to_string(), total);
-        let work = Work::new(apply.weights(), apply.missing());
-        Fetch::new(
-            &self.server,
-            &self.args.image,
-            apply,
-            work,
-            among,
-            &self.view,
-        )
-        .run(first, more)
+        let work = Work::new(apply.weights(), apply.missing(), lanes.len() + 1, shared);
+        Fetch::new(&self.server, &self.args.image, apply, work, &self.view).run(first, lanes)
     }
 
     /// Asks for what is missing, file by file: what no frame brought, or was altered in the store.
@@ -364,23 +372,6 @@ pub(in super::super) fn read_header(server: &Server, from: &mut Body) -> Result<
             }
         }
     }
-}
-
-/// Connects `among - 1` more times, each in a thread of its own.
-fn open(server: &Server, among: usize) -> Vec<JoinHandle<Option<Session>>> {
-    let connect = |_| {
-        let session = Session::new(server);
-        let builder = thread::Builder::new().name("connect".to_owned());
-        // One less is slower, no more.
-        let started = builder.spawn(move || session.connect().is_ok().then_some(session));
-        started.ok()
-    };
-    (1..among).filter_map(connect).collect()
-}
-
-fn collect(threads: Vec<JoinHandle<Option<Session>>>) -> Vec<Session> {
-    let joined = threads.into_iter().map(JoinHandle::join);
-    joined.filter_map(|joined| joined.ok().flatten()).collect()
 }
 
 #[cfg(test)]

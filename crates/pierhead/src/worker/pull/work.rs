@@ -1,14 +1,17 @@
 //! Which frames are still to be fetched, and by which connection.
 //!
-//! One connection reads the bundle from its beginning, since the answer that brings the header goes on with the
-//! records. Others ask for ranges from its end, so that the two meet and no record is sent twice.
+//! Each connection, a *lane*, is asked for a range and reads it in order. Where the bundle came in shares, each has its own
+//! from the start; else the first reads all of it, since the answer that brings the header goes on with the records. A lane
+//! that has nothing to do takes from the end of the one that has most.
 
 use std::ops::Range;
 
-/// Of a range that another connection asks for: less is not worth its round trip.
+/// Of a range that another lane asks for: less is not worth its round trip.
 const LEAST: u64 = 256 << 10;
 /// More would leave the others idle at the end.
 const MOST: u64 = 32 << 20;
+/// A share with less left than this is not taken from: what it has in flight by then would come twice.
+const SHARE_LEFT: u64 = 8 << 20;
 
 /// Frames that are here already are received again up to so many bytes, rather than to ask anew behind them.
 const GAP: u64 = 256 << 10;
@@ -24,112 +27,195 @@ pub(super) enum Turn {
     Stop,
 }
 
+/// See [`Work::next`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// To be asked for.
+    Range(Range<u32>),
+    /// Not before another lane has said which share it was sent.
+    Wait,
+    /// There is nothing left to do.
+    Nothing,
+}
+
 /// Frames by ordinal, weighed by the bytes that they decode to.
 pub(super) struct Work {
-    /// What the first connection reads, as far as nobody else has taken it.
-    front: Range<u32>,
-    /// What was taken and not brought, or was missing from the start.
+    lanes: Vec<Lane>,
+    /// Nobody's.
     loose: Vec<Range<u32>>,
+    /// In shares of lanes that have not said yet which these are.
+    promised: Vec<Range<u32>>,
+    /// How many have not.
+    silent: usize,
     /// Weight of all frames before each, and of all at the end.
     before: Vec<u64>,
 }
 
+#[derive(Clone, Default)]
+struct Lane {
+    /// What it reads, as far as nobody else has taken it.
+    range: Range<u32>,
+    /// It was sent as a share.
+    is_share: bool,
+}
+
 impl Work {
-    /// All frames that are missing, in order, of frames that weigh so much each.
-    pub(super) fn new(weights: impl Iterator<Item = u64>, missing: Vec<Range<u32>>) -> Self {
+    /// All frames that are missing, in order, of frames that weigh so much each, for so many lanes. The first was sent
+    /// those before `shared` with the header. The others were promised the rest, and say so one by one ([`Work::claim`]),
+    /// unless that is behind the last frame.
+    pub(super) fn new(
+        weights: impl Iterator<Item = u64>,
+        missing: Vec<Range<u32>>,
+        lanes: usize,
+        shared: u32,
+    ) -> Self {
         let mut sum = 0_u64;
         let mut before = vec![0];
         before.extend(weights.map(|weight| {
             sum = sum.saturating_add(weight);
             sum
         }));
-        let mut missing = missing.into_iter().filter(|range| !range.is_empty());
-        let front = missing.next().unwrap_or(0..0);
-        let mut loose: Vec<_> = missing.collect();
-        loose.reverse();
-        Self {
-            front,
-            loose,
+        let (mut own, mut promised) = (Vec::new(), Vec::new());
+        for range in missing {
+            own.push(range.start..range.end.min(shared));
+            promised.push(range.start.max(shared)..range.end);
+        }
+        own.retain(|range| !range.is_empty());
+        promised.retain(|range| !range.is_empty());
+        own.reverse();
+        let mut lanes = vec![Lane::default(); lanes.max(1)];
+        if let (Some(first), Some(range)) = (lanes.first_mut(), own.pop()) {
+            first.range = range;
+            first.is_share = !promised.is_empty();
+        }
+        let mut work = Self {
+            silent: lanes.len() - 1,
+            lanes,
+            loose: own,
+            promised,
             before,
+        };
+        work.settle();
+        work
+    }
+
+    /// What a lane was sent: a share, or none. Once of each but the first.
+    pub(super) fn claim(&mut self, lane: usize, share: Option<Range<u32>>) {
+        self.silent = self.silent.saturating_sub(1);
+        if let (Some(lane), Some(share)) = (self.lanes.get_mut(lane), share) {
+            let parts = self.promised.iter().flat_map(|range| {
+                let before = range.start..range.end.min(share.start);
+                let behind = range.start.max(share.end)..range.end;
+                [before, behind]
+            });
+            self.promised = parts.filter(|range| !range.is_empty()).collect();
+            *lane = Lane {
+                range: share,
+                is_share: true,
+            };
+        }
+        self.settle();
+    }
+
+    /// What was promised and did not come is nobody's.
+    fn settle(&mut self) {
+        if self.silent == 0 {
+            self.loose.extend(self.promised.drain(..).rev());
         }
     }
 
-    /// The first connection has a frame, and so all before it, of an answer that ends before `bound`. Whether it is
-    /// worth reading on.
-    pub(super) fn brought(&mut self, frame: u32, bound: u32) -> bool {
-        self.front.start = frame
-            .saturating_add(1)
-            .clamp(self.front.start, self.front.end);
-        if !self.front.is_empty() {
-            return true;
+    /// A lane has a frame, and so all of its own before it, of an answer that ends before `bound`. Whether it is worth
+    /// reading on.
+    pub(super) fn brought(&mut self, lane: usize, frame: u32, bound: u32) -> bool {
+        let mut range = self.range(lane);
+        range.start = frame.saturating_add(1).clamp(range.start, range.end);
+        let mut more = !range.is_empty();
+        if !more {
+            let behind = range.end;
+            let next = self.loose.last().filter(|next| {
+                let gap = behind..next.start;
+                next.start >= behind && next.start < bound && self.weight(&gap) <= GAP
+            });
+            if next.is_some() {
+                range = self.loose.pop().unwrap_or_default();
+                more = true;
+            } else {
+                // An answer that is read to its end leaves a connection that can be used again.
+                more = self.weight(&(behind..bound)) == 0;
+            }
         }
-        let behind = self.front.end;
-        let next = self.loose.last().filter(|next| {
-            let gap = behind..next.start;
-            next.start >= behind && next.start < bound && self.weight(&gap) <= GAP
-        });
-        if next.is_some() {
-            self.front = self.loose.pop().unwrap_or_default();
-            return true;
-        }
-        // An answer that is read to its end leaves a connection that can be used again.
-        self.weight(&(behind..bound)) == 0
+        self.set(lane, range);
+        more
     }
 
-    /// The first connection was sent all there is: what is left of its share are frames without records.
-    pub(super) fn front_ended(&mut self) {
-        self.front.start = self.front.end;
+    /// A lane was sent all there is: what is left of its range are frames without records.
+    pub(super) fn ended(&mut self, lane: usize) {
+        let range = self.range(lane);
+        self.set(lane, range.end..range.end);
     }
 
-    /// What becomes of a frame that the first connection is sent.
-    pub(super) fn turn(&self, frame: u32) -> Turn {
+    /// What becomes of a frame that a lane is sent.
+    pub(super) fn turn(&self, lane: usize, frame: u32) -> Turn {
+        let range = self.range(lane);
         match frame {
-            frame if frame < self.front.start => Turn::Skip,
-            frame if frame < self.front.end => Turn::Take,
+            frame if frame < range.start => Turn::Skip,
+            frame if frame < range.end => Turn::Take,
             _ => Turn::Stop,
         }
     }
 
-    /// How many frames there are.
-    pub(super) fn frames(&self) -> u32 {
-        u32::try_from(self.before.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    /// What a lane does next: what is left of its own, then what is nobody's, then another's.
+    pub(super) fn next(&mut self, lane: usize) -> Next {
+        let own = self.range(lane);
+        let found = match own.is_empty() {
+            false => Some(own),
+            true => self.loose.pop().or_else(|| self.steal()),
+        };
+        match found {
+            Some(range) => {
+                self.set(lane, range.clone());
+                Next::Range(range)
+            }
+            None if self.silent > 0 => Next::Wait,
+            None => Next::Nothing,
+        }
     }
 
-    /// The first connection's share is whatever is loose, once it has none.
-    pub(super) fn next_front(&mut self) -> Option<Range<u32>> {
-        if self.front.is_empty() {
-            self.front = self.loose.pop()?;
-        }
-        Some(self.front.clone())
-    }
-
-    /// A range for one of `among` connections that has nothing to do.
-    pub(super) fn take(&mut self, among: usize) -> Option<Range<u32>> {
-        if let Some(loose) = self.loose.pop() {
-            return Some(loose);
-        }
-        let left = self.weight(&self.front);
-        let among = u64::try_from(among.max(1)).unwrap_or(u64::MAX);
+    /// The end of what the lane with most has left.
+    fn steal(&mut self) -> Option<Range<u32>> {
+        let left = |lane: &Lane| self.weight(&lane.range);
+        let from = (0..self.lanes.len()).max_by_key(|at| self.lanes.get(*at).map(left))?;
+        let lane = self.lanes.get(from)?;
+        let (left, end) = (left(lane), lane.range.end);
+        let among = u64::try_from(self.lanes.len()).unwrap_or(u64::MAX);
         let share = (left / among.saturating_mul(2)).clamp(LEAST, MOST);
-        // What the first connection has in flight already stays its own.
-        if left < share.saturating_mul(2) {
+        // What it has in flight already stays its own.
+        let least = if lane.is_share { SHARE_LEFT } else { share * 2 };
+        if left < least {
             return None;
         }
-        let end = self.front.end;
         let bound = self.before.get(index(end))?.saturating_sub(share);
         let start = self.before.partition_point(|before| *before < bound);
-        let start = u32::try_from(start).ok()?.clamp(self.front.start, end);
-        if start <= self.front.start || start == end {
+        let start = u32::try_from(start).ok()?.clamp(lane.range.start, end);
+        if start <= lane.range.start || start == end {
             return None;
         }
-        self.front.end = start;
+        self.lanes.get_mut(from)?.range.end = start;
         Some(start..end)
     }
 
-    /// A range that was taken, as far as it was not brought.
-    pub(super) fn give_back(&mut self, range: Range<u32>) {
-        if !range.is_empty() {
-            self.loose.push(range);
+    fn range(&self, lane: usize) -> Range<u32> {
+        self.lanes
+            .get(lane)
+            .map(|lane| lane.range.clone())
+            .unwrap_or_default()
+    }
+
+    /// As a part, unless it is what is left of a share.
+    fn set(&mut self, lane: usize, range: Range<u32>) {
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.is_share &= range.end == lane.range.end;
+            lane.range = range;
         }
     }
 
@@ -153,81 +239,124 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// Lanes of no share.
+    fn of_parts(
+        weights: impl Iterator<Item = u64>,
+        missing: Vec<Range<u32>>,
+        lanes: usize,
+    ) -> Work {
+        let mut work = Work::new(weights, missing, lanes, u32::MAX);
+        (1..lanes).for_each(|lane| work.claim(lane, None));
+        work
+    }
+
     #[test]
     fn every_frame_is_brought_once_by_somebody() {
-        for connections in 1..6 {
-            let frames = 100;
-            let mut work = Work::new((0..frames).map(|_| MIB), vec![0..40, 45..100]);
-            let mut times = vec![0; 100];
-            let mut others: Vec<Range<u32>> = Vec::new();
-            loop {
-                while others.len() < connections - 1
-                    && let Some(range) = work.take(connections)
-                {
-                    others.push(range);
+        for lanes in 1..6 {
+            for shared in [false, true] {
+                let missing = vec![0..40, 45..100];
+                let mut work = Work::new(
+                    (0..100).map(|_| MIB),
+                    missing,
+                    lanes,
+                    if shared { 20 } else { 100 },
+                );
+                let mut times = vec![0; 100];
+                for lane in 1..lanes {
+                    // One of them was sent no share.
+                    let first = 20 * u32::try_from(lane).unwrap();
+                    work.claim(lane, (shared && lane != 2).then_some(first..first + 20));
                 }
-                let mut idle = true;
-                if let Some(front) = work.next_front() {
-                    times[index(front.start)] += 1;
-                    work.brought(front.start, frames);
-                    idle = false;
-                }
-                if let Some(mut range) = others.pop() {
-                    times[index(range.start)] += 1;
-                    range.start += 1;
+                let mut idle = 0;
+                for lane in (0..lanes).cycle() {
+                    let Next::Range(range) = work.next(lane) else {
+                        idle += 1;
+                        if idle > lanes {
+                            break;
+                        }
+                        continue;
+                    };
+                    idle = 0;
                     // Cut after every frame.
-                    work.give_back(range);
-                    idle = false;
+                    times[index(range.start)] += 1;
+                    work.brought(lane, range.start, range.end);
                 }
-                if idle {
-                    break;
-                }
+                let expected: Vec<_> = (0..100)
+                    .map(|frame| i32::from(!(40..45).contains(&frame)))
+                    .collect();
+                assert_eq!(times, expected, "{lanes} lanes, shared: {shared}");
             }
-            let expected: Vec<_> = (0..100)
-                .map(|frame| i32::from(!(40..45).contains(&frame)))
-                .collect();
-            assert_eq!(times, expected, "{connections} connections");
         }
     }
 
     #[test]
     fn small_gaps_are_read_over_and_large_ones_are_not() {
         let weights = || [MIB, 1000, MIB, MIB, MIB, 0].into_iter();
-        let mut work = Work::new(weights(), vec![0..1, 2..3, 4..5]);
-        assert!(work.brought(0, 6));
+        let mut work = of_parts(weights(), vec![0..1, 2..3, 4..5], 1);
+        assert!(work.brought(0, 0, 6));
         assert_eq!(
-            [1, 2, 3].map(|frame| work.turn(frame)),
+            [1, 2, 3].map(|frame| work.turn(0, frame)),
             [Turn::Skip, Turn::Take, Turn::Stop]
         );
-        assert!(!work.brought(2, 6));
-        assert_eq!(work.next_front(), Some(4..5));
-        assert!(work.brought(4, 6), "nothing is sent for the last frame");
-        assert_eq!(work.next_front(), None);
+        assert!(!work.brought(0, 2, 6));
+        assert_eq!(work.next(0), Next::Range(4..5));
+        assert!(work.brought(0, 4, 6), "nothing is sent for the last frame");
+        assert_eq!(work.next(0), Next::Nothing);
     }
 
     #[test]
     fn what_is_little_is_left_to_the_first() {
-        let mut work = Work::new((0..4).map(|_| 100_000), vec![0..4]);
-        assert_eq!(work.take(8), None);
-        assert_eq!(work.next_front(), Some(0..4));
-        let mut work = Work::new([0, 0, 0].into_iter(), vec![0..3]);
-        assert_eq!(work.take(8), None);
+        let mut work = of_parts((0..4).map(|_| 100_000), vec![0..4], 8);
+        assert_eq!(work.next(1), Next::Nothing);
+        assert_eq!(work.next(0), Next::Range(0..4));
+        let mut work = of_parts([0, 0, 0].into_iter(), vec![0..3], 8);
+        assert_eq!(work.next(1), Next::Nothing);
     }
 
     #[test]
     fn the_first_stops_where_another_began() {
-        let mut work = Work::new((0..8).map(|_| 4 * MIB), vec![0..8]);
-        let taken = work.take(2).expect("half of it is worth a request");
-        assert_eq!(taken, 6..8);
-        assert!(work.brought(0, 8));
+        let mut work = of_parts((0..8).map(|_| 4 * MIB), vec![0..8], 2);
+        assert_eq!(work.next(1), Next::Range(6..8));
+        assert!(work.brought(0, 0, 8));
         assert_eq!(
-            [0, 5, 6].map(|frame| work.turn(frame)),
+            [0, 5, 6].map(|frame| work.turn(0, frame)),
             [Turn::Skip, Turn::Take, Turn::Stop]
         );
-        assert!(!work.brought(5, 8), "the rest is another's");
+        assert!(!work.brought(0, 5, 8), "the rest is another's");
         assert!(
-            work.brought(5, 6),
+            work.brought(0, 5, 6),
             "an answer that ends there is read to its end"
         );
+    }
+
+    #[test]
+    fn a_share_is_its_lanes_own_until_it_is_known_which_did_not_come() {
+        let mut work = Work::new((0..9).map(|_| MIB), vec![0..9], 3, 3);
+        assert_eq!(work.turn(0, 3), Turn::Stop);
+        work.ended(0);
+        assert_eq!(work.next(0), Next::Wait);
+        work.claim(2, Some(6..9));
+        assert_eq!(
+            [5, 6].map(|frame| work.turn(2, frame)),
+            [Turn::Skip, Turn::Take]
+        );
+        assert_eq!(work.next(0), Next::Wait, "another lane may be sent it");
+        work.claim(1, None);
+        assert_eq!(work.next(0), Next::Range(3..6));
+        assert_eq!(
+            work.next(1),
+            Next::Nothing,
+            "a small share is not taken from"
+        );
+        assert_eq!(work.next(2), Next::Range(6..9), "it was cut");
+    }
+
+    #[test]
+    fn what_a_slow_share_has_left_is_taken_from_its_end() {
+        let mut work = Work::new((0..40).map(|_| MIB), vec![0..40], 2, 4);
+        work.claim(1, Some(4..40));
+        work.ended(0);
+        assert_eq!(work.next(0), Next::Range(31..40));
+        assert_eq!(work.turn(1, 31), Turn::Stop);
     }
 }

@@ -1,0 +1,136 @@
+//! The shares of a bundle over connections of their own, asked for together with its header and kept until that is here.
+
+use std::io::Read as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use pierhead_bundle::api::{self, Ask};
+use pierhead_bundle::format::{PRELUDE, Prelude};
+use pierhead_oci::Reference;
+
+use super::super::http::{Body, Server};
+use super::super::session::Session;
+use super::ask::{self, Answered};
+
+/// Of all shares together, before the header is here. What is sent beyond waits in the system's buffers.
+const SPOOL: usize = 4 << 20;
+/// Read from a socket at a time.
+const PIECE: usize = 32 << 10;
+
+/// A connection beside the first.
+pub(super) struct Lane {
+    pub(super) session: Session,
+    /// `None` where it was sent something else, or nothing was asked.
+    pub(super) share: Option<Share>,
+}
+
+/// A share that is being received.
+pub(super) struct Share {
+    pub(super) etag: String,
+    pub(super) prelude: Prelude,
+    /// What was read so far, from the prelude on.
+    pub(super) spool: Vec<u8>,
+    /// What was not.
+    pub(super) body: Body,
+}
+
+/// Lanes that are connecting, or receiving. Dropped, they end.
+#[derive(Default)]
+pub(super) struct Lanes {
+    /// `None`: it could not be begun.
+    threads: Vec<Option<JoinHandle<Option<Lane>>>>,
+    /// The header is here, or nobody wants them: they are not to keep any more.
+    over: Arc<AtomicBool>,
+}
+
+impl Lanes {
+    /// Connects `among - 1` times, each in a thread of its own, and asks over each for its share of what `ask` says, if
+    /// there is something to ask.
+    pub(super) fn open(
+        server: &Server,
+        image: &Reference,
+        ask: Option<&Ask>,
+        among: usize,
+    ) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let spool = SPOOL / among.max(1);
+        let begin = |nth: usize| {
+            let (server, image, over) = (server.clone(), image.clone(), Arc::clone(&over));
+            let ask = ask.cloned().map(|ask| Ask {
+                share: share(nth, among),
+                ..ask
+            });
+            let builder = thread::Builder::new().name("lane".to_owned());
+            // One less is slower, no more.
+            let begun = builder.spawn(move || {
+                let session = Session::new(&server);
+                session.connect().ok()?;
+                let share = ask.and_then(|ask| receive(&session, &image, &ask, spool, &over));
+                Some(Lane { session, share })
+            });
+            begun.ok()
+        };
+        Self {
+            threads: (1..among).map(begin).collect(),
+            over,
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// To be waited for, each by whoever goes on with it. They end soon.
+    pub(super) fn into_threads(mut self) -> Vec<Option<JoinHandle<Option<Lane>>>> {
+        std::mem::take(&mut self.threads)
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Of so many; none where there is one connection only, or more than there may be shares.
+pub(super) fn share(nth: usize, among: usize) -> Option<api::Share> {
+    let of = u16::try_from(among).ok();
+    let of = of.filter(|of| (2..=api::MAX_SHARES).contains(of))?;
+    Some(api::Share(u16::try_from(nth).ok()?, of))
+}
+
+/// What comes until there is no room for it. A server that knows no shares sends its whole bundle: that is dropped.
+fn receive(
+    session: &Session,
+    image: &Reference,
+    ask: &Ask,
+    room: usize,
+    over: &AtomicBool,
+) -> Option<Share> {
+    ask.share?;
+    let Ok(Answered::Bundle { etag, mut body }) = ask::once(session, image, ask) else {
+        return None;
+    };
+    let mut spool = vec![0; PRELUDE];
+    body.read_exact(&mut spool).ok()?;
+    let prelude = Prelude::decode(spool.first_chunk()?).ok()?;
+    if !prelude.continued {
+        return None;
+    }
+    let mut piece = vec![0; PIECE];
+    while spool.len() < room && !over.load(Ordering::Relaxed) {
+        // What was cut is asked for again from where it was.
+        match body.read(&mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(read) => spool.extend_from_slice(&piece[..read]),
+        }
+    }
+    Some(Share {
+        etag,
+        prelude,
+        spool,
+        body,
+    })
+}
