@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Sizes};
+use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
 use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
@@ -229,6 +229,56 @@ async fn a_bundle_goes_on_where_it_was_cut() {
     let question = json!({"want": "1", "layers": true, "part": part});
     let whole = bundle(&stage, &question).await;
     assert!(whole.body == answer.body);
+}
+
+#[tokio::test]
+async fn shares_are_disjoint_and_all_of_the_bundle() {
+    let stage = with_bundles().await;
+    let image = tree(21);
+    stage.upstream.push("app", "1", &image.image);
+    let whole = bundle(&stage, &json!({"want": "1"})).await;
+    let header = {
+        let mut decoder = Decoder::new();
+        let event = decoder.feed(&mut &whole.body[..]).unwrap();
+        let Some(Event::Header { prelude, .. }) = event else {
+            panic!("no header");
+        };
+        prelude
+    };
+    let behind = PRELUDE + header.body_len();
+    for of in [1, 2, 3, 64] {
+        let (mut frames, mut sent) = (0, Vec::new());
+        for nth in 0..of {
+            let share = bundle(&stage, &json!({"want": "1", "share": [nth, of]})).await;
+            assert_eq!(share.header("etag"), whole.header("etag"));
+            let prelude = Prelude::decode(share.body.first_chunk().unwrap()).unwrap();
+            assert_eq!((prelude.continued, prelude.first), (nth > 0, frames));
+            assert_eq!(prelude.digest, header.digest);
+            frames = prelude.until;
+            let begin = if nth == 0 { behind } else { PRELUDE };
+            sent.extend_from_slice(&share.body[begin..share.body.len() - RECORD_HEAD]);
+        }
+        assert_eq!(frames, header.until);
+        assert!(sent == whole.body[behind..whole.body.len() - RECORD_HEAD]);
+    }
+    for hostile in [
+        json!([2, 2]),
+        json!([0, 0]),
+        json!([0, 65]),
+        json!([-1, 2]),
+        json!(1),
+    ] {
+        let question = json!({"want": "1", "share": hostile});
+        let answer = stage.ask(post(BUNDLE, &question)).await;
+        assert_eq!(answer.status, 400, "{question}");
+    }
+    // One plans for all of them.
+    let stranger = Digest::from(Content::of(b"stranger")).to_string();
+    let question = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), stranger], "share": [nth, 2]});
+    let early = stage.ask(post(BUNDLE, &question(1))).await;
+    assert_eq!(early.status, 503);
+    assert_eq!(bundle(&stage, &question(0)).await.status, 200);
+    assert_eq!(stage.ask(post(BUNDLE, &question(1))).await.status, 200);
 }
 
 #[tokio::test]

@@ -219,6 +219,97 @@ fn a_pull_that_is_cut_goes_on() -> Result<()> {
     Ok(())
 }
 
+/// What becomes of a request on its way, and of what comes back; the number is the connection's.
+type Edit = fn(usize, &mut [u8]);
+
+/// Passes connections on, each piece of what is said as it was edited.
+fn editing(target: SocketAddr, requests: Edit, answers: Edit) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    // It ends with the process of the test.
+    thread::spawn(move || {
+        for (number, client) in listener.incoming().flatten().enumerate() {
+            thread::spawn(move || -> std::io::Result<()> {
+                let server = TcpStream::connect(target)?;
+                let (from, to) = (client.try_clone()?, server.try_clone()?);
+                thread::spawn(move || pass(from, to, number, requests));
+                pass(server, client, number, answers)
+            });
+        }
+    });
+    Ok(address)
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, number: usize, edit: Edit) -> std::io::Result<()> {
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        let read = from.read(&mut piece)?;
+        if read == 0 {
+            return to.shutdown(Shutdown::Write);
+        }
+        edit(number, &mut piece[..read]);
+        to.write_all(&piece[..read])?;
+    }
+}
+
+fn place_of(bytes: &[u8], text: &str) -> Option<usize> {
+    bytes
+        .windows(text.len())
+        .position(|at| at == text.as_bytes())
+}
+
+/// Blanks what a server that knows no shares would not read.
+fn without_share(_: usize, bytes: &mut [u8]) {
+    if let Some(at) = place_of(bytes, ",\"share\":[") {
+        let len = bytes[at..]
+            .iter()
+            .position(|byte| *byte == b']')
+            .unwrap_or(0);
+        bytes[at..=at + len].fill(b' ');
+    }
+}
+
+/// As if the server had planned anew before it was asked for one of the shares.
+fn another_etag(number: usize, bytes: &mut [u8]) {
+    if number == 2
+        && bytes.starts_with(b"HTTP/1.1 200")
+        && let Some(at) = place_of(bytes, "etag: \"").or_else(|| place_of(bytes, "ETag: \""))
+    {
+        bytes[at + 7] = b'x';
+    }
+}
+
+#[test]
+fn shares_bring_every_byte_once() -> Result<()> {
+    let (_hub, pierhead) = stage(Options::new())?;
+    let folder = place::scratch("worker")?;
+    let received = |via: &str, name: &str, connections: &str| -> Result<u64> {
+        let store = folder.path().join(name);
+        let more = ["--connections", connections, "--as", "rootfs"];
+        let report = pull(via, "1", &store, &more)?;
+        assert_eq!(report["method"], "bundle", "{report}");
+        same(&store.join("rootfs"), &files(1))?;
+        report["bytes_received"].as_u64().context("bytes_received")
+    };
+    let via = http(pierhead.address());
+    let whole = received(&via, "whole", "1")?;
+    // A head of an answer, a prelude and an end more each.
+    let shared = received(&via, "shared", "4")?;
+    ensure!(shared < whole + 8 * 1024, "{shared} bytes for {whole}");
+    // More than there may be shares, and than there are frames.
+    received(&via, "many", "100")?;
+    let nothing: Edit = |_, _| {};
+    let old = editing(pierhead.address(), without_share, nothing)?;
+    received(&http(old), "old", "4")?;
+    let changed = editing(pierhead.address(), nothing, another_etag)?;
+    let again = received(&http(changed), "changed", "4")?;
+    ensure!(again < whole * 2, "{again} bytes for {whole}");
+    let (relay, seen) = cutting(pierhead.address(), 300 << 10, 4)?;
+    received(&http(relay), "cut", "4")?;
+    ensure!(seen.load(Ordering::SeqCst) > 4, "nothing was cut");
+    Ok(())
+}
+
 #[test]
 fn files_that_were_altered_or_lost_come_again() -> Result<()> {
     let (_hub, pierhead) = stage(Options::new())?;
