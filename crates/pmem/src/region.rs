@@ -84,7 +84,6 @@ pub struct Region {
     /// Held while pages are written, so that a fence that finds its range taken waits for who took it. Threads that
     /// come meanwhile share the next one.
     syncing: Mutex<()>,
-    // Closed, and so unlocked, after it is unmapped: fields are dropped in their order.
     file: File,
 }
 
@@ -189,6 +188,14 @@ impl Region {
             len: len as u64,
             of: self.report.len,
         })
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started holds a copy of the descriptor until it executes.
+        // The map goes a moment later, but nobody can use it any more.
+        let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
     }
 }
 
