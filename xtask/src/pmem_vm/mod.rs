@@ -29,10 +29,8 @@ use crate::{
 use image::Image;
 use machine::{Machine, Said, quote};
 
-/// Whose tests run in the guest: all of this package,
+/// Whose tests run in the guest.
 const PACKAGE: &str = "pierhead-pmem";
-/// and this program of another, which is there to be run here.
-const STAGING: (&str, &str) = ("pierhead-cache", "pierhead-cache::pmem");
 
 /// How to boot, and what to run.
 #[derive(clap::Args)]
@@ -79,11 +77,7 @@ impl Default for Options {
 /// When the machine cannot be put together, or does not come to the command's end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.command.is_empty() {
-        let mut packages = vec![PACKAGE];
-        if place::root().join("crates/cache/tests/pmem.rs").exists() {
-            packages.push(STAGING.0);
-        }
-        let count = suite(options, &programs::build_of(&packages)?)?;
+        let count = suite(options, &programs::build_of(&[PACKAGE])?)?;
         for failure in &count.failures {
             println!("failed: {failure}");
         }
@@ -117,10 +111,7 @@ pub(crate) fn suite_of(programs: &[Program]) -> Result<Count> {
 }
 
 fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
-    let wanted: Vec<_> = programs
-        .iter()
-        .filter(|it| it.package == PACKAGE || it.name == STAGING.1)
-        .collect();
+    let wanted: Vec<_> = programs.iter().filter(|it| it.package == PACKAGE).collect();
     if wanted.is_empty() {
         bail!("there is no test program of {PACKAGE}");
     }
