@@ -44,6 +44,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-remote",
             "pierhead-bundle",
             "pierhead-cache",
+            "pierhead-pmem",
             "pierhead-proxy",
         ],
     ),

@@ -46,6 +46,43 @@ pub(crate) struct Stat {
     pub(crate) bundle: Option<Bundle>,
 }
 
+/// `GET /v1/tier`, and the answer to `PUT /v1/tier`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Tier {
+    /// What becomes of it when the power goes: `pmem`, `emulated-file`, `volatile`.
+    pub(crate) class: String,
+    /// Bytes of the medium.
+    pub(crate) capacity: u64,
+    /// Bytes that it has still to give.
+    pub(crate) free: u64,
+    /// Bytes of ours.
+    pub(crate) used: u64,
+    /// The bound on that.
+    pub(crate) limit: u64,
+    pub(crate) blobs: u64,
+    /// Blobs that the disk has still to take.
+    pub(crate) queue: u64,
+    /// Bytes of that, and of downloads under way.
+    pub(crate) owed: u64,
+    /// Bytes of content written to it since the start.
+    pub(crate) staged: u64,
+    /// Bytes of content copied to the disk since the start.
+    pub(crate) drained: u64,
+    /// Downloads since the start that went on on the disk, for want of room.
+    pub(crate) moved: u64,
+    /// Blobs opened on it since the start.
+    pub(crate) hits: u64,
+    /// Blobs opened on the disk since the start.
+    pub(crate) disk_hits: u64,
+}
+
+/// `PUT /v1/tier`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct TierLimit {
+    /// Bytes.
+    pub(crate) limit: u64,
+}
+
 /// Of [`Stat`]: what is kept for bundles, besides `used` and `capacity`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Bundle {

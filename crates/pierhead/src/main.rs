@@ -14,6 +14,7 @@ mod logging;
 mod replay;
 mod serve;
 mod setup;
+mod tier;
 mod wiring;
 mod worker;
 

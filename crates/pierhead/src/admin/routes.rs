@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::body::{Answer, document, json, refuse};
 use super::{Admin, guard, process};
-use crate::api::{Blob, Blobs, Eviction, Images, Pin, Pins, Prune, Pruned, Stat};
+use crate::api::{Blob, Blobs, Eviction, Images, Pin, Pins, Prune, Pruned, Stat, Tier, TierLimit};
 
 /// No request here is longer.
 const MAX_BODY: usize = 256 << 10;
@@ -67,12 +67,14 @@ impl Admin {
             ("PUT", "/v1/pins") => self.pin(&Query::of(&request).reference()?).await,
             ("DELETE", "/v1/pins") => self.unpin(&Query::of(&request).reference()?).await,
             ("POST", "/v1/prune") => self.prune(&read(request).await?).await,
+            ("GET", "/v1/tier") => self.tier(),
+            ("PUT", "/v1/tier") => self.set_tier_limit(&read(request).await?).await,
             ("POST", "/v1/verify") => self.verify(),
             ("POST", "/v1/warm") => self.warm(read(request).await?),
             (
                 _,
                 "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/images"
-                | "/v1/pins" | "/v1/prune" | "/v1/verify" | "/v1/warm",
+                | "/v1/pins" | "/v1/prune" | "/v1/tier" | "/v1/verify" | "/v1/warm",
             ) => Err(fail(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{path} does not know {method}"),
@@ -232,6 +234,36 @@ impl Admin {
             )),
             Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
         }
+    }
+
+    fn tier(&self) -> Outcome {
+        let Some(stat) = self.cache.tier() else {
+            return Err(fail(
+                StatusCode::NOT_FOUND,
+                "there is no fast tier: see tier.kind in the configuration, and the log of the start",
+            ));
+        };
+        let fast = stat.fast;
+        Ok(json(&Tier {
+            class: stat.class.to_owned(),
+            capacity: stat.capacity,
+            free: fast.free,
+            used: fast.used,
+            limit: fast.limit,
+            blobs: fast.blobs,
+            queue: fast.queue,
+            owed: fast.owed,
+            staged: fast.staged,
+            drained: fast.drained,
+            moved: fast.moved,
+            hits: fast.hits,
+            disk_hits: fast.disk_hits,
+        }))
+    }
+
+    async fn set_tier_limit(&self, wanted: &TierLimit) -> Outcome {
+        self.cache.set_tier_limit(wanted.limit).await;
+        self.tier()
     }
 
     async fn prune(&self, prune: &Prune) -> Outcome {

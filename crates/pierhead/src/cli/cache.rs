@@ -73,6 +73,11 @@ pub(crate) enum CacheCommand {
         #[arg(long, conflicts_with = "to")]
         all: bool,
     },
+    /// The fast tier in front of the disk
+    Tier {
+        #[command(subcommand)]
+        command: TierCommand,
+    },
     /// Read every blob against its digest; damaged ones are removed and fetched again when asked for
     #[command(after_help = "Exit code 1 when something was damaged.")]
     Verify,
@@ -87,6 +92,19 @@ pub(crate) enum CacheCommand {
         /// Pin them, too
         #[arg(long)]
         pin: bool,
+    },
+}
+
+/// What to do with the fast tier.
+#[derive(Subcommand)]
+pub(crate) enum TierCommand {
+    /// What it is, holds and did
+    Stat,
+    /// Change how many bytes it holds, until the next start; the least valuable leave first
+    SetLimit {
+        /// Such as 4GiB
+        #[arg(value_name = "SIZE", value_parser = config::parse_bytes)]
+        limit: u64,
     },
 }
 

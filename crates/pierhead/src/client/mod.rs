@@ -10,8 +10,10 @@ use anyhow::Context as _;
 use http::Method;
 use pierhead_oci::{Digest, Reference};
 
-use crate::api::{Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Stat, Warm};
-use crate::cli::cache::{CacheArgs, CacheCommand};
+use crate::api::{
+    Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Stat, Tier, TierLimit, Warm,
+};
+use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::failure::Failure;
 pub(crate) use connection::Daemon;
 use output::Output;
@@ -57,6 +59,16 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
                         .call::<Pruned>(Method::POST, "/v1/prune", Some(&prune))
                         .await?,
                 )?;
+            }
+            CacheCommand::Tier { command } => {
+                let tier: Tier = match command {
+                    TierCommand::Stat => daemon.get("/v1/tier").await?,
+                    TierCommand::SetLimit { limit } => {
+                        let limit = TierLimit { limit: *limit };
+                        daemon.call(Method::PUT, "/v1/tier", Some(&limit)).await?
+                    }
+                };
+                output.tier(&tier)?;
             }
             CacheCommand::Verify => {
                 follow(&daemon, "/v1/verify", None::<&()>, output, "verified").await?

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::api::{Blob, Eviction, Pin, Pruned, Stat};
+use crate::api::{Blob, Eviction, Pin, Pruned, Stat, Tier};
 use crate::config::human_bytes;
 
 /// How to print.
@@ -25,6 +25,40 @@ impl Output {
     /// One line for people.
     pub(crate) fn line(self, text: impl AsRef<str>) -> io::Result<()> {
         writeln!(io::stdout().lock(), "{}", text.as_ref())
+    }
+
+    pub(crate) fn tier(self, tier: &Tier) -> io::Result<()> {
+        if self.json {
+            return self.object(tier);
+        }
+        let bytes = human_bytes;
+        self.line(format!("class       {}", tier.class))?;
+        self.line(format!(
+            "used        {} of {}, {} blobs",
+            bytes(tier.used),
+            bytes(tier.limit),
+            tier.blobs
+        ))?;
+        self.line(format!(
+            "medium      {}, {} free",
+            bytes(tier.capacity),
+            bytes(tier.free)
+        ))?;
+        self.line(format!(
+            "to drain    {}, {} blobs",
+            bytes(tier.owed),
+            tier.queue
+        ))?;
+        self.line(format!(
+            "since start {} staged, {} drained, {} downloads moved to the disk",
+            bytes(tier.staged),
+            bytes(tier.drained),
+            tier.moved
+        ))?;
+        self.line(format!(
+            "opened      {} times here, {} on the disk",
+            tier.hits, tier.disk_hits
+        ))
     }
 
     pub(crate) fn stat(self, stat: &Stat) -> io::Result<()> {

@@ -48,6 +48,7 @@ pub(crate) struct Config {
     pub(crate) eviction: Eviction,
     pub(crate) trace: Trace,
     pub(crate) bundle: Bundle,
+    pub(crate) tier: Tier,
     pub(crate) tags: Tags,
     pub(crate) access: pierhead_proxy::Rules,
     pub(crate) limits: Limits,
@@ -94,6 +95,54 @@ pub(crate) struct Bundle {
     /// Bytes.
     pub(crate) max_layer: u64,
     pub(crate) max_ratio: usize,
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct Tier {
+    pub(crate) kind: TierKind,
+    pub(crate) path: Option<PathBuf>,
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Bytes; 0: as many as fit.
+    pub(crate) limit: u64,
+    pub(crate) rules: pierhead_cache::staging::Weights,
+    /// Bytes a second.
+    pub(crate) drain: Option<u64>,
+    pub(crate) model: TierModel,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TierKind {
+    Off,
+    Pmem,
+    File,
+}
+
+impl TierKind {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Pmem => "pmem",
+            Self::File => "file",
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TierModel {
+    Off,
+    Nvdimm,
+    Emmc,
+}
+
+impl TierModel {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Nvdimm => "nvdimm",
+            Self::Emmc => "emmc",
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -267,6 +316,15 @@ impl Config {
                 pairs: 2,
                 max_layer: 64 << 30,
                 max_ratio: 1000,
+            },
+            tier: Tier {
+                kind: TierKind::Off,
+                path: None,
+                size: 1 << 30,
+                limit: 0,
+                rules: pierhead_cache::staging::Weights::default(),
+                drain: None,
+                model: TierModel::Off,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

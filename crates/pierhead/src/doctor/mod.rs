@@ -10,6 +10,7 @@ mod disk;
 mod docker_socket;
 mod machine;
 mod report;
+mod tier;
 mod upstreams;
 
 use std::future::Future;
@@ -74,10 +75,15 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     }
     findings.extend(daemon::look(&running, &config));
     let certificate = certificate::look(&config);
+    let serving = running.in_use().is_some();
     let on_disk = {
         let config = config.clone();
         let in_use = running.in_use();
-        blocking("disk", move || disk::look(&config, in_use))
+        blocking("disk", move || {
+            let mut findings = disk::look(&config, in_use);
+            findings.extend(tier::look(&config, serving));
+            findings
+        })
     };
     let (ports, on_disk, on_machine, of_clients, of_upstreams) = tokio::join!(
         bounded("ports", daemon::ports(&running, &config)),

@@ -282,7 +282,15 @@ async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache
     settings.memory = config.cache.memory;
     settings.recorder = config.trace.file.is_some().then(|| notes.recorder());
     let eviction = wiring::eviction(config, provisional);
-    let open = move || Cache::open(settings, eviction).map_err(anyhow::Error::from);
+    let fast = config.tier.clone();
+    let open = move || {
+        // A pull is worth more than the time that it takes: without the tier all is served from the disk.
+        settings.fast = crate::tier::open(&fast).unwrap_or_else(|error| {
+            tracing::error!(%error, "there is no fast tier");
+            None
+        });
+        Cache::open(settings, eviction).map_err(anyhow::Error::from)
+    };
     let cache = tokio::task::spawn_blocking(open).await??;
     cache.set_capacity(capacity(&cache, config)?).await;
     Ok(cache)

@@ -111,6 +111,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     keep("cache.memory", old.cache.memory != new.cache.memory);
     keep("trace", old.trace != new.trace);
     keep("bundle", old.bundle != new.bundle);
+    keep("tier", old.tier != new.tier);
     keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
     // The contents of the same files are reread when they change; other paths are not.
@@ -123,6 +124,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.cache.memory = old.cache.memory;
     new.trace.clone_from(&old.trace);
     new.bundle.clone_from(&old.bundle);
+    new.tier.clone_from(&old.tier);
     new.limits.threads = old.limits.threads;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);

@@ -4,6 +4,7 @@
 mod bundle;
 mod eviction;
 mod limits;
+mod tier;
 mod upstream;
 
 use std::path::Path;
@@ -53,6 +54,10 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
         "bundle",
         "Delta bundles: just the file contents that a worker lacks (docs/bundles.md). Changes need a restart.",
     ),
+    (
+        "tier",
+        "A fast tier in front of the disk, for what shortens a wait (docs/staging.md). Changes need a restart.",
+    ),
     ("tags", "When a tag is asked for anew."),
     (
         "access",
@@ -95,6 +100,7 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
     KEYS.iter()
         .chain(eviction::KEYS)
         .chain(bundle::KEYS)
+        .chain(tier::KEYS)
         .chain(limits::KEYS)
 }
 
