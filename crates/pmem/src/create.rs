@@ -134,7 +134,13 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// Every byte gets its place now: a page that has none raises SIGBUS when it is first written and the disk is full.
+///
+/// Asked for first, since some file systems fill the disk up before they say that there is no room.
 fn allocate(mut file: &File, size: u64) -> io::Result<()> {
+    let room = rustix::fs::fstatvfs(file)?;
+    if size > room.f_bavail.saturating_mul(room.f_frsize) {
+        return Err(Errno::NOSPC.into());
+    }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
