@@ -14,6 +14,8 @@ mod backing;
 mod class;
 mod create;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod log;
 mod medium;
 mod model;

@@ -11,6 +11,8 @@ use crate::{Error, Medium};
 
 mod compaction;
 mod entry;
+#[cfg(any(test, feature = "fuzzing"))]
+mod forge;
 mod layout;
 mod recovery;
 mod space;
@@ -20,6 +22,8 @@ mod writer;
 mod tests;
 
 pub use entry::{Entry, Extent, Found};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use forge::forge;
 pub use layout::{MAX_KEY, MAX_META, SEGMENTS};
 pub use writer::{Partial, Writer};
 

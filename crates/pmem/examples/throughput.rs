@@ -1,0 +1,102 @@
+//! How fast a log on a path takes values, against the medium alone; small values; and how soon it is open again.
+//!
+//! ```sh
+//! cargo run --release -p pierhead-pmem --example throughput -- /dev/shm/region 1024
+//! ```
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use pierhead_pmem::{Config, Log, Medium, Options, Region};
+
+const PIECE: usize = 64 * 1024;
+const STRIDE: u64 = 256 * 1024;
+const SMALL: u32 = 100_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args_os().skip(1);
+    let path = PathBuf::from(args.next().ok_or("usage: throughput FILE [MIB]")?);
+    let mib: u64 = args
+        .next()
+        .and_then(|mib| mib.to_str()?.parse().ok())
+        .unwrap_or(1024);
+    let config = Config {
+        path,
+        size: mib << 20,
+    };
+    let bytes = config.size / 4;
+    let piece = vec![0x5a; PIECE];
+
+    let region = Region::open(&config)?;
+    println!(
+        "{}: {} bytes, {}",
+        region.path().display(),
+        region.len(),
+        region.class()
+    );
+    let raw = (0..3).try_fold(f64::MAX, |best, _| {
+        Ok::<_, Box<dyn Error>>(best.min(alone(&region, bytes, &piece)?))
+    })?;
+    println!("medium alone  {:.2} GB/s", rate(bytes, raw));
+    // As if never formatted: what was written is no log.
+    region.write(0, &[0; 8192])?;
+
+    let (log, _) = Log::open(region, Options::default())?;
+    let mut best = f64::MAX;
+    for round in 0..3u8 {
+        let begun = Instant::now();
+        let mut writer = log.begin(&[round])?;
+        for _ in 0..bytes / PIECE as u64 {
+            writer.write(&piece)?;
+        }
+        writer.commit(b"")?;
+        best = best.min(begun.elapsed().as_secs_f64());
+        log.remove(&[round])?;
+    }
+    println!(
+        "through a log {:.2} GB/s, {:.0} % of it",
+        rate(bytes, best),
+        100.0 * raw / best
+    );
+
+    let begun = Instant::now();
+    for number in 0..SMALL {
+        let mut writer = log.begin(&number.to_le_bytes())?;
+        writer.write(&piece[..1024])?;
+        writer.commit(b"meta")?;
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    println!(
+        "values of 1 KiB: {:.0} a second",
+        f64::from(SMALL) / seconds
+    );
+    drop(log);
+
+    let begun = Instant::now();
+    let (_, found) = Log::open(Region::open(&config)?, Options::default())?;
+    println!(
+        "{} values found in {:?}, mapping included",
+        found.entries,
+        begun.elapsed()
+    );
+    Ok(())
+}
+
+/// Seconds to write as many bytes in order, flushed as the log does.
+fn alone(region: &Region, bytes: u64, piece: &[u8]) -> Result<f64, pierhead_pmem::Error> {
+    let begun = Instant::now();
+    for at in (0..bytes).step_by(PIECE) {
+        region.write(at, piece)?;
+        let end = at + PIECE as u64;
+        if end.is_multiple_of(STRIDE) {
+            region.flush(end - STRIDE, STRIDE)?;
+            region.fence()?;
+        }
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / seconds / 1e9
+}
