@@ -9,6 +9,8 @@ use super::connection::Connection;
 
 /// A line with the size of a chunk, or of a trailer.
 const MAX_LINE: u64 = 4096;
+/// Lines behind the last chunk; nobody reads them.
+const MAX_TRAILERS: usize = 100;
 
 /// How the end of a body is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +130,13 @@ impl Body {
         }
         let size = u64::from_str_radix(size, 16).map_err(|_| wrong("a chunk beyond all sense"))?;
         if size == 0 {
-            while !self.line()?.is_empty() {}
+            let mut lines = 0;
+            while !self.line()?.is_empty() {
+                lines += 1;
+                if lines > MAX_TRAILERS {
+                    return Err(wrong("trailers without end"));
+                }
+            }
             self.end();
         }
         Ok(size)

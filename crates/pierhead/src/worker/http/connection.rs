@@ -18,6 +18,11 @@ use crate::worker::Error;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Without a byte for so long, the connection is given up: long enough for a plan that is made cold.
 const STALL: Duration = Duration::from_secs(60);
+/// In so much time that is spent waiting for an answer, at least so many bytes of it come, or it is given up: a byte
+/// now and then is no silence, and would hold a pull for ever.
+const SLOW: (Duration, u64) = (Duration::from_secs(120), 64 << 10);
+/// Heads before the one that counts, of status 1xx.
+const MAX_INTERIM: usize = 16;
 /// Of a head; a registry's is below 2 KiB.
 const MAX_HEAD: u64 = 64 << 10;
 const MAX_HEADERS: usize = 100;
@@ -65,6 +70,7 @@ impl Connection {
         let stream = Counted {
             stream,
             received: Arc::clone(&server.received),
+            pace: Pace::default(),
         };
         let stream = if server.url.tls {
             let name = ServerName::try_from(server.url.host.clone()).map_err(io::Error::other)?;
@@ -112,13 +118,19 @@ impl Connection {
             )),
             false => Error::cut(doing.clone())(error),
         };
+        self.reader.get_mut().socket_mut().pace = Pace::default();
         self.write(server, request).map_err(broke)?;
+        let mut interim = 0;
         let (status, headers, keep) = loop {
             let head = self.head().map_err(broke)?;
             let strange = |why: String| Error::Strange(url.to_string(), why);
             let (status, headers, keep) = parse(&head).map_err(strange)?;
             if !status.is_informational() {
                 break (status, headers, keep);
+            }
+            interim += 1;
+            if interim > MAX_INTERIM {
+                return Err(strange("heads of status 1xx without end".to_owned()));
             }
         };
         let framing = Framing::of(status, &headers)
@@ -220,6 +232,13 @@ pub(super) enum Stream {
 }
 
 impl Stream {
+    fn socket_mut(&mut self) -> &mut Counted {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => stream.get_mut(),
+        }
+    }
+
     fn socket(&self) -> &Counted {
         match self {
             Self::Plain(stream) => stream,
@@ -257,6 +276,26 @@ impl Write for Stream {
 pub(super) struct Counted {
     stream: TcpStream,
     received: Arc<AtomicU64>,
+    pace: Pace,
+}
+
+/// How fast an answer comes, by the time that somebody waited for it: what else a worker does meanwhile is not counted.
+#[derive(Default)]
+pub(super) struct Pace {
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    /// A read took so long and brought so many bytes; `false` when that is too slow.
+    pub(super) fn keeps(&mut self, waited: Duration, bytes: u64) -> bool {
+        self.waited = self.waited.saturating_add(waited);
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.waited < SLOW.0 {
+            return true;
+        }
+        std::mem::take(self).bytes >= SLOW.1
+    }
 }
 
 impl Counted {
@@ -270,6 +309,7 @@ impl Counted {
 
 impl Read for Counted {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let begun = Instant::now();
         let read = self.stream.read(buf).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => io::Error::new(
                 io::ErrorKind::TimedOut,
@@ -279,6 +319,10 @@ impl Read for Counted {
         })?;
         let count = u64::try_from(read).unwrap_or(u64::MAX);
         self.received.fetch_add(count, Ordering::Relaxed);
+        if !self.pace.keeps(begun.elapsed(), count) {
+            let why = format!("fewer than {} KiB came in two minutes", SLOW.1 >> 10);
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
         Ok(read)
     }
 }

@@ -114,6 +114,20 @@ fn what_is_cut_or_hostile_is_an_error() {
             format!("{head}x: {}\r\n\r\n", "x".repeat(70_000)),
             "has no end",
         ),
+        (
+            format!(
+                "{head}transfer-encoding: chunked\r\n\r\n0\r\n{}\r\n",
+                "a: b\r\n".repeat(101)
+            ),
+            "trailers without end",
+        ),
+        (
+            format!(
+                "{}{head}content-length: 0\r\n\r\n",
+                "HTTP/1.1 100 Continue\r\n\r\n".repeat(17)
+            ),
+            "1xx without end",
+        ),
         (head.to_owned(), "before an answer"),
         (String::new(), "before an answer"),
         (
@@ -186,4 +200,19 @@ fn a_server_without_tls_is_told_from_a_broken_connection() {
     assert!(!refused.is_passing());
     drop(session);
     thread.join().expect("a server");
+}
+
+#[test]
+fn a_drip_is_told_from_a_slow_line_and_from_a_long_wait() {
+    let second = Duration::from_secs(1);
+    let given_up = |rate: u64| {
+        let mut pace = connection::Pace::default();
+        (0..1000).any(|_| !pace.keeps(second, rate))
+    };
+    assert!(given_up(0) && given_up(1) && given_up(100));
+    assert!(!given_up(1000) && !given_up(1 << 20));
+    // A plan is made for a minute, and then it comes at once.
+    let mut pace = connection::Pace::default();
+    assert!(pace.keeps(59 * second, 1) && pace.keeps(second, 1 << 20));
+    assert!(pace.keeps(60 * second, 1));
 }
