@@ -126,8 +126,12 @@ const MAX_LINKS: usize = 40;
 /// A million entries, each at the end of a path of the greatest depth that real images come near to.
 const MAX_STEPS: u64 = 256 << 20;
 
-/// Bytes of names, targets and attributes in memory. Images of 100 000 entries have two to three million.
+/// Bytes of names, targets, attributes and directories in memory. Images of 100 000 entries have two to three million.
 const MAX_BYTES: usize = 2 * MAX_HELD;
+
+/// What a directory takes besides its name: mostly the leaf of a B-tree, with room for eleven children, for its first one. So
+/// chains of directories with one child each, which cost a layer nothing, are bounded by bytes, too.
+const DIRECTORY: usize = 256;
 
 /// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
 const IMPLIED: Attributes = Attributes {
@@ -244,6 +248,9 @@ impl Merged {
 
     fn add_inode(&mut self, kind: InodeKind, of: Attributes, modified: Time) -> Result<u32, Error> {
         let inode = position(self.inodes.len())?;
+        if matches!(kind, InodeKind::Directory) {
+            self.hold(DIRECTORY)?;
+        }
         if !self.attributes.of.contains_key(&of) {
             // The pool has it twice.
             self.hold(2 * of.held())?;

@@ -485,3 +485,19 @@ fn attributes_of_many_mebibytes_are_refused() {
     assert!(entries(10).is_ok());
     assert!(matches!(entries(1200), Err(Error::Image(_))));
 }
+
+#[test]
+fn directories_count_by_the_memory_that_they_take() {
+    let chains = |count: u32| {
+        let of = |nth: u32| Ok(file(&format!("{nth}{}/x", "/d".repeat(100)), ""));
+        Table::merge([LayerEntries {
+            diff_id: Content::of(b"layer").into(),
+            skeleton: (Content::of(b"skeleton"), 7),
+            files: [],
+            entries: (0..count).map(of),
+        }])
+    };
+    assert!(chains(100).is_ok());
+    // A quarter of the entries that a table has.
+    assert!(matches!(chains(2700), Err(Error::Image(_))));
+}
