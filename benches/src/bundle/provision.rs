@@ -11,7 +11,7 @@ use clap::Args;
 
 use super::link::{Link, SERVER};
 use super::server::Server;
-use super::volume::Volume;
+use super::volume::{Kind, Volume};
 use super::{Bench, Pair, median, mega};
 use crate::process::{Process, checked};
 
@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// Folder for a file of up to 24 GiB, with the file system that the run writes to.
     #[arg(long, default_value = "target")]
     work: PathBuf,
+    /// That file system.
+    #[arg(long, default_value = "ext4")]
+    fs: Kind,
     /// Who pulls.
     #[arg(long, value_delimiter = ',', default_value = "pierhead,containerd")]
     targets: Vec<Target>,
@@ -116,7 +119,7 @@ impl Stage {
         self.link.set(Duration::ZERO, 0);
         // The second time with what was prepared since the first.
         for _ in 0..2 {
-            let volume = Volume::new(&self.work)?;
+            let volume = Volume::new(&self.work, options.fs)?;
             for name in [old, new] {
                 if options.targets.contains(&Target::Pierhead) {
                     self.pull(name, volume.path())?;
@@ -141,12 +144,12 @@ impl Stage {
         let mut theirs = Vec::new();
         for _ in 0..options.n {
             if options.targets.contains(&Target::Pierhead) {
-                let volume = Volume::new(&self.work)?;
+                let volume = Volume::new(&self.work, options.fs)?;
                 let pull = |name: &str| self.pull(name, volume.path());
                 ours.push(self.timed(old, new, rtt, mbit, pull)?);
             }
             if options.targets.contains(&Target::Containerd) {
-                let volume = Volume::new(&self.work)?;
+                let volume = Volume::new(&self.work, options.fs)?;
                 let containerd = Containerd::start(self, &volume)?;
                 let pull = |name: &str| containerd.pull(name);
                 theirs.push(self.timed(old, new, rtt, mbit, pull)?);

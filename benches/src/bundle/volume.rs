@@ -13,7 +13,16 @@ use crate::process::checked;
 /// Sparse: only what a run writes is taken.
 const BYTES: u64 = 24 << 30;
 
-/// An ext4 of its own in a file below a folder; unmounted and deleted when dropped.
+/// What a file system can do for a tree beside a store.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// No shared blocks: a tree's files are copies.
+    Ext4,
+    /// Shared blocks.
+    Xfs,
+}
+
+/// A file system of its own in a file below a folder; unmounted and deleted when dropped.
 pub(crate) struct Volume {
     image: PathBuf,
     point: PathBuf,
@@ -21,18 +30,22 @@ pub(crate) struct Volume {
 
 impl Volume {
     /// Root only.
-    pub(crate) fn new(below: &Path) -> Result<Self> {
+    pub(crate) fn new(below: &Path, kind: Kind) -> Result<Self> {
         let name = format!("bundle-bench-{}", std::process::id());
         let volume = Self {
-            image: below.join(format!("{name}.ext4")),
+            image: below.join(format!("{name}.image")),
             point: below.join(name),
         };
         File::create(&volume.image)?.set_len(BYTES)?;
         fs::create_dir_all(&volume.point)?;
-        checked(Command::new("mkfs.ext4").arg("-q").arg(&volume.image))?;
+        let (program, options) = match kind {
+            Kind::Ext4 => ("mkfs.ext4", "loop,noinit_itable"),
+            Kind::Xfs => ("mkfs.xfs", "loop"),
+        };
+        checked(Command::new(program).arg("-q").arg(&volume.image))?;
         checked(
             Command::new("mount")
-                .args(["-o", "loop,noinit_itable"])
+                .args(["-o", options])
                 .args([&volume.image, &volume.point]),
         )?;
         Ok(volume)
