@@ -1024,8 +1024,11 @@ fn pull(store: &Store, bundle: &[u8]) -> Vec<Coding> {
             _ => {}
         }
     }
-    let outcome = apply.unwrap().finish().unwrap();
-    assert!(matches!(outcome, Outcome::Complete(_)), "{outcome:?}");
+    match apply.unwrap().finish().unwrap() {
+        // What comes next builds upon it.
+        Outcome::Complete(whole) => drop(whole.recorded().unwrap()),
+        outcome @ Outcome::Need(_) => panic!("{outcome:?}"),
+    }
     codings
 }
 

@@ -313,7 +313,8 @@ mod tests {
     #[test]
     fn an_etag_covers_the_bytes_of_records() {
         let folder = tempfile::tempdir().unwrap();
-        let body = vec![7; 100];
+        // It begins with the images that it counts upon: none.
+        let body = vec![0; 100];
         let prelude = Prelude {
             continued: false,
             layers: false,

@@ -21,17 +21,17 @@ use super::view::View;
 use super::work::{Next, Turn, Work};
 
 /// From this round trip on, more connections are worth their price: below, one fills the line at once.
-const FAR: Duration = Duration::from_millis(10);
+pub(super) const FAR: Duration = Duration::from_millis(10);
 /// Each starts with the 14 KB that TCP lets out at first, and doubles with each round trip: the longer that takes, the more
 /// are to begin at once. One for so much of a round trip, within these bounds.
-const EACH: Duration = Duration::from_millis(5);
-const CONNECTIONS: (usize, usize) = (8, 32);
+const EACH: Duration = Duration::from_micros(2500);
+const CONNECTIONS: (usize, usize) = (8, 64);
 /// Read from a socket at a time.
 const PIECE: usize = 64 << 10;
 
 /// How many connections to use over a way of that length.
 pub(super) fn connections(told: Option<usize>, rtt: Duration) -> usize {
-    let many = usize::try_from(rtt.as_millis() / EACH.as_millis()).unwrap_or(usize::MAX);
+    let many = usize::try_from(rtt.as_micros() / EACH.as_micros()).unwrap_or(usize::MAX);
     let many = many.clamp(CONNECTIONS.0, CONNECTIONS.1);
     told.unwrap_or(if rtt < FAR { 1 } else { many })
 }

@@ -12,6 +12,7 @@ use pierhead_oci::Reference;
 use super::super::http::{Body, Server};
 use super::super::session::Session;
 use super::ask::{self, Answered};
+use super::early::Connecting;
 
 /// Of all shares together, before the header is here. What is sent beyond waits in the system's buffers.
 const SPOOL: usize = 4 << 20;
@@ -45,26 +46,30 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Connects `among - 1` times, each in a thread of its own, and asks over each for its share of what `ask` says, if
-    /// there is something to ask.
+    /// Connects `among - 1` times, each in a thread of its own and those of `early` first, and asks over each for its
+    /// share of what `ask` says, if there is something to ask.
     pub(super) fn open(
         server: &Server,
         image: &Reference,
         ask: Option<&Ask>,
         among: usize,
+        early: Vec<Connecting>,
     ) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let spool = SPOOL / among.max(1);
-        let begin = |nth: usize| {
+        let mut early = early.into_iter();
+        let mut begin = |nth: usize| {
             let (server, image, over) = (server.clone(), image.clone(), Arc::clone(&over));
             let ask = ask.cloned().map(|ask| Ask {
                 share: share(nth, among),
                 ..ask
             });
+            let early = early.next();
             let builder = thread::Builder::new().name("lane".to_owned());
             // One less is slower, no more.
             let begun = builder.spawn(move || {
-                let session = Session::new(&server);
+                let session = early.and_then(|early| early.join().ok().flatten());
+                let session = session.unwrap_or_else(|| Session::new(&server));
                 session.connect().ok()?;
                 let share = ask.and_then(|ask| receive(&session, &image, &ask, spool, &over));
                 Some(Lane { session, share })
@@ -72,7 +77,7 @@ impl Lanes {
             begun.ok()
         };
         Self {
-            threads: (1..among).map(begin).collect(),
+            threads: (1..among).map(&mut begin).collect(),
             over,
         }
     }

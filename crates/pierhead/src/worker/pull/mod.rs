@@ -1,6 +1,7 @@
 //! `pierhead pull`: a bundle into the store of this machine, and out of it in the form that is asked for.
 
 mod ask;
+mod early;
 mod export;
 mod fetch;
 mod flight;

@@ -16,7 +16,8 @@ use super::super::session::{Patience, Session};
 use super::super::{Error, names};
 use super::Pull;
 use super::ask::{self, Answered, Waiting};
-use super::fetch::{self, Fetch, Fetched, Reading};
+use super::early;
+use super::fetch::{Fetch, Fetched, Reading};
 use super::lanes::{self, Lanes};
 use super::view::{Counts, Report};
 use super::work::Work;
@@ -44,13 +45,13 @@ impl Pull<'_> {
         report: &mut Report,
     ) -> Result<Came, Error> {
         let name = format!("{} {} {}", self.args.image, self.platform, self.layers);
-        let rtt = session.connect()?;
-        let among = fetch::connections(self.args.connections.map(usize::from), rtt);
+        let told = self.args.connections.map(usize::from);
+        let (among, early) = early::connect(session, &self.server, told)?;
         report.connections = among;
         if let Some(image) = self.resume(&name, among, report)? {
             return Ok(Came::Image(image));
         }
-        let mut lanes = Lanes::open(&self.server, &self.args.image, Some(ask), among);
+        let mut lanes = Lanes::open(&self.server, &self.args.image, Some(ask), among, early);
         let mut ask = ask.clone();
         for _ in 0..CHANGES {
             let first = Ask {
@@ -137,7 +138,7 @@ impl Pull<'_> {
         let left: u64 = apply.missing().iter().map(frames).sum();
         let all = apply.weights().count();
         let total = apply.header().records;
-        let lanes = Lanes::open(&self.server, &self.args.image, None, among);
+        let lanes = Lanes::open(&self.server, &self.args.image, None, among, Vec::new());
         if self.fetch(&apply, u32::MAX, total, None, lanes)? == Fetched::Changed {
             return Ok(None);
         }
