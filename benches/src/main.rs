@@ -78,7 +78,7 @@ enum Task {
     /// Loads pierhead for minutes and looks whether it grows.
     Soak(soak::Options),
     /// Measures bundles: bytes, latency, memory, CPU and time.
-    Bundle(bundle::Options),
+    Bundle(Box<bundle::Options>),
 }
 
 fn main() -> Result<()> {
