@@ -6,8 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_oci::Digest;
 
+use super::opened::FastBlob;
 use super::room::Room;
-use super::{FastBlob, Hint, Hold, Shared, count};
+use super::{Hint, Hold, Shared, count};
 use crate::lock;
 use crate::tier::switch::Switch;
 use crate::tier::{Blob, ReadAt, Staged, Trailer};

@@ -1,26 +1,29 @@
 //! Two tiers as one: what the rules choose is written to the fast one, and from there to the disk behind everybody's back.
 
 mod drain;
+mod figures;
 mod fill;
 mod ledger;
+mod opened;
 mod room;
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use pierhead_oci::Digest;
 
+use self::figures::{Counters, count};
 use self::fill::{DiskFill, FastFill};
 use self::ledger::{Ledger, Victim};
 use self::room::Room;
-use super::{Blob, Extent, Found, ReadAt, Staged, Tier, Trailer, is_damage};
+use super::{Blob, Found, Staged, Tier, Trailer};
 use crate::lock;
 use crate::staging::Placement;
 use crate::turns::Turns;
 
+pub use self::figures::FastStat;
 pub use self::ledger::Hint;
 
 /// How the two are used.
@@ -47,52 +50,6 @@ impl Options {
             unhinted: Placement::Disk,
         }
     }
-}
-
-/// What became of the fast tier so far, and what it holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FastStat {
-    /// Bytes that its medium has still to give.
-    pub free: u64,
-    /// Most bytes of ours.
-    pub limit: u64,
-    /// Bytes of ours: blobs, fills, and what is deleted and still read.
-    pub used: u64,
-    /// Blobs on it.
-    pub blobs: u64,
-    /// Of these, those that the disk has still to take.
-    pub queue: u64,
-    /// Bytes that the disk has still to take, of fills under way too.
-    pub owed: u64,
-    /// Bytes of content written to it.
-    pub staged: u64,
-    /// Bytes of content written behind.
-    pub drained: u64,
-    /// Fills that went on on the disk because the fast tier had no room, or failed.
-    pub moved: u64,
-    /// Blobs that left it for room.
-    pub evicted: u64,
-    /// Blobs that were opened on it.
-    pub hits: u64,
-    /// Blobs that were opened on the disk.
-    pub disk_hits: u64,
-    /// Blobs that were damaged on it.
-    pub damaged: u64,
-}
-
-#[derive(Default)]
-struct Counters {
-    staged: AtomicU64,
-    drained: AtomicU64,
-    moved: AtomicU64,
-    evicted: AtomicU64,
-    hits: AtomicU64,
-    disk_hits: AtomicU64,
-    damaged: AtomicU64,
-}
-
-fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }
 
 /// A fast tier in front of a slow one.
@@ -182,12 +139,8 @@ impl WriteBehind {
 
     /// What it holds and did.
     pub fn stat(&self) -> FastStat {
-        let Shared {
-            ledger, counters, ..
-        } = &*self.shared;
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let free = self.shared.fast.free().unwrap_or(0);
-        let ledger = lock(ledger);
+        let ledger = lock(&self.shared.ledger);
         FastStat {
             free,
             limit: ledger.limit,
@@ -195,13 +148,7 @@ impl WriteBehind {
             blobs: ledger.entries.len() as u64,
             queue: ledger.queue.len() as u64,
             owed: ledger.accounts.owed(),
-            staged: of(&counters.staged),
-            drained: of(&counters.drained),
-            moved: of(&counters.moved),
-            evicted: of(&counters.evicted),
-            hits: of(&counters.hits),
-            disk_hits: of(&counters.disk_hits),
-            damaged: of(&counters.damaged),
+            ..self.shared.counters.read()
         }
     }
 
@@ -515,61 +462,5 @@ impl Tier for WriteBehind {
             // One that panicked has said so.
             let _ = thread.join();
         }
-    }
-}
-
-impl Shared {
-    /// The fast copy, if it is there and whole as far as its trailer tells; a damaged one is taken away.
-    fn open_fast(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let turn = self.turns.take(*digest);
-        let Some(room) = ({
-            let ledger = lock(&self.ledger);
-            let entry = ledger.entries.get(digest);
-            entry.map(|entry| entry.room.clone())
-        }) else {
-            return Ok(None);
-        };
-        match self.fast.open(digest) {
-            Ok(Some(blob)) => Ok(Some(Arc::new(FastBlob { blob, _room: room }))),
-            Err(error) if !is_damage(&error) => Err(error),
-            damaged => {
-                if let Err(error) = damaged {
-                    tracing::warn!(%digest, %error, "damaged on the fast tier: read from the disk");
-                }
-                drop(turn);
-                // Not while the disk's copy is being made, which then is damaged as well.
-                let _hold = self.hold(digest);
-                let _turn = self.turns.take(*digest);
-                count(&self.counters.damaged, 1);
-                self.drop_fast(digest);
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// A blob on the fast tier; its bytes count for as long as somebody has it.
-struct FastBlob {
-    blob: Arc<dyn Blob>,
-    _room: Arc<Room>,
-}
-
-impl ReadAt for FastBlob {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.blob.read_at(offset, buf)
-    }
-
-    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.blob.try_read_at(offset, buf)
-    }
-}
-
-impl Blob for FastBlob {
-    fn trailer(&self) -> &Trailer {
-        self.blob.trailer()
-    }
-
-    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
-        self.blob.extent(offset)
     }
 }

@@ -1,0 +1,66 @@
+//! What a fast tier holds and did, in figures.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What became of the fast tier so far, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FastStat {
+    /// Bytes that its medium has still to give.
+    pub free: u64,
+    /// Most bytes of ours.
+    pub limit: u64,
+    /// Bytes of ours: blobs, fills, and what is deleted and still read.
+    pub used: u64,
+    /// Blobs on it.
+    pub blobs: u64,
+    /// Of these, those that the disk has still to take.
+    pub queue: u64,
+    /// Bytes that the disk has still to take, of fills under way too.
+    pub owed: u64,
+    /// Bytes of content written to it.
+    pub staged: u64,
+    /// Bytes of content written behind.
+    pub drained: u64,
+    /// Fills that went on on the disk because the fast tier had no room, or failed.
+    pub moved: u64,
+    /// Blobs that left it for room.
+    pub evicted: u64,
+    /// Blobs that were opened on it.
+    pub hits: u64,
+    /// Blobs that were opened on the disk.
+    pub disk_hits: u64,
+    /// Blobs that were damaged on it.
+    pub damaged: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counters {
+    pub(super) staged: AtomicU64,
+    pub(super) drained: AtomicU64,
+    pub(super) moved: AtomicU64,
+    pub(super) evicted: AtomicU64,
+    pub(super) hits: AtomicU64,
+    pub(super) disk_hits: AtomicU64,
+    pub(super) damaged: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+impl Counters {
+    /// What was done so far; of what is there now it knows nothing.
+    pub(super) fn read(&self) -> FastStat {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FastStat {
+            staged: of(&self.staged),
+            drained: of(&self.drained),
+            moved: of(&self.moved),
+            evicted: of(&self.evicted),
+            hits: of(&self.hits),
+            disk_hits: of(&self.disk_hits),
+            damaged: of(&self.damaged),
+            ..FastStat::default()
+        }
+    }
+}
