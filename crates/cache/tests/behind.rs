@@ -291,8 +291,8 @@ fn removing_and_replacing_stop_a_drain() {
     disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
         .unwrap();
     assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
-    commit(&tier, &digest, &bytes);
     let before = tier.stat().drained;
+    commit(&tier, &digest, &bytes);
     while tier.stat().drained == before {
         std::thread::yield_now();
     }

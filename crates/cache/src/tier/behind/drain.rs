@@ -40,6 +40,8 @@ impl Shared {
             self.told.notify_all();
             // The bound may have been lowered meanwhile.
             self.make_room(0);
+            lock(&self.ledger).busy = false;
+            self.told.notify_all();
             let Err(error) = ended else {
                 pause = PAUSE.0;
                 continue;
@@ -64,6 +66,7 @@ impl Shared {
         }
         let next = ledger.next();
         ledger.draining = next.map(|(digest, _)| digest);
+        ledger.busy = next.is_some();
         next
     }
 

@@ -82,6 +82,8 @@ pub(super) struct Ledger {
     held: HashMap<Digest, usize>,
     /// What is being drained.
     pub(super) draining: Option<Digest>,
+    /// Whether the draining thread is at work: on that, or on what may leave after it.
+    pub(super) busy: bool,
     pub(super) stopped: bool,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
@@ -101,6 +103,7 @@ impl Ledger {
             on_disk: HashSet::new(),
             held: HashMap::new(),
             draining: None,
+            busy: false,
             stopped: false,
             hints: HashMap::new(),
             hinted: VecDeque::new(),

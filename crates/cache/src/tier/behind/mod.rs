@@ -152,11 +152,11 @@ impl WriteBehind {
         }
     }
 
-    /// Waits until the disk has all that is committed, or `give_up` says so. Blocks.
+    /// Waits until the disk has all that is committed and what may leave for it has left, or `give_up` says so. Blocks.
     pub fn flush(&self, mut give_up: impl FnMut() -> bool) {
         const LOOK: std::time::Duration = std::time::Duration::from_millis(50);
         let mut ledger = lock(&self.shared.ledger);
-        while !ledger.queue.is_empty() && !ledger.stopped && !give_up() {
+        while (ledger.busy || !ledger.queue.is_empty()) && !ledger.stopped && !give_up() {
             let waited = self.shared.told.wait_timeout(ledger, LOOK);
             ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
