@@ -59,6 +59,9 @@ pub(crate) struct Tier {
     pub(crate) used: u64,
     /// The bound on that.
     pub(crate) limit: u64,
+    /// What the bound is while this machine has memory to spare.
+    #[serde(default)]
+    pub(crate) ceiling: u64,
     pub(crate) blobs: u64,
     /// Blobs that the disk has still to take.
     pub(crate) queue: u64,

@@ -11,6 +11,7 @@ mod doctor;
 mod environment;
 mod failure;
 mod logging;
+mod pressure;
 mod replay;
 mod serve;
 mod setup;

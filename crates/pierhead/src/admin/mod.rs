@@ -24,6 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::pressure::TierLimit;
 use crate::serve::Trace;
 
 /// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
@@ -36,6 +37,7 @@ pub(crate) struct Admin {
     library: Option<Library>,
     cache: Cache,
     proxy: Proxy,
+    tier_limit: Option<TierLimit>,
     metrics: Metrics,
     started: Instant,
     listen: Vec<String>,
@@ -55,6 +57,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) trace: Option<&'a Trace>,
     /// `None`: bundles are off.
     pub(crate) library: Option<Library>,
+    /// `None`: there is no fast tier.
+    pub(crate) tier_limit: Option<TierLimit>,
 }
 
 /// What the listener says of this process.
@@ -81,6 +85,7 @@ impl Admin {
             proxy,
             trace,
             library,
+            tier_limit,
         } = parts;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
@@ -94,7 +99,11 @@ impl Admin {
             let registry = metrics.sub_registry_with_prefix("pierhead_bundle");
             registry.register_collector(Box::new(bundle::Figures(library.clone())));
         }
+        if let Some(limit) = &tier_limit {
+            limit.register(metrics.sub_registry_with_prefix("pierhead_pressure"));
+        }
         Self {
+            tier_limit,
             library,
             cache,
             proxy,

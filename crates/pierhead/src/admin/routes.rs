@@ -237,7 +237,7 @@ impl Admin {
     }
 
     fn tier(&self) -> Outcome {
-        let Some(stat) = self.cache.tier() else {
+        let (Some(stat), Some(limit)) = (self.cache.tier(), &self.tier_limit) else {
             return Err(fail(
                 StatusCode::NOT_FOUND,
                 "there is no fast tier: see tier.kind in the configuration, and the log of the start",
@@ -250,6 +250,7 @@ impl Admin {
             free: fast.free,
             used: fast.used,
             limit: fast.limit,
+            ceiling: limit.ceiling(),
             blobs: fast.blobs,
             queue: fast.queue,
             owed: fast.owed,
@@ -262,7 +263,9 @@ impl Admin {
     }
 
     async fn set_tier_limit(&self, wanted: &TierLimit) -> Outcome {
-        self.cache.set_tier_limit(wanted.limit).await;
+        if let Some(limit) = &self.tier_limit {
+            limit.set_ceiling(wanted.limit).await;
+        }
         self.tier()
     }
 

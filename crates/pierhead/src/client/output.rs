@@ -39,6 +39,12 @@ impl Output {
             bytes(tier.limit),
             tier.blobs
         ))?;
+        if tier.limit < tier.ceiling {
+            self.line(format!(
+                "            limit lowered from {}: this machine is short of memory",
+                bytes(tier.ceiling)
+            ))?;
+        }
         self.line(format!(
             "medium      {}, {} free",
             bytes(tier.capacity),

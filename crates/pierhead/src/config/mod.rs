@@ -105,6 +105,7 @@ pub(crate) struct Tier {
     pub(crate) size: u64,
     /// Bytes; 0: as many as fit.
     pub(crate) limit: u64,
+    pub(crate) follow_pressure: bool,
     pub(crate) rules: pierhead_cache::staging::Weights,
     /// Bytes a second.
     pub(crate) drain: Option<u64>,
@@ -322,6 +323,7 @@ impl Config {
                 path: None,
                 size: 1 << 30,
                 limit: 0,
+                follow_pressure: false,
                 rules: pierhead_cache::staging::Weights::default(),
                 drain: None,
                 model: TierModel::Off,

@@ -26,6 +26,7 @@ use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::logging::{self, Level};
+use crate::pressure::TierLimit;
 use crate::wiring;
 use reload::Running;
 use trace::Notes;
@@ -138,6 +139,11 @@ async fn serve(
         .map(TcpListener::local_addr)
         .transpose()?;
 
+    let tier_limit = TierLimit::of(&cache);
+    let mut behind = JoinSet::new();
+    if let Some(limit) = tier_limit.clone().filter(|_| config.tier.follow_pressure) {
+        behind.spawn(async move { limit.follow_pressure(Path::new("/")).await });
+    }
     let (stop, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
     for listener in listeners {
@@ -153,6 +159,7 @@ async fn serve(
                 proxy: proxy.clone(),
                 trace: trace.as_ref(),
                 library: library.clone(),
+                tier_limit: tier_limit.clone(),
             },
             started,
             About {
@@ -202,6 +209,7 @@ async fn serve(
         _ = terminate.recv() => true,
     };
     drop(admin);
+    drop(behind);
     if let Some(library) = library {
         let closed = tokio::task::spawn_blocking(move || library.close());
         if tokio::time::timeout(CLOSING, closed).await.is_err() {

@@ -59,6 +59,14 @@ pub(super) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "tier",
+        name: "follow_pressure",
+        doc: "Whether the limit shrinks while this machine is short of memory and comes back afterwards (docs/staging.md): for a tier\nthat lies in memory.",
+        example: "false",
+        set: |config, value| value.boolean().map(|it| config.tier.follow_pressure = it),
+        show: |config| Some(config.tier.follow_pressure.to_string()),
+    },
+    Key {
+        section: "tier",
         name: "rules",
         doc: "What goes there and what stays: names of rules with their weights (docs/staging.md). A rule that is not named\ncounts for nothing.",
         example: "\"layer-aware=1 hot-files=1 value=1\"",
