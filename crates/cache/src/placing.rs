@@ -8,7 +8,7 @@ use pierhead_oci::{Digest, Manifest};
 
 use crate::staging::{Advisor, Progress, Weights};
 use crate::store::{Store, blocking};
-use crate::tier::{FastStat, Hint, Options, Tier, WriteBehind};
+use crate::tier::{FastStat, Hint, Options, Owed, Tier, WriteBehind};
 use crate::{Cache, lock};
 
 /// A tier in front of the disk.
@@ -147,5 +147,15 @@ impl Cache {
         let behind = placing.behind.clone();
         blocking(move || behind.set_limit(limit)).await;
         true
+    }
+
+    /// Brings to the disk what a volatile fast tier would forget, until `give_up` says so: what the disk lacks then. For the
+    /// end, when nothing is served any more.
+    pub async fn save_tier(&self, give_up: impl FnMut() -> bool + Send + 'static) -> Owed {
+        let Some(placing) = &self.store.placing else {
+            return Owed::default();
+        };
+        let behind = placing.behind.clone();
+        blocking(move || behind.save(give_up)).await
     }
 }

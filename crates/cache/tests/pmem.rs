@@ -126,6 +126,43 @@ fn has(tier: &dyn Tier, seed: u64, len: usize) -> bool {
     true
 }
 
+/// What is counted for each is never less than what the log takes for it, also in the ends of segments that others left.
+#[test]
+fn what_is_counted_is_what_the_log_takes() {
+    let mut random = fastrand::Rng::with_seed(5);
+    for _ in 0..40 {
+        let tier = tier_on(ShadowMedium::new(REGION), None);
+        let mut counted = 0;
+        // Two at once, so that each leaves ends for the next.
+        for pair in 0..6 {
+            let mut staged: Vec<_> = (0..2_u64)
+                .map(|nth| {
+                    let (digest, content) = blob(2 * pair + nth, random.usize(0..130_000));
+                    (tier.stage(&digest).unwrap(), content)
+                })
+                .collect();
+            for at in 0..14 {
+                for (staged, content) in &mut staged {
+                    let piece = content.chunks(10_000).nth(at).unwrap_or_default();
+                    staged.write(piece).unwrap();
+                }
+            }
+            for (staged, content) in staged {
+                let trailer = Trailer::of(&content, None);
+                let encoded = trailer.encode(&blob(0, 0).0);
+                counted += tier.footprint((content.len() + encoded.len()) as u64);
+                staged.commit(trailer).unwrap();
+            }
+            let used = tier.capacity() - tier.free().unwrap();
+            assert!(used <= counted, "{used} of {counted}");
+            assert!(
+                used > counted / 100 * 75,
+                "{used} of {counted}: far too much"
+            );
+        }
+    }
+}
+
 #[test]
 fn what_was_committed_outlives_a_power_cut_and_what_was_not_is_not_there() {
     for seed in 0..8 {

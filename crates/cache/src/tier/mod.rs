@@ -13,7 +13,7 @@ mod pmem;
 mod switch;
 mod trailer;
 
-pub use behind::{FastStat, Hint, Options, WriteBehind};
+pub use behind::{FastStat, Hint, Options, Owed, WriteBehind};
 pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
 pub use pmem::PmemTier;
@@ -43,6 +43,10 @@ pub trait Tier: Send + Sync {
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()>;
     /// Bytes that the medium can still take.
     fn free(&self) -> io::Result<u64>;
+    /// The most of the medium that so many bytes take, content and trailer, with what it keeps beside them.
+    fn footprint(&self, bytes: u64) -> u64 {
+        bytes
+    }
     /// What was opened last reads wrong: deletes that copy, and says whether there is another, to be opened next. Called
     /// as `remove` is.
     fn fall_back(&self, _digest: &Digest) -> io::Result<bool> {

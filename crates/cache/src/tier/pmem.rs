@@ -64,6 +64,10 @@ impl<M: Medium + 'static> PmemTier<M> {
     }
 }
 
+/// Bytes of the key of a SHA-512, and of what is kept with a value: when it was committed.
+const LONGEST_KEY: usize = 65;
+const META: usize = 8;
+
 /// The digest as the key of a value: which algorithm, then the hash.
 fn key(digest: &Digest) -> Vec<u8> {
     let tag = match digest.algorithm() {
@@ -212,6 +216,10 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
             });
         }
         Ok(())
+    }
+
+    fn footprint(&self, bytes: u64) -> u64 {
+        self.0.log.footprint(bytes, LONGEST_KEY, META)
     }
 
     fn free(&self) -> io::Result<u64> {

@@ -203,8 +203,10 @@ async fn serve(
         "draining: answers under way may take {}; a second signal ends at once",
         humantime::format_duration(running.config.limits.drain)
     );
+    // Whatever the answers leave of it is the tier's.
+    let end = Instant::now() + running.config.limits.drain.max(CLOSING);
     let at_once = tokio::select! {
-        () = drained(&mut servers) => false,
+        () = async { drained(&mut servers).await; save_tier(&cache, end).await } => false,
         _ = interrupt.recv() => true,
         _ = terminate.recv() => true,
     };
@@ -231,6 +233,18 @@ async fn serve(
     anyhow::ensure!(!at_once, "ended at once, answers under way were cut");
     tracing::info!("ended");
     Ok(())
+}
+
+/// Brings to the disk what a volatile fast tier would forget.
+async fn save_tier(cache: &Cache, end: Instant) {
+    let left = cache.save_tier(move || Instant::now() >= end).await;
+    if left.blobs > 0 {
+        tracing::warn!(
+            blobs = left.blobs,
+            bytes = left.bytes,
+            "the disk did not take in time what lies on the volatile fast tier: it will be fetched again when it is asked for"
+        );
+    }
 }
 
 /// Resolves once the process was told to stop.

@@ -161,6 +161,12 @@ impl<M: Medium> Log<M> {
         self.inner.space.used()
     }
 
+    /// The most that a value of `len` bytes adds to [`used`](Self::used), with a key and a meta of so many: in the many parts
+    /// that it has when it fills the ends of segments that others left.
+    pub fn footprint(&self, len: u64, key: usize, meta: usize) -> u64 {
+        self.inner.space.footprint(len, (key + meta) as u64)
+    }
+
     /// The most that [`used`](Self::used) can ever be: the region without headers and what compaction needs.
     pub fn capacity(&self) -> u64 {
         self.inner.space.capacity()

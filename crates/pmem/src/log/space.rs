@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Stored;
-use super::layout::{BASE, Head, LINE, Part};
+use super::layout::{BASE, Head, LINE, PART, Part, align};
 use crate::Error;
 
 /// Free segments that only compaction may take: it needs room to copy to before it frees any.
@@ -150,6 +150,17 @@ impl Space {
 
     pub(super) fn set_limit(&self, limit: u64) {
         self.lock().limit = limit.min(self.capacity);
+    }
+
+    /// The most that a value takes of `len` bytes and so many of key and meta.
+    pub(super) fn footprint(&self, len: u64, tail: u64) -> u64 {
+        // A part goes to the end of its segment, of which an appender gets a LEFTOVERth at least; but for the one before the last
+        // record, which ends where the list of parts no longer fits.
+        let least = (self.segment / LEFTOVER).saturating_sub(LINE).max(LINE);
+        let parts = len / least + 1;
+        let heads = parts.saturating_mul(LINE + PART as u64);
+        let ends = 3 * LINE;
+        len.saturating_add(heads).saturating_add(align(tail) + ends)
     }
 
     /// Where segment `index` begins, and where it ends.

@@ -24,56 +24,90 @@ enum Drained {
     Interrupted,
 }
 
+/// What the thread does next.
+#[derive(Clone, Copy)]
+enum Work {
+    /// A digest, and its number in the ledger.
+    Drain(Digest, u64),
+    /// Something is over the bound that may leave now.
+    MakeRoom,
+}
+
 impl Shared {
     /// Until it is stopped.
     pub(super) fn drain(self: Arc<Self>) {
         let mut pause = PAUSE.0;
-        while let Some((digest, number)) = self.next() {
-            let ended = self.drain_one(&digest);
-            {
-                let mut ledger = lock(&self.ledger);
-                if matches!(ended, Ok(Drained::Whole)) {
-                    ledger.drained(&digest, number);
-                }
-                ledger.draining = None;
-            }
-            self.told.notify_all();
+        while let Some(work) = self.next() {
+            let failed = match work {
+                Work::Drain(digest, number) => self.drain_next(&digest, number).err(),
+                Work::MakeRoom => None,
+            };
             // The bound may have been lowered meanwhile.
             self.make_room(0);
             lock(&self.ledger).busy = false;
             self.told.notify_all();
-            let Err(error) = ended else {
-                pause = PAUSE.0;
-                continue;
-            };
-            if pause == PAUSE.0 {
-                tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
+            match (failed, work) {
+                (Some(error), Work::Drain(digest, _)) => {
+                    if pause == PAUSE.0 {
+                        tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
+                    }
+                    self.wait_until(Instant::now() + pause, |ledger| !ledger.stopped);
+                    pause = PAUSE.1.min(pause * 2);
+                }
+                (None, Work::Drain(..)) => pause = PAUSE.0,
+                (_, Work::MakeRoom) => {}
             }
-            self.wait(pause);
-            pause = PAUSE.1.min(pause * 2);
         }
     }
 
+    fn drain_next(&self, digest: &Digest, number: u64) -> io::Result<()> {
+        let ended = self.drain_one(digest);
+        let mut ledger = lock(&self.ledger);
+        if matches!(ended, Ok(Drained::Whole)) {
+            ledger.drained(digest, number);
+        }
+        ledger.draining = None;
+        drop(ledger);
+        self.told.notify_all();
+        ended.map(|_| ())
+    }
+
     /// What comes next; waits for it. `None` at the end.
-    fn next(&self) -> Option<(Digest, u64)> {
+    fn next(&self) -> Option<Work> {
         let ledger = lock(&self.ledger);
-        let idle = self
-            .told
-            .wait_while(ledger, |ledger| !ledger.stopped && ledger.next().is_none());
+        let idle = self.told.wait_while(ledger, |ledger| {
+            !ledger.stopped && !ledger.is_over && ledger.next().is_none()
+        });
         let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
         if ledger.stopped {
             return None;
         }
-        let next = ledger.next();
-        ledger.draining = next.map(|(digest, _)| digest);
-        ledger.busy = next.is_some();
-        next
+        ledger.busy = true;
+        if std::mem::take(&mut ledger.is_over) {
+            return Some(Work::MakeRoom);
+        }
+        let (digest, number) = ledger.next()?;
+        ledger.draining = Some(digest);
+        Some(Work::Drain(digest, number))
     }
 
-    fn wait(&self, pause: Duration) {
-        let ledger = lock(&self.ledger);
-        let stopped = |ledger: &mut Ledger| !ledger.stopped;
-        drop(self.told.wait_timeout_while(ledger, pause, stopped));
+    /// Waits for a moment, as long as `wanted` says so. What readers let go of over the bound leaves meanwhile.
+    fn wait_until(&self, moment: Instant, wanted: impl Fn(&Ledger) -> bool) {
+        loop {
+            let ahead = moment.saturating_duration_since(Instant::now());
+            let ledger = lock(&self.ledger);
+            let waiting = |ledger: &mut Ledger| wanted(ledger) && !ledger.is_over;
+            let waited = self.told.wait_timeout_while(ledger, ahead, waiting);
+            let mut ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !std::mem::take(&mut ledger.is_over) {
+                return;
+            }
+            let before = std::mem::replace(&mut ledger.busy, true);
+            drop(ledger);
+            self.make_room(0);
+            lock(&self.ledger).busy = before;
+            self.told.notify_all();
+        }
     }
 
     fn is_interrupted(&self, digest: &Digest) -> bool {
@@ -162,17 +196,16 @@ impl Shared {
         Ok(Drained::Interrupted)
     }
 
-    /// Waits until `bytes` may have been written since `begun`.
+    /// Waits until `bytes` may have been written since `begun`, or somebody waits for the end.
     fn pace(&self, digest: &Digest, begun: Instant, bytes: u64) {
-        let rate = self.options.drain_rate;
-        if rate == 0 {
-            return;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "a pause")]
-        let due = Duration::try_from_secs_f64(bytes as f64 / rate as f64);
-        let ahead = due.unwrap_or_default().saturating_sub(begun.elapsed());
-        let ledger = lock(&self.ledger);
-        let undisturbed = |ledger: &mut Ledger| !ledger.stopped && !ledger.is_held(digest);
-        drop(self.told.wait_timeout_while(ledger, ahead, undisturbed));
+        let due = match self.options.drain_rate {
+            0 => Duration::ZERO,
+            #[expect(clippy::cast_precision_loss, reason = "a pause")]
+            rate => Duration::try_from_secs_f64(bytes as f64 / rate as f64).unwrap_or_default(),
+        };
+        let due = begun.checked_add(due).unwrap_or(begun);
+        self.wait_until(due, |ledger| {
+            !ledger.stopped && !ledger.is_held(digest) && ledger.hurries == 0
+        });
     }
 }

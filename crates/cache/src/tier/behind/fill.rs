@@ -62,7 +62,7 @@ impl FastFill {
     /// Whether `more` bytes and a trailer fit, room taken.
     fn fits(&self, room: &Room, more: u64) -> bool {
         let len = self.len.saturating_add(more);
-        let need = len.saturating_add(Trailer::encoded_len(len, None));
+        let need = self.shared.footprint(len, None);
         need <= room.bytes()
             || self.shared.grow(room, need.saturating_add(STEP))
             || self.shared.grow(room, need)
@@ -186,19 +186,20 @@ impl Staged for FastFill {
             ));
         }
         let bytes = self.len + Trailer::encoded_len(self.len, trailer.media_type());
+        let taken = self.shared.footprint(self.len, trailer.media_type());
         let place = std::mem::replace(&mut self.place, Place::Nowhere);
         match place {
-            Place::Fast { staged, room } if self.shared.grow(&room, bytes) => {
+            Place::Fast { staged, room } if self.shared.grow(&room, taken) => {
                 let turn = self.shared.turns.take(self.digest);
                 match staged.commit(trailer.clone()) {
                     Ok(blob) => {
-                        room.resize(bytes);
+                        room.resize(taken);
                         room.owe(bytes);
                         let mut ledger = lock(&self.shared.ledger);
                         ledger.enter(self.digest, room.clone(), self.hint.priority, false);
                         drop(ledger);
                         self.shared.told.notify_all();
-                        return Ok(Arc::new(FastBlob { blob, _room: room }));
+                        return Ok(Arc::new(FastBlob::new(&self.shared, blob, room)));
                     }
                     // Its bytes are still read by whoever reads this fill.
                     Err(error) => {
@@ -222,9 +223,8 @@ impl Drop for FastFill {
     fn drop(&mut self) {
         if let Place::Fast { staged, room } = std::mem::replace(&mut self.place, Place::Nowhere) {
             drop(staged);
-            let kept = self.len;
-            room.resize(kept);
-            room.owe(kept);
+            room.resize(self.shared.fast.footprint(self.len));
+            room.owe(self.len);
             // Until somebody goes on with it, or it is discarded.
             lock(&self.shared.ledger).cut(self.digest, room);
         }

@@ -22,6 +22,15 @@ pub struct Hint {
     pub bytes: u64,
 }
 
+/// What the disk has still to take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Owed {
+    /// Committed blobs.
+    pub blobs: u64,
+    /// Their bytes, and those of fills under way.
+    pub bytes: u64,
+}
+
 /// A blob that is committed on the fast tier.
 pub(super) struct Entry {
     pub(super) room: Arc<Room>,
@@ -84,6 +93,10 @@ pub(super) struct Ledger {
     pub(super) draining: Option<Digest>,
     /// Whether the draining thread is at work: on that, or on what may leave after it.
     pub(super) busy: bool,
+    /// Whether a reader left what is over the bound, and nobody has looked since whether something can leave now.
+    pub(super) is_over: bool,
+    /// Who waits for all to be drained.
+    pub(super) hurries: usize,
     pub(super) stopped: bool,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
@@ -104,6 +117,8 @@ impl Ledger {
             held: HashMap::new(),
             draining: None,
             busy: false,
+            is_over: false,
+            hurries: 0,
             stopped: false,
             hints: HashMap::new(),
             hinted: VecDeque::new(),
@@ -277,5 +292,17 @@ impl Ledger {
         let mut queue = self.queue.iter();
         let (number, digest) = queue.find(|(_, digest)| !self.held.contains_key(*digest))?;
         Some((*digest, *number))
+    }
+
+    /// Whether the draining thread has something to do, or does it.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.busy || self.is_over || !self.queue.is_empty()
+    }
+
+    pub(super) fn owed(&self) -> Owed {
+        Owed {
+            blobs: self.queue.len() as u64,
+            bytes: self.accounts.owed(),
+        }
     }
 }

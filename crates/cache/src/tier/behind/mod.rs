@@ -1,6 +1,7 @@
 //! Two tiers as one: what the rules choose is written to the fast one, and from there to the disk behind everybody's back.
 
 mod drain;
+mod evict;
 mod figures;
 mod fill;
 mod ledger;
@@ -12,11 +13,11 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use pierhead_oci::Digest;
+use pierhead_oci::{Digest, MediaType};
 
 use self::figures::{Counters, count};
 use self::fill::{DiskFill, FastFill};
-use self::ledger::{Ledger, Victim};
+use self::ledger::Ledger;
 use self::room::Room;
 use super::{Blob, Found, Staged, Tier, Trailer};
 use crate::lock;
@@ -24,7 +25,7 @@ use crate::staging::Placement;
 use crate::turns::Turns;
 
 pub use self::figures::FastStat;
-pub use self::ledger::Hint;
+pub use self::ledger::{Hint, Owed};
 
 /// How the two are used.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -152,13 +153,26 @@ impl WriteBehind {
         }
     }
 
-    /// Waits until the disk has all that is committed and what may leave for it has left, or `give_up` says so. Blocks.
-    pub fn flush(&self, mut give_up: impl FnMut() -> bool) {
+    /// Waits until the disk has all that is committed and what may leave for it has left, or `give_up` says so, which is asked
+    /// every 50 ms. Meanwhile the disk is written to as fast as it takes it. Says how much it has still to take. Blocks.
+    pub fn flush(&self, mut give_up: impl FnMut() -> bool) -> Owed {
         const LOOK: std::time::Duration = std::time::Duration::from_millis(50);
         let mut ledger = lock(&self.shared.ledger);
-        while (ledger.busy || !ledger.queue.is_empty()) && !ledger.stopped && !give_up() {
+        ledger.hurries += 1;
+        self.shared.told.notify_all();
+        while ledger.is_at_work() && !ledger.stopped && !give_up() {
             let waited = self.shared.told.wait_timeout(ledger, LOOK);
             ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        ledger.hurries -= 1;
+        ledger.owed()
+    }
+
+    /// [`flush`](Self::flush) when the fast tier forgets what it has; nothing to do for one that does not.
+    pub fn save(&self, give_up: impl FnMut() -> bool) -> Owed {
+        match self.shared.options.volatile {
+            true => self.flush(give_up),
+            false => Owed::default(),
         }
     }
 }
@@ -207,7 +221,7 @@ impl Shared {
                 self.slow.discard(&found.digest)?;
             }
             let room = Room::new(&ledger.accounts);
-            room.resize(found.bytes);
+            room.resize(self.fast.footprint(found.bytes));
             room.owe(found.bytes);
             ledger.enter(found.digest, room, 0.0, drained);
         }
@@ -219,7 +233,7 @@ impl Shared {
                 continue;
             }
             let room = Room::new(&ledger.accounts);
-            room.resize(found.bytes);
+            room.resize(self.fast.footprint(found.bytes));
             room.owe(found.bytes);
             ledger.cut(found.digest, room);
         }
@@ -241,74 +255,6 @@ impl Shared {
         }
     }
 
-    /// Lets leave what must for `more` bytes; `false` when that cannot be had, and then nothing has left for it.
-    fn make_room(&self, more: u64) -> bool {
-        loop {
-            let victim = {
-                let ledger = lock(&self.ledger);
-                match ledger.short(more) {
-                    Some(0) => return true,
-                    None if more > 0 => return false,
-                    // Nothing is asked for: what can leave leaves.
-                    _ => match ledger.victim() {
-                        Some(victim) => victim,
-                        None => return false,
-                    },
-                }
-            };
-            self.evict(&victim);
-        }
-    }
-
-    fn evict(&self, victim: &Victim) {
-        let (Victim::Partial(digest) | Victim::Blob(digest, _)) = victim;
-        let _turn = self.turns.take(*digest);
-        let removed = match victim {
-            Victim::Partial(digest) => {
-                // Gone on with meanwhile.
-                let Some(room) = lock(&self.ledger).resume(digest) else {
-                    return;
-                };
-                let removed = self.fast.discard(digest);
-                drop(room);
-                removed
-            }
-            Victim::Blob(digest, number) => {
-                let entry = {
-                    let mut ledger = lock(&self.ledger);
-                    let same = |entry: &ledger::Entry| entry.number == *number;
-                    match ledger.entries.get(digest).is_some_and(same) {
-                        true => ledger.leave(digest),
-                        false => return,
-                    }
-                };
-                let removed = self.fast.remove(digest);
-                drop(entry);
-                count(&self.counters.evicted, 1);
-                removed
-            }
-        };
-        if let Err(error) = removed {
-            tracing::warn!(%digest, %error, "cannot delete on the fast tier");
-        }
-    }
-
-    /// Room for `bytes` in all, if they can be had.
-    fn grow(&self, room: &Room, bytes: u64) -> bool {
-        loop {
-            let more = bytes.saturating_sub(room.bytes());
-            if !self.make_room(more) {
-                return false;
-            }
-            let ledger = lock(&self.ledger);
-            // Another may have taken it meanwhile.
-            if ledger.short(more) == Some(0) {
-                room.resize(bytes.max(room.bytes()));
-                return true;
-            }
-        }
-    }
-
     /// Takes the fast copy of a digest away, if there is one: says whether the disk has it, too. Its turn is held. A medium
     /// that fails may show it again after a restart: then it is what was committed, or found damaged.
     fn drop_fast(&self, digest: &Digest) -> Option<bool> {
@@ -319,13 +265,17 @@ impl Shared {
         Some(entry.drained)
     }
 
+    /// The most that a content of `len` bytes takes of the fast tier's medium.
+    fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
+        let trailer = Trailer::encoded_len(len, media_type);
+        self.fast.footprint(len.saturating_add(trailer))
+    }
+
     fn stage_fast(self: &Arc<Self>, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
         let cut = lock(&self.ledger).resume(digest);
         let room = cut.unwrap_or_else(|| Room::new(&lock(&self.ledger).accounts));
-        let expected = hint
-            .bytes
-            .saturating_add(Trailer::encoded_len(hint.bytes, None));
-        let staged = match self.grow(&room, expected.max(room.bytes()).max(1)) {
+        let expected = self.footprint(hint.bytes, None).max(1);
+        let staged = match self.grow(&room, expected.max(room.bytes())) {
             true => self.fast.stage(digest),
             false => Err(io::ErrorKind::StorageFull.into()),
         };

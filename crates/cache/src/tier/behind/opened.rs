@@ -25,7 +25,7 @@ impl Shared {
             return Ok(None);
         };
         match self.fast.open(digest) {
-            Ok(Some(blob)) => Ok(Some(Arc::new(FastBlob { blob, _room: room }))),
+            Ok(Some(blob)) => Ok(Some(Arc::new(FastBlob::new(self, blob, room)))),
             Err(error) if !is_damage(&error) => Err(error),
             damaged => {
                 if let Err(error) = damaged {
@@ -45,8 +45,31 @@ impl Shared {
 
 /// A blob on the fast tier; its bytes count for as long as somebody has it.
 pub(super) struct FastBlob {
-    pub(super) blob: Arc<dyn Blob>,
-    pub(super) _room: Arc<Room>,
+    blob: Arc<dyn Blob>,
+    /// Dropped behind the blob, so that room is free only when the medium's is.
+    _held: Held,
+}
+
+struct Held {
+    room: Option<Arc<Room>>,
+    shared: Arc<Shared>,
+}
+
+impl FastBlob {
+    pub(super) fn new(shared: &Arc<Shared>, blob: Arc<dyn Blob>, room: Arc<Room>) -> Self {
+        let held = Held {
+            room: Some(room),
+            shared: shared.clone(),
+        };
+        Self { blob, _held: held }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.room = None;
+        self.shared.let_go();
+    }
 }
 
 impl ReadAt for FastBlob {

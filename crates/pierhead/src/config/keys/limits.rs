@@ -217,7 +217,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "drain",
-        doc: "After SIGTERM, answers under way may take so long.",
+        doc: "After SIGTERM, answers under way may take so long, and then what a volatile tier has and the disk lacks is copied.\nFive seconds at least for both.",
         example: "\"30s\"",
         set: |config, value| {
             value

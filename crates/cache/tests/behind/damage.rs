@@ -1,0 +1,74 @@
+//! A fast copy that rots: the disk's is read, or the blob is fetched again.
+
+use std::sync::Arc;
+
+use pierhead_cache::tier::{Tier, WriteBehind};
+use pierhead_cache::{Cache, Config, Content, Error};
+use pierhead_eviction::Lru;
+use pierhead_testkit::tier::{Faulty, MemoryTier};
+
+use crate::common::{blob, lead, read_all, store};
+use crate::gate::{Gate, ROOMY, all_fast, flush};
+
+fn cache_on(folder: &std::path::Path, tier: Arc<dyn Tier>) -> Cache {
+    let config = Config::new(folder, ROOMY);
+    Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap()
+}
+
+#[tokio::test]
+async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fast, disk) = (
+        Faulty::new(Arc::new(MemoryTier::default())),
+        Gate::default(),
+    );
+    let tier = WriteBehind::open(
+        Arc::new(fast.clone()),
+        Arc::new(disk.clone()),
+        all_fast(ROOMY),
+    )
+    .unwrap();
+    let tier = Arc::new(tier);
+    let cache = cache_on(folder.path(), tier.clone());
+    let (digest, bytes) = blob(1, 300_000);
+    store(&cache, &digest, &bytes).await;
+    let flushed = tier.clone();
+    tokio::task::spawn_blocking(move || flush(&flushed))
+        .await
+        .unwrap();
+    fast.rot(digest, 200_000);
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let read = read_all(&Content::Object(object)).await;
+    assert!(matches!(read, Err(Error::Rot { .. })), "{read:?}");
+    let object = cache.get(&digest).await.unwrap().expect("the other copy");
+    assert_eq!(read_all(&Content::Object(object)).await.unwrap(), bytes);
+    assert!(!tier.holds(&digest));
+    assert_eq!(tier.stat().damaged, 1);
+    cache.close().await;
+}
+
+#[tokio::test]
+async fn damage_is_not_drained() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fast, disk) = (Faulty::new(Arc::new(MemoryTier::default())), Gate::shut());
+    let tier = WriteBehind::open(
+        Arc::new(fast.clone()),
+        Arc::new(disk.clone()),
+        all_fast(ROOMY),
+    )
+    .unwrap();
+    let tier = Arc::new(tier);
+    let cache = cache_on(folder.path(), tier.clone());
+    let (digest, bytes) = blob(1, 300_000);
+    store(&cache, &digest, &bytes).await;
+    fast.rot(digest, 200_000);
+    disk.set(false);
+    let flushed = tier.clone();
+    tokio::task::spawn_blocking(move || flush(&flushed))
+        .await
+        .unwrap();
+    assert!(!disk.has(&digest));
+    assert!(cache.get(&digest).await.unwrap().is_none(), "it is missing");
+    let (_fill, _) = lead(&cache, &digest).await;
+    cache.close().await;
+}

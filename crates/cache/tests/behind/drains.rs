@@ -1,0 +1,88 @@
+//! What is written behind: interrupted, tried again, hurried at the end.
+
+use std::sync::Arc;
+
+use pierhead_cache::tier::{Options, Owed, Tier, WriteBehind};
+use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+
+use crate::EIO;
+use crate::common::blob;
+use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+
+#[test]
+fn removing_and_replacing_stop_a_drain() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let slow = Options {
+        drain_rate: 1,
+        ..all_fast(ROOMY)
+    };
+    let tier = over(&fast, &disk, slow);
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    while tier.stat().drained == 0 {
+        std::thread::yield_now();
+    }
+    tier.remove(&digest).unwrap();
+    assert!(content(&tier, &digest).is_none() && !disk.has(&digest));
+    disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+        .unwrap();
+    assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
+    let before = tier.stat().drained;
+    commit(&tier, &digest, &bytes);
+    while tier.stat().drained == before {
+        std::thread::yield_now();
+    }
+    commit(&tier, &digest, &bytes);
+    assert!(
+        disk.has(&digest) && !tier.holds(&digest),
+        "replaced where it stays"
+    );
+    assert_eq!(
+        (tier.stat().used, tier.stat().owed, tier.stat().queue),
+        (0, 0, 0)
+    );
+}
+
+#[test]
+fn a_disk_that_fails_is_tried_again() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let faulty = Faulty::new(Arc::new(disk.clone()));
+    for op in [Op::Stage, Op::Write, Op::Commit] {
+        faulty.fail(op, 0, 1, EIO);
+    }
+    let tier =
+        WriteBehind::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+    let (digest, bytes) = blob(1, 100_000);
+    commit(&tier, &digest, &bytes);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
+    let (digest, bytes) = blob(1, 3_000_000);
+    for volatile in [false, true] {
+        let (fast, disk) = (MemoryTier::default(), Gate::shut());
+        let slow = Options {
+            volatile,
+            drain_rate: 1,
+            ..all_fast(ROOMY)
+        };
+        let tier = over(&fast, &disk, slow);
+        commit(&tier, &digest, &bytes);
+        let left = tier.save(|| true);
+        assert!(!disk.has(&digest));
+        if !volatile {
+            assert_eq!(left, Owed::default(), "it is as safe there");
+            assert_eq!(tier.stat().queue, 1);
+            disk.set(false);
+            continue;
+        }
+        assert_eq!((left.blobs, left.bytes), (1, tier.stat().owed));
+        assert!(left.bytes > 3_000_000);
+        disk.set(false);
+        // At the configured rate it would take a month.
+        assert_eq!(tier.save(|| false), Owed::default());
+        assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    }
+}

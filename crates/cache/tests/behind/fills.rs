@@ -1,0 +1,85 @@
+//! Where fills go, and that no client notices where.
+
+use std::sync::Arc;
+
+use pierhead_cache::staging::Placement;
+use pierhead_cache::tier::{Hint, Options, Tier, Trailer, WriteBehind};
+use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+
+use crate::EIO;
+use crate::common::blob;
+use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+
+#[test]
+fn what_is_committed_fast_reaches_the_disk_behind() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, Options::new(ROOMY));
+    let (digest, bytes) = blob(1, 3_000_000);
+    let (other, others) = blob(2, 1000);
+    tier.hint(
+        digest,
+        Hint {
+            placement: Placement::Fast,
+            priority: 1.0,
+            bytes: 3_000_000,
+        },
+    );
+    commit(&tier, &digest, &bytes);
+    commit(&tier, &other, &others);
+    assert!(!disk.has(&digest) && disk.has(&other), "the hint decides");
+    assert_eq!(content(&tier, &digest).unwrap(), bytes);
+    let stat = tier.stat();
+    assert_eq!((stat.blobs, stat.queue, stat.staged), (1, 1, 3_000_000));
+    assert_eq!(stat.used, stat.owed);
+    assert_eq!(tier.free().unwrap(), (1 << 30) - stat.owed);
+    disk.set(false);
+    flush(&tier);
+    assert!(disk.has(&digest));
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    let stat = tier.stat();
+    assert_eq!((stat.blobs, stat.queue, stat.owed), (1, 0, 0));
+    assert_eq!(stat.drained, 3_000_000);
+    assert!(tier.holds(&digest), "it stays until its room is needed");
+    assert_eq!(tier.free().unwrap(), 1 << 30);
+}
+
+#[test]
+fn a_fill_that_outgrows_the_fast_tier_goes_on_on_the_disk_under_its_readers() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(200_000));
+    let (digest, bytes) = blob(1, 300_000);
+    let mut staged = tier.stage(&digest).unwrap();
+    let reader = staged.reader();
+    let mut moved = Vec::new();
+    for (index, piece) in bytes.chunks(50_000).enumerate() {
+        staged.write(piece).unwrap();
+        let mut all = vec![0; index * 50_000 + piece.len()];
+        reader.read_at(0, &mut all).unwrap();
+        assert_eq!(all, bytes[..all.len()]);
+        moved.push(tier.stat().moved);
+        assert!(tier.stat().used <= 200_000);
+    }
+    assert_eq!(moved, [0, 0, 0, 1, 1, 1]);
+    assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
+    staged.commit(Trailer::of(&bytes, None)).unwrap();
+    assert!(disk.has(&digest));
+    let mut all = vec![0; 300_000];
+    reader.read_at(0, &mut all).unwrap();
+    assert_eq!(all, bytes);
+}
+
+#[test]
+fn a_fast_tier_that_fails_fails_no_fill() {
+    for (op, pass) in [(Op::Write, 2), (Op::Commit, 0), (Op::Stage, 0)] {
+        let (fast, disk) = (MemoryTier::default(), Gate::shut());
+        let faulty = Faulty::new(Arc::new(fast.clone()));
+        faulty.fail(op, pass, 1, EIO);
+        let tier =
+            WriteBehind::open(Arc::new(faulty), Arc::new(disk.clone()), all_fast(ROOMY)).unwrap();
+        let (digest, bytes) = blob(1, 100_000);
+        commit(&tier, &digest, &bytes);
+        assert!(disk.has(&digest), "{op:?}");
+        assert!(content(&fast, &digest).is_none());
+        assert_eq!(tier.stat().used, 0);
+    }
+}

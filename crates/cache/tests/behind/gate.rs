@@ -1,0 +1,100 @@
+//! Two tiers whose insides a test can see: the disk behind takes what it is sent when the test lets it.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex};
+
+use pierhead_cache::staging::Placement;
+use pierhead_cache::tier::{Blob, Found, Options, Staged, Tier, Trailer, WriteBehind};
+use pierhead_oci::Digest;
+use pierhead_testkit::tier::MemoryTier;
+
+pub(crate) const ROOMY: u64 = 64 << 20;
+
+/// A disk that takes nothing from the thread that drains while it is shut.
+#[derive(Clone, Default)]
+pub(crate) struct Gate {
+    disk: MemoryTier,
+    shut: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Gate {
+    pub(crate) fn shut() -> Self {
+        let gate = Self::default();
+        gate.set(true);
+        gate
+    }
+
+    pub(crate) fn set(&self, shut: bool) {
+        *self.shut.0.lock().unwrap() = shut;
+        self.shut.1.notify_all();
+    }
+
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.disk.open(digest).unwrap().is_some()
+    }
+}
+
+impl Tier for Gate {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        if std::thread::current().name() == Some("cache-drain") {
+            let shut = self.shut.0.lock().unwrap();
+            drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());
+        }
+        self.disk.stage(digest)
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.disk.discard(digest)
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        self.disk.open(digest)
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.disk.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.disk.scan(visit)
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.disk.leftovers(visit)
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+}
+
+pub(crate) fn all_fast(limit: u64) -> Options {
+    Options {
+        unhinted: Placement::Fast,
+        ..Options::new(limit)
+    }
+}
+
+pub(crate) fn over(fast: &MemoryTier, disk: &Gate, options: Options) -> WriteBehind {
+    WriteBehind::open(Arc::new(fast.clone()), Arc::new(disk.clone()), options).unwrap()
+}
+
+pub(crate) fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) -> Arc<dyn Blob> {
+    let mut staged = tier.stage(digest).unwrap();
+    assert!(staged.is_empty());
+    for piece in content.chunks(10_000) {
+        staged.write(piece).unwrap();
+    }
+    staged.commit(Trailer::of(content, None)).unwrap()
+}
+
+pub(crate) fn content(tier: &dyn Tier, digest: &Digest) -> Option<Vec<u8>> {
+    let blob = tier.open(digest).unwrap()?;
+    let mut bytes = vec![0; usize::try_from(blob.trailer().size()).unwrap()];
+    blob.read_at(0, &mut bytes).unwrap();
+    Some(bytes)
+}
+
+pub(crate) fn flush(tier: &WriteBehind) {
+    tier.flush(|| false);
+}
