@@ -67,9 +67,16 @@ pub(crate) struct Checked {
 
 #[derive(Default)]
 struct Table {
-    files: HashMap<Digest, Chunks>,
+    files: HashMap<Key, Chunks>,
     /// Over all files.
     words: usize,
+}
+
+/// A blob, and whether it is a record that is meant, or a file of its own: parts of a blob may lie in one, parts in the other.
+type Key = (Digest, bool);
+
+fn key(digest: &Digest, identity: &Identity) -> Key {
+    (*digest, matches!(identity, Identity::Record(_)))
 }
 
 struct Chunks {
@@ -100,13 +107,14 @@ impl Checked {
         let Some(words) = words.ok().filter(|words| *words <= MAX_WORDS) else {
             return;
         };
+        let key = key(digest, &identity);
         let mut table = lock(&self.table);
         if !table
             .files
-            .get(digest)
+            .get(&key)
             .is_some_and(|file| file.holds(&identity, now))
         {
-            table.remove(digest);
+            table.remove(&key);
             table.make_room(words, now);
             table.words += words;
             let file = Chunks {
@@ -114,9 +122,9 @@ impl Checked {
                 since: now,
                 bits: vec![0; words].into(),
             };
-            table.files.insert(*digest, file);
+            table.files.insert(key, file);
         }
-        let Some(file) = table.files.get_mut(digest) else {
+        let Some(file) = table.files.get_mut(&key) else {
             return;
         };
         for chunk in chunks {
@@ -138,7 +146,7 @@ impl Checked {
         let table = lock(&self.table);
         let Some(file) = table
             .files
-            .get(digest)
+            .get(&key(digest, identity))
             .filter(|file| file.holds(identity, now))
         else {
             return 0;
@@ -158,8 +166,8 @@ impl Checked {
 }
 
 impl Table {
-    fn remove(&mut self, digest: &Digest) {
-        if let Some(file) = self.files.remove(digest) {
+    fn remove(&mut self, key: &Key) {
+        if let Some(file) = self.files.remove(key) {
             self.words -= file.bits.len();
         }
     }

@@ -159,7 +159,7 @@ impl Object {
             let buffer = open.fill(offset, len).await?;
             return Ok(buffer.freeze(0, len));
         }
-        let identity = open.identity();
+        let identity = open.identity(first);
         // Whole chunks, as many as the request touches and the buffer holds.
         let end = (offset + max as u64).div_ceil(chunk) * chunk;
         let end = end.min(first * chunk + BUFFER as u64).min(size);
@@ -177,9 +177,12 @@ impl Object {
         // As it was before it was read: a change since then is found out later.
         if let Some(identity) = identity {
             let (store, now) = (&open.store, Instant::now());
+            // The rest may lie elsewhere.
+            let same = (first + 1..index).take_while(|at| open.identity(*at) == Some(identity));
+            let end = same.last().map_or(first + 1, |last| last + 1).min(index);
             store
                 .checked
-                .add(&open.digest, identity, size, first..index, now);
+                .add(&open.digest, identity, size, first..end, now);
         }
         Ok(buffer.freeze(to_usize(inside), max))
     }
@@ -211,9 +214,10 @@ impl Object {
 }
 
 impl OpenBlob {
-    /// What it is now, to notice later that it is still the same.
-    fn identity(&self) -> Option<Identity> {
-        self.blob.extent(0).as_ref().and_then(Identity::of)
+    /// What a chunk lies in now, to notice later that it is still the same.
+    fn identity(&self, chunk: u64) -> Option<Identity> {
+        let extent = self.blob.extent(chunk * CHUNK as u64);
+        extent.as_ref().and_then(Identity::of)
     }
 
     /// `len` bytes from `offset`, at most [`BUFFER`]: from the page cache at once, else on a blocking thread.

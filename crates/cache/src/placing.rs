@@ -1,5 +1,6 @@
 //! The fast tier as the cache uses it: the rules are asked at each fill, and told of each request.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -111,6 +112,11 @@ impl Store {
             let priority = advisor.priority(digest, bytes, sharing);
             placing.behind.rank(digest, priority);
         }
+        if let Some(hot) = placing.behind.hot(digest) {
+            let sharing = lock(&self.state).ranking.shares.of(digest).into();
+            let priority = advisor.hot_priority(digest, hot, sharing);
+            placing.behind.rank_hot(digest, priority);
+        }
     }
 
     /// The manifest of an image was stored. Nothing without a fast tier.
@@ -137,6 +143,22 @@ impl Cache {
     /// What the fast tier is and holds; `None` when there is none.
     pub fn tier(&self) -> Option<TierStat> {
         self.store.placing.as_ref().map(Placing::stat)
+    }
+
+    /// Says which ranges of a blob a start reads, in bytes of it: the fast tier keeps just these ([`WriteBehind::set_hot`]), by the
+    /// seconds that they save for each byte. Nothing without a fast tier. Does not block.
+    pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>]) {
+        let Some(placing) = &self.store.placing else {
+            return;
+        };
+        let advisor = lock(&placing.advisor);
+        let sharing = lock(&self.store.state).ranking.shares.of(&digest).into();
+        let bytes = ranges
+            .iter()
+            .map(|it| it.end.saturating_sub(it.start))
+            .sum();
+        let priority = advisor.hot_priority(&digest, (ranges.len(), bytes), sharing);
+        placing.behind.set_hot(digest, ranges, priority);
     }
 
     /// Changes how many bytes the fast tier holds, as [`WriteBehind::set_limit`] does; `false` when there is none.

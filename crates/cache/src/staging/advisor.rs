@@ -6,7 +6,7 @@ use pierhead_oci::{Body, Digest, Manifest};
 use serde::Deserialize;
 
 use super::{
-    Facts, HotImageFiles, LayerAware, Placement, Progress, Start, Step, Temperature, Value,
+    Facts, HotImageFiles, LayerAware, Placement, Progress, Speed, Start, Step, Temperature, Value,
     Verdict, Weights,
 };
 
@@ -172,16 +172,41 @@ impl Advisor {
         Some((bytes, self.weights.judge(&self.value, &facts)))
     }
 
+    /// The rank of the hot chunks of a blob, `bytes` in so many runs: each run is found anew on a disk.
+    pub(crate) fn hot_priority(
+        &self,
+        digest: &Digest,
+        (runs, bytes): (usize, u64),
+        sharing: u32,
+    ) -> f64 {
+        let runs = u32::try_from(runs).unwrap_or(u32::MAX);
+        let found = |speed: Speed| Speed {
+            latency: speed.latency * f64::from(runs),
+            ..speed
+        };
+        let scattered = Value {
+            disk: found(self.value.disk),
+            fast: found(self.value.fast),
+        };
+        let facts = self.facts(digest, bytes, sharing);
+        self.weights.priority(&scattered, &facts)
+    }
+
     /// The rank of a blob of `bytes` that is there.
     pub(crate) fn priority(&self, digest: &Digest, bytes: u64, sharing: u32) -> f64 {
-        let facts = Facts {
+        let facts = self.facts(digest, bytes, sharing);
+        self.weights.priority(&self.value, &facts)
+    }
+
+    /// Of what is there, and does not arrive.
+    fn facts(&self, digest: &Digest, bytes: u64, sharing: u32) -> Facts {
+        Facts {
             bytes,
             demand: 1.0 + f64::from(self.requests.get(digest).copied().unwrap_or(0)),
             sharing,
             arriving: None::<Placement>,
             temperature: None,
             floor: 0.0,
-        };
-        self.weights.priority(&self.value, &facts)
+        }
     }
 }

@@ -29,6 +29,8 @@ enum Drained {
 enum Work {
     /// A digest, and its number in the ledger.
     Drain(Digest, u64),
+    /// What is hot of a blob that the disk has.
+    KeepHot(Digest),
     /// Something is over the bound that may leave now.
     MakeRoom,
 }
@@ -40,6 +42,7 @@ impl Shared {
         while let Some(work) = self.next() {
             let failed = match work {
                 Work::Drain(digest, number) => self.drain_next(&digest, number).err(),
+                Work::KeepHot(digest) => self.keep_hot_next(&digest).err(),
                 Work::MakeRoom => None,
             };
             // The bound may have been lowered meanwhile.
@@ -55,7 +58,11 @@ impl Shared {
                     pause = PAUSE.1.min(pause * 2);
                 }
                 (None, Work::Drain(..)) => pause = PAUSE.0,
-                (_, Work::MakeRoom) => {}
+                // It is made when it is asked for the next time.
+                (Some(error), Work::KeepHot(digest)) => {
+                    tracing::warn!(%digest, %error, "hot chunks cannot be kept on the fast tier");
+                }
+                (_, Work::KeepHot(_) | Work::MakeRoom) => {}
             }
         }
     }
@@ -72,11 +79,21 @@ impl Shared {
         ended.map(|_| ())
     }
 
+    fn keep_hot_next(&self, digest: &Digest) -> io::Result<()> {
+        let ended = self.keep_hot(digest);
+        lock(&self.ledger).draining = None;
+        self.told.notify_all();
+        ended
+    }
+
     /// What comes next; waits for it. `None` at the end.
     fn next(&self) -> Option<Work> {
         let ledger = lock(&self.ledger);
         let idle = self.told.wait_while(ledger, |ledger| {
-            !ledger.stopped && !ledger.is_over && ledger.next().is_none()
+            !ledger.stopped
+                && !ledger.is_over
+                && ledger.next().is_none()
+                && ledger.next_hot().is_none()
         });
         let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
         if ledger.stopped {
@@ -86,9 +103,17 @@ impl Shared {
         if std::mem::take(&mut ledger.is_over) {
             return Some(Work::MakeRoom);
         }
-        let (digest, number) = ledger.next()?;
-        ledger.draining = Some(digest);
-        Some(Work::Drain(digest, number))
+        let work = match ledger.next() {
+            Some((digest, number)) => Work::Drain(digest, number),
+            None => Work::KeepHot(ledger.next_hot()?),
+        };
+        if let Work::KeepHot(digest) = &work {
+            ledger.known.take(digest);
+        }
+        if let Work::KeepHot(digest) | Work::Drain(digest, _) = &work {
+            ledger.draining = Some(*digest);
+        }
+        Some(work)
     }
 
     /// Waits for a moment, as long as `wanted` says so. What readers let go of over the bound leaves meanwhile.
@@ -110,7 +135,7 @@ impl Shared {
         }
     }
 
-    fn is_interrupted(&self, digest: &Digest) -> bool {
+    pub(super) fn is_interrupted(&self, digest: &Digest) -> bool {
         let ledger = lock(&self.ledger);
         ledger.stopped || ledger.is_held(digest)
     }

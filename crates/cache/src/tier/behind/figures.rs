@@ -11,9 +11,13 @@ pub struct FastStat {
     pub limit: u64,
     /// Bytes of ours: blobs, fills, and what is deleted and still read.
     pub used: u64,
-    /// Blobs on it.
+    /// Blobs on it, whole.
     pub blobs: u64,
-    /// Of these, those that the disk has still to take.
+    /// Blobs of which it has the hot chunks.
+    pub hot: u64,
+    /// Bytes of ours in these.
+    pub hot_used: u64,
+    /// Of the blobs, those that the disk has still to take.
     pub queue: u64,
     /// Bytes that the disk has still to take, of fills under way too.
     pub owed: u64,
@@ -27,7 +31,9 @@ pub struct FastStat {
     pub evicted: u64,
     /// Blobs that were opened on it.
     pub hits: u64,
-    /// Blobs that were opened on the disk.
+    /// Blobs that were opened on the disk, their hot chunks on it.
+    pub hot_hits: u64,
+    /// Blobs that were opened on the disk alone.
     pub disk_hits: u64,
     /// Blobs that were damaged on it.
     pub damaged: u64,
@@ -40,6 +46,7 @@ pub(super) struct Counters {
     pub(super) moved: AtomicU64,
     pub(super) evicted: AtomicU64,
     pub(super) hits: AtomicU64,
+    pub(super) hot_hits: AtomicU64,
     pub(super) disk_hits: AtomicU64,
     pub(super) damaged: AtomicU64,
 }
@@ -58,6 +65,7 @@ impl Counters {
             moved: of(&self.moved),
             evicted: of(&self.evicted),
             hits: of(&self.hits),
+            hot_hits: of(&self.hot_hits),
             disk_hits: of(&self.disk_hits),
             damaged: of(&self.damaged),
             ..FastStat::default()

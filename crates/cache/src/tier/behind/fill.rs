@@ -286,7 +286,12 @@ impl Staged for DiskFill {
             _hold,
         } = *self;
         let blob = staged.commit(trailer)?;
-        lock(&shared.ledger).on_disk.remove(&digest);
+        {
+            let mut ledger = lock(&shared.ledger);
+            ledger.on_disk.remove(&digest);
+            ledger.known.look_at(&digest);
+        }
+        shared.told.notify_all();
         // An older copy of another media type.
         let _turn = shared.turns.take(digest);
         shared.drop_fast(&digest);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
+use super::hot::Known;
 use super::room::{Accounts, Room};
+use super::spans::Spans;
 use crate::staging::Placement;
 
 /// Hints that wait for their fill, at most: of those that never come the oldest are forgotten.
@@ -39,6 +41,8 @@ pub(super) struct Entry {
     pub(super) priority: Priority,
     /// Whether the disk has it, too.
     pub(super) drained: bool,
+    /// Of the copy of what is hot in a blob, under its own key: which chunks those are.
+    pub(super) hot: Option<Arc<Spans>>,
 }
 
 /// A number that can be ordered; not a number counts as none.
@@ -98,6 +102,8 @@ pub(super) struct Ledger {
     /// Who waits for all to be drained.
     pub(super) hurries: usize,
     pub(super) stopped: bool,
+    /// What starts read, and is still to be copied.
+    pub(super) known: Known,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
     numbers: u64,
@@ -120,6 +126,7 @@ impl Ledger {
             is_over: false,
             hurries: 0,
             stopped: false,
+            known: Known::default(),
             hints: HashMap::new(),
             hinted: VecDeque::new(),
             numbers: 0,
@@ -162,8 +169,41 @@ impl Ledger {
             number,
             priority,
             drained,
+            hot: None,
         };
         self.entries.insert(digest, entry);
+    }
+
+    /// Enters the copy of what is hot in a blob that the disk has, under its own key.
+    pub(super) fn enter_hot(
+        &mut self,
+        key: Digest,
+        room: Arc<Room>,
+        priority: f64,
+        spans: Arc<Spans>,
+    ) {
+        self.enter(key, room, priority, true);
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.hot = Some(spans);
+        }
+    }
+
+    /// Whether all of a blob is there.
+    pub(super) fn has_whole(&self, digest: &Digest) -> bool {
+        self.entries
+            .get(digest)
+            .is_some_and(|entry| entry.hot.is_none())
+    }
+
+    /// Blobs that are there whole.
+    pub(super) fn whole(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values().filter(|entry| entry.hot.is_none())
+    }
+
+    /// What copies of hot chunks take.
+    pub(super) fn copies(&self) -> impl Iterator<Item = &Room> {
+        let copies = self.entries.values().filter(|entry| entry.hot.is_some());
+        copies.map(|entry| &*entry.room)
     }
 
     /// Takes a blob out. Its bytes are counted until its last reader leaves.
@@ -187,6 +227,7 @@ impl Ledger {
             entry.room.owe(0);
             self.queue.remove(&number);
             self.clean.insert((entry.priority, number, *digest));
+            self.known.look_at(digest);
         }
     }
 
@@ -285,6 +326,11 @@ impl Ledger {
 
     pub(super) fn is_held(&self, digest: &Digest) -> bool {
         self.held.contains_key(digest)
+    }
+
+    /// Whose hot chunks are to be looked at, when nothing is to be drained.
+    pub(super) fn next_hot(&self) -> Option<Digest> {
+        self.known.next(|digest| self.is_held(digest))
     }
 
     /// The oldest that the disk has still to take and may.

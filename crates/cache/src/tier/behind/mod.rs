@@ -4,12 +4,15 @@ mod drain;
 mod evict;
 mod figures;
 mod fill;
+mod hot;
 mod ledger;
 mod opened;
 mod room;
+mod spans;
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -126,9 +129,27 @@ impl WriteBehind {
         lock(&self.shared.ledger).floor(more)
     }
 
-    /// Whether the fast tier has it.
+    /// Whether the fast tier has all of it.
     pub fn holds(&self, digest: &Digest) -> bool {
-        lock(&self.shared.ledger).entries.contains_key(digest)
+        lock(&self.shared.ledger).has_whole(digest)
+    }
+
+    /// Says which ranges of a blob a start reads, in bytes of it. As soon as the disk has the blob, the fast tier keeps just the chunks
+    /// that these touch, in place of the whole copy if it had one, unless what would leave for them is worth more. What is said
+    /// of one that comes later, or comes again, is remembered, of the latest 4096 blobs. A copy of more than three quarters is
+    /// not made.
+    pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
+        self.shared.learn(digest, ranges, priority);
+    }
+
+    /// In how many runs and bytes a start reads a blob, as far as was said.
+    pub fn hot(&self, digest: &Digest) -> Option<(usize, u64)> {
+        self.shared.wanted(digest)
+    }
+
+    /// Ranks what is hot of a blob anew. What had left for room comes back if it is worth more than what would leave for it now.
+    pub fn rank_hot(&self, digest: &Digest, priority: f64) {
+        self.shared.rank_hot(digest, priority);
     }
 
     /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
@@ -146,7 +167,9 @@ impl WriteBehind {
             free,
             limit: ledger.limit,
             used: ledger.accounts.used(),
-            blobs: ledger.entries.len() as u64,
+            blobs: ledger.whole().count() as u64,
+            hot: ledger.copies().count() as u64,
+            hot_used: ledger.copies().map(|room| room.bytes()).sum(),
             queue: ledger.queue.len() as u64,
             owed: ledger.accounts.owed(),
             ..self.shared.counters.read()
@@ -155,12 +178,23 @@ impl WriteBehind {
 
     /// Waits until the disk has all that is committed and what may leave for it has left, or `give_up` says so, which is asked
     /// every 50 ms. Meanwhile the disk is written to as fast as it takes it. Says how much it has still to take. Blocks.
-    pub fn flush(&self, mut give_up: impl FnMut() -> bool) -> Owed {
+    pub fn flush(&self, give_up: impl FnMut() -> bool) -> Owed {
+        self.wait_while(
+            |ledger| ledger.is_at_work() || !ledger.known.is_done(),
+            give_up,
+        )
+    }
+
+    fn wait_while(
+        &self,
+        is_wanted: impl Fn(&Ledger) -> bool,
+        mut give_up: impl FnMut() -> bool,
+    ) -> Owed {
         const LOOK: std::time::Duration = std::time::Duration::from_millis(50);
         let mut ledger = lock(&self.shared.ledger);
         ledger.hurries += 1;
         self.shared.told.notify_all();
-        while ledger.is_at_work() && !ledger.stopped && !give_up() {
+        while is_wanted(&ledger) && !ledger.stopped && !give_up() {
             let waited = self.shared.told.wait_timeout(ledger, LOOK);
             ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -171,7 +205,7 @@ impl WriteBehind {
     /// [`flush`](Self::flush) when the fast tier forgets what it has; nothing to do for one that does not.
     pub fn save(&self, give_up: impl FnMut() -> bool) -> Owed {
         match self.shared.options.volatile {
-            true => self.flush(give_up),
+            true => self.wait_while(Ledger::is_at_work, give_up),
             false => Owed::default(),
         }
     }
@@ -212,6 +246,17 @@ impl Shared {
         })?;
         for found in fast {
             let drained = slow.contains(&found.digest);
+            if !drained && let Some(spans) = self.found_hot(&found) {
+                match spans.filter(|_| slow.contains(&hot::key(&found.digest))) {
+                    Some(spans) => {
+                        let room = Room::new(&ledger.accounts);
+                        room.resize(self.fast.footprint(found.bytes));
+                        ledger.enter_hot(found.digest, room, 0.0, spans);
+                    }
+                    None => self.fast.remove(&found.digest)?,
+                }
+                continue;
+            }
             if self.options.volatile && !drained {
                 self.fast.remove(&found.digest)?;
                 continue;
@@ -338,21 +383,34 @@ impl Tier for WriteBehind {
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let shared = &self.shared;
-        if let Some(blob) = shared.open_fast(digest)? {
+        let (whole, part) = {
+            let ledger = lock(&shared.ledger);
+            let part = ledger.entries.contains_key(&hot::key(digest));
+            (ledger.has_whole(digest), part)
+        };
+        if whole && let Some(blob) = shared.open_fast(digest)? {
             count(&shared.counters.hits, 1);
             return Ok(Some(blob));
         }
-        let blob = shared.slow.open(digest)?;
-        if blob.is_some() {
-            count(&shared.counters.disk_hits, 1);
+        match shared.slow.open(digest)? {
+            Some(blob) if part => shared.open_hot(digest, blob).map(Some),
+            blob => {
+                if blob.is_some() {
+                    count(&shared.counters.disk_hits, 1);
+                }
+                Ok(blob)
+            }
         }
-        Ok(blob)
     }
 
     fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
         let _hold = self.shared.hold(digest);
-        let _turn = self.shared.turns.take(*digest);
-        let Some(drained) = self.shared.drop_fast(digest) else {
+        let whole = {
+            let _turn = self.shared.turns.take(*digest);
+            self.shared.drop_fast(digest)
+        };
+        // Of a copy in parts the disk has all.
+        let Some(drained) = whole.or_else(|| self.shared.give_up_hot(digest)) else {
             return Ok(false);
         };
         count(&self.shared.counters.damaged, 1);
@@ -365,6 +423,7 @@ impl Tier for WriteBehind {
             let _turn = self.shared.turns.take(*digest);
             self.shared.drop_fast(digest);
         }
+        self.shared.drop_hot(digest);
         self.shared.slow.remove(digest)
     }
 
@@ -372,8 +431,7 @@ impl Tier for WriteBehind {
         let mut seen = HashSet::new();
         let shared = &self.shared;
         shared.fast.scan(&mut |found| {
-            if lock(&shared.ledger).entries.contains_key(&found.digest) && seen.insert(found.digest)
-            {
+            if lock(&shared.ledger).has_whole(&found.digest) && seen.insert(found.digest) {
                 visit(found);
             }
         })?;

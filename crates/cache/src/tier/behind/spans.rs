@@ -1,0 +1,279 @@
+//! Which chunks of a blob are hot: plain data, and how it stands before them on the fast tier.
+
+use std::ops::Range;
+
+use pierhead_oci::Digest;
+
+use crate::tier::CHUNK;
+
+/// Runs of chunks in one blob, at most; what lies closer together is joined until there are no more.
+const MAX_SPANS: usize = 1024;
+const MAGIC: [u8; 8] = *b"PIERHOT1";
+/// What stands before the chunks ends on a multiple of this, so that they can be sent by pages.
+const PAGE: u64 = 4096;
+/// Magic, bytes of the blob, number of spans; behind them the spans and a checksum.
+const FIXED: usize = 20;
+const SPAN: usize = 8;
+const C: u64 = CHUNK as u64;
+
+/// A run of chunks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Span {
+    first: u32,
+    count: u32,
+}
+
+/// Runs of chunks in order, apart from one another; at least one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Spans {
+    spans: Vec<Span>,
+    /// Of each, how many chunks are in those before it.
+    before: Vec<u32>,
+}
+
+/// Where a byte of the blob is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// In the copy, so far behind the header; and how many from there on are hot.
+    Hot(u64, u64),
+    /// On the disk alone, and how many from there on are.
+    Cold(u64),
+}
+
+impl Spans {
+    /// Of ranges of bytes in any order, widened to chunks. `None` when there is not a byte in them, or one beyond 256 TiB.
+    pub(super) fn of(ranges: &[Range<u64>]) -> Option<Self> {
+        let mut chunks = Vec::with_capacity(ranges.len());
+        for range in ranges.iter().filter(|range| range.start < range.end) {
+            let first = u32::try_from(range.start / C).ok()?;
+            chunks.push(first..u32::try_from(range.end.div_ceil(C)).ok()?);
+        }
+        chunks.sort_unstable_by_key(|range| range.start);
+        // Hot ones with a cold one between them are cheaper together than apart, if anything has to give.
+        let mut gap = 0_u32;
+        loop {
+            let mut spans: Vec<Range<u32>> = Vec::new();
+            for range in &chunks {
+                match spans.last_mut() {
+                    Some(last) if range.start <= last.end.saturating_add(gap) => {
+                        last.end = last.end.max(range.end);
+                    }
+                    _ => spans.push(range.clone()),
+                }
+            }
+            if spans.len() <= MAX_SPANS {
+                let span = |range: Range<u32>| Span {
+                    first: range.start,
+                    count: range.end - range.start,
+                };
+                return Self::new(spans.into_iter().map(span).collect());
+            }
+            gap = gap.saturating_mul(2).max(1);
+        }
+    }
+
+    fn new(spans: Vec<Span>) -> Option<Self> {
+        let mut before = Vec::with_capacity(spans.len());
+        let mut chunks = 0_u32;
+        for span in &spans {
+            before.push(chunks);
+            chunks = chunks.checked_add(span.count)?;
+        }
+        (!spans.is_empty()).then_some(Self { spans, before })
+    }
+
+    /// What of them lies in a blob of `size` bytes.
+    pub(super) fn within(&self, size: u64) -> Option<Self> {
+        let chunks = u32::try_from(size.div_ceil(C)).ok()?;
+        let spans = self.spans.iter().take_while(|span| span.first < chunks);
+        let cut = |span: &Span| Span {
+            first: span.first,
+            count: span.count.min(chunks - span.first),
+        };
+        Self::new(spans.map(cut).collect())
+    }
+
+    pub(super) fn runs(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// Ranges of bytes of a blob of `size` bytes.
+    pub(super) fn ranges(&self, size: u64) -> impl Iterator<Item = Range<u64>> {
+        let range = move |span: &Span| {
+            let (first, count) = (u64::from(span.first), u64::from(span.count));
+            first * C..((first + count) * C).min(size)
+        };
+        self.spans.iter().map(range)
+    }
+
+    /// Bytes of them.
+    pub(super) fn bytes(&self, size: u64) -> u64 {
+        self.ranges(size)
+            .map(|range| range.end.saturating_sub(range.start))
+            .sum()
+    }
+
+    /// Where a byte of a blob of `size` bytes is.
+    pub(super) fn place(&self, offset: u64, size: u64) -> Place {
+        let chunk = offset / C;
+        let behind = self
+            .spans
+            .partition_point(|span| u64::from(span.first) <= chunk);
+        if let Some(index) = behind.checked_sub(1) {
+            let (span, before) = (self.spans[index], self.before[index]);
+            let (first, count) = (u64::from(span.first), u64::from(span.count));
+            if chunk < first + count {
+                let at = u64::from(before) * C + (offset - first * C);
+                let end = ((first + count) * C).min(size);
+                return Place::Hot(at, end.saturating_sub(offset));
+            }
+        }
+        let next = self
+            .spans
+            .get(behind)
+            .map_or(size, |next| u64::from(next.first) * C);
+        Place::Cold(next.min(size).saturating_sub(offset))
+    }
+
+    /// Bytes before the chunks.
+    pub(super) fn header_len(&self) -> u64 {
+        ((FIXED + SPAN * self.spans.len() + 4) as u64).next_multiple_of(PAGE)
+    }
+
+    /// What stands before the chunks of a blob of `size` bytes.
+    pub(super) fn encode(&self, digest: &Digest, size: u64) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&size.to_le_bytes());
+        let count = u32::try_from(self.spans.len()).unwrap_or(0);
+        bytes.extend_from_slice(&count.to_le_bytes());
+        for span in &self.spans {
+            bytes.extend_from_slice(&span.first.to_le_bytes());
+            bytes.extend_from_slice(&span.count.to_le_bytes());
+        }
+        let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), &bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes.resize(usize::try_from(self.header_len()).unwrap_or(bytes.len()), 0);
+        bytes
+    }
+
+    /// From the first bytes of a copy ([`Spans::MAX_HEADER`] of them, or all): the spans, and the bytes of the blob.
+    pub(super) fn decode(digest: &Digest, bytes: &[u8]) -> Option<(Self, u64)> {
+        let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let size = u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?);
+        let count = usize::try_from(word(16)?)
+            .ok()
+            .filter(|count| *count <= MAX_SPANS)?;
+        let end = FIXED + SPAN * count;
+        let sum = crc32c::crc32c_append(crc32c::crc32c(digest.as_bytes()), bytes.get(..end)?);
+        if bytes[..8] != MAGIC || word(end)? != sum {
+            return None;
+        }
+        let span = |nth: usize| {
+            let at = FIXED + SPAN * nth;
+            Some(Span {
+                first: word(at)?,
+                count: word(at + 4)?,
+            })
+        };
+        let spans: Vec<_> = (0..count).map(span).collect::<Option<_>>()?;
+        Some((Self::new(spans)?, size))
+    }
+
+    /// No header is longer.
+    pub(super) const MAX_HEADER: usize = FIXED + SPAN * MAX_SPANS + 4;
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Algorithm;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn digest(of: &[u8]) -> Digest {
+        Digest::of(Algorithm::Sha256, of)
+    }
+
+    #[test]
+    fn ranges_are_widened_to_chunks_and_joined() {
+        let spans = Spans::of(&[5 * C + 1..5 * C + 2, 0..1, C..2 * C, 9 * C..9 * C]).unwrap();
+        assert_eq!(
+            spans.ranges(100 * C).collect::<Vec<_>>(),
+            [0..2 * C, 5 * C..6 * C]
+        );
+        assert_eq!(spans.bytes(100 * C), 3 * C);
+        assert_eq!(spans.place(C + 7, 100 * C), Place::Hot(C + 7, C - 7));
+        assert_eq!(spans.place(2 * C, 100 * C), Place::Cold(3 * C));
+        assert_eq!(
+            spans.place(5 * C + 3, 100 * C),
+            Place::Hot(2 * C + 3, C - 3)
+        );
+        assert_eq!(spans.place(6 * C, 100 * C), Place::Cold(94 * C));
+        let short = spans.within(5 * C + 10).unwrap();
+        assert_eq!(short.bytes(5 * C + 10), 2 * C + 10);
+        assert_eq!(short.place(5 * C + 3, 5 * C + 10), Place::Hot(2 * C + 3, 7));
+        assert_eq!(spans.within(2 * C).unwrap().runs(), 1);
+        assert_eq!(Spans::of(&[7..7, 9..9]), None);
+        assert_eq!(Spans::of(&[0..1, u64::MAX - 1..u64::MAX]), None);
+    }
+
+    #[test]
+    fn many_are_joined_to_so_many() {
+        let ranges: Vec<_> = (0..5000_u64)
+            .map(|nth| 3 * nth * C..3 * nth * C + 1)
+            .collect();
+        let spans = Spans::of(&ranges).unwrap();
+        assert!(spans.runs() <= MAX_SPANS);
+        let hot = |range: &Range<u64>| matches!(spans.place(range.start, u64::MAX), Place::Hot(..));
+        assert!(ranges.iter().all(hot));
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_header_is_seen() {
+        let spans = Spans::of(&[0..1, 7 * C..9 * C]).unwrap();
+        let of = digest(b"a");
+        let bytes = spans.encode(&of, 20 * C);
+        assert_eq!(bytes.len() as u64, spans.header_len());
+        assert_eq!(Spans::decode(&of, &bytes), Some((spans.clone(), 20 * C)));
+        assert_eq!(Spans::decode(&digest(b"b"), &bytes), None);
+        for bit in 0..8 * (FIXED + 2 * SPAN + 4) {
+            let mut bytes = bytes.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Spans::decode(&of, &bytes), None, "{bit}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_not(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Spans::decode(&digest(b""), &bytes);
+        }
+
+        #[test]
+        fn each_byte_has_one_place(
+            ranges in proptest::collection::vec((0_u64..40 * C, 0_u64..3 * C), 1..20),
+            size in 1_u64..50 * C,
+        ) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(start, len)| start..start + len).collect();
+            let Some(spans) = Spans::of(&ranges).and_then(|spans| spans.within(size)) else {
+                return Ok(());
+            };
+            let (mut offset, mut hot) = (0, 0);
+            while offset < size {
+                offset += match spans.place(offset, size) {
+                    Place::Hot(at, len) => {
+                        prop_assert_eq!(at, hot);
+                        hot += len;
+                        len
+                    }
+                    Place::Cold(len) => {
+                        let cold = offset..offset + len;
+                        prop_assert!(ranges.iter().all(|it| it.is_empty() || it.end <= cold.start || it.start >= cold.end));
+                        len
+                    }
+                };
+            }
+            prop_assert_eq!((offset, hot), (size, spans.bytes(size)));
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! What a start touches of a blob stays on the fast tier, and the rest of it does not.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+mod common;
+
+use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{ROOMY, blob, lead, open_with, read_all};
+use pierhead_cache::staging::{Placement, Weights};
+use pierhead_cache::tier::{Blob, CHUNK, DiskTier, Hint, Options, Tier, Trailer, WriteBehind};
+use pierhead_cache::{Cache, Config, Content, Error, FastTier};
+use pierhead_oci::Digest;
+use pierhead_testkit::tier::{Faulty, MemoryTier};
+
+const C: u64 = CHUNK as u64;
+const SIZE: usize = 40 * CHUNK + 123;
+/// The header of a copy takes a page, and each has a trailer.
+const BESIDE: u64 = 4096 + 1024;
+
+fn options(unhinted: Placement) -> Options {
+    Options {
+        unhinted,
+        ..Options::new(8 << 20)
+    }
+}
+
+fn over(fast: &MemoryTier, disk: &Path, unhinted: Placement) -> WriteBehind {
+    let disk = DiskTier::new(disk).unwrap();
+    WriteBehind::open(Arc::new(fast.clone()), Arc::new(disk), options(unhinted)).unwrap()
+}
+
+fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) {
+    let mut staged = tier.stage(digest).unwrap();
+    staged.write(content).unwrap();
+    staged.commit(Trailer::of(content, None)).unwrap();
+}
+
+fn flush(tier: &WriteBehind) {
+    tier.flush(|| false);
+}
+
+fn read(blob: &dyn Blob, range: Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
+    blob.read_at(range.start, &mut bytes).unwrap();
+    bytes
+}
+
+fn all(tier: &dyn Tier, digest: &Digest) -> Vec<u8> {
+    let blob = tier.open(digest).unwrap().unwrap();
+    read(&*blob, 0..blob.trailer().size())
+}
+
+/// Where the copy of a blob lies.
+fn key(digest: &Digest) -> Digest {
+    let bytes: Vec<u8> = digest.as_bytes().iter().map(|byte| !byte).collect();
+    Digest::from_bytes(digest.algorithm(), &bytes).unwrap()
+}
+
+/// The file of a blob on the disk.
+fn file(disk: &Path, digest: &Digest) -> std::path::PathBuf {
+    let hex = digest.hex();
+    disk.join("blobs/sha256").join(&hex[..2]).join(&hex)
+}
+
+/// Three chunks in two runs.
+const HOT: [Range<u64>; 2] = [3 * C + 5..3 * C + 6, 20 * C - 1..20 * C + 1];
+
+#[test]
+fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
+    let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+    let tier = over(&fast, disk.path(), Placement::Fast);
+    let (digest, content) = blob(1, SIZE);
+    commit(&tier, &digest, &content);
+    flush(&tier);
+    assert_eq!((tier.stat().blobs, tier.stat().hot), (1, 0));
+    let before = tier.open(&digest).unwrap().unwrap();
+    tier.set_hot(digest, &HOT, 1.0);
+    flush(&tier);
+    let stat = tier.stat();
+    assert_eq!((stat.blobs, stat.hot, stat.queue), (0, 1, 0));
+    assert!((3 * C..3 * C + BESIDE).contains(&stat.hot_used), "{stat:?}");
+    assert!(!tier.holds(&digest));
+    assert_eq!(
+        read(&*before, 0..SIZE as u64),
+        content[..],
+        "who reads it reads on"
+    );
+    assert!(
+        tier.stat().used > stat.hot_used + SIZE as u64,
+        "and it counts"
+    );
+    drop(before);
+    assert_eq!(tier.stat().used, stat.hot_used);
+    assert_eq!(all(&tier, &digest), content[..]);
+    assert_eq!((tier.stat().hot_hits, tier.stat().disk_hits), (1, 0));
+    // The copy is nobody's blob.
+    assert!(tier.open(&key(&digest)).unwrap().is_none());
+    let mut found = Vec::new();
+    tier.scan(&mut |it| found.push(it.digest)).unwrap();
+    assert_eq!(found, [digest]);
+    // Said again, nothing is done again.
+    let staged = tier.stat().staged;
+    tier.set_hot(digest, &HOT, 1.0);
+    flush(&tier);
+    assert_eq!(tier.stat().staged, staged);
+}
+
+#[test]
+fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
+    let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+    let tier = over(&fast, disk.path(), Placement::Disk);
+    let (digest, content) = blob(2, SIZE);
+    commit(&tier, &digest, &content);
+    tier.set_hot(digest, &HOT, 1.0);
+    flush(&tier);
+    assert_eq!(tier.stat().hot, 1);
+    let opened = tier.open(&digest).unwrap().unwrap();
+    // What the disk has is overwritten behind everybody's back: who gives what is seen by that.
+    let path = file(disk.path(), &digest);
+    let written = fs::OpenOptions::new().write(true).open(path).unwrap();
+    written.write_all_at(&vec![7; SIZE], 0).unwrap();
+    let bytes = read(&*opened, 0..SIZE as u64);
+    let mut at_once = vec![0; SIZE];
+    let came = opened.try_read_at(0, &mut at_once).unwrap();
+    assert_eq!(at_once[..came], bytes[..came]);
+    for (chunk, bytes) in (0_u64..).zip(bytes.chunks(CHUNK)) {
+        let from = usize::try_from(chunk * C).unwrap();
+        match chunk {
+            3 | 19 | 20 => assert_eq!(bytes, &content[from..from + CHUNK], "{chunk}"),
+            _ => assert!(bytes.iter().all(|byte| *byte == 7), "{chunk}"),
+        }
+    }
+    let end = read(&*opened, 20 * C + 9..21 * C);
+    assert_eq!(end[..], content[20 * CHUNK + 9..21 * CHUNK]);
+}
+
+#[test]
+fn both_leave_by_sendfile() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [fast, disk] = [0, 1].map(|nth: usize| DiskTier::new(folders[nth].path()).unwrap());
+    let tier = WriteBehind::open(Arc::new(fast), Arc::new(disk), options(Placement::Fast)).unwrap();
+    let (digest, content) = blob(3, SIZE);
+    commit(&tier, &digest, &content);
+    // Its last chunk is a short one.
+    tier.set_hot(digest, &[HOT[0].clone(), 40 * C..40 * C + 1], 1.0);
+    flush(&tier);
+    assert_eq!(tier.stat().hot, 1);
+    let opened = tier.open(&digest).unwrap().unwrap();
+    let (mut offset, mut runs) = (0, Vec::new());
+    while let Some(extent) = opened.extent(offset).filter(|extent| extent.len > 0) {
+        let mut bytes = vec![0; usize::try_from(extent.len).unwrap()];
+        extent.file.read_exact_at(&mut bytes, extent.at).unwrap();
+        let from = usize::try_from(offset).unwrap();
+        assert_eq!(bytes[..], content[from..from + bytes.len()]);
+        runs.push(extent.len);
+        offset += extent.len;
+    }
+    assert_eq!(runs, [3 * C, C, 36 * C, 123]);
+}
+
+#[test]
+fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
+    let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+    let tier = over(&fast, disk.path(), Placement::Disk);
+    let (digest, content) = blob(4, SIZE);
+    tier.set_hot(digest, &HOT, 1.0);
+    flush(&tier);
+    assert_eq!(tier.stat().used, 0);
+    let fast_one = Hint {
+        placement: Placement::Fast,
+        priority: 1.0,
+        bytes: SIZE as u64,
+    };
+    for hint in [Hint::default(), fast_one] {
+        tier.hint(digest, hint);
+        commit(&tier, &digest, &content);
+        flush(&tier);
+        assert_eq!((tier.stat().blobs, tier.stat().hot), (0, 1));
+        assert_eq!(all(&tier, &digest), content[..]);
+        tier.remove(&digest).unwrap();
+        assert_eq!((tier.stat().hot, tier.stat().used), (0, 0));
+        assert!(tier.open(&digest).unwrap().is_none());
+    }
+    // Nearly all of it is hot: then it is no copy that is wanted.
+    tier.set_hot(digest, &[0..C, 5 * C..40 * C], 1.0);
+    commit(&tier, &digest, &content);
+    flush(&tier);
+    assert_eq!(tier.stat().hot, 0);
+}
+
+#[test]
+fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
+    for volatile in [false, true] {
+        let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+        let tier = over(&fast, disk.path(), Placement::Disk);
+        let blobs = [blob(5, SIZE), blob(6, SIZE)];
+        for (digest, content) in &blobs {
+            commit(&tier, digest, content);
+            tier.set_hot(*digest, &HOT, 1.0);
+        }
+        flush(&tier);
+        let used = tier.stat().used;
+        drop(tier);
+        let slow = DiskTier::new(disk.path()).unwrap();
+        slow.remove(&blobs[1].0).unwrap();
+        let options = Options {
+            volatile,
+            ..options(Placement::Fast)
+        };
+        let tier = WriteBehind::open(Arc::new(fast), Arc::new(slow), options).unwrap();
+        flush(&tier);
+        let stat = tier.stat();
+        assert_eq!((stat.hot, stat.blobs, stat.used), (1, 0, used / 2));
+        let (digest, content) = &blobs[0];
+        assert_eq!(all(&tier, digest), content[..]);
+        assert_eq!(tier.stat().hot_hits, 1);
+        let mut found = Vec::new();
+        tier.scan(&mut |it| found.push(it.digest)).unwrap();
+        assert_eq!(found, [*digest]);
+        // Other ranges take the place of those that were found.
+        tier.set_hot(*digest, &[0..1, 9 * C..10 * C], 1.0);
+        flush(&tier);
+        assert!(tier.stat().hot == 1 && tier.stat().used < used / 2);
+        assert_eq!(all(&tier, digest), content[..]);
+    }
+}
+
+#[test]
+fn copies_leave_for_room_and_take_none_from_what_is_worth_more() {
+    let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+    let tier = over(&fast, disk.path(), Placement::Disk);
+    tier.set_limit(9 * C);
+    let blobs = [blob(7, SIZE), blob(8, SIZE), blob(9, SIZE)];
+    for ((digest, content), worth) in blobs.iter().zip([2.0, 3.0, 1.0]) {
+        commit(&tier, digest, content);
+        tier.set_hot(*digest, &HOT, worth);
+        flush(&tier);
+    }
+    // Room for two.
+    let hot = |nth: usize| {
+        let before = tier.stat().hot_hits;
+        drop(tier.open(&blobs[nth].0).unwrap());
+        tier.stat().hot_hits > before
+    };
+    assert_eq!([0, 1, 2].map(hot), [true, true, false]);
+    // Asked for more often, it is worth more by now.
+    tier.rank_hot(&blobs[2].0, 2.5);
+    flush(&tier);
+    assert_eq!([0, 1, 2].map(hot), [false, true, true]);
+    assert_eq!(tier.stat().evicted, 1);
+    tier.rank_hot(&blobs[1].0, 0.5);
+    tier.set_limit(4 * C);
+    assert_eq!([0, 1, 2].map(hot), [false, false, true]);
+    tier.set_limit(0);
+    assert_eq!((tier.stat().hot, tier.stat().used), (0, 0));
+    for (digest, content) in &blobs {
+        assert_eq!(all(&tier, digest), content[..]);
+    }
+}
+
+fn cache(folder: &Path, fast: Arc<dyn Tier>) -> Cache {
+    let mut config = Config::new(folder, ROOMY);
+    config.fast = Some(FastTier {
+        tier: fast,
+        options: options(Placement::Disk),
+        weights: Weights::default(),
+        class: "volatile",
+        capacity: 16 << 20,
+    });
+    open_with(config)
+}
+
+#[tokio::test]
+async fn a_damaged_copy_is_let_go_and_the_disk_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let fast = Arc::new(Faulty::new(Arc::new(MemoryTier::default())));
+    let cache = cache(folder.path(), fast.clone());
+    let (digest, content) = blob(10, SIZE);
+    cache.set_hot(digest, &HOT);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    fill.begin(Some(SIZE as u64)).await.unwrap();
+    fill.write(content.clone()).await.unwrap();
+    drop(fill.finish().await.unwrap());
+    drop(tail);
+    while cache.tier().unwrap().fast.hot == 0 {
+        tokio::task::yield_now().await;
+    }
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    assert_eq!(
+        read_all(&Content::Object(object.clone())).await.unwrap(),
+        content
+    );
+    drop(object);
+    // A byte of the second hot chunk.
+    fast.rot(key(&digest), 4096 + C + 7);
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let read = read_all(&Content::Object(object.clone())).await;
+    assert!(matches!(read, Err(Error::Rot { .. })), "{read:?}");
+    drop(object);
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    assert_eq!(
+        read_all(&Content::Object(object.clone())).await.unwrap(),
+        content
+    );
+    let stat = cache.tier().unwrap().fast;
+    assert_eq!((stat.hot, stat.damaged), (0, 1));
+    drop(object);
+    cache.close().await;
+}
