@@ -13,6 +13,7 @@ mod process;
 mod scenario;
 mod soak;
 mod target;
+mod tier;
 mod tls;
 mod upstream;
 
@@ -79,6 +80,8 @@ enum Task {
     Soak(soak::Options),
     /// Measures bundles: bytes, latency, memory, CPU and time.
     Bundle(Box<bundle::Options>),
+    /// Measures what a fast tier is worth, on modelled media: deployments, and a mixed stream of pulls.
+    Tier(tier::Options),
 }
 
 fn main() -> Result<()> {
@@ -86,6 +89,7 @@ fn main() -> Result<()> {
     match &arguments.task {
         Some(Task::Soak(options)) => return soak::run(options),
         Some(Task::Bundle(options)) => return bundle::run(options),
+        Some(Task::Tier(options)) => return tier::run(options),
         None => {}
     }
     let work = tempfile::Builder::new()

@@ -59,8 +59,16 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ),
     // These see pierhead from outside, as a process: what they know of it is what it promises.
     ("pierhead-tests", &[]),
-    // But a digest is a digest.
-    ("pierhead-benches", &["pierhead-oci"]),
+    // But a digest is a digest; and experiments with media that are not there run the cache itself upon their models.
+    (
+        "pierhead-benches",
+        &[
+            "pierhead-cache",
+            "pierhead-eviction",
+            "pierhead-oci",
+            "pierhead-pmem",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

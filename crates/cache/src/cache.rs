@@ -258,6 +258,7 @@ impl Cache {
         content: Bytes,
         cost: Option<f32>,
     ) -> Result<Object, Error> {
+        self.store.place_document(digest, content.len() as u64);
         loop {
             match self.claim_as(digest, Wanted::As(media_type)).await? {
                 Claim::Hit(object) => return Ok(object),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
@@ -31,6 +31,8 @@ const LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct Flight {
     pub(crate) digest: Digest,
+    /// Since when, and how many bytes all fills had brought by then.
+    pub(crate) begun: (Instant, u64),
     pub(crate) store: Arc<Store>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
     /// The committed blob, once there is one. Held here for all readers: what they read is this file.
@@ -170,6 +172,7 @@ impl Flight {
     pub(crate) fn new(digest: Digest, store: Arc<Store>) -> Self {
         Self {
             digest,
+            begun: (Instant::now(), store.metrics.written_bytes.get()),
             store,
             progress: Arc::new(watch::Sender::new(Progress::default())),
             committed: OnceLock::new(),

@@ -10,6 +10,7 @@ use pierhead_oci::{Hasher, MediaType};
 use crate::buffer::BUFFER;
 use crate::flight::{Flight, Order, Work};
 use crate::partials::Partial;
+use crate::staging::TAIL;
 use crate::state::blocks;
 use crate::store::Store;
 use crate::tier::{ReadAt, Staged, Sums, Trailer};
@@ -154,7 +155,13 @@ impl Ingest {
     /// One fill at a time: a disk that is slow must not get all threads to wait for it.
     fn sync_early(&mut self, flight: &Flight, len: u64) {
         self.unsynced += len;
-        if self.unsynced < EARLY_SYNC {
+        let enough = match flight.store.placing {
+            // What goes to the disk then is to be stored before the last layer is here. Of a hard disk that costs a sixth of
+            // its speed, for the flushes.
+            Some(_) => TAIL,
+            None => EARLY_SYNC,
+        };
+        if self.unsynced < enough {
             return;
         }
         if flight.store.syncing.swap(true, Ordering::Relaxed) {

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use pierhead_oci::{Digest, Manifest};
 
-use crate::staging::{Advisor, Progress, Weights};
+use crate::flight::Flight;
+use crate::staging::{Advisor, Placement, Progress, Weights};
 use crate::store::{Store, blocking};
 use crate::tier::{FastStat, Hint, Options, Owed, Tier, WriteBehind};
 use crate::{Cache, lock};
@@ -37,6 +38,9 @@ pub struct TierStat {
     /// What it holds and did.
     pub fast: FastStat,
 }
+
+/// A fill of fewer bytes says nothing of the link.
+const MEASURED: u64 = 1 << 20;
 
 pub(crate) struct Placing {
     behind: Arc<WriteBehind>,
@@ -100,6 +104,31 @@ impl Store {
             };
             placing.behind.hint(*digest, hint);
         }
+    }
+
+    /// A document will be stored, of so many bytes: a pull waits until it is. Nothing without a fast tier.
+    pub(crate) fn place_document(&self, digest: &Digest, bytes: u64) {
+        let Some(placing) = &self.placing else { return };
+        let hint = Hint {
+            placement: Placement::Fast,
+            priority: lock(&placing.advisor).priority(digest, bytes, 1),
+            bytes,
+        };
+        placing.behind.hint(*digest, hint);
+    }
+
+    /// The bytes of a fill are all here. Nothing without a fast tier.
+    pub(crate) fn arrived(&self, flight: &Flight, size: u64) {
+        let Some(placing) = &self.placing else { return };
+        // What is smaller tells of the distance, and not of the link.
+        if size < MEASURED {
+            return;
+        }
+        let (begun, before) = flight.begun;
+        let seconds = begun.elapsed().as_secs_f64();
+        let bytes = self.metrics.written_bytes.get().saturating_sub(before);
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        lock(&placing.advisor).arrived(bytes as f64 / seconds);
     }
 
     /// Somebody asked for a blob, which was opened for it. Nothing without a fast tier.

@@ -195,6 +195,7 @@ impl Store {
         let digest = &flight.digest;
         let _turn = self.turns.take(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
+        self.arrived(flight, size);
         let begun = Instant::now();
         match staged.commit(trailer) {
             Ok(blob) => {

@@ -184,7 +184,8 @@ async fn a_restart_finds_all_and_the_tier_is_counted() {
     let stat = cache.tier().unwrap();
     assert_eq!(
         (stat.class, stat.capacity, stat.fast.blobs),
-        ("volatile", 16 << 20, 2)
+        // The manifest, and two layers.
+        ("volatile", 16 << 20, 3)
     );
     assert!(stat.fast.used >= 420_000);
     let mut registry = Registry::default();
@@ -195,7 +196,7 @@ async fn a_restart_finds_all_and_the_tier_is_counted() {
         "tier_info{class=\"volatile\"} 1",
         "tier_capacity_bytes 16777216",
         "tier_limit_bytes 8388608",
-        "tier_blobs 2",
+        "tier_blobs 3",
     ] {
         assert!(text.contains(line), "{line} in {text}");
     }

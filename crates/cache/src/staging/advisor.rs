@@ -6,8 +6,8 @@ use pierhead_oci::{Body, Digest, Manifest};
 use serde::Deserialize;
 
 use super::{
-    Facts, HotImageFiles, LayerAware, Placement, Progress, Speed, Start, Step, Temperature, Value,
-    Verdict, Weights,
+    Facts, HotImageFiles, LayerAware, Pace, Placement, Progress, Speed, Start, Step, Temperature,
+    Value, Verdict, Weights,
 };
 
 /// Images that are remembered, the latest, and layers of each: together some megabytes.
@@ -128,6 +128,15 @@ impl Advisor {
             environment: settings.environment.unwrap_or_default(),
         };
         image.temperatures = HotImageFiles.judge(image.layers.len(), &steps, &start);
+    }
+
+    /// So many bytes a second came while a fill was under way, of all fills together.
+    pub(crate) fn arrived(&mut self, rate: f64) {
+        if rate.is_finite() && rate > 0.0 {
+            let link = self.lass.pace.map_or(rate, |pace| (pace.link + rate) / 2.0);
+            let disk = self.value.disk;
+            self.lass.pace = Some(Pace { link, disk });
+        }
     }
 
     /// One more request for a blob: says how many that makes.

@@ -1,15 +1,37 @@
 //! N-Docker's layer-aware storing (LASS): what arrives last, and what is stored after it, goes to the fast tier.
 
-use super::Placement;
+use super::{Placement, Speed};
 
 /// Layers are fetched some at a time, and stored one upon the other, from the bottom: when the one that arrives last
 /// is here, it and all above it have still to be stored, while those below were stored during the fetch. So just
 /// the former go to the fast tier (N-Docker 2019, "Layer-Aware Storing Scheme"; their Last Downloading Layer).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+///
+/// A cache stores each layer as it comes, in no order: there the place in the image only stands for the time. So where
+/// the speeds of link and disk are known ([`LayerAware::pace`]) they decide: a layer that the disk has stored by the time that the
+/// last one is here goes to the disk, wherever in the image it is, and all others to the fast tier.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayerAware {
     /// How many layers a client fetches at once: docker and containerd three.
     pub parallel: usize,
+    /// How fast layers come and are stored, if that is known.
+    pub pace: Option<Pace>,
 }
+
+/// What a fetch is bound by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Pace {
+    /// Bytes a second that all fetches bring together.
+    pub link: f64,
+    /// How the disk stores what is here.
+    pub disk: Speed,
+}
+
+/// A disk that is this much slower than it was still has stored in time what was given to it.
+const CAUTION: f64 = 1.1;
+/// What the disk may not have been given yet of a layer whose last byte is here: so often the ingest sets it to work.
+pub(crate) const TAIL: u64 = 4 << 20;
+/// To make a layer durable, so many places are found: the end of its content, the file's length, its name.
+const PLACES: f64 = 3.0;
 
 /// How far a layer is.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -32,7 +54,10 @@ impl Progress {
 
 impl Default for LayerAware {
     fn default() -> Self {
-        Self { parallel: 3 }
+        Self {
+            parallel: 3,
+            pace: None,
+        }
     }
 }
 
@@ -71,12 +96,89 @@ impl LayerAware {
         last.map(|(_, index)| index)
     }
 
-    /// Where layer `index` goes.
+    /// Where layer `index` goes. O(layers × parallel), and a sort of them.
     pub fn place(&self, layers: &[Progress], index: usize) -> Placement {
+        if let Some(pace) = &self.pace
+            && pace.link.is_finite()
+            && pace.link > 0.0
+        {
+            let late = self.late(layers, pace);
+            return match late.get(index) {
+                Some(true) => Placement::Fast,
+                _ => Placement::Disk,
+            };
+        }
         match self.last_downloading(layers) {
             Some(last) if index >= last => Placement::Fast,
             _ => Placement::Disk,
         }
+    }
+}
+
+impl LayerAware {
+    /// When each layer is here, in seconds from now: all that are fetched share the link. `None` of what is stored.
+    fn arrivals(&self, layers: &[Progress], link: f64) -> Vec<Option<f64>> {
+        let mut arrivals: Vec<_> = layers
+            .iter()
+            .map(|layer| (layer.left() == 0 && layer.running).then_some(0.0))
+            .collect();
+        let is_missing = |layer: &&Progress| layer.left() > 0;
+        let order = [true, false].into_iter().flat_map(|running| {
+            let all = (0..layers.len()).zip(layers);
+            all.filter(move |(_, layer)| is_missing(layer) && layer.running == running)
+        });
+        let mut waiting = order;
+        // Bytes that are left of what is fetched at a time.
+        let mut hands: Vec<(usize, f64)> = Vec::new();
+        let mut now = 0.0;
+        loop {
+            #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+            while hands.len() < self.parallel.max(1)
+                && let Some((index, layer)) = waiting.next()
+            {
+                hands.push((index, layer.left() as f64));
+            }
+            let Some(least) = hands.iter().map(|(_, left)| *left).reduce(f64::min) else {
+                return arrivals;
+            };
+            #[expect(clippy::cast_precision_loss, reason = "a few hands")]
+            let share = link / hands.len() as f64;
+            now += least / share;
+            hands.retain_mut(|(index, left)| {
+                *left -= least;
+                let is_here = *left <= 0.0;
+                if is_here {
+                    arrivals[*index] = Some(now);
+                }
+                !is_here
+            });
+        }
+    }
+
+    /// Whether the disk would still be storing each layer when the last one is here. It stores layers while they come, so
+    /// that of each an end is left; it is as fast as that end tells, or as all bytes that it was given.
+    fn late(&self, layers: &[Progress], pace: &Pace) -> Vec<bool> {
+        let arrivals = self.arrivals(layers, pace.link);
+        let mut order: Vec<_> = (0..layers.len())
+            .filter_map(|index| Some((arrivals[index]?, index)))
+            .collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let end = order.last().map_or(0.0, |(arrival, _)| *arrival);
+        let Speed { latency, per_byte } = pace.disk;
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        let seconds = |bytes: u64| bytes as f64 * per_byte * CAUTION;
+        let (mut late, mut given) = (vec![false; layers.len()], 0);
+        for (arrival, index) in order {
+            let size = layers[index].size;
+            let with = size.saturating_add(given);
+            let alone = arrival + seconds(size.min(TAIL));
+            if alone.max(seconds(with)) + latency * PLACES <= end {
+                given = with;
+            } else {
+                late[index] = true;
+            }
+        }
+        late
     }
 }
 

@@ -12,7 +12,8 @@ mod tests;
 
 pub(crate) use advisor::Advisor;
 pub use hot_files::{HotImageFiles, Start, Step, Temperature};
-pub use layer_aware::{LayerAware, Progress};
+pub(crate) use layer_aware::TAIL;
+pub use layer_aware::{LayerAware, Pace, Progress};
 pub use sharing_runs::SharingRuns;
 pub use value::{Speed, Value};
 pub use weighed::{Facts, Verdict, Weights};

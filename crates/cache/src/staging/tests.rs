@@ -43,9 +43,62 @@ fn progress_rate_and_the_clients_hands_decide_who_is_last() {
     // The fourth waits for a hand.
     let four = [waiting(50), waiting(50), waiting(50), waiting(10)];
     assert_eq!(rule.last_downloading(&four), Some(3));
-    assert_eq!(LayerAware { parallel: 4 }.last_downloading(&four), Some(0));
+    assert_eq!(
+        LayerAware {
+            parallel: 4,
+            ..rule
+        }
+        .last_downloading(&four),
+        Some(0)
+    );
     assert_eq!(rule.last_downloading(&[running(5, 5, None)]), None);
     assert_eq!(rule.place(&[running(5, 5, None)], 0), Placement::Disk);
+}
+
+#[test]
+fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
+    const MB: u64 = 1_000_000;
+    let rule = LayerAware {
+        pace: Some(Pace {
+            link: 100e6,
+            disk: Speed {
+                latency: 0.1,
+                per_byte: 1.0 / 110e6,
+            },
+        }),
+        ..LayerAware::default()
+    };
+    let places = |sizes: &[u64]| {
+        let layers: Vec<_> = sizes.iter().map(|size| waiting(size * MB)).collect();
+        let all = (0..layers.len()).map(|index| rule.place(&layers, index));
+        all.map(|place| place == Placement::Fast)
+            .collect::<Vec<_>>()
+    };
+    // All three share the link: the last is here after 9 s, the others after 3 and 5.
+    assert_eq!(places(&[100, 600, 200]), [false, true, false]);
+    // Below the last, but here only just before it.
+    assert_eq!(places(&[400, 402, 80]), [true, true, false]);
+    // The base is the last one: what is above it is stored by then.
+    assert_eq!(places(&[700, 100, 100]), [true, false, false]);
+    // Three that come at the same time.
+    assert_eq!(places(&[9, 9, 9]), [true; 3]);
+    // What is stored already is not in the way.
+    let layers = [running(90 * MB, 90 * MB, None), waiting(500 * MB)];
+    assert_eq!(rule.place(&layers, 1), Placement::Fast);
+    // A disk that is as slow as this has no time for the second as well.
+    let slow = LayerAware {
+        pace: rule.pace.map(|pace| Pace {
+            disk: Speed {
+                per_byte: 1.0 / 27e6,
+                ..pace.disk
+            },
+            ..pace
+        }),
+        ..rule
+    };
+    let layers = [100, 600, 200].map(|size| waiting(size * MB));
+    let all = (0..3).map(|index| slow.place(&layers, index) == Placement::Fast);
+    assert_eq!(all.collect::<Vec<_>>(), [false, true, true]);
 }
 
 fn steps(texts: &[&str]) -> Vec<Step> {
@@ -175,7 +228,7 @@ proptest! {
                 running,
             })
             .collect();
-        let rule = LayerAware { parallel };
+        let rule = LayerAware { parallel, pace: None };
         let staged: Vec<_> = (0..layers.len())
             .map(|index| rule.place(&layers, index) == Placement::Fast)
             .collect();

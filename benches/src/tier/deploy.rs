@@ -1,0 +1,168 @@
+//! N-Docker's experiment: how long storing takes after the download has ended, and how much of the fast medium it takes to
+//! shorten that.
+
+use std::path::Path;
+
+use anyhow::Result;
+use pierhead_cache::staging::Weights;
+
+use super::images::{Image, generate};
+use super::setting::{Fast, Setting, World};
+
+/// Where the layers of an image go.
+struct Way {
+    name: &'static str,
+    weights: Option<Weights>,
+    /// Whether a pull before has shown how fast the link is.
+    knows_link: bool,
+}
+
+const NONE: Weights = Weights {
+    layer_aware: 0.0,
+    hot_files: 0.0,
+    value: 0.0,
+    sharing_runs: 0.0,
+};
+
+/// While there is room, everything is worth to be there.
+const ALL: Weights = Weights { value: 1.0, ..NONE };
+const LAYER_AWARE: Weights = Weights {
+    layer_aware: 1.0,
+    ..NONE
+};
+const HOT_FILES: Weights = Weights {
+    hot_files: 1.0,
+    ..NONE
+};
+
+const WAYS: [Way; 5] = [
+    Way {
+        name: "disk alone",
+        weights: None,
+        knows_link: true,
+    },
+    Way {
+        name: "all on NVM",
+        weights: Some(ALL),
+        knows_link: true,
+    },
+    Way {
+        name: "layer-aware, as the paper's",
+        weights: Some(LAYER_AWARE),
+        knows_link: false,
+    },
+    Way {
+        name: "layer-aware, by time",
+        weights: Some(LAYER_AWARE),
+        knows_link: true,
+    },
+    Way {
+        name: "hot image files",
+        weights: Some(HOT_FILES),
+        knows_link: true,
+    },
+];
+
+/// Sums over all images, in seconds and bytes.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    storing: f64,
+    total: f64,
+    staged: f64,
+}
+
+/// Deploys each image in each way, each time on empty media; prints the table.
+pub(super) async fn run(folder: &Path, world: &World, images: &[Image], runs: usize) -> Result<()> {
+    let warm = generate(1).swap_remove(0);
+    let mut sums = Vec::new();
+    for way in &WAYS {
+        let mut sum = Sum::default();
+        for image in images {
+            let mut best: Option<Sum> = None;
+            for _ in 0..runs {
+                let one = deploy(folder, world, way, image, &warm).await?;
+                // What else the machine does can only add to it.
+                if best.is_none_or(|best| one.total < best.total) {
+                    best = Some(one);
+                }
+            }
+            let best = best.unwrap_or_default();
+            eprintln!(
+                "{}: {}: {:.3} s, of it {:.3} s after the download; {:.0} of {:.0} MB on NVM",
+                way.name,
+                image.name,
+                best.total,
+                best.storing,
+                best.staged / 1e6,
+                mega(image.size())
+            );
+            sum.storing += best.storing;
+            sum.total += best.total;
+            sum.staged += best.staged;
+        }
+        sums.push(sum);
+    }
+    table(images, &sums);
+    Ok(())
+}
+
+async fn deploy(
+    folder: &Path,
+    world: &World,
+    way: &Way,
+    image: &Image,
+    warm: &Image,
+) -> Result<Sum> {
+    let fast = way.weights.map(|weights| Fast {
+        size: (image.size() + warm.size() + (64 << 20)).next_multiple_of(1 << 21),
+        limit: 0,
+        weights,
+    });
+    let setting = Setting::new(folder, world, fast)?;
+    if way.knows_link {
+        setting.deploy(warm).await?;
+        setting.settle().await;
+    }
+    let before = setting.staged();
+    let deployment = setting.deploy(image).await?;
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+    let staged = (setting.staged() - before) as f64;
+    setting.cache.close().await;
+    Ok(Sum {
+        storing: (deployment.total - deployment.download).as_secs_f64(),
+        total: deployment.total.as_secs_f64(),
+        staged,
+    })
+}
+
+fn table(images: &[Image], sums: &[Sum]) {
+    let (disk, nvm) = (sums[0], sums[1]);
+    let bytes: u64 = images.iter().map(Image::size).sum();
+    println!(
+        "\n{} images, {:.0} MB of layers, each deployed on empty media\n",
+        images.len(),
+        mega(bytes)
+    );
+    println!(
+        "| where layers go | deployment s | against disk alone | against all on NVM | of it after the download, s | less than disk alone | MB on NVM | less than all |"
+    );
+    println!("|{}", "---|".repeat(8));
+    for (way, sum) in WAYS.iter().zip(sums) {
+        println!(
+            "| {} | {:.2} | {:.2} × | {:+.1} % | {:.2} | {:.1} % | {:.0} | {:.1} % |",
+            way.name,
+            sum.total,
+            disk.total / sum.total,
+            100.0 * (sum.total / nvm.total - 1.0),
+            sum.storing,
+            100.0 * (1.0 - sum.storing / disk.storing),
+            sum.staged / 1e6,
+            100.0 * (1.0 - sum.staged / nvm.staged),
+        );
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn mega(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}

@@ -1,0 +1,135 @@
+//! The images that are pulled, in memory: those of an OCI layout, or generated ones.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use pierhead_oci::{Algorithm, Digest, MediaType};
+use serde_json::{Value, json};
+
+/// A blob whole.
+pub(super) type Blob = (Digest, Bytes);
+
+/// What a client fetches, in this order.
+#[derive(Clone)]
+pub(super) struct Image {
+    pub(super) name: String,
+    pub(super) manifest: Blob,
+    pub(super) config: Blob,
+    pub(super) layers: Vec<Blob>,
+}
+
+impl Image {
+    /// Bytes of its layers.
+    pub(super) fn size(&self) -> u64 {
+        self.layers
+            .iter()
+            .map(|(_, bytes)| bytes.len() as u64)
+            .sum()
+    }
+
+    /// What a pull fetches after the manifest.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Blob> {
+        std::iter::once(&self.config).chain(&self.layers)
+    }
+}
+
+/// The images of a layout with at most `most` bytes of layers, by name.
+pub(super) fn from_layout(folder: &Path, most: u64) -> Result<Vec<Image>> {
+    let mut blobs: HashMap<Digest, Bytes> = HashMap::new();
+    let mut read = |digest: &str| -> Result<Blob> {
+        let digest: Digest = digest.parse()?;
+        let bytes = match blobs.get(&digest) {
+            Some(bytes) => bytes.clone(),
+            None => fs::read(folder.join("blobs/sha256").join(digest.hex()))?.into(),
+        };
+        blobs.insert(digest, bytes.clone());
+        Ok((digest, bytes))
+    };
+    let index = fs::read(folder.join("index.json"));
+    let index = index.with_context(|| format!("{} is no layout", folder.display()))?;
+    let index: Value = serde_json::from_slice(&index)?;
+    let mut images = BTreeMap::new();
+    for entry in index["manifests"].as_array().context("an empty layout")? {
+        let manifest = read(entry["digest"].as_str().context("no digest")?)?;
+        let document: Value = serde_json::from_slice(&manifest.1)?;
+        let Some(layers) = document["layers"].as_array() else {
+            continue;
+        };
+        let bytes: u64 = layers.iter().filter_map(|it| it["size"].as_u64()).sum();
+        if bytes > most {
+            continue;
+        }
+        let name = entry["annotations"]["org.opencontainers.image.ref.name"].as_str();
+        let name = name
+            .context("no name")?
+            .rsplit('/')
+            .next()
+            .unwrap_or_default();
+        let mut part = |of: &Value| read(of["digest"].as_str().context("no digest")?);
+        let image = Image {
+            name: name.to_owned(),
+            manifest,
+            config: part(&document["config"])?,
+            layers: layers.iter().map(part).collect::<Result<_>>()?,
+        };
+        images.insert(name.to_owned(), image);
+    }
+    ensure!(!images.is_empty(), "no image of at most {most} bytes");
+    Ok(images.into_values().collect())
+}
+
+/// Applications upon a few bases, sized as those of public registries are: a base of 27 MB, an engine, an application.
+pub(super) fn generate(count: u32) -> Vec<Image> {
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut noise = |bytes: usize| {
+        let mut content = vec![0; bytes];
+        random.fill(&mut content);
+        (
+            Digest::of(Algorithm::Sha256, &content),
+            Bytes::from(content),
+        )
+    };
+    let bases = [noise(27_300_000), noise(28_900_000)];
+    let engines = [11_000_000, 33_500_000, 67_000_000, 7_200_000].map(&mut noise);
+    let steps = [
+        "ADD file:1 in /",
+        "RUN apt-get install server",
+        "COPY app /app",
+    ];
+    let history: Vec<_> = steps.iter().map(|it| json!({ "created_by": it })).collect();
+    let sizes = [2_000_000, 19_000_000, 45_000_000, 300_000, 15_000_000];
+    let image = |number: u32| {
+        let nth = number as usize;
+        let layers = vec![
+            bases[nth % 5 / 4].clone(),
+            engines[nth % engines.len()].clone(),
+            noise(sizes[nth % sizes.len()]),
+        ];
+        let put = |document: Value| {
+            let bytes = Bytes::from(document.to_string());
+            (Digest::of(Algorithm::Sha256, &bytes), bytes)
+        };
+        let config = put(
+            json!({ "architecture": "amd64", "os": "linux", "number": number,
+            "history": history, "config": { "Entrypoint": ["/usr/bin/server"] } }),
+        );
+        let part = |media_type: &str, (digest, bytes): &Blob| json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
+        let all: Vec<_> = layers
+            .iter()
+            .map(|it| part("application/vnd.oci.image.layer.v1.tar+gzip", it))
+            .collect();
+        Image {
+            name: format!("image:{number}"),
+            manifest: put(
+                json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
+                "config": part("application/vnd.oci.image.config.v1+json", &config), "layers": all }),
+            ),
+            config,
+            layers,
+        }
+    };
+    (0..count).map(image).collect()
+}

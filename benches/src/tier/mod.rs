@@ -1,0 +1,91 @@
+//! What a fast tier is worth, on modelled media: N-Docker's deployments and CHERRY's stream of pulls, through the real cache.
+
+mod deploy;
+mod images;
+mod setting;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use pierhead_pmem::Model;
+
+use setting::World;
+
+/// What is measured, on what.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Which experiments; all when none is named.
+    #[arg(id = "experiments", long = "only", value_delimiter = ',')]
+    only: Vec<Experiment>,
+    /// An OCI image layout. Without it, images are generated.
+    #[arg(id = "corpus", long = "layout")]
+    layout: Option<PathBuf>,
+    /// Images with more MiB of layers are left out.
+    #[arg(long, default_value_t = 128)]
+    most_mib: u64,
+    /// Rate of the link to the upstream, in 10^6 bytes a second.
+    #[arg(id = "link_rate", long = "link", default_value_t = 250)]
+    link: u64,
+    /// Link, disk and NVM are so many times slower than they are, so that a busy machine falsifies less.
+    #[arg(long, default_value_t = 1)]
+    slower: u32,
+    /// Runs of each deployment; the quickest counts.
+    #[arg(long, default_value_t = 1)]
+    runs: usize,
+    /// A folder in memory: media are modelled, and must not be slower than their models.
+    #[arg(long, default_value = "/dev/shm")]
+    folder: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Experiment {
+    /// N-Docker's: deployments of single images.
+    Deploy,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    let is_wanted = |of| options.only.is_empty() || options.only.contains(&of);
+    let images = match &options.layout {
+        Some(layout) => images::from_layout(layout, options.most_mib << 20)?,
+        None => images::generate(12),
+    };
+    let world = World {
+        link: options.link * 1_000_000 / u64::from(options.slower),
+        disk: slower(Model::HARD_DISK, options.slower),
+        fast: slower(Model::NVDIMM, options.slower),
+        memory: 1 << 30,
+    };
+    println!(
+        "link {} MB/s; disk {:?}; NVM {:?}",
+        options.link,
+        Model::HARD_DISK,
+        Model::NVDIMM
+    );
+    if is_wanted(Experiment::Deploy) {
+        // One of each name.
+        let mut names = std::collections::HashSet::new();
+        let mut some = images.clone();
+        some.retain(|image| match &options.layout {
+            Some(_) => names.insert(image.name.split(':').next().map(str::to_owned)),
+            None => true,
+        });
+        runtime.block_on(deploy::run(&options.folder, &world, &some, options.runs))?;
+    }
+    Ok(())
+}
+
+fn slower(model: Model, times: u32) -> Model {
+    let rate = |of: u64| (of / u64::from(times)).max(1);
+    let time = |of: Duration| of * times;
+    Model {
+        read: rate(model.read),
+        write: rate(model.write),
+        access: time(model.access),
+        fence: time(model.fence),
+    }
+}

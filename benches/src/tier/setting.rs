@@ -1,0 +1,206 @@
+//! A cache as the experiments use it: the real one, on modelled media that lie in memory.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use pierhead_cache::staging::Weights;
+use pierhead_cache::tier::{DiskTier, ModelledTier, PmemTier, Tier};
+use pierhead_cache::{Cache, Claim, Config, FastTier};
+use pierhead_eviction::Lru;
+use pierhead_oci::{Digest, MediaType};
+use pierhead_pmem::{Log, Model, Modelled, Region};
+
+use super::images::{Blob, Image};
+
+/// Bytes that a connection brings at once.
+const PIECE: usize = 64 << 10;
+/// Layers that a client fetches at once, as docker and containerd do.
+pub(super) const HANDS: usize = 3;
+
+/// Everything that is slower than this machine.
+#[derive(Clone, Copy)]
+pub(super) struct World {
+    /// Bytes a second from the upstream.
+    pub(super) link: u64,
+    pub(super) disk: Model,
+    pub(super) fast: Model,
+    /// Bytes of the disk that are in memory.
+    pub(super) memory: u64,
+}
+
+/// The fast tier of one run.
+#[derive(Clone, Copy)]
+pub(super) struct Fast {
+    /// Bytes of the region.
+    pub(super) size: u64,
+    /// Most bytes of blobs; 0: as many as fit.
+    pub(super) limit: u64,
+    pub(super) weights: Weights,
+}
+
+/// One run: a cache on media of its own.
+pub(super) struct Setting {
+    pub(super) cache: Cache,
+    link: Arc<Link>,
+    _folder: tempfile::TempDir,
+}
+
+/// How one deployment went.
+pub(super) struct Deployment {
+    /// Until the last byte of the last layer was here.
+    pub(super) download: Duration,
+    /// Until all was stored for good.
+    pub(super) total: Duration,
+}
+
+impl Setting {
+    pub(super) fn new(folder: &Path, world: &World, fast: Option<Fast>) -> Result<Self> {
+        let folder = tempfile::tempdir_in(folder)?;
+        let mut config = Config::new(folder.path().join("data"), 1 << 40);
+        config.fast = fast
+            .map(|fast| fast.open(&folder.path().join("tier"), world))
+            .transpose()?;
+        let cache = Cache::open_on(config, Box::new(Lru::default()), |config| {
+            let below = Arc::new(DiskTier::new(&config.data)?);
+            let disk: Arc<dyn Tier> = Arc::new(ModelledTier::new(below, world.disk, world.memory));
+            Ok(disk)
+        })?;
+        Ok(Self {
+            cache,
+            link: Arc::new(Link::new(world.link)),
+            _folder: folder,
+        })
+    }
+
+    /// Waits until the disk has all.
+    pub(super) async fn settle(&self) {
+        while self.cache.tier().is_some_and(|tier| tier.fast.queue > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Bytes that were written to the fast tier so far.
+    pub(super) fn staged(&self) -> u64 {
+        self.cache.tier().map_or(0, |tier| tier.fast.staged)
+    }
+
+    /// Fetches an image of which nothing is here, as a client makes the proxy do it.
+    pub(super) async fn deploy(&self, image: &Image) -> Result<Deployment> {
+        let begun = Instant::now();
+        let (digest, bytes) = &image.manifest;
+        self.put(digest, bytes).await?;
+        let ends = self.each(image.parts(), fetch).await?;
+        Ok(Deployment {
+            download: ends.into_iter().max().unwrap_or(begun) - begun,
+            total: begun.elapsed(),
+        })
+    }
+
+    async fn put(&self, digest: &Digest, manifest: &Bytes) -> Result<()> {
+        let media_type = MediaType::new(MediaType::OCI_MANIFEST).context("a media type")?;
+        self.cache
+            .put(digest, &media_type, manifest.clone())
+            .await?;
+        Ok(())
+    }
+
+    /// Works on blobs in order, some at a time.
+    async fn each<'a, W, T>(
+        &self,
+        blobs: impl Iterator<Item = &'a Blob>,
+        work: impl Fn(Cache, Arc<Link>, Blob) -> W,
+    ) -> Result<Vec<T>>
+    where
+        W: Future<Output = Result<T>> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (mut running, mut done) = (tokio::task::JoinSet::new(), Vec::new());
+        for blob in blobs {
+            if running.len() == HANDS
+                && let Some(one) = running.join_next().await
+            {
+                done.push(one??);
+            }
+            running.spawn(work(self.cache.clone(), self.link.clone(), blob.clone()));
+        }
+        while let Some(one) = running.join_next().await {
+            done.push(one??);
+        }
+        Ok(done)
+    }
+}
+
+/// Stores one blob as it comes: says when its last byte was here.
+async fn fetch(cache: Cache, link: Arc<Link>, (digest, bytes): Blob) -> Result<Instant> {
+    let mut fill = match cache.claim(&digest).await? {
+        Claim::Leader(fill, _) => fill,
+        _ => bail!("{digest} is there already"),
+    };
+    fill.begin(Some(bytes.len() as u64)).await?;
+    for piece in pieces(&bytes) {
+        link.carry(piece.len()).await;
+        fill.write(piece).await?;
+    }
+    let end = Instant::now();
+    fill.finish().await?;
+    Ok(end)
+}
+
+fn pieces(bytes: &Bytes) -> impl Iterator<Item = Bytes> {
+    let starts = (0..bytes.len()).step_by(PIECE);
+    starts.map(|start| bytes.slice(start..bytes.len().min(start + PIECE)))
+}
+
+impl Fast {
+    fn open(&self, path: &Path, world: &World) -> Result<FastTier> {
+        let region = Region::open(&pierhead_pmem::Config {
+            path: path.to_owned(),
+            size: self.size,
+        })?;
+        let medium = Modelled::new(region, world.fast);
+        let (log, _) = Log::open(medium, pierhead_pmem::Options::default())?;
+        let most = log.capacity() / 32 * 31;
+        let limit = if self.limit == 0 { most } else { self.limit };
+        Ok(FastTier {
+            tier: Arc::new(PmemTier::new(log, None)),
+            options: pierhead_cache::tier::Options::new(limit.min(most)),
+            weights: self.weights,
+            // What it stands for.
+            class: "pmem",
+            capacity: self.size,
+        })
+    }
+}
+
+/// The link to the upstream, which all fetches share.
+struct Link {
+    rate: u64,
+    free: Mutex<Instant>,
+}
+
+impl Link {
+    fn new(rate: u64) -> Self {
+        Self {
+            rate,
+            free: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Takes as long as carrying so many bytes. Up to 5 ms may be caught up, since sleeps overshoot.
+    async fn carry(&self, bytes: usize) {
+        let free = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            let earliest = now.checked_sub(Duration::from_millis(5)).unwrap_or(now);
+            let time = Duration::from_nanos(bytes as u64 * 1_000_000_000 / self.rate);
+            *free = (*free).max(earliest) + time;
+            *free
+        };
+        if free.saturating_duration_since(Instant::now()) > Duration::from_millis(1) {
+            tokio::time::sleep_until(free.into()).await;
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! A disk as slow as another one: experiments with hardware that is not there.
+//!
+//! What is written lies in memory until it is synced, and what was read or written lately is read from there: so the
+//! bound of that memory is a part of the model.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use pierhead_oci::Digest;
+use pierhead_pmem::{Clock, Model, Monotonic, Pacer};
+
+use super::{Blob, Found, ReadAt, Staged, Tier, Trailer};
+use crate::lock;
+
+/// What is kept in memory, and read ahead, as a whole.
+const BLOCK: u64 = 256 << 10;
+/// A sync writes so much before others have their turn at the disk.
+const TURN: u64 = 1 << 20;
+/// Each blob lies in a range of its own; which one tells the digest.
+const PLACE: u32 = 40;
+
+/// See the head of this module. It is as durable as what lies below, and not quicker.
+pub struct ModelledTier<C = Monotonic> {
+    tier: Arc<dyn Tier>,
+    device: Arc<Device<C>>,
+}
+
+struct Device<C> {
+    pacer: Pacer<C>,
+    resident: Mutex<Resident>,
+}
+
+/// Blocks that are in memory: those that were used last.
+struct Resident {
+    most: usize,
+    ticks: u64,
+    used: HashMap<u64, u64>,
+    order: BTreeMap<u64, u64>,
+}
+
+impl ModelledTier {
+    /// `tier`, as slow as `model`; `memory` bytes of it are read without the disk.
+    pub fn new(tier: Arc<dyn Tier>, model: Model, memory: u64) -> Self {
+        Self::with_clock(tier, model, memory, Monotonic::default())
+    }
+}
+
+impl<C: Clock> ModelledTier<C> {
+    /// By another clock than the system's.
+    pub fn with_clock(tier: Arc<dyn Tier>, model: Model, memory: u64, clock: C) -> Self {
+        let resident = Resident {
+            most: usize::try_from(memory / BLOCK).unwrap_or(usize::MAX),
+            ticks: 0,
+            used: HashMap::new(),
+            order: BTreeMap::new(),
+        };
+        let device = Device {
+            pacer: Pacer::new(model, clock),
+            resident: Mutex::new(resident),
+        };
+        Self {
+            tier,
+            device: Arc::new(device),
+        }
+    }
+
+    /// As after a restart of the machine: nothing is in memory.
+    pub fn forget(&self) {
+        let mut resident = lock(&self.device.resident);
+        resident.used.clear();
+        resident.order.clear();
+    }
+}
+
+/// Where a blob lies. That two may lie at the same place costs a seek too few.
+fn place(digest: &Digest) -> u64 {
+    let mut head = [0; 8];
+    for (to, from) in head.iter_mut().zip(digest.as_bytes()) {
+        *to = *from;
+    }
+    u64::from_le_bytes(head) >> PLACE << PLACE
+}
+
+/// The numbers of the blocks in a range of bytes.
+fn blocks(range: Range<u64>) -> Range<u64> {
+    range.start / BLOCK..range.end.div_ceil(BLOCK)
+}
+
+impl Resident {
+    /// Whether it is in memory; then it was used now.
+    fn touch(&mut self, block: u64) -> bool {
+        let is_there = self.used.contains_key(&block);
+        if is_there {
+            self.keep(block);
+        }
+        is_there
+    }
+
+    fn keep(&mut self, block: u64) {
+        self.ticks += 1;
+        if let Some(before) = self.used.insert(block, self.ticks) {
+            self.order.remove(&before);
+        }
+        self.order.insert(self.ticks, block);
+        while self.used.len() > self.most
+            && let Some((_, block)) = self.order.pop_first()
+        {
+            self.used.remove(&block);
+        }
+    }
+}
+
+impl<C: Clock> Device<C> {
+    /// Reads what is not in memory, of contents that end at `end`.
+    fn read(&self, range: Range<u64>, end: u64) {
+        for block in blocks(range) {
+            if !lock(&self.resident).touch(block) {
+                let start = block * BLOCK;
+                self.pacer.read(start, BLOCK.min(end.saturating_sub(start)));
+                lock(&self.resident).keep(block);
+            }
+        }
+    }
+
+    fn is_resident(&self, range: Range<u64>) -> bool {
+        let mut resident = lock(&self.resident);
+        blocks(range).all(|block| resident.touch(block))
+    }
+
+    fn written(&self, range: Range<u64>) {
+        let mut resident = lock(&self.resident);
+        blocks(range).for_each(|block| resident.keep(block));
+    }
+
+    /// Waits until what was written before is on the disk.
+    fn fence(&self) {
+        self.pacer.flush();
+        self.pacer.fence();
+    }
+}
+
+/// Reads that take their time.
+struct Slow<C, R: ?Sized> {
+    device: Arc<Device<C>>,
+    place: u64,
+    /// Bytes, as far as they are known.
+    len: u64,
+    dirty: Option<Arc<Dirty>>,
+    inner: Arc<R>,
+}
+
+/// Bytes of a fill, from its start: what is written, and what of that was handed to the disk.
+#[derive(Default)]
+struct Dirty {
+    written: AtomicU64,
+    synced: AtomicU64,
+}
+
+impl Dirty {
+    /// Hands the rest to the disk. What another thread hands over is waited for by the fence.
+    fn sync<C: Clock>(&self, device: &Device<C>, place: u64) {
+        let written = self.written.load(Ordering::Relaxed);
+        let next = |synced: u64| (synced < written).then(|| written.min(synced + TURN));
+        while let Ok(from) = self
+            .synced
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+        {
+            device
+                .pacer
+                .write(place + from, written.min(from + TURN) - from);
+        }
+        device.fence();
+    }
+}
+
+impl<C: Clock, R: ReadAt + ?Sized> Slow<C, R> {
+    /// Those of `len` bytes from `offset` that may be on the disk alone.
+    fn range(&self, offset: u64, len: usize) -> Range<u64> {
+        let end = offset.saturating_add(len as u64);
+        // What was not written yet is in memory however little of that there is.
+        let synced = self
+            .dirty
+            .as_ref()
+            .map_or(u64::MAX, |dirty| dirty.synced.load(Ordering::Relaxed));
+        let end = end.min(synced).max(offset);
+        self.place + offset..self.place + end
+    }
+}
+
+impl<C: Clock, R: ReadAt + ?Sized> ReadAt for Slow<C, R> {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, buf)?;
+        let range = self.range(offset, buf.len());
+        self.device.read(range, self.place.saturating_add(self.len));
+        Ok(())
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        if self.device.is_resident(self.range(offset, buf.len())) {
+            self.inner.try_read_at(offset, buf)
+        } else {
+            Ok(0)
+        }
+    }
+}
+
+impl<C: Clock> Blob for Slow<C, dyn Blob> {
+    fn trailer(&self) -> &Trailer {
+        self.inner.trailer()
+    }
+    // No extent: what leaves by `sendfile` would leave past the model.
+}
+
+struct SlowFill<C> {
+    device: Arc<Device<C>>,
+    place: u64,
+    dirty: Arc<Dirty>,
+    inner: Box<dyn Staged>,
+}
+
+impl<C> SlowFill<C>
+where
+    C: Clock + 'static,
+{
+    /// Takes note of what `write` wrote.
+    fn put(&mut self, write: impl FnOnce(&mut dyn Staged) -> io::Result<()>) -> io::Result<()> {
+        let before = self.inner.len();
+        let done = write(&mut *self.inner);
+        let now = self.inner.len();
+        self.dirty.written.store(now, Ordering::Relaxed);
+        self.device.written(self.place + before..self.place + now);
+        done
+    }
+}
+
+impl<C: Clock + 'static> Staged for SlowFill<C> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.put(|inner| inner.write(bytes))
+    }
+
+    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+        self.put(|inner| inner.write_all(pieces))
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let (device, dirty, place) = (self.device.clone(), self.dirty.clone(), self.place);
+        let inner = self.inner.early_sync();
+        Some(Box::new(move || {
+            if let Some(inner) = inner {
+                inner();
+            }
+            dirty.sync(&device, place);
+        }))
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.inner.clear()?;
+        self.dirty.written.store(0, Ordering::Relaxed);
+        self.dirty.synced.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        Arc::new(Slow {
+            device: self.device.clone(),
+            place: self.place,
+            len: u64::MAX >> 1,
+            dirty: Some(self.dirty.clone()),
+            inner: self.inner.reader(),
+        })
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        let blob = self.inner.commit(trailer)?;
+        self.dirty.sync(&self.device, self.place);
+        // The name, behind the content.
+        self.device.fence();
+        Ok(Arc::new(Slow {
+            device: self.device,
+            place: self.place,
+            len: blob.trailer().size(),
+            dirty: None,
+            inner: blob,
+        }))
+    }
+}
+
+impl<C: Clock + 'static> Tier for ModelledTier<C> {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let inner = self.tier.stage(digest)?;
+        let len = inner.len();
+        Ok(Box::new(SlowFill {
+            device: self.device.clone(),
+            place: place(digest),
+            dirty: Arc::new(Dirty {
+                written: AtomicU64::new(len),
+                synced: AtomicU64::new(len),
+            }),
+            inner,
+        }))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.tier.discard(digest)
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let opened = self.tier.open(digest)?;
+        Ok(opened.map(|inner| {
+            let blob: Arc<dyn Blob> = Arc::new(Slow {
+                device: self.device.clone(),
+                place: place(digest),
+                len: inner.trailer().size(),
+                dirty: None,
+                inner,
+            });
+            blob
+        }))
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.tier.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.tier.scan(visit)
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.tier.leftovers(visit)
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        self.tier.free()
+    }
+
+    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
+        self.tier.fall_back(digest)
+    }
+
+    fn close(&self) {
+        self.tier.close();
+    }
+}

@@ -1,0 +1,101 @@
+//! A modelled disk: it keeps the promises of a tier, and takes the time of the disk that it stands for.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pierhead_cache::tier::{ModelledTier, Tier, Trailer};
+use pierhead_oci::{Algorithm, Digest};
+use pierhead_pmem::{Clock, Model};
+use pierhead_testkit::tier::{MemoryTier, conforms};
+
+/// Only sleeps move it.
+#[derive(Clone, Default)]
+struct Fake(Arc<Mutex<Duration>>);
+
+impl Clock for Fake {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+const MODEL: Model = Model {
+    read: 10_000_000,
+    write: 1_000_000,
+    access: Duration::from_secs(7),
+    fence: Duration::from_secs(30),
+};
+const BYTES: usize = 1_000_000;
+
+fn disk(memory: u64) -> (ModelledTier<Fake>, Fake) {
+    let clock = Fake::default();
+    let below = Arc::new(MemoryTier::default());
+    let tier = ModelledTier::with_clock(below, MODEL, memory, clock.clone());
+    (tier, clock)
+}
+
+/// Whole seconds that `work` takes.
+fn seconds<T>(clock: &Fake, work: impl FnOnce() -> T) -> (u64, T) {
+    let before = clock.now();
+    let done = work();
+    ((clock.now() - before).as_secs(), done)
+}
+
+fn content() -> (Digest, Vec<u8>, Trailer) {
+    let content = vec![7; BYTES];
+    let digest = Digest::of(Algorithm::Sha256, &content);
+    let trailer = Trailer::of(&content, None);
+    (digest, content, trailer)
+}
+
+#[test]
+fn it_conforms() {
+    for memory in [0, 1 << 20] {
+        conforms(|| disk(memory).0);
+    }
+}
+
+#[test]
+fn what_is_written_takes_its_time_when_it_is_synced() {
+    let (tier, clock) = disk(16 << 20);
+    let (digest, content, trailer) = content();
+    let mut staged = tier.stage(&digest).unwrap();
+    assert_eq!(seconds(&clock, || staged.write(&content).unwrap()).0, 0);
+    // A place, a second of bytes, and that they are there.
+    let early = staged.early_sync().unwrap();
+    assert_eq!(seconds(&clock, early).0, 7 + 1 + 30);
+    // That nothing is left, and its name.
+    assert_eq!(seconds(&clock, || staged.commit(trailer).map(drop)).0, 60);
+}
+
+#[test]
+fn what_is_in_memory_is_read_at_once_and_the_rest_from_the_disk() {
+    let (digest, content, trailer) = content();
+    for (memory, expected) in [(16 << 20, 0), (0, 7)] {
+        let (tier, clock) = disk(memory);
+        let mut staged = tier.stage(&digest).unwrap();
+        staged.write(&content).unwrap();
+        let mut read = vec![0; BYTES];
+        // Not on the disk yet: where else should it be.
+        let reader = staged.reader();
+        assert_eq!(reader.try_read_at(0, &mut read).unwrap(), BYTES);
+        let blob = staged.commit(trailer.clone()).unwrap();
+        let (took, done) = seconds(&clock, || blob.read_at(0, &mut read));
+        done.unwrap();
+        assert_eq!((took, &read), (expected, &content), "{memory}");
+        let at_once = blob.try_read_at(0, &mut read).unwrap();
+        assert_eq!(at_once > 0, memory > 0);
+        // It would leave past the model.
+        assert!(blob.extent(0).is_none());
+        tier.forget();
+        assert_eq!(blob.try_read_at(0, &mut read).unwrap(), 0);
+        let (took, done) = seconds(&clock, || blob.read_at(0, &mut read));
+        done.unwrap();
+        assert_eq!(took, 7);
+    }
+}
