@@ -27,9 +27,18 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
     let (log, found) =
         Log::open(medium, pierhead_pmem::Options::default()).map_err(|error| told(&error))?;
     tracing::info!(
-        class = %report.class, blobs = found.entries, dropped = found.dropped,
+        class = %report.class, blobs = found.entries,
         "fast tier: {report}"
     );
+    let damaged = found.dropped + found.damaged;
+    if damaged > 0 {
+        tracing::warn!(
+            damaged,
+            path = %report.path.display(),
+            "parts of the fast tier are damaged: what lay there is served from the disk, or fetched again; when that comes \
+             again, look into the kernel's log and replace the medium"
+        );
+    }
     // Heads and the ends of segments take their part.
     let most = log.capacity() / 32 * 31;
     let limit = match tier.limit {
@@ -39,6 +48,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
     let options = Options {
         volatile: !report.class.is_persistent(),
         drain_rate: tier.drain.unwrap_or(0),
+        damaged,
         ..Options::new(limit)
     };
     Ok(Some(FastTier {

@@ -27,13 +27,7 @@ pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
 }
 
 fn existing(path: &Path, size: u64) -> Result<File, Error> {
-    let doing = |what: &str| {
-        let what = format!("{what} {}", path.display());
-        move |source: io::Error| Error::Io {
-            doing: what,
-            source,
-        }
-    };
+    let doing = |what: &str| failed(format!("{what} {}", path.display()));
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -68,13 +62,7 @@ fn existing(path: &Path, size: u64) -> Result<File, Error> {
 /// Makes the file beside its place and renames it, so that no power cut leaves half of one. `None` when there is one by now.
 fn new(path: &Path, size: u64) -> Result<Option<File>, Error> {
     let beside = beside(path);
-    let doing = |what: &str| {
-        let what = format!("{what} {} of {size} bytes", beside.display());
-        move |source: io::Error| Error::Io {
-            doing: what,
-            source,
-        }
-    };
+    let doing = |what: &str| failed(format!("{what} {} of {size} bytes", beside.display()));
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -164,9 +152,11 @@ fn lock(file: &File, path: &Path) -> Result<(), Error> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(Error::Busy(path.to_owned())),
-        Err(why) => Err(Error::Io {
-            doing: format!("lock {}", path.display()),
-            source: why.into(),
-        }),
+        Err(why) => Err(failed(format!("lock {}", path.display()))(why.into())),
     }
+}
+
+/// What the system said no to.
+fn failed(doing: String) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Io { doing, source }
 }

@@ -26,6 +26,11 @@ pub trait Medium: Send + Sync {
     /// Fills `buf` with what was written last at `offset`, durable or not.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
+    /// As [`read`](Self::read), of what may be broken: a place that cannot be read costs this call, and not the medium. Slower.
+    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.read(offset, buf)
+    }
+
     /// Makes `bytes` visible to readers. Until they are flushed and fenced, a power cut leaves each aligned
     /// 8-byte word of them as it was before or as it is now.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error>;
@@ -52,6 +57,10 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         (**self).read(offset, buf)
+    }
+
+    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        (**self).inspect(offset, buf)
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {

@@ -228,6 +228,12 @@ impl<M: Medium, C: Clock> Medium for Modelled<M, C> {
         Ok(())
     }
 
+    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.medium.inspect(offset, buf)?;
+        self.pacer.read(offset, buf.len() as u64);
+        Ok(())
+    }
+
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.medium.write(offset, bytes)?;
         self.pacer.write(offset, bytes.len() as u64);

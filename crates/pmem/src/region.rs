@@ -213,6 +213,19 @@ impl Medium for Region {
         self.map.load(at, buf).map_err(|failed| self.failed(failed))
     }
 
+    /// By `pread`: where a load raises SIGBUS, and ends the region, the kernel says EIO.
+    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let at = self.place(offset, buf.len())?;
+        match self.file.read_exact_at(buf, offset) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let cut = self.whole(at);
+                Err(self.failed(cut.err().unwrap_or(Failed(offset))))
+            }
+            Err(_) => Err(self.failed(Failed(offset))),
+        }
+    }
+
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         let at = self.place(offset, bytes.len())?;
         let done = match self.flush {

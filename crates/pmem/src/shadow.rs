@@ -51,6 +51,8 @@ struct State {
     ignored: BTreeSet<Site>,
     accesses: u64,
     fail_at: Option<u64>,
+    /// Lines that cannot be read.
+    poison: BTreeSet<u64>,
     probe: Option<Probe>,
 }
 
@@ -59,6 +61,13 @@ struct Pending {
     values: Vec<[u8; 8]>,
     /// How many of the values each lane has flushed.
     flushed: BTreeMap<u32, usize>,
+}
+
+fn failed(offset: u64) -> Error {
+    Error::Medium {
+        path: PathBuf::from("shadow"),
+        offset,
+    }
 }
 
 impl ShadowMedium {
@@ -79,6 +88,7 @@ impl ShadowMedium {
             ignored: BTreeSet::new(),
             accesses: 0,
             fail_at: None,
+            poison: BTreeSet::new(),
             probe: None,
         };
         Self {
@@ -147,6 +157,11 @@ impl ShadowMedium {
         state.fail_at = accesses.map(|accesses| state.accesses + accesses);
     }
 
+    /// The line at `offset` cannot be read from now on; all others can.
+    pub fn poison(&self, offset: u64) {
+        self.lock().poison.insert(offset / LINE);
+    }
+
     /// Accesses by now.
     pub fn accesses(&self) -> u64 {
         self.lock().accesses
@@ -166,10 +181,7 @@ impl ShadowMedium {
         within(offset, len, state.visible.len() as u64)?;
         state.accesses += 1;
         if state.fail_at.is_some_and(|at| state.accesses > at) {
-            return Err(Error::Medium {
-                path: PathBuf::from("shadow"),
-                offset,
-            });
+            return Err(failed(offset));
         }
         Ok(state)
     }
@@ -204,6 +216,10 @@ impl Medium for ShadowMedium {
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let state = self.access(offset, buf.len() as u64)?;
+        let lines = offset / LINE..(offset + buf.len() as u64).div_ceil(LINE);
+        if let Some(line) = state.poison.range(lines).next() {
+            return Err(failed(line * LINE));
+        }
         let from = at(offset);
         buf.copy_from_slice(&state.visible[from..from + buf.len()]);
         Ok(())

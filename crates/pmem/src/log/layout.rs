@@ -144,14 +144,33 @@ pub(super) fn encode_segment(id: u64, sequence: u64, index: u32) -> Line {
     line
 }
 
-/// The sequence of a segment, when this is the head of segment `index` of log `id`.
-pub(super) fn decode_segment(line: &Line, id: u64, index: u32) -> Option<u64> {
-    let ours = line[..8] == SEGMENT_MAGIC
-        && sealed(line, 60, 0)
-        && u64_at(line, 8) == id
-        && u32_at(line, 24) == index;
-    ours.then(|| u64_at(line, 16))
-        .filter(|sequence| (1..COUNTERS).contains(sequence))
+/// What stands where a segment's head goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SegmentHead {
+    /// The head of this segment, and its sequence.
+    Ours(u64),
+    /// Nothing, or what an earlier log left.
+    None,
+    /// Neither.
+    Bad,
+}
+
+/// Reads what may be the head of segment `index` of log `id`.
+pub(super) fn decode_segment(line: &Line, id: u64, index: u32) -> SegmentHead {
+    if line.iter().all(|byte| *byte == 0) {
+        return SegmentHead::None;
+    }
+    if line[..8] != SEGMENT_MAGIC || !sealed(line, 60, 0) {
+        return SegmentHead::Bad;
+    }
+    let sequence = u64_at(line, 16);
+    match u64_at(line, 8) == id {
+        false => SegmentHead::None,
+        true if u32_at(line, 24) == index && (1..COUNTERS).contains(&sequence) => {
+            SegmentHead::Ours(sequence)
+        }
+        true => SegmentHead::Bad,
+    }
 }
 
 impl Record {
@@ -176,7 +195,12 @@ impl Record {
 
     /// A record that was written at `offset` of log `id` since its segment got `sequence`; nothing else passes.
     pub(super) fn decode(line: &Line, id: u64, sequence: u64, offset: u64) -> Option<Self> {
-        if u64_at(line, 0) != id || u64_at(line, 8) != sequence || !sealed(line, 48, offset) {
+        Self::decode_any(line, id, offset).filter(|record| record.sequence == sequence)
+    }
+
+    /// A record that was written at `offset` of log `id`, whenever that was.
+    pub(super) fn decode_any(line: &Line, id: u64, offset: u64) -> Option<Self> {
+        if u64_at(line, 0) != id || !sealed(line, 48, offset) {
             return None;
         }
         let kind = match line[37] {
@@ -185,7 +209,7 @@ impl Record {
             _ => return None,
         };
         let record = Self {
-            sequence,
+            sequence: u64_at(line, 8),
             serial: u64_at(line, 16),
             body: u32_at(line, 24),
             meta: u32_at(line, 28),
@@ -196,7 +220,8 @@ impl Record {
         };
         let bounded = usize::from(record.key) <= MAX_KEY
             && u64::from(record.meta) <= MAX_META as u64
-            && record.serial < COUNTERS;
+            && record.serial < COUNTERS
+            && (1..COUNTERS).contains(&record.sequence);
         bounded.then_some(record)
     }
 

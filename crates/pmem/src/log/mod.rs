@@ -14,6 +14,7 @@ mod entry;
 #[cfg(any(test, feature = "fuzzing"))]
 mod forge;
 mod layout;
+mod lines;
 mod recovery;
 mod space;
 mod writer;
@@ -57,6 +58,9 @@ pub struct Recovered {
     pub bytes: u64,
     /// Records that were committed once, and of which not enough is left to serve them: the medium rots.
     pub dropped: u64,
+    /// Places that are not what was written, each in front of records that are, or that cannot be read at all: one
+    /// record is lost there, or several.
+    pub damaged: u64,
     /// Segments in the region.
     pub segments: u64,
     /// Whether the region was formatted just now.

@@ -1,16 +1,17 @@
 //! What a region holds: formats it, or reads it back.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 
 use super::entry::{Extent, Stored, tail};
 use super::layout::{
-    COMMIT, Copy, HEADS, Head, Kind, LINE, Line, PART, Part, Record, check_shape, decode_segment,
-    judge, u64_at,
+    COMMIT, Copy, HEADS, Head, Kind, LINE, Line, PART, Part, Record, SegmentHead, check_shape,
+    decode_segment, judge, u64_at,
 };
+use super::lines::Lines;
 use super::space::{Hold, Space};
 use super::{Inner, Log, Options, Recovered};
 use crate::{Error, Medium};
@@ -25,11 +26,15 @@ struct Scan<'a, M> {
     values: HashMap<Box<[u8]>, (u64, Arc<Stored>)>,
     last_serial: u64,
     dropped: u64,
+    damaged: u64,
+    /// Segments with lines that cannot be read.
+    bad: Vec<u32>,
 }
 
 pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Recovered), Error> {
     let (head, formatted) = head(&medium, options)?;
-    let sequences = sequences(&medium, &head)?;
+    let mut lines = Lines::new(&medium);
+    let (sequences, rescued) = sequences(&mut lines, &head)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
     // A damaged head may have had a higher one: its records must not pass for those of the next use of its segment.
     let next = last + 1 + (random() >> 40);
@@ -42,10 +47,14 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         values: HashMap::new(),
         last_serial: 0,
         dropped: 0,
+        damaged: 0,
+        bad: Vec::new(),
     };
+    let mut suspects = Vec::new();
     for (index, sequence) in (0u32..).zip(&sequences) {
         if *sequence > 0 {
-            scan.segment(index, *sequence)?;
+            let gaps = scan.segment(&mut lines, index, *sequence)?;
+            suspects.push((index, gaps + u64::from(rescued.contains(&index))));
         }
     }
     // After a kill without a power cut what was read may be in the processor's cache alone. What is shown now must be
@@ -55,6 +64,8 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         values,
         last_serial,
         dropped,
+        mut damaged,
+        bad,
         ..
     } = scan;
     let index: HashMap<_, _> = values
@@ -62,11 +73,18 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         .map(|(key, (_, stored))| (key, stored))
         .collect();
     index.values().for_each(|stored| space.settle_in(stored));
-    space.settle();
+    for (segment, places) in suspects {
+        // Whoever begins a segment anew has seen the last value in it go.
+        if space.is_used(segment) {
+            damaged += places;
+        }
+    }
+    space.settle(&bad);
     let recovered = Recovered {
         entries: index.len() as u64,
         bytes: space.used(),
         dropped,
+        damaged,
         segments: sequences.len() as u64,
         formatted,
     };
@@ -93,14 +111,18 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
 fn head<M: Medium>(medium: &M, options: Options) -> Result<(Head, bool), Error> {
     let len = medium.len();
     check_shape(len, super::layout::SEGMENTS.0)?;
-    let copies = [
-        Copy::decode(&line(medium, HEADS[0])?),
-        Copy::decode(&line(medium, HEADS[1])?),
-    ];
+    let lines = HEADS.map(|at| line(medium, at));
+    if let [Err(_), Err(error)] = lines {
+        return Err(error);
+    }
+    let copy = |line: &Result<Line, Error>| line.as_ref().map_or(Copy::Bad, Copy::decode);
+    let copies = lines.each_ref().map(copy);
     match judge(copies, len)? {
-        Some((head, false)) => Ok((head, false)),
-        Some((head, true)) => {
-            put_heads(medium, &head)?;
+        Some((head, mend)) => {
+            // What cannot be read cannot be counted on to be written.
+            if mend && lines.iter().all(Result::is_ok) {
+                put_heads(medium, &head)?;
+            }
             Ok((head, false))
         }
         None => {
@@ -126,44 +148,114 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
     Ok(())
 }
 
-/// The sequence of every segment, nought for those without a head of this log.
-fn sequences<M: Medium>(medium: &M, head: &Head) -> Result<Vec<u64>, Error> {
+/// The sequence of every segment, nought for those that this log has not used. Where the head is damaged (which of them is
+/// the second result) it is that of the records behind it.
+fn sequences<M: Medium>(
+    lines: &mut Lines<'_, M>,
+    head: &Head,
+) -> Result<(Vec<u64>, HashSet<u32>), Error> {
     let count = u32::try_from(head.segments()).unwrap_or(u32::MAX);
-    let of = |index: u32| {
-        let at = super::layout::BASE + u64::from(index) * head.segment;
-        Ok(decode_segment(&line(medium, at)?, head.id, index).unwrap_or(0))
-    };
-    (0..count).map(of).collect()
+    let mut rescued = HashSet::new();
+    let mut sequences = Vec::new();
+    for index in 0..count {
+        let begin = super::layout::BASE + u64::from(index) * head.segment;
+        let line = lines.at(begin)?;
+        let found = line.map_or(SegmentHead::Bad, |line| {
+            decode_segment(&line, head.id, index)
+        });
+        let sequence = match found {
+            SegmentHead::Ours(sequence) => sequence,
+            // A head that was wiped out: a look at what would be the first record tells.
+            SegmentHead::None if newest(lines, head, begin, begin + 2 * LINE)? == 0 => 0,
+            SegmentHead::None | SegmentHead::Bad => {
+                rescued.insert(index);
+                newest(lines, head, begin, begin + head.segment)?
+            }
+        };
+        sequences.push(sequence);
+    }
+    Ok((sequences, rescued))
+}
+
+/// The highest sequence of the records between `begin` and `end`; nought when there are none. Of one that a cut left before
+/// its segment's head was durable none is committed, so it does no harm.
+fn newest<M: Medium>(
+    lines: &mut Lines<'_, M>,
+    head: &Head,
+    begin: u64,
+    end: u64,
+) -> Result<u64, Error> {
+    let mut newest = 0;
+    for at in Lines::<M>::offsets(begin + LINE, end) {
+        let record = lines.at(at)?;
+        let record = record.and_then(|line| Record::decode_any(&line, head.id, at));
+        newest = newest.max(record.map_or(0, |record| record.sequence));
+    }
+    Ok(newest)
 }
 
 impl<M: Medium> Scan<'_, M> {
-    /// Walks the records of a segment, up to the first that is none.
-    fn segment(&mut self, index: u32, sequence: u64) -> Result<(), Error> {
+    /// Walks the records of a segment. Behind one that is damaged it goes on at the next that is not: no other bytes pass for
+    /// a record of this segment. Says how many gaps there
+    /// were: each was a damaged record, unless what stands there belongs to a later use of the segment that a cut ended.
+    fn segment(
+        &mut self,
+        lines: &mut Lines<'_, M>,
+        index: u32,
+        sequence: u64,
+    ) -> Result<u64, Error> {
         let (begin, end) = self.space.bounds(index);
         let mut at = begin + LINE;
+        let mut expected = at;
+        let (mut gap, mut gaps, mut unreadable) = (false, 0, false);
         while end - at >= LINE {
-            let head = line(self.medium, at)?;
-            let Some(record) = Record::decode(&head, self.head.id, sequence, at) else {
-                break;
-            };
-            let footprint = record.footprint();
-            if footprint > end - at {
-                break;
-            }
-            self.medium.flush(at, LINE)?;
-            self.last_serial = self.last_serial.max(record.serial);
-            let word = u64_at(&head, 56);
-            if record.kind == Kind::Last && word == Record::commit_word(&head, self.head.id, at) {
-                match self.value(&record, at, word) {
-                    Err(Error::Damaged { .. }) => self.dropped += 1,
-                    found => self.insert(record.serial, found?)?,
+            let line = lines.at(at)?;
+            unreadable |= line.is_none();
+            let record = line.and_then(|line| {
+                let record = Record::decode(&line, self.head.id, sequence, at)?;
+                Some((line, record)).filter(|_| record.footprint() <= end - at)
+            });
+            let Some((head, record)) = record else {
+                // The end, or a damaged one: what comes says which, or what is left of it.
+                if line.is_some_and(|line| remnant(&line, self.head.id, sequence, at)) {
+                    self.damaged += 1;
+                    gap = false;
+                } else {
+                    gap = gap || at == expected;
                 }
-            } else if record.kind == Kind::Last
-                && rotten(word, Record::commit_word(&head, self.head.id, at))
-            {
-                self.dropped += 1;
+                at += LINE;
+                continue;
+            };
+            gaps += u64::from(std::mem::take(&mut gap));
+            self.record(&record, &head, at)?;
+            at += record.footprint();
+            expected = at;
+        }
+        if unreadable {
+            self.damaged += 1;
+            self.bad.push(index);
+        }
+        Ok(gaps)
+    }
+
+    /// Enters the value of a record, if it is the last of one that is committed.
+    fn record(&mut self, record: &Record, head: &Line, at: u64) -> Result<(), Error> {
+        self.medium.flush(at, LINE)?;
+        self.last_serial = self.last_serial.max(record.serial);
+        if record.kind != Kind::Last {
+            return Ok(());
+        }
+        let (word, commit) = (
+            u64_at(head, 56),
+            Record::commit_word(head, self.head.id, at),
+        );
+        if word == commit {
+            match self.value(record, at, word) {
+                Err(Error::Damaged { .. } | Error::Medium { .. }) => self.dropped += 1,
+                found => self.insert(record.serial, found?)?,
             }
-            at += footprint;
+        } else if rotten(word, commit) {
+            self.dropped += 1;
         }
         Ok(())
     }
@@ -258,7 +350,7 @@ impl<M: Medium> Scan<'_, M> {
 
 fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
     let mut line = [0; 64];
-    medium.read(at, &mut line)?;
+    medium.inspect(at, &mut line)?;
     Ok(line)
 }
 
@@ -266,6 +358,20 @@ fn line<M: Medium>(medium: &M, at: u64) -> Result<Line, Error> {
 /// do with it.
 fn rotten(word: u64, commit: u64) -> bool {
     (word ^ commit).count_ones() <= 8
+}
+
+/// Whether this was the head of a committed record before one of its bits flipped. What a cut leaves of one that was being
+/// written has no such commit word.
+fn remnant(line: &Line, id: u64, sequence: u64, at: u64) -> bool {
+    if (u64_at(line, 0) ^ id).count_ones() + (u64_at(line, 8) ^ sequence).count_ones() > 1 {
+        return false;
+    }
+    (0..52 * 8).any(|bit| {
+        let mut line = *line;
+        line[bit / 8] ^= 1 << (bit % 8);
+        Record::decode(&line, id, sequence, at).is_some()
+            && Record::commit_word(&line, id, at) == u64_at(&line, 56)
+    })
 }
 
 /// 64 bits that nobody outside can know.

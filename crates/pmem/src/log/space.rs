@@ -125,15 +125,21 @@ impl Space {
         }
     }
 
-    /// What nobody has claimed by now is free. Called once, when the log has been read.
-    pub(super) fn settle(&self) {
+    /// What nobody has claimed by now is free, but for `bad` segments. Called once, when the log has been read.
+    pub(super) fn settle(&self, bad: &[u32]) {
         let mut inner = self.lock();
-        for index in 0..inner.segments.len() {
-            inner.segments[index].state = State::Full;
-            if let Ok(index) = u32::try_from(index) {
-                inner.reclaim(index);
-            }
+        for index in (0..u32::MAX).take(inner.segments.len()) {
+            inner.segments[index as usize].state = match bad.contains(&index) {
+                true => State::Retired,
+                false => State::Full,
+            };
+            inner.reclaim(index);
         }
+    }
+
+    /// Whether a value has bytes in a segment.
+    pub(super) fn is_used(&self, index: u32) -> bool {
+        self.lock().segments[index as usize].live > 0
     }
 
     pub(super) fn capacity(&self) -> u64 {

@@ -208,7 +208,13 @@ impl<M: Medium> Writer<M> {
             kind: Kind::Part,
             tail_sum: 0,
         };
-        let (_, footprint) = record_durable(&self.log, &self.growing.hold, open, &record, body)?;
+        let (_, footprint) = record_durable(
+            &self.log,
+            &self.growing.hold,
+            open,
+            &record,
+            (body, self.stream == Stream::Fresh),
+        )?;
         open.start += footprint;
         open.at = open.start + LINE;
         open.settled = open.at;
@@ -269,7 +275,13 @@ impl<M: Medium> Writer<M> {
         self.log.inner.medium.write(open.at, &bytes)?;
         let tail_at = open.at;
         open.at += bytes.len() as u64;
-        let (line, footprint) = record_durable(&self.log, &self.growing.hold, open, &record, body)?;
+        let (line, footprint) = record_durable(
+            &self.log,
+            &self.growing.hold,
+            open,
+            &record,
+            (body, self.stream == Stream::Fresh),
+        )?;
         let stored = Stored {
             key: self.key.clone(),
             record: open.start,
@@ -381,12 +393,12 @@ fn record_durable<M: Medium>(
     hold: &Hold,
     open: &mut Open,
     record: &Record,
-    body: u64,
+    (body, limited): (u64, bool),
 ) -> Result<(Line, u64), Error> {
     let medium = &log.inner.medium;
     let line = record.encode(log.inner.head.id, open.start);
     let footprint = record.footprint();
-    hold.charge(footprint - body, false)?;
+    hold.charge(footprint - body, limited)?;
     medium.write(open.start, &line)?;
     let lead = if open.lease.fresh {
         open.start - LINE

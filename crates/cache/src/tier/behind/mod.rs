@@ -42,6 +42,8 @@ pub struct Options {
     pub drain_rate: u64,
     /// Where a fill goes that has no [`Hint`].
     pub unhinted: Placement,
+    /// Blobs that the medium had lost when it was opened: counted with those that are found damaged later.
+    pub damaged: u64,
 }
 
 impl Options {
@@ -52,6 +54,7 @@ impl Options {
             volatile: false,
             drain_rate: 0,
             unhinted: Placement::Disk,
+            damaged: 0,
         }
     }
 }
@@ -102,6 +105,7 @@ impl WriteBehind {
             turns: Turns::default(),
             counters: Counters::default(),
         });
+        count(&shared.counters.damaged, options.damaged);
         shared.recover()?;
         shared.make_room(0);
         let drained = shared.clone();

@@ -96,8 +96,11 @@ fn reopen(
     seen: &mut Seen,
 ) -> Result<Log<ShadowMedium>, String> {
     seen.images += 1;
-    let (log, _) = Log::open(image.clone(), OPTIONS).map_err(|error| error.to_string())?;
+    let (log, found) = Log::open(image.clone(), OPTIONS).map_err(|error| error.to_string())?;
     model.check(&log)?;
+    if found.dropped + found.damaged > 0 {
+        return Err(format!("a cut is no damage: {found:?}"));
+    }
     Ok(log)
 }
 

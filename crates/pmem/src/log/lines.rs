@@ -1,0 +1,62 @@
+//! The lines of a region one after the other, those that cannot be read among them.
+
+use super::layout::{LINE, Line};
+use crate::{Error, Medium};
+
+/// Bytes that are read at once: segments begin at multiples of it.
+const PAGE: u64 = 4096;
+/// Of a medium with more lines than this that cannot be read it is better to read none.
+const MOST: u64 = 1 << 12;
+
+/// Reads lines by the page.
+pub(super) struct Lines<'a, M> {
+    medium: &'a M,
+    page: Option<u64>,
+    bytes: Vec<u8>,
+    /// Lines that could not be read.
+    unreadable: u64,
+}
+
+impl<'a, M: Medium> Lines<'a, M> {
+    pub(super) fn new(medium: &'a M) -> Self {
+        Self {
+            medium,
+            page: None,
+            bytes: vec![0; 4096],
+            unreadable: 0,
+        }
+    }
+
+    /// The line at `at`, within a segment; `None` when the medium fails there.
+    ///
+    /// # Errors
+    /// [`Error::Medium`] when it fails at too many.
+    pub(super) fn at(&mut self, at: u64) -> Result<Option<Line>, Error> {
+        let page = at / PAGE * PAGE;
+        if self.page != Some(page) {
+            let read = self.medium.inspect(page, &mut self.bytes);
+            self.page = read.is_ok().then_some(page);
+        }
+        let mut line = [0; 64];
+        if self.page.is_some() {
+            let from = usize::try_from(at - page).unwrap_or(0);
+            line.copy_from_slice(&self.bytes[from..from + 64]);
+            return Ok(Some(line));
+        }
+        match self.medium.inspect(at, &mut line) {
+            Ok(()) => Ok(Some(line)),
+            Err(error) => {
+                self.unreadable += 1;
+                match self.unreadable > MOST {
+                    true => Err(error),
+                    false => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// Offsets of lines from `from` to `to`.
+    pub(super) fn offsets(from: u64, to: u64) -> impl Iterator<Item = u64> {
+        (from..to.saturating_sub(LINE - 1)).step_by(64)
+    }
+}
