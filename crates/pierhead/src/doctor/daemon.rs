@@ -33,6 +33,14 @@ pub(crate) enum Running {
     },
 }
 
+/// The fast tier of a daemon that runs.
+pub(crate) struct ServedTier {
+    /// What becomes of it when the power goes; `None`: it has none.
+    pub(crate) class: Option<String>,
+    /// Blobs that were damaged on it.
+    pub(crate) damaged: f64,
+}
+
 impl Running {
     /// Its configuration file.
     pub(crate) fn file(&self) -> Option<PathBuf> {
@@ -62,6 +70,23 @@ impl Running {
             Self::Yes { stat, .. } => Some(stat.used.saturating_add(stat.reserved)),
             _ => None,
         }
+    }
+
+    /// What it serves with: `None` when it does not run.
+    pub(crate) fn tier(&self) -> Option<ServedTier> {
+        let Self::Yes { metrics, .. } = self else {
+            return None;
+        };
+        let class = metrics
+            .of("pierhead_cache_tier_info")
+            .find_map(|(labels, _)| {
+                let class = labels.strip_prefix("class=\"")?;
+                class.strip_suffix('"').map(str::to_owned)
+            });
+        Some(ServedTier {
+            class,
+            damaged: metrics.sum("pierhead_cache_tier_damaged_total"),
+        })
     }
 
     /// Where its clients reach it from this machine.

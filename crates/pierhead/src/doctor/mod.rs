@@ -75,13 +75,13 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     }
     findings.extend(daemon::look(&running, &config));
     let certificate = certificate::look(&config);
-    let serving = running.in_use().is_some();
+    let served = running.tier();
     let on_disk = {
         let config = config.clone();
         let in_use = running.in_use();
         blocking("disk", move || {
             let mut findings = disk::look(&config, in_use);
-            findings.extend(tier::look(&config, serving));
+            findings.extend(tier::look(&config, served.as_ref()));
             findings
         })
     };
