@@ -150,7 +150,7 @@ struct Job<'t> {
     path: Vec<u8>,
     content: Content,
     size: u64,
-    attributes: &'t Attributes,
+    attributes: Attributes<'t>,
     modified: Time,
 }
 

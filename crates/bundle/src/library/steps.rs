@@ -170,7 +170,7 @@ impl Inner {
             return Ok(blobs.filter(|_| is_quick).collect());
         }
         let mut quick = Vec::new();
-        let mut done = HashSet::new();
+        let mut done = vec![false; widen(table.contents().len())];
         let mut places: [Vec<Place>; 2] = Default::default();
         // Indexes of packs and their last blocks take room, too.
         let mut left = self.config.packs - self.config.packs / 16;
@@ -372,34 +372,36 @@ impl Inner {
 }
 
 /// The contents of a layer that no layer before it has: those of the merged tree, and those that rebuilding it
-/// needs besides; in the order of its tar.
-fn items(
-    table: &Table,
-    layer: &Indexed,
-    done: &mut HashSet<Content>,
-) -> Result<[Vec<Item>; 2], Error> {
+/// needs besides; in the order of its tar. `done` tells of each number of the table whether it was met.
+fn items(table: &Table, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<Item>; 2], Error> {
     let mut items: [Vec<Item>; 2] = Default::default();
-    let is_visible = |content: &Content| table.find(content).is_some_and(|it| it < table.visible());
+    // All contents of its layers are in a table.
+    let mut first = |content: &Content| {
+        let number = table.find(content)?;
+        let done = done.get_mut(widen(number))?;
+        (!std::mem::replace(done, true)).then_some(number)
+    };
     for entry in layer.index.entries() {
         let entry = entry?;
         if let Kind::File { content, size } = entry.kind
-            && done.insert(content)
+            && let Some(number) = first(&content)
         {
-            let of = usize::from(!is_visible(&content));
+            let of = usize::from(number >= table.visible());
             items[of].push(Item::file(content, size, &entry.path));
         }
     }
-    for file in layer.index.files() {
+    let (skeleton, size) = layer.index.skeleton();
+    for file in layer.index.files().chain([Ok((skeleton, size))]) {
         let (content, size) = file?;
-        if done.insert(content) {
+        if first(&content).is_some() {
             items[1].push(Item::apart(content, size));
         }
     }
-    let (skeleton, size) = layer.index.skeleton();
-    if done.insert(skeleton) {
-        items[1].push(Item::apart(skeleton, size));
-    }
     Ok(items)
+}
+
+fn widen(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 /// What is in a pack, by the numbers of a table.

@@ -1,5 +1,6 @@
 //! The packing job: contents of a layer, in the order of its tar, into frames.
 
+use std::cell::LazyCell;
 use std::collections::{HashMap, HashSet};
 
 use pierhead_oci::{Algorithm, Hasher};
@@ -117,7 +118,7 @@ pub fn pack(
             packs.writer()
         },
         groups: Default::default(),
-        done: HashSet::new(),
+        done: HashSet::with_capacity(items.len()),
         out: Packed::default(),
     };
     job.reuse(items)?;
@@ -161,8 +162,11 @@ struct Group {
 impl Job<'_> {
     /// Finds what is packed already.
     fn reuse(&mut self, items: &[Item]) -> Result<(), Error> {
-        let wanted: HashMap<Content, u64> =
-            items.iter().map(|item| (item.content, item.size)).collect();
+        let all = || -> HashMap<Content, u64> {
+            items.iter().map(|item| (item.content, item.size)).collect()
+        };
+        // Of most layers nothing is packed yet.
+        let wanted = LazyCell::new(all);
         let mut seen: HashSet<Place> = HashSet::new();
         for item in items {
             if item.size == 0 || self.done.contains(&item.content) {

@@ -9,7 +9,7 @@ use crate::{Error, durable};
 
 use super::contents::Index;
 use super::layout::Layout;
-use super::{Table, WHAT, rows};
+use super::{Table, WHAT, attributes};
 
 /// Where the bytes lie.
 pub(super) enum Bytes {
@@ -72,7 +72,7 @@ impl Table {
         if body.len() != layout.end() + Index::bytes(layout.contents) {
             return Err(Error::malformed(WHAT, "another length than it says"));
         }
-        let attributes = rows::attributes(&layout, body)?;
+        let attributes = attributes::starts(&layout, body)?;
         Ok(Self {
             index: Index::File {
                 start: layout.end(),

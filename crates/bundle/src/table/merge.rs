@@ -5,14 +5,15 @@
 //! root. Whatever is replaced goes, but a directory by a directory keeps what is in it. A hard link shares the node that its target names at
 //! that moment, whoever replaces that name later; as with umoci, its own header changes nothing about the node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use pierhead_oci::Digest;
 
 use crate::{Content, Entry, Error, Kind, Time};
 
 use super::MAX_ENTRIES;
-use super::rows::{Attributes, MAX_HELD};
+use super::attributes::{self, MAX_HELD};
+use super::interned::Interned;
 
 /// One layer to be merged.
 pub struct LayerEntries<I, F> {
@@ -81,8 +82,9 @@ pub(super) struct MergedLayer {
 pub(super) struct Merged {
     names: Vec<Name>,
     inodes: Vec<Inode>,
-    attributes: Pool<Attributes>,
-    contents: Pool<Content>,
+    /// As they stand in a table.
+    attributes: Interned,
+    contents: Interned,
     sizes: Vec<u64>,
     pub(super) layers: Vec<MergedLayer>,
     /// Which layer is being applied.
@@ -91,31 +93,8 @@ pub(super) struct Merged {
     steps: u64,
     /// Bytes of names, targets and attributes that may still be held.
     bytes: usize,
-}
-
-/// Each value once.
-struct Pool<T> {
-    of: HashMap<T, u32>,
-    order: Vec<T>,
-}
-
-impl<T: Clone + Eq + std::hash::Hash> Pool<T> {
-    fn get(&mut self, value: T) -> Result<u32, Error> {
-        let next = position(self.order.len())?;
-        Ok(*self.of.entry(value).or_insert_with_key(|value| {
-            self.order.push(value.clone());
-            next
-        }))
-    }
-}
-
-impl<T> Default for Pool<T> {
-    fn default() -> Self {
-        Self {
-            of: HashMap::new(),
-            order: Vec::new(),
-        }
-    }
+    /// Attributes on their way.
+    coded: Vec<u8>,
 }
 
 const ROOT: u32 = 0;
@@ -134,10 +113,16 @@ const MAX_BYTES: usize = 2 * MAX_HELD;
 const DIRECTORY: usize = 256;
 
 /// Of a parent that no layer has an entry of, and of the root. Its time would be that of the unpacking: none.
-const IMPLIED: Attributes = Attributes {
+const IMPLIED: Entry = Entry {
+    path: Vec::new(),
+    kind: Kind::Directory,
     mode: 0o755,
     uid: 0,
     gid: 0,
+    modified: Time {
+        seconds: 0,
+        nanos: 0,
+    },
     xattrs: Vec::new(),
 };
 
@@ -177,7 +162,11 @@ fn position(len: usize) -> Result<u32, Error> {
     u32::try_from(len)
         .ok()
         .filter(|position| *position < MAX_ENTRIES + MAX_ENTRIES / 4)
-        .ok_or_else(|| Error::Image("more entries than a table has".to_owned()))
+        .ok_or_else(many)
+}
+
+fn many() -> Error {
+    Error::Image("more entries than a table has".to_owned())
 }
 
 fn bad(path: &[u8], why: &str) -> Error {
@@ -194,26 +183,27 @@ impl Merged {
         let mut merged = Self {
             names: Vec::new(),
             inodes: Vec::new(),
-            attributes: Pool::default(),
-            contents: Pool::default(),
+            attributes: Interned::default(),
+            contents: Interned::default(),
             sizes: Vec::new(),
             layers: Vec::new(),
             layer: 0,
             steps: MAX_STEPS,
             bytes: MAX_BYTES,
+            coded: Vec::new(),
         };
         merged.add_directory()?;
         Ok(merged)
     }
 
-    /// Attributes by identifier.
-    pub(super) fn attributes(&self, id: u32) -> &Attributes {
-        &self.attributes.order[id as usize]
+    /// Attributes by identifier, as they stand in a table.
+    pub(super) fn attributes(&self, id: u32) -> &[u8] {
+        self.attributes.string(id)
     }
 
-    /// A content and its size by identifier.
-    pub(super) fn content(&self, id: u32) -> (Content, u64) {
-        (self.contents.order[id as usize], self.sizes[id as usize])
+    /// The digest of a content and its size by identifier.
+    pub(super) fn content(&self, id: u32) -> (&[u8], u64) {
+        (self.contents.string(id), self.sizes[id as usize])
     }
 
     fn name(&mut self, name: u32) -> &mut Name {
@@ -233,7 +223,8 @@ impl Merged {
     }
 
     fn intern(&mut self, content: Content, size: u64) -> Result<u32, Error> {
-        let id = self.contents.get(content)?;
+        let id = self.contents.get(content.as_bytes()).ok_or_else(many)?;
+        position(id as usize)?;
         match self.sizes.get(id as usize) {
             Some(known) if *known != size => Err(Error::Image(format!(
                 "{content} has {size} bytes and {known}"
@@ -246,20 +237,30 @@ impl Merged {
         }
     }
 
-    fn add_inode(&mut self, kind: InodeKind, of: Attributes, modified: Time) -> Result<u32, Error> {
+    /// With the owner, the mode, the extended attributes and the time of an entry.
+    fn add_inode(&mut self, kind: InodeKind, of: &Entry) -> Result<u32, Error> {
         let inode = position(self.inodes.len())?;
         if matches!(kind, InodeKind::Directory) {
             self.hold(DIRECTORY)?;
         }
-        if !self.attributes.of.contains_key(&of) {
-            // The pool has it twice.
-            self.hold(2 * of.held())?;
+        let mode = match kind {
+            // The system has no other.
+            InodeKind::Symlink(_) => 0o777,
+            _ => of.mode,
+        };
+        let mut coded = std::mem::take(&mut self.coded);
+        coded.clear();
+        attributes::encode(of, mode, &mut coded);
+        if self.attributes.find(&coded).is_none() {
+            // Once here, and once in the table that is made of it.
+            self.hold(2 * attributes::held(of))?;
         }
-        let attributes = self.attributes.get(of)?;
+        let attributes = self.attributes.get(&coded).ok_or_else(many)?;
+        self.coded = coded;
         self.inodes.push(Inode {
             kind,
             attributes,
-            modified,
+            modified: of.modified,
         });
         Ok(inode)
     }
@@ -276,7 +277,7 @@ impl Merged {
     }
 
     fn add_directory(&mut self) -> Result<u32, Error> {
-        let inode = self.add_inode(InodeKind::Directory, IMPLIED, Time::default())?;
+        let inode = self.add_inode(InodeKind::Directory, &IMPLIED)?;
         self.add_name(inode)
     }
 
@@ -286,13 +287,7 @@ impl Merged {
             Some(slash) => (&entry.path[..slash], &entry.path[slash + 1..]),
             None => (&[][..], &entry.path[..]),
         };
-        let attributes = Attributes {
-            mode: entry.mode,
-            uid: entry.uid,
-            gid: entry.gid,
-            xattrs: entry.xattrs,
-        };
-        let kind = match entry.kind {
+        let kind = match &entry.kind {
             Kind::Opaque => {
                 if let Some(folder) = self.find(&entry.path)?.filter(|f| self.is_directory(*f)) {
                     return self.hide_in(folder);
@@ -311,29 +306,23 @@ impl Merged {
                 return Ok(());
             }
             Kind::HardLink { target } => {
-                let inode = self.linked(&entry.path, &target)?;
+                let inode = self.linked(&entry.path, target)?;
                 return self.put(&entry.path, parent, name, inode);
             }
             Kind::Directory => {
-                let modified = entry.modified;
-                let inode = self.add_inode(InodeKind::Directory, attributes, modified)?;
+                let inode = self.add_inode(InodeKind::Directory, &entry)?;
                 return self.put(&entry.path, parent, name, inode);
             }
-            Kind::File { content, size } => InodeKind::File(self.intern(content, size)?),
+            Kind::File { content, size } => InodeKind::File(self.intern(*content, *size)?),
             Kind::Symlink { target } => {
                 self.hold(target.len())?;
-                InodeKind::Symlink(target.into())
+                InodeKind::Symlink(target.as_slice().into())
             }
-            Kind::CharDevice { major, minor } => InodeKind::CharDevice(major, minor),
-            Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(major, minor),
+            Kind::CharDevice { major, minor } => InodeKind::CharDevice(*major, *minor),
+            Kind::BlockDevice { major, minor } => InodeKind::BlockDevice(*major, *minor),
             Kind::Fifo => InodeKind::Fifo,
         };
-        let mut attributes = attributes;
-        if matches!(kind, InodeKind::Symlink(_)) {
-            // The system has no other.
-            attributes.mode = 0o777;
-        }
-        let inode = self.add_inode(kind, attributes, entry.modified)?;
+        let inode = self.add_inode(kind, &entry)?;
         self.put(&entry.path, parent, name, inode)
     }
 

@@ -4,8 +4,10 @@
 //! a directory right before what is in it, so that two tables are compared by one walk through both; contents by
 //! number; all numbers relative, so that an update of the image changes few bytes.
 
+mod attributes;
 mod contents;
 mod file;
+mod interned;
 mod layers;
 mod layout;
 mod merge;
@@ -16,10 +18,11 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub use attributes::{Attributes, Xattrs};
 pub use contents::{ByDigest, Contents};
 pub use layers::{Layers, TableLayer};
 pub use merge::LayerEntries;
-pub use rows::{Attributes, Node, Row, Rows};
+pub use rows::{Node, Row, Rows};
 pub use wire::{decode, encode};
 
 use std::cell::RefCell;
@@ -49,7 +52,8 @@ pub const MAX_ENTRIES: u32 = 1 << 20;
 pub struct Table {
     bytes: Bytes,
     layout: Layout,
-    attributes: Vec<Attributes>,
+    /// Where each begins in its section.
+    attributes: Vec<u32>,
     index: Index,
 }
 
@@ -85,7 +89,11 @@ impl Table {
         I: IntoIterator<Item = Result<Entry, Error>>,
         F: IntoIterator<Item = Result<(Content, u64), Error>>,
     {
-        Self::trusted(write::table(&merge::merge(layers)?)?)
+        let merged = merge::merge(layers)?;
+        let bytes = write::table(&merged)?;
+        // Twice what the table is.
+        drop(merged);
+        Self::trusted(bytes)
     }
 
     /// From bytes of somewhere else: every length, number and order is checked. Costs about three walks over it.
@@ -113,7 +121,7 @@ impl Table {
         Rows::new(
             self.layout.names(self.bytes.all()),
             self.layout.nodes(self.bytes.all()),
-            &self.attributes,
+            self.numbered(),
             self.layout.entries,
             self.layout.visible,
         )
@@ -170,7 +178,7 @@ impl Table {
         if layout.end() != bytes.len() {
             return Err(Error::malformed(WHAT, "bytes after its end"));
         }
-        let attributes = rows::attributes(&layout, &bytes)?;
+        let attributes = attributes::starts(&layout, &bytes)?;
         let index = Index::of(&layout, &bytes)?;
         Ok(Self {
             bytes: Bytes::Memory(bytes),
@@ -185,6 +193,10 @@ impl Table {
         rows::check(self)?;
         layers::check(self)?;
         contents::check(self)
+    }
+
+    fn numbered(&self) -> attributes::Numbered<'_> {
+        attributes::Numbered::new(self.layout.attributes(self.bytes.all()), &self.attributes)
     }
 
     /// A reader of one section.

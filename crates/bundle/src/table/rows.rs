@@ -1,11 +1,10 @@
 //! A walk over the entries of a table.
 
-use std::collections::HashSet;
-
 use crate::varint::Reader;
 use crate::{Entry, Error, Kind, Time};
 
-use super::layout::{Layout, widen};
+use super::attributes::{Attributes, Numbered};
+use super::layout::widen;
 use super::{Contents, Table, WHAT, rank};
 
 /// The kinds of nodes as they are coded, and their number.
@@ -40,28 +39,6 @@ const SECOND: u32 = 1_000_000_000;
 /// Longest path and longest name, in bytes.
 pub(super) const MAX_PATH: usize = 4096;
 pub(super) const MAX_NAME: usize = 255;
-/// Longest name and value of an extended attribute (Linux has the same).
-pub(super) const MAX_XATTR: usize = 255;
-pub(super) const MAX_VALUE: usize = 64 << 10;
-
-/// Bytes that an extended attribute takes in memory besides those of its name and value.
-const XATTR: usize = 48;
-/// Bytes that the extended attributes of a table take in memory: one of a few bytes takes many more there.
-pub(super) const MAX_HELD: usize = 32 << 20;
-
-/// What entries share with many others.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Attributes {
-    /// Permission bits with setuid, setgid and sticky.
-    pub mode: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Extended attributes, sorted by name, names unique.
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
 /// One entry; its path lives until the next is asked for, all else as long as the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'p, 'a> {
@@ -72,7 +49,7 @@ pub struct Row<'p, 'a> {
     /// What it is.
     pub node: Node<'a>,
     /// Of a hard link, those of what it names.
-    pub attributes: &'a Attributes,
+    pub attributes: Attributes<'a>,
     /// Of a hard link, that of what it names.
     pub modified: Time,
 }
@@ -94,14 +71,6 @@ pub enum Node<'a> {
     BlockDevice(u32, u32),
     /// A named pipe.
     Fifo,
-}
-
-impl Attributes {
-    /// Bytes in memory, about, of what is of no fixed length.
-    pub(super) fn held(&self) -> usize {
-        let held = |(name, value): &(Vec<u8>, Vec<u8>)| XATTR + name.len() + value.len();
-        self.xattrs.iter().map(held).sum()
-    }
 }
 
 impl Row<'_, '_> {
@@ -130,7 +99,7 @@ impl Row<'_, '_> {
             uid: self.attributes.uid,
             gid: self.attributes.gid,
             modified: self.modified,
-            xattrs: self.attributes.xattrs.clone(),
+            xattrs: self.attributes.xattrs.to_vec(),
         })
     }
 }
@@ -141,8 +110,10 @@ impl Row<'_, '_> {
 pub struct Rows<'a> {
     names: Reader<'a>,
     nodes: Reader<'a>,
-    attributes: &'a [Attributes],
+    attributes: Numbered<'a>,
     path: Vec<u8>,
+    /// Number of the attributes of the last row.
+    number: u32,
     /// Whether the last row was a directory.
     inside: bool,
     ordinal: u32,
@@ -171,7 +142,7 @@ impl<'a> Rows<'a> {
     pub(super) fn new(
         names: &'a [u8],
         nodes: &'a [u8],
-        attributes: &'a [Attributes],
+        attributes: Numbered<'a>,
         entries: u32,
         visible: u32,
     ) -> Self {
@@ -180,6 +151,7 @@ impl<'a> Rows<'a> {
             nodes: Table::reader(nodes),
             attributes,
             path: Vec::new(),
+            number: 0,
             inside: false,
             ordinal: 0,
             entries,
@@ -277,7 +249,7 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    fn attributes_of(&mut self, flags: u8) -> Result<&'a Attributes, Error> {
+    fn attributes_of(&mut self, flags: u8) -> Result<Attributes<'a>, Error> {
         let state = &mut self.state;
         let last = &mut state.attributes[usize::from(flags & kind::MASK)];
         if flags & flag::ATTRIBUTES != 0 {
@@ -291,7 +263,9 @@ impl<'a> Rows<'a> {
             }
             *last = number;
         }
-        last.and_then(|number| self.attributes.get(widen(number)))
+        self.number = last.unwrap_or(u32::MAX);
+        self.attributes
+            .get(self.number)
             .ok_or_else(|| self.nodes.wrong("attributes over the end"))
     }
 
@@ -354,61 +328,20 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The attributes by number.
-pub(super) fn attributes(layout: &Layout, bytes: &[u8]) -> Result<Vec<Attributes>, Error> {
-    let mut reader = Table::reader(layout.attributes(bytes));
-    let mut all = Vec::new();
-    let mut held = 0;
-    for _ in 0..layout.attribute_count {
-        let mode = reader.u32()?;
-        let (uid, gid) = (reader.u32()?, reader.u32()?);
-        if mode > 0o7777 {
-            return Err(reader.wrong("a mode of more than 12 bits"));
-        }
-        let mut xattrs: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-        for _ in 0..reader.count()? {
-            let len = reader.count()?;
-            let name = reader.take(len)?;
-            let len = reader.count()?;
-            let value = reader.take(len)?;
-            let sound = !name.is_empty() && name.len() <= MAX_XATTR && !name.contains(&0);
-            if !sound || value.len() > MAX_VALUE {
-                return Err(reader.wrong("an extended attribute that is none"));
-            }
-            if xattrs.last().is_some_and(|last| *last.0 >= *name) {
-                return Err(reader.wrong("extended attributes out of order"));
-            }
-            held += XATTR + name.len() + value.len();
-            if held > MAX_HELD {
-                return Err(reader.wrong("extended attributes of too many bytes"));
-            }
-            xattrs.push((name.to_vec(), value.to_vec()));
-        }
-        all.push(Attributes {
-            mode,
-            uid,
-            gid,
-            xattrs,
-        });
-    }
-    reader.end()?;
-    Ok(all)
-}
-
 /// Walks once: the form is the canonical one, and links name what can have several names, with its attributes.
 pub(super) fn check(table: &Table) -> Result<(), Error> {
     let wrong = |why: &str| Err(Error::malformed(WHAT, why));
-    let unique: HashSet<&Attributes> = table.attributes.iter().collect();
-    if unique.len() != table.attributes.len() {
+    if table.numbered().has_twice() {
         return wrong("attributes that stand in it twice");
     }
-    /// What a link must agree with; `None` of what may have one name only.
-    type Linked<'a> = Option<(&'a Attributes, Time)>;
-    let mut seen: Vec<Linked<'_>> = Vec::new();
+    /// What a link must agree with, attributes by number; `None` of what may have one name only.
+    type Linked = Option<(u32, Time)>;
+    let mut seen: Vec<Linked> = Vec::with_capacity(widen(table.entries()));
     let mut rows = table.rows();
     while let Some(row) = rows.next()? {
-        let this = Some((row.attributes, row.modified));
-        match row.node {
+        let (node, modified, mode) = (row.node, row.modified, row.attributes.mode);
+        let this = Some((rows.number, modified));
+        match node {
             Node::Directory => seen.push(None),
             Node::HardLink(to) => {
                 let linked = seen.get(widen(to)).copied().flatten();
@@ -417,7 +350,7 @@ pub(super) fn check(table: &Table) -> Result<(), Error> {
                 }
                 seen.push(None);
             }
-            Node::Symlink(_) if row.attributes.mode != 0o777 => {
+            Node::Symlink(_) if mode != 0o777 => {
                 return wrong("a symbolic link with a mode");
             }
             _ => seen.push(this),

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 
 use crate::varint::{put, put_signed};
-use crate::{Content, Error, Time};
+use crate::{Error, Time};
 
 use super::layout::{HEAD, Layout};
 use super::merge::{Item, Merged};
-use super::rows::{Attributes, State, class, flag, kind};
+use super::rows::{State, class, flag, kind};
 use super::{MAX_ENTRIES, MAX_PATH_ERROR, MAX_TABLE, rows};
 
 /// Numbers that are given out by first use.
@@ -55,14 +55,14 @@ pub(super) fn table(merged: &Merged) -> Result<Vec<u8>, Error> {
     }
     let mut attributes = Vec::new();
     for id in &entries.attributes.order {
-        put_attributes(&mut attributes, merged.attributes(*id));
+        attributes.extend(merged.attributes(*id));
     }
     let mut sizes = Vec::new();
     let mut digests: Vec<u8> = Vec::new();
     for id in &entries.contents.order {
-        let (content, size): (Content, u64) = merged.content(*id);
+        let (content, size) = merged.content(*id);
         put(&mut sizes, size);
-        digests.extend(content.as_bytes());
+        digests.extend(content);
     }
     let sections = [&attributes, &entries.names, &entries.nodes, &sizes, &layers];
     let mut lengths = [0; 5];
@@ -88,19 +88,6 @@ pub(super) fn table(merged: &Merged) -> Result<Vec<u8>, Error> {
     }
     bytes.extend(digests);
     Ok(bytes)
-}
-
-fn put_attributes(out: &mut Vec<u8>, attributes: &Attributes) {
-    put(out, attributes.mode.into());
-    put(out, attributes.uid.into());
-    put(out, attributes.gid.into());
-    put(out, attributes.xattrs.len() as u64);
-    for (name, value) in &attributes.xattrs {
-        for bytes in [name, value] {
-            put(out, bytes.len() as u64);
-            out.extend(bytes);
-        }
-    }
 }
 
 /// The sections of the entries.

@@ -83,7 +83,7 @@ impl At<'_> {
 /// or this file system does not keep, are counted.
 pub(super) fn apply(
     at: &At<'_>,
-    attributes: &Attributes,
+    attributes: Attributes<'_>,
     modified: Time,
     counts: &Counts,
 ) -> io::Result<()> {
@@ -101,7 +101,7 @@ pub(super) fn apply(
         }
         Err(error) => return Err(error.into()),
     }
-    for (name, value) in &attributes.xattrs {
+    for (name, value) in attributes.xattrs.iter() {
         match at.set_xattr(name, value) {
             Ok(()) => {}
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => add(&counts.xattrs, 1),
@@ -113,7 +113,7 @@ pub(super) fn apply(
 }
 
 /// `None` for the number that means no change to the system.
-pub(super) fn owner(attributes: &Attributes) -> Option<(Uid, Gid)> {
+pub(super) fn owner(attributes: Attributes<'_>) -> Option<(Uid, Gid)> {
     let known = attributes.uid != u32::MAX && attributes.gid != u32::MAX;
     known.then(|| (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid)))
 }

@@ -114,7 +114,7 @@ pub(super) fn link(
     file: &File,
     parent: &OwnedFd,
     name: &[u8],
-    attributes: &Attributes,
+    attributes: Attributes<'_>,
     size: u64,
 ) -> io::Result<bool> {
     let meta = file.metadata()?;

@@ -47,14 +47,14 @@ struct Entered<'t> {
     fd: Option<OwnedFd>,
     /// Bytes of the path up to its end.
     len: usize,
-    attributes: &'t Attributes,
+    attributes: Attributes<'t>,
     modified: Time,
 }
 
 /// The way from the target to the folder that the walk is in.
 pub(super) struct Folders<'t> {
     root: OwnedFd,
-    of_root: Option<(&'t Attributes, Time)>,
+    of_root: Option<(Attributes<'t>, Time)>,
     /// Of the folder that the walk is in.
     path: Vec<u8>,
     entered: Vec<Entered<'t>>,
@@ -71,7 +71,7 @@ impl<'t> Folders<'t> {
     }
 
     /// What the target itself gets at the end.
-    pub(super) const fn root(&mut self, attributes: &'t Attributes, modified: Time) {
+    pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
         self.of_root = Some((attributes, modified));
     }
 
@@ -104,7 +104,7 @@ impl<'t> Folders<'t> {
         &mut self,
         name: &[u8],
         over: bool,
-        attributes: &'t Attributes,
+        attributes: Attributes<'t>,
         modified: Time,
     ) -> io::Result<()> {
         let parent = self.here()?;

@@ -1,0 +1,93 @@
+//! Byte strings, each once, by number: all of them in one piece of memory.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+
+/// See the head of this module. A string takes its bytes and about 25 more, whatever its length; at most 4 GiB of them.
+#[derive(Default)]
+pub(super) struct Interned {
+    bytes: Vec<u8>,
+    /// Where each ends.
+    ends: Vec<u32>,
+    /// By hash, or by the next free number behind it.
+    numbers: HashMap<u64, u32>,
+    hasher: RandomState,
+}
+
+impl Interned {
+    /// The number of a string that is there.
+    pub(super) fn find(&self, string: &[u8]) -> Option<u32> {
+        self.look_up(string).ok()
+    }
+
+    /// The number of a string, the next one if it is new. `None` where there are too many of them.
+    pub(super) fn get(&mut self, string: &[u8]) -> Option<u32> {
+        let free = match self.look_up(string) {
+            Ok(number) => return Some(number),
+            Err(free) => free,
+        };
+        let number = u32::try_from(self.ends.len()).ok()?;
+        let end = u32::try_from(self.bytes.len() + string.len()).ok()?;
+        self.bytes.extend_from_slice(string);
+        self.ends.push(end);
+        self.numbers.insert(free, number);
+        Some(number)
+    }
+
+    /// The string of a number; of none that was given out, nothing.
+    pub(super) fn string(&self, number: u32) -> &[u8] {
+        let at = usize::try_from(number).unwrap_or(usize::MAX);
+        let wide = |end: &u32| usize::try_from(*end).unwrap_or(usize::MAX);
+        let start = at.checked_sub(1).and_then(|before| self.ends.get(before));
+        let end = self.ends.get(at).map_or(0, wide);
+        self.bytes
+            .get(start.map_or(0, wide)..end)
+            .unwrap_or_default()
+    }
+
+    /// The number, or under what it would be found.
+    fn look_up(&self, string: &[u8]) -> Result<u32, u64> {
+        let mut hash = self.hasher.hash_one(string);
+        while let Some(number) = self.numbers.get(&hash) {
+            if self.string(*number) == string {
+                return Ok(*number);
+            }
+            hash = hash.wrapping_add(1);
+        }
+        Err(hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_have_one_number_each() {
+        let mut strings = Interned::default();
+        let all = [&b"b"[..], b"", b"ab", b"a"];
+        for (number, string) in (0..).zip(all) {
+            assert_eq!(strings.find(string), None);
+            assert_eq!(strings.get(string), Some(number));
+        }
+        for (number, string) in (0..).zip(all) {
+            assert_eq!(strings.get(string), Some(number));
+            assert_eq!(strings.find(string), Some(number));
+            assert_eq!(strings.string(number), string);
+        }
+        assert_eq!(strings.string(4), b"");
+    }
+
+    #[test]
+    fn strings_with_one_hash_are_told_apart() {
+        let mut strings = Interned::default();
+        strings.get(b"one").unwrap();
+        // As if `two` had the hash of `one`.
+        let hash = strings.hasher.hash_one(&b"two"[..]);
+        strings.numbers = HashMap::from([(hash, 0)]);
+        assert_eq!(strings.find(b"two"), None);
+        assert_eq!(strings.get(b"two"), Some(1));
+        assert_eq!(strings.get(b"two"), Some(1));
+        assert_eq!(strings.string(0), b"one");
+    }
+}
