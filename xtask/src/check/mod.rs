@@ -77,7 +77,7 @@ struct State {
 const STEPS: &[Step] = &[
     Step {
         name: "install",
-        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, libcachesim",
+        about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         run: steps::install,
     },
     Step {
@@ -89,6 +89,11 @@ const STEPS: &[Step] = &[
         name: "deny",
         about: "licences, sources, bans and advisories of what we depend on",
         run: steps::deny,
+    },
+    Step {
+        name: "chart",
+        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas",
+        run: steps::chart,
     },
     Step {
         name: "clippy",

@@ -9,7 +9,7 @@ use super::{
     count::Count,
     programs::{self, Built, Program},
 };
-use crate::{corpus, exec, install, place, pmem_vm};
+use crate::{chart, corpus, exec, install, place, pmem_vm};
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
 const END_TO_END: &str = "pierhead-tests";
@@ -77,6 +77,16 @@ pub(super) fn deny(_: &mut State) -> Result<Outcome> {
         )));
     }
     show(deny().args(["check", "--disable-fetch", "advisories"]))
+}
+
+pub(super) fn chart(_: &mut State) -> Result<Outcome> {
+    let Some(helm) = place::find("helm") else {
+        return Ok(Outcome::Cannot("no helm".into()));
+    };
+    if !place::tools().join(install::SCHEMAS.0).exists() {
+        return Ok(Outcome::Cannot(format!("no {}", install::SCHEMAS.0)));
+    }
+    chart::check(&helm).map(Outcome::Tests)
 }
 
 pub(super) fn unit(state: &mut State) -> Result<Outcome> {

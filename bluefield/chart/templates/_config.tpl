@@ -1,0 +1,102 @@
+{{/* A TOML value. Helm reads every number as a float, and pierhead's are whole. */}}
+{{- define "pierhead.toml" -}}
+{{- if kindIs "string" . -}}{{ toJson . }}
+{{- else if kindIs "bool" . -}}{{ . }}
+{{- else if kindIs "slice" . -}}[{{ range $i, $it := . }}{{ if $i }}, {{ end }}{{ toJson $it }}{{ end }}]
+{{- else -}}{{ int64 . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "pierhead.config" -}}
+{{- include "pierhead.check" . -}}
+{{- $v := .Values -}}
+{{- $profile := include "pierhead.profile" . | fromYaml -}}
+{{- $config := mergeOverwrite (deepCopy $profile.config) (deepCopy $v.config) -}}
+{{- with $v.storage.size -}}
+{{- $room := include "pierhead.mebibytes" . | int64 -}}
+{{- $packs := div (mul $room 10) 100 -}}
+{{- /* pierhead takes no less than this: it would hold no image. */ -}}
+{{- $bundle := ternary (dict "size" (printf "%dMiB" $packs)) (dict "enabled" false) (ge $packs 64) -}}
+{{- $sized := dict "cache" (dict "size" (printf "%dMiB" (div (mul $room 75) 100)) "min_free" "0") "bundle" $bundle -}}
+{{- $config = mergeOverwrite $sized $config -}}
+{{- end -}}
+listen = ["{{ $v.network.address }}:{{ int64 $v.network.port }}"]
+admin = "{{ $v.network.address }}:{{ int64 $v.network.adminPort }}"
+data = "/var/lib/pierhead/cache"
+{{- with $v.dockerConfigSecretName }}
+docker_config = "/etc/pierhead/docker/config.json"
+{{- end }}
+{{- range $key, $value := $config }}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ include "pierhead.toml" $value }}
+{{- end }}
+{{- end }}
+{{- range $section, $keys := $config }}
+{{- if and (kindIs "map" $keys) $keys }}
+
+[{{ $section }}]
+{{- range $key, $value := $keys }}
+{{ $key }} = {{ include "pierhead.toml" $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if ne $v.tier.kind "off" }}
+
+[tier]
+kind = {{ toJson $v.tier.kind }}
+path = "/var/lib/pierhead/tier/pierhead.tier"
+size = "{{ include "pierhead.mebibytes" $v.tier.size }}MiB"
+limit = {{ toJson $v.tier.limit }}
+rules = {{ toJson $v.tier.rules }}
+drain = {{ toJson $v.tier.drain }}
+{{- end }}
+{{- if $v.tls.secretName }}
+
+[tls]
+cert = "/etc/pierhead/tls/tls.crt"
+key = "/etc/pierhead/tls/tls.key"
+{{- with $v.tls.clientCAKey }}
+client_ca = "/etc/pierhead/{{ if $v.tls.clientCASecretName }}clients{{ else }}tls{{ end }}/{{ . }}"
+{{- end }}
+client_optional = {{ $v.tls.clientOptional }}
+{{- with $v.tls.clientNames }}
+client_names = {{ include "pierhead.toml" . }}
+{{- end }}
+{{- end }}
+
+[auth]
+mode = {{ toJson $v.auth.mode }}
+verdicts = {{ toJson $v.auth.verdicts }}
+anonymous = {{ $v.auth.anonymous }}
+{{- if eq $v.auth.mode "htpasswd" }}
+htpasswd = "/etc/pierhead/auth/htpasswd"
+{{- end }}
+{{- range $name, $it := $v.upstreams }}
+
+[upstreams.{{ toJson $name }}]
+{{- with $it.url }}
+url = {{ toJson . }}
+{{- end }}
+{{- with $it.addresses }}
+addresses = {{ include "pierhead.toml" . }}
+{{- end }}
+{{- with $it.loginHosts }}
+login_hosts = {{ include "pierhead.toml" . }}
+{{- end }}
+{{- with $it.username }}
+username = {{ toJson . }}
+{{- end }}
+{{- with $it.passwordSecret }}
+password_file = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/password"
+{{- end }}
+{{- with $it.identityTokenSecret }}
+identity_token_file = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/token"
+{{- end }}
+{{- with $it.ca }}
+ca = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/ca.crt"
+{{- end }}
+{{- with $it.trustedHosts }}
+trusted_hosts = {{ include "pierhead.toml" . }}
+{{- end }}
+{{- end }}
+{{- end -}}
