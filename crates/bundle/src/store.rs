@@ -5,6 +5,7 @@
 //! DIR/lock         held shared by who uses the store, alone by who takes away from it
 //! DIR/unsynced     the boot in which contents were written that no sync has followed yet
 //! DIR/contents/ab/ab…   sealed files, see `contents`
+//! DIR/lent         stamps of those that were lent to trees, see `lent`
 //! DIR/images/HEX/  manifest, config, table, image.json of a complete image
 //! DIR/fetches/HEX/ a fetch that was begun, see `fetch`
 //! ```
@@ -16,6 +17,7 @@ mod apply;
 mod contents;
 mod fetch;
 mod image;
+mod lent;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -37,7 +39,7 @@ pub use parts::Receive;
 pub use upkeep::{Collected, Verified};
 
 use crate::export::rootfs::Files;
-use crate::{Content, Error, Source, durable};
+use crate::{Content, Error, Source, Time, durable};
 use contents::{Contents, is_absence};
 
 /// Not only a number: the data folder of a proxy has a file of that name, too.
@@ -204,7 +206,7 @@ impl Store {
     }
 }
 
-/// Its own files, the others' being only read. Which of them is shared keeps its seal, and so whatever writes to it breaks it.
+/// Its own files, the others' being only read. What is written to one that shares its inode with a tree is found out.
 impl Files for Store {
     fn file(&self, content: &Content) -> io::Result<Option<File>> {
         match self.0.contents.file(content) {
@@ -212,6 +214,10 @@ impl Files for Store {
             Err(error) if is_absence(&error) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        self.0.contents.lent(content, file, modified)
     }
 }
 

@@ -149,6 +149,10 @@ impl Files for Store {
     fn file(&self, content: &Content) -> io::Result<Option<std::fs::File>> {
         std::fs::File::open(self.0.path().join(content.hex())).map(Some)
     }
+
+    fn lent(&self, _: &Content, _: &std::fs::File, _: Time) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[test]
@@ -159,47 +163,132 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     };
     let image = Image::tree(21, &options);
     let (table, store) = (table(&image), Store::of(&image));
-    let nothing = MemorySource::default();
-    let time = |content: &Content| {
-        store
-            .file(content)
-            .expect("kept")
-            .expect("there")
-            .metadata()
+    // Another version of it: half of its files have other attributes, and two have the same content.
+    let mut changed = entries(&table);
+    for (nth, entry) in (0_u32..).zip(&mut changed) {
+        if matches!(entry.kind, Kind::File { .. }) {
+            match nth % 4 {
+                0 => entry.modified.seconds += 1,
+                1 => entry.modified.nanos ^= 1,
+                2 => entry.mode ^= 0o001,
+                _ => {}
+            }
+        }
+    }
+    let first = changed
+        .iter()
+        .find(|entry| matches!(entry.kind, Kind::File { size, .. } if size > 0))
+        .expect("a file");
+    let twin = Entry {
+        path: b"zzz-twin".to_vec(),
+        ..first.clone()
     };
-    let first = *image.contents.keys().next().expect("some");
-    let before = time(&first)
-        .and_then(|meta| meta.modified())
-        .expect("a time");
-    for reuse in [Reuse::Clone, Reuse::HardLink, Reuse::HardLink] {
+    changed.push(twin);
+    let other = of(&changed);
+    let changed = entries(&other);
+    let nothing = MemorySource::default();
+    let trees = [
+        (Reuse::Clone, &table, &image.tree),
+        (Reuse::HardLink, &table, &image.tree),
+        (Reuse::HardLink, &table, &image.tree),
+        (Reuse::HardLink, &other, &changed),
+        (Reuse::HardLink, &other, &changed),
+        (Reuse::HardLink, &table, &image.tree),
+    ];
+    let mut folders = Vec::new();
+    let mut shared = Vec::new();
+    for (reuse, table, _) in trees {
         let folder = tempfile::tempdir().expect("a folder");
-        let summary = export(
-            &table,
-            &nothing,
-            Some(&store),
-            folder.path(),
-            &with(reuse, 1),
-        );
+        let files = Some(&store as &dyn Files);
+        let summary = export(table, &nothing, files, folder.path(), &with(reuse, 2));
         let summary = summary.expect("exported");
-        assert!(reuse == Reuse::Clone || summary.shared > 10, "{summary:?}");
+        assert!(summary.complete() || !is_root(), "{summary:?}");
+        shared.push(summary.shared);
+        folders.push(folder);
+    }
+    // Each is what it was meant to be after all of them were written.
+    for (folder, (reuse, _, tree)) in folders.iter().zip(trees) {
         let linked = reuse == Reuse::HardLink;
-        disk::compare_but_links(
-            folder.path(),
-            &image.tree,
-            &image.contents,
-            is_root(),
-            linked,
-        );
+        disk::compare_but_links(folder.path(), tree, &image.contents, is_root(), linked);
+    }
+    if is_root() {
+        let [_, first, again, other, _, last] = shared[..] else {
+            panic!("six trees");
+        };
+        assert!(first > 10, "{shared:?}");
+        assert_eq!((again, last), (first, first), "{shared:?}");
+        assert!(other > 0 && other < first, "{shared:?}");
     }
     for (content, bytes) in &image.contents {
         let kept = std::fs::read(store.0.path().join(content.hex())).expect("kept");
         assert!(kept == *bytes, "{content}");
     }
-    // A store tells by the time that somebody wrote to a file.
-    let after = time(&first)
-        .and_then(|meta| meta.modified())
-        .expect("a time");
-    assert_eq!(before, after);
+    // Without the trees nobody counts on the attributes of the store's files.
+    drop(folders);
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = Some(&store as &dyn Files);
+    let linked = with(Reuse::HardLink, 1);
+    let summary = export(&other, &nothing, files, folder.path(), &linked).expect("exported");
+    assert!(!is_root() || summary.shared > shared[3], "{summary:?}");
+    disk::compare_but_links(folder.path(), &changed, &image.contents, is_root(), true);
+}
+
+#[test]
+fn trees_that_are_written_at_once_have_each_their_own_attributes() {
+    let mut source = MemorySource::default();
+    let files: Vec<Entry> = (0..300_u32)
+        .map(|nth| file(&format!("f{nth:03}"), &mut source, &nth.to_le_bytes()))
+        .collect();
+    let store = Store(tempfile::tempdir().expect("a folder"));
+    let contents = (0..300_u32).map(u32::to_le_bytes);
+    let contents = contents.map(|bytes| (Content::of(&bytes), bytes.to_vec()));
+    let contents: std::collections::BTreeMap<_, _> = contents.collect();
+    for (content, bytes) in &contents {
+        std::fs::write(store.0.path().join(content.hex()), bytes).expect("written");
+    }
+    let version = |seconds: i64| {
+        let mut entries = files.clone();
+        for entry in &mut entries {
+            entry.modified.seconds = seconds;
+        }
+        of(&entries)
+    };
+    let versions = [version(1), version(2)];
+    let folders = [(); 4].map(|()| tempfile::tempdir().expect("a folder"));
+    std::thread::scope(|scope| {
+        for (nth, folder) in folders.iter().enumerate() {
+            let (table, store) = (&versions[nth % 2], &store);
+            scope.spawn(move || {
+                let nothing = MemorySource::default();
+                let linked = with(Reuse::HardLink, 2);
+                export(table, &nothing, Some(store), folder.path(), &linked).expect("exported");
+            });
+        }
+    });
+    for (nth, folder) in folders.iter().enumerate() {
+        let tree = entries(&versions[nth % 2]);
+        disk::compare_but_links(folder.path(), &tree, &contents, false, true);
+    }
+}
+
+#[test]
+fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
+    let mut source = MemorySource::default();
+    let store = Store(tempfile::tempdir().expect("a folder"));
+    let path = store.0.path().join(Content::of(b"same").hex());
+    std::fs::write(path, b"same").expect("written");
+    let [old, new] = ["old", "new"].map(|name| of(&[file(name, &mut source, b"same")]));
+    let folder = tempfile::tempdir().expect("a folder");
+    let over = Options {
+        over: true,
+        ..with(Reuse::HardLink, 1)
+    };
+    for table in [&old, &new] {
+        export(table, &source, Some(&store), folder.path(), &over).expect("exported");
+    }
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = |name: &str| folder.path().join(name).metadata().expect("there").ino();
+    assert_ne!(inode("old"), inode("new"));
 }
 
 /// A table of one layer.

@@ -99,12 +99,13 @@ fn the_others_agree_on_random_images() -> Result<()> {
 }
 
 /// Every version of each image in turn into one store, with what is there from the version before; the trees must be umoci's
-/// to the last attribute.
-fn pierhead_makes_the_same(images: &[Image], umoci: &Umoci) -> Result<()> {
+/// to the last attribute, also once those after them were made.
+fn pierhead_makes_the_same(images: &[Image], umoci: &Umoci, link: &str) -> Result<()> {
     let images: Vec<&Image> = images.iter().collect();
     let registry = Registry::start(&images)?;
     let pierhead = Pierhead::start(Options::new().upstream("docker.io", &registry.url()))?;
     let mut stores: BTreeMap<&str, TempDir> = BTreeMap::new();
+    let mut all = Vec::new();
     for image in images {
         if !umoci.understands(image)? {
             continue;
@@ -127,19 +128,24 @@ fn pierhead_makes_the_same(images: &[Image], umoci: &Umoci) -> Result<()> {
             &into,
             "--as",
             "rootfs",
+            "--link",
+            link,
             "--output",
             &output,
             "--json",
         ])?;
         ensure!(status.success(), "{}: {said}", image.name());
         let (one, other) = (umoci.tree(image)?, Tree::read(&root)?);
-        same(
-            image,
-            &one,
-            &other,
-            "umoci and pierhead",
-            Leniency::default(),
-        )?;
+        let who = "umoci and pierhead";
+        same(image, &one, &other, who, Leniency::default())?;
+        // Trees that share files with the store, and so with each other.
+        if link == "hard" {
+            all.push((image, one, root, made));
+        }
+    }
+    for (image, one, root, _made) in &all {
+        let who = "umoci and pierhead later";
+        same(image, one, &Tree::read(root)?, who, Leniency::default())?;
     }
     Ok(())
 }
@@ -152,7 +158,8 @@ fn pierhead_makes_the_trees_of_the_corpus() -> Result<()> {
     let (Some(umoci), Some(_)) = (or_skip(Umoci::find()), or_skip(registry::find())) else {
         return Ok(());
     };
-    pierhead_makes_the_same(&images, &umoci)
+    pierhead_makes_the_same(&images, &umoci, "reflink")?;
+    pierhead_makes_the_same(&images, &umoci, "hard")
 }
 
 #[test]
@@ -168,7 +175,8 @@ fn pierhead_makes_the_trees_of_random_images() -> Result<()> {
             ..TreeOptions::default()
         };
         let images = random::versions(folder.path(), seed, &options)?;
-        pierhead_makes_the_same(&images, &umoci)?;
+        pierhead_makes_the_same(&images, &umoci, "reflink")?;
+        pierhead_makes_the_same(&images, &umoci, "hard")?;
     }
     Ok(())
 }

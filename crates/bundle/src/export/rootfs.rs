@@ -4,27 +4,30 @@
 //! was opened without following links, so that whatever a table says, and whatever lies in the target, nothing is written outside.
 
 mod attributes;
+mod counts;
 mod data;
 mod folder;
+mod link;
+mod walk;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 
-use rustix::fs::{self as sys, AtFlags, FileType, Mode, OFlags};
-
-use crate::table::{Attributes, Node, Row, Table};
+use crate::table::{Attributes, Table};
 use crate::{Content, Error, Source, Time};
 use attributes::At;
+pub use counts::Summary;
+use counts::{Counts, add};
 use data::Writer;
-use folder::{Folders, clear};
+use folder::Folders;
+use walk::{Failure, Walk};
 
 /// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
 /// writing a small one.
@@ -41,6 +44,12 @@ pub trait Files: Sync {
     /// # Errors
     /// Those of the medium.
     fn file(&self, content: &Content) -> io::Result<Option<File>>;
+
+    /// This file of it is a tree's from now on too, with the attributes of its entry, which was modified at that time.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()>;
 }
 
 /// What becomes of a file that a [`Files`] has.
@@ -49,9 +58,9 @@ pub enum Reuse {
     /// Blocks are shared where the file system can (btrfs, XFS), else copied within the kernel.
     #[default]
     Clone,
-    /// The same inode, when it bears the entry's owner and mode or nobody else has linked it yet (then it gets them); else
-    /// as [`Reuse::Clone`]. It keeps the store's time, by which a store tells that somebody wrote to it: who writes to such
-    /// a file writes to the store.
+    /// The same inode: the first place of a content gets it, with the entry's own attributes while no other tree has it, and
+    /// else where it has them all already. Every other place is as [`Reuse::Clone`], so that the names that are one file are
+    /// the image's. Who writes to such a file writes to the store, and to other trees: for trees that are only read.
     HardLink,
 }
 
@@ -76,77 +85,11 @@ impl Default for Options {
     }
 }
 
-/// What was written, and what could not be for want of privilege or of a capable file system.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
-    /// Entries that are there, the root among them.
-    pub entries: u64,
-    /// Bytes of regular files, each counted once however many names it has.
-    pub bytes: u64,
-    /// Regular files whose blocks or inode are a store's.
-    pub shared: u64,
-    /// Entries that do not have their owner.
-    pub owners: u64,
-    /// Files that are not setuid or setgid: their owner could not be set.
-    pub modes: u64,
-    /// Devices that are not there, under any of their names.
-    pub devices: u64,
-    /// Extended attributes that are not there.
-    pub xattrs: u64,
-    /// Files that have a store's time, being a store's inode.
-    pub times: u64,
-}
-
-impl Summary {
-    /// Whether nothing was left out.
-    pub const fn complete(&self) -> bool {
-        let left = [
-            self.owners,
-            self.modes,
-            self.devices,
-            self.xattrs,
-            self.times,
-        ];
-        matches!(left, [0, 0, 0, 0, 0])
-    }
-}
-
-/// What several threads count.
-#[derive(Default)]
-struct Counts {
-    entries: AtomicU64,
-    bytes: AtomicU64,
-    shared: AtomicU64,
-    owners: AtomicU64,
-    modes: AtomicU64,
-    devices: AtomicU64,
-    xattrs: AtomicU64,
-    times: AtomicU64,
-}
-
-fn add(count: &AtomicU64, more: u64) {
-    count.fetch_add(more, Ordering::Relaxed);
-}
-
-impl Counts {
-    fn summary(&self) -> Summary {
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Summary {
-            entries: get(&self.entries),
-            bytes: get(&self.bytes),
-            shared: get(&self.shared),
-            owners: get(&self.owners),
-            modes: get(&self.modes),
-            devices: get(&self.devices),
-            xattrs: get(&self.xattrs),
-            times: get(&self.times),
-        }
-    }
-}
-
 /// A file that has its name, and waits for its content and attributes.
 struct Job<'t> {
     file: File,
+    /// It is a store's, which has its content.
+    lent: bool,
     path: Vec<u8>,
     content: Content,
     size: u64,
@@ -183,7 +126,7 @@ pub fn rootfs(
     let begun = root.try_clone().map_err(failed)?;
     let counts = Counts::default();
     let stopped = AtomicBool::new(false);
-    let linked = linked(table)?;
+    let linked = walk::linked(table)?;
     let (sender, receiver) = sync_channel(WAITING);
     let receiver = Mutex::new(receiver);
     let written = thread::scope(|scope| {
@@ -198,6 +141,7 @@ pub fn rootfs(
             stopped: &stopped,
             told,
             linked,
+            taken: HashSet::new(),
             folders: Folders::new(root),
         };
         // Owned here, so that the writers end even if this panics.
@@ -283,7 +227,7 @@ fn write<'t>(
 
 impl Job<'_> {
     fn write(&self, writer: &mut Writer<'_>, counts: &Counts) -> io::Result<()> {
-        let shared = writer.write(&self.file, &self.content, self.size)?;
+        let shared = self.lent || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
         attributes::apply(
             &At::Open(&self.file),
@@ -291,187 +235,10 @@ impl Job<'_> {
             self.modified,
             counts,
         )?;
+        if self.lent {
+            writer.lent(&self.content, &self.file, self.modified)?;
+        }
         add(&counts.bytes, self.size);
         Ok(())
-    }
-}
-
-enum Failure {
-    Io(Vec<u8>, io::Error),
-    Other(Error),
-}
-
-/// The ordinals that hard links name, and later their paths; `None` for what could not be made.
-type Linked = HashMap<u32, Option<Vec<u8>>>;
-
-fn linked(table: &Table) -> Result<Linked, Error> {
-    let mut linked = Linked::new();
-    let mut rows = table.rows();
-    while let Some(row) = rows.next()? {
-        if let Node::HardLink(to) = row.node {
-            linked.insert(to, None);
-        }
-    }
-    Ok(linked)
-}
-
-struct Walk<'a> {
-    table: &'a Table,
-    contents: Contents<'a>,
-    options: &'a Options,
-    counts: &'a Counts,
-    stopped: &'a AtomicBool,
-    told: &'a (dyn Fn(u64) + Sync),
-    linked: Linked,
-    folders: Folders<'a>,
-}
-
-impl<'a> Walk<'a> {
-    fn run(mut self, mut send: impl FnMut(Job<'a>) -> bool) -> Result<(), Failure> {
-        let mut rows = self.table.rows();
-        while let Some(row) = rows.next().map_err(Failure::Other)? {
-            let done = self.entry(&row, &mut send);
-            if !done.map_err(|error| Failure::Io(row.path.to_vec(), error))? {
-                return Ok(());
-            }
-        }
-        self.folders
-            .leave_all(self.counts)
-            .map_err(|error| Failure::Io(Vec::new(), error))
-    }
-
-    /// `false` when somebody else failed.
-    fn entry(
-        &mut self,
-        row: &Row<'_, 'a>,
-        send: &mut impl FnMut(Job<'a>) -> bool,
-    ) -> io::Result<bool> {
-        if self.stopped.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
-        if row.path.is_empty() {
-            self.folders.root(row.attributes, row.modified);
-            add(&self.counts.entries, 1);
-            return Ok(true);
-        }
-        let (name, over) = (
-            self.folders.go_to_parent(row.path, self.counts)?,
-            self.options.over,
-        );
-        let parent = self.folders.here()?;
-        let mut made = true;
-        match row.node {
-            Node::Directory => {
-                self.folders
-                    .enter(name, over, row.attributes, row.modified)?;
-            }
-            Node::File(number) => {
-                let all = self.table.contents();
-                let content = all.content(number).zip(all.size(number));
-                let (content, size) = content.ok_or(io::ErrorKind::InvalidData)?;
-                if over {
-                    clear(parent, name)?;
-                }
-                if !self.link_from_store(parent, name, row, &content, size)? {
-                    let job = Job {
-                        file: create(parent, name)?.into(),
-                        path: row.path.to_vec(),
-                        content,
-                        size,
-                        attributes: row.attributes,
-                        modified: row.modified,
-                    };
-                    if !send(job) {
-                        return Ok(false);
-                    }
-                }
-            }
-            Node::HardLink(to) => match self.linked.get(&to) {
-                Some(Some(target)) => {
-                    let (folder, old) = self.folders.open(target)?;
-                    if over {
-                        clear(parent, name)?;
-                    }
-                    sys::linkat(folder, old, parent, name, AtFlags::empty())?;
-                }
-                _ => {
-                    add(&self.counts.devices, 1);
-                    made = false;
-                }
-            },
-            Node::Symlink(_) | Node::CharDevice(..) | Node::BlockDevice(..) | Node::Fifo => {
-                if over {
-                    clear(parent, name)?;
-                }
-                made = make(parent, name, &row.node)?;
-                if made {
-                    let at = At::Named(parent, name, matches!(row.node, Node::Symlink(_)));
-                    attributes::apply(&at, row.attributes, row.modified, self.counts)?;
-                } else {
-                    add(&self.counts.devices, 1);
-                }
-            }
-        }
-        add(&self.counts.entries, u64::from(made));
-        if made && let Some(path) = self.linked.get_mut(&row.ordinal) {
-            *path = Some(row.path.to_vec());
-        }
-        Ok(true)
-    }
-
-    /// Whether the name is now one more of a store's inode.
-    fn link_from_store(
-        &self,
-        parent: &OwnedFd,
-        name: &[u8],
-        row: &Row<'_, 'a>,
-        content: &Content,
-        size: u64,
-    ) -> io::Result<bool> {
-        let (Reuse::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
-            return Ok(false);
-        };
-        // There is nothing to share, and a file system allows an inode so many names only.
-        if size == 0 {
-            return Ok(false);
-        }
-        let Some(file) = files.file(content)? else {
-            return Ok(false);
-        };
-        let linked = data::link(&file, parent, name, row.attributes, size)?;
-        if linked {
-            add(&self.counts.shared, 1);
-            add(&self.counts.times, 1);
-            add(&self.counts.bytes, size);
-            (self.told)(size);
-        }
-        Ok(linked)
-    }
-}
-
-fn create(parent: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(sys::openat(
-        parent,
-        name,
-        flags,
-        Mode::from_raw_mode(0o600),
-    )?)
-}
-
-/// `false` for a device that this process may not make.
-fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
-    let (kind, device) = match *node {
-        Node::Symlink(target) => {
-            sys::symlinkat(target, parent, name)?;
-            return Ok(true);
-        }
-        Node::CharDevice(major, minor) => (FileType::CharacterDevice, sys::makedev(major, minor)),
-        Node::BlockDevice(major, minor) => (FileType::BlockDevice, sys::makedev(major, minor)),
-        _ => (FileType::Fifo, 0),
-    };
-    match sys::mknodat(parent, name, kind, Mode::from_raw_mode(0o600), device) {
-        Err(rustix::io::Errno::PERM) if kind != FileType::Fifo => Ok(false),
-        made => made.map(|()| true).map_err(Into::into),
     }
 }

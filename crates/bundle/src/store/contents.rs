@@ -1,7 +1,8 @@
 //! Files of contents: one a content, under its digest, sealed once it is verified.
 //!
 //! The seal is the time of modification, which follows from the digest: setting it is the last thing done to a file,
-//! so that what a crash cut short has none, and whatever writes to the file later breaks it. No data base is needed.
+//! so that what a crash cut short has none, and whatever writes to the file later breaks it. No data base is needed. A file
+//! that was lent to a tree bears the tree's time instead: it has a stamp (see `lent`), or is read and hashed again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,7 +15,8 @@ use rustix::fs::{AtFlags, Mode, OFlags, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
-use crate::{Content, Error, Source};
+use super::lent::Lent;
+use crate::{Content, Error, Source, Time};
 
 /// Seals lie in the eight years from 2000 on.
 const EPOCH: i64 = 946_684_800;
@@ -28,6 +30,7 @@ pub(super) struct Contents {
     path: PathBuf,
     /// Tells names of files beside each other; the process id tells those of processes.
     beside: AtomicU64,
+    lent: Lent,
 }
 
 impl Contents {
@@ -59,13 +62,13 @@ impl Contents {
             folder,
             path: path.to_owned(),
             beside: AtomicU64::new(0),
+            lent: Lent::new(path.with_file_name("lent"), make),
         })
     }
 
-    /// Whether it is here: sealed, and of its size if that is known. One system call.
+    /// Whether it is here: sealed, and of its size if that is known. One system call, unless it was lent.
     pub(super) fn has(&self, content: &Content, size: Option<u64>) -> bool {
-        self.sealed(content)
-            .is_some_and(|found| size.is_none_or(|size| size == found))
+        self.found(content, size).is_some()
     }
 
     /// Puts bytes whose digest was checked under it. What is there already stays, if its seal is whole.
@@ -192,23 +195,71 @@ impl Contents {
             .map_err(|error| Error::io(format!("sync {}", self.path.display()), error.into()))
     }
 
-    /// Of a file whose seal is whole.
+    /// Of a file whose seal is whole, or that is what it should be nevertheless.
     pub(super) fn file(&self, content: &Content) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
-        if is_sealed(&rustix::fs::fstat(&file)?, content).is_none() {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a stored file was altered",
-            ));
+        let file = File::from(file);
+        let stat = rustix::fs::fstat(&file)?;
+        if self.is_whole(content, &stat, &file)? {
+            return Ok(file);
         }
-        Ok(file.into())
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a stored file was altered",
+        ))
     }
 
-    fn sealed(&self, content: &Content) -> Option<u64> {
-        let stat =
-            rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        is_sealed(&stat, content)
+    /// A file of it has the attributes of a tree's entry from now on, which was modified at that time.
+    pub(super) fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        let stat = rustix::fs::fstat(file)?;
+        // Else somebody has written to it already.
+        if (stat.st_mtime, i128::from(stat.st_mtime_nsec))
+            == (modified.seconds, i128::from(modified.nanos))
+        {
+            self.lent.note(content, &stat);
+        }
+        Ok(())
+    }
+
+    /// Its size; of another size than `size` it is not looked into.
+    fn found(&self, content: &Content, size: Option<u64>) -> Option<u64> {
+        let name = name(content);
+        let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        let found = u64::try_from(stat.st_size).ok()?;
+        if size.is_some_and(|size| size != found) {
+            return None;
+        }
+        let sealed = is_sealed(&stat, content) || self.file(content).is_ok();
+        sealed.then_some(found)
+    }
+
+    /// Whether it is told by a stamp that nobody has written to it.
+    #[cfg(test)]
+    pub(super) fn is_known(&self, content: &Content) -> bool {
+        let stat = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
+        stat.is_ok_and(|stat| self.lent.knows(content, &stat))
+    }
+
+    /// Reads it where nothing tells.
+    fn is_whole(&self, content: &Content, stat: &Stat, mut file: &File) -> io::Result<bool> {
+        if is_sealed(stat, content) {
+            return Ok(true);
+        }
+        if !is_regular(stat) {
+            return Ok(false);
+        }
+        if self.lent.knows(content, stat) {
+            return Ok(true);
+        }
+        let found = digest(file)?;
+        io::Seek::rewind(&mut file)?;
+        let whole = found == *content;
+        let after = rustix::fs::fstat(file)?;
+        if whole && (after.st_ctime, after.st_ctime_nsec) == (stat.st_ctime, stat.st_ctime_nsec) {
+            self.lent.note(content, stat);
+        }
+        Ok(whole)
     }
 
     fn create(&self, name: &str) -> rustix::io::Result<File> {
@@ -256,7 +307,7 @@ pub(super) enum Named {
 
 impl Source for Contents {
     fn size(&self, content: &Content) -> io::Result<Option<u64>> {
-        Ok(self.sealed(content))
+        Ok(self.found(content, None))
     }
 
     fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -328,12 +379,12 @@ fn seal(file: &File, content: &Content) -> io::Result<()> {
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
-fn is_sealed(stat: &Stat, content: &Content) -> Option<u64> {
-    let regular =
-        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
-    (regular && stat.st_mtime == time(content) && stat.st_mtime_nsec == 0)
-        .then(|| u64::try_from(stat.st_size).ok())
-        .flatten()
+fn is_sealed(stat: &Stat, content: &Content) -> bool {
+    is_regular(stat) && stat.st_mtime == time(content) && stat.st_mtime_nsec == 0
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
 }
 
 fn as_u64(len: usize) -> u64 {

@@ -611,6 +611,86 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
     assert_holds(&store, &f.new, false);
 }
 
+/// Exports with hard links, into a folder that is given back.
+fn lend(store: &Store, made: &Made) -> TempDir {
+    use crate::export::rootfs::{self, Contents, Options, Reuse};
+    let folder = TempDir::new().unwrap();
+    let options = Options {
+        reuse: Reuse::HardLink,
+        ..Options::default()
+    };
+    let contents = Contents {
+        source: store,
+        files: Some(store),
+    };
+    let told = |_| {};
+    let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
+    assert!(summary.shared > 2, "{summary:?}");
+    folder
+}
+
+#[test]
+fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
+    use std::os::unix::fs::MetadataExt as _;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let tree = lend(&store, &f.old);
+    let large = f.of(&f.old, "c/large");
+    let times = |path: &Path| {
+        (
+            path.metadata().unwrap().mtime(),
+            path.metadata().unwrap().ino(),
+        )
+    };
+    let inside = tree.path().join("c/large");
+    assert_eq!(times(&inside), times(&f.file(&large)));
+    assert_eq!(times(&inside).0, 0, "the entry's own time");
+    // With the stamps, without them, and where they are of another inode.
+    assert_holds(&store, &f.old, false);
+    drop(store);
+    assert_holds(&f.store(), &f.old, false);
+    let stamps = f.folder.path().join("lent");
+    let mut bytes = fs::read(&stamps).unwrap();
+    assert!(bytes.len() >= 48 && bytes.len() % 16 == 0);
+    bytes.iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(&stamps, &bytes[..bytes.len() - 3]).unwrap();
+    assert_holds(&f.store(), &f.old, false);
+    fs::remove_file(&stamps).unwrap();
+    assert_holds(&f.store(), &f.old, false);
+    // Somebody wrote into the tree, and put the time back.
+    let store = f.store();
+    rot(&inside);
+    assert_eq!(store.size(&large).unwrap(), None);
+    assert!(store.complete(&f.old.digest(), false).unwrap().is_none());
+    pull(&store, &f.old, None, false);
+    assert_holds(&store, &f.old, false);
+    assert_ne!(times(&inside).1, times(&f.file(&large)).1);
+}
+
+#[test]
+fn a_stamp_saves_reading_what_was_lent() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let _tree = lend(&store, &f.old);
+    drop(store);
+    let same = f.of(&f.old, "a/same");
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(contents().is_known(&same));
+    fs::remove_file(f.folder.path().join("lent")).unwrap();
+    assert!(!contents().is_known(&same));
+    // Read once, it has one again.
+    assert!(contents().has(&same, None));
+    assert!(contents().is_known(&same));
+}
+
 #[test]
 fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
     let f = Fixture::new();

@@ -19,7 +19,7 @@ pub(crate) fn compare(
     compare_but_links(root, tree, contents, as_root, false);
 }
 
-/// The same; with `linked`, files may have more names than the tree has, in a store.
+/// The same; with `linked`, files may have more names than the tree has, in a store and in other trees.
 pub(crate) fn compare_but_links(
     root: &Path,
     tree: &[Entry],
@@ -37,6 +37,7 @@ pub(crate) fn compare_but_links(
         };
         *names.entry(first.clone()).or_default() += 1;
     }
+    let mut inodes: BTreeMap<u64, &[u8]> = BTreeMap::new();
     for entry in tree {
         let path = at(&entry.path);
         let meta = path.symlink_metadata().expect("it is there");
@@ -75,14 +76,18 @@ pub(crate) fn compare_but_links(
             );
         }
         let time = (entry.modified.seconds, i64::from(entry.modified.nanos));
-        if !linked || meta.nlink() == 1 {
-            assert_eq!((meta.mtime(), meta.mtime_nsec()), time, "{entry:?}");
-        }
+        assert_eq!((meta.mtime(), meta.mtime_nsec()), time, "{entry:?}");
         for (name, value) in &entry.xattrs {
             let mut found = vec![0; 1000];
             let len = rustix::fs::lgetxattr(&path, name, &mut found[..]).expect("it has it");
             assert_eq!(&found[..len], value, "{entry:?}");
         }
+        let first = match &entry.kind {
+            Kind::HardLink { target } => target,
+            _ => &entry.path,
+        };
+        let same = *inodes.entry(meta.ino()).or_insert(first);
+        assert_eq!(same, first, "{entry:?} is one file with another");
         if let Some(names) = names.get(&entry.path)
             && !linked
             && !kind.is_dir()

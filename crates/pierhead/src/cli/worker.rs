@@ -119,7 +119,7 @@ pub(crate) enum Form {
 pub(crate) enum Link {
     /// Shared blocks where the file system has them (btrfs, XFS), else copies
     Reflink,
-    /// Hard links, where owner and mode allow: for trees that nobody writes to; files keep the store's times
+    /// Hard links, for trees that nobody writes to: what is written there is written to the store
     Hard,
 }
 

@@ -4,16 +4,16 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use rustix::fs::{self as sys, AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{self as sys, AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::Time;
 use crate::table::Attributes;
 
-use super::{Counts, add};
+use super::counts::{Counts, add};
 
 /// Setuid and setgid.
-const SET_ID: u32 = 0o6000;
+pub(super) const SET_ID: u32 = 0o6000;
 
 /// What the attributes are for.
 pub(super) enum At<'a> {
@@ -31,6 +31,14 @@ impl At<'_> {
             Self::Open(file) => Some(file.as_fd()),
             Self::Folder(fd) => Some(fd.as_fd()),
             Self::Named(..) => None,
+        }
+    }
+
+    fn stat(&self) -> Result<Stat, Errno> {
+        match self {
+            Self::Named(parent, name, _) => sys::statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW),
+            Self::Open(file) => sys::fstat(file),
+            Self::Folder(fd) => sys::fstat(fd),
         }
     }
 
@@ -79,8 +87,8 @@ impl At<'_> {
     }
 }
 
-/// The owner first, since a change of it clears capabilities and setuid; the time last. Owners and extended attributes that this process may not set,
-/// or this file system does not keep, are counted.
+/// The owner first, since a change of it clears capabilities and setuid; the time last. What is so already is not set: that costs a file
+/// system's journal. Owners and extended attributes that this process may not set, or this file system does not keep, are counted.
 pub(super) fn apply(
     at: &At<'_>,
     attributes: Attributes<'_>,
@@ -88,7 +96,14 @@ pub(super) fn apply(
     counts: &Counts,
 ) -> io::Result<()> {
     let mut mode = attributes.mode;
-    match owner(attributes).map_or(Err(Errno::INVAL), |(uid, gid)| at.chown(uid, gid)) {
+    let now = at.stat()?;
+    let is_owned = (now.st_uid, now.st_gid) == (attributes.uid, attributes.gid);
+    let owned = match owner(attributes) {
+        Some(_) if is_owned => Ok(()),
+        Some((uid, gid)) => at.chown(uid, gid),
+        None => Err(Errno::INVAL),
+    };
+    match owned {
         Ok(()) => {}
         // EINVAL: not mapped into this user namespace.
         Err(Errno::PERM | Errno::INVAL) => {
@@ -108,7 +123,10 @@ pub(super) fn apply(
             Err(error) => return Err(error.into()),
         }
     }
-    at.chmod(Mode::from_raw_mode(mode))?;
+    // The change of owner may have taken from a mode with setuid.
+    if now.st_mode & 0o7777 != mode || mode & SET_ID != 0 {
+        at.chmod(Mode::from_raw_mode(mode))?;
+    }
     Ok(at.set_time(&times(modified))?)
 }
 

@@ -2,17 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 
-use rustix::fs::{self as sys, AtFlags, Mode};
-use rustix::io::Errno;
+use rustix::fs as sys;
 
-use crate::Content;
-use crate::table::Attributes;
+use crate::{Content, Time};
 
 use super::Contents;
-use super::attributes::owner;
 
 /// Read and written at once.
 const PIECE: usize = 256 << 10;
@@ -37,6 +33,12 @@ impl<'a> Writer<'a> {
             buffer: Vec::new(),
             cloning: true,
         }
+    }
+
+    /// The file of the store's is a tree's from now on, too.
+    pub(super) fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        let files = self.contents.files;
+        files.map_or(Ok(()), |files| files.lent(content, file, modified))
     }
 
     /// Into a file that is empty. Whether it shares its blocks with a store's.
@@ -106,41 +108,4 @@ fn write_but_zeros(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
         to.write_all_at(&piece[start..], at + start as u64)?;
     }
     Ok(holes)
-}
-
-/// Gives a store's file one more name, if it has the owner and the mode, or is nobody's yet and can get them. `false`: it must be
-/// copied.
-pub(super) fn link(
-    file: &File,
-    parent: &OwnedFd,
-    name: &[u8],
-    attributes: Attributes<'_>,
-    size: u64,
-) -> io::Result<bool> {
-    let meta = file.metadata()?;
-    if meta.len() != size {
-        return Err(io::ErrorKind::InvalidData.into());
-    }
-    // Whether it has them is not told by the inode's other attributes; and the store must still be able to read it.
-    if !attributes.xattrs.is_empty() || attributes.mode & 0o400 == 0 {
-        return Ok(false);
-    }
-    let same = meta.mode() & 0o7777 == attributes.mode
-        && (meta.uid(), meta.gid()) == (attributes.uid, attributes.gid);
-    if !same {
-        let Some((uid, gid)) = owner(attributes).filter(|_| meta.nlink() == 1) else {
-            return Ok(false);
-        };
-        if sys::fchown(file, Some(uid), Some(gid)).is_err() {
-            return Ok(false);
-        }
-        sys::fchmod(file, Mode::from_raw_mode(attributes.mode))?;
-    }
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match sys::linkat(sys::CWD, path, parent, name, AtFlags::SYMLINK_FOLLOW) {
-        Ok(()) => Ok(true),
-        // Another file system, or as many names as this one allows.
-        Err(Errno::XDEV | Errno::MLINK | Errno::PERM) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
 }

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 use crate::Time;
 use crate::table::Attributes;
 
-use super::Counts;
 use super::attributes::{At, apply};
+use super::counts::Counts;
 
 /// Descriptors that are kept open at once; folders above are opened anew when the walk comes back to them.
 const OPEN: usize = 64;

@@ -75,10 +75,6 @@ impl Export<'_> {
                 "devices that could not be made: run as root",
             ),
             (summary.xattrs, "attributes that could not be set here"),
-            (
-                summary.times,
-                "files with the store's time: they are hard links",
-            ),
         ];
         let told = missing.iter().filter(|(count, _)| *count > 0);
         Ok(told
