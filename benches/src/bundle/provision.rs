@@ -38,6 +38,9 @@ pub(crate) struct Options {
     /// That file system.
     #[arg(long, default_value = "ext4")]
     fs: Kind,
+    /// How pierhead's tree shares bytes with its store: `reflink` or `hard`.
+    #[arg(long, default_value = "reflink")]
+    link: String,
     /// Who pulls.
     #[arg(long, value_delimiter = ',', default_value = "pierhead,containerd")]
     targets: Vec<Target>,
@@ -62,6 +65,7 @@ struct Stage {
     server: Server,
     pierhead: PathBuf,
     work: PathBuf,
+    reuse: String,
 }
 
 pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
@@ -89,6 +93,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         server,
         pierhead: bench.pierhead.canonicalize()?,
         work: options.work.canonicalize()?,
+        reuse: options.link.clone(),
     };
     println!(
         "marks: 2 × faster fresh at 0 ms without limit, 4 × on updates at 100 Mbit/s, 150 ms at most 1 s over 0 ms\n"
@@ -224,7 +229,14 @@ impl Stage {
             .args(["--via", &format!("http://{SERVER}:{PORT}")])
             .arg("--into")
             .arg(folder.join("store"))
-            .args(["--json", "--as", "rootfs", "--output"])
+            .args([
+                "--json",
+                "--as",
+                "rootfs",
+                "--link",
+                &self.reuse,
+                "--output",
+            ])
             .arg(tree);
         let output = checked(&mut command)?;
         children_cpu(&String::from_utf8_lossy(&output.stderr))

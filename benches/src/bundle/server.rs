@@ -12,12 +12,12 @@ use pierhead_oci::Digest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::Process;
+use crate::process::{Process, checked};
 
 /// How long an image may take until it is indexed.
 const PATIENCE: Duration = Duration::from_secs(1200);
-/// A server that took less CPU than this in so long has nothing left to do.
-const IDLE: (f64, Duration) = (0.02, Duration::from_secs(2));
+/// Between two questions whether it is idle.
+const POLL: Duration = Duration::from_millis(500);
 
 /// How a body of unknown length ends.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
@@ -27,6 +27,9 @@ pub(crate) struct Server {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
     words: Vec<String>,
+    /// What runs the program where the server is.
+    program: Vec<String>,
+    admin: String,
     folder: TempDir,
 }
 
@@ -58,9 +61,10 @@ impl Server {
             .tempdir_in(pierhead.parent().context("a program in no folder")?)?;
         let file = folder.path().join("pierhead.toml");
         fs::write(&file, config)?;
-        let mut words = prefix.to_vec();
+        let mut program = prefix.to_vec();
+        program.push(pierhead.display().to_string());
+        let mut words = program.clone();
         for word in [
-            &pierhead.display().to_string(),
             "serve",
             "--listen",
             listen,
@@ -77,11 +81,13 @@ impl Server {
         ] {
             words.push(word.to_owned());
         }
-        let (process, address) = spawn(&words, folder.path())?;
+        let (process, address, admin) = spawn(&words, folder.path())?;
         Ok(Self {
             process,
             address,
             words,
+            program,
+            admin,
             folder,
         })
     }
@@ -89,7 +95,7 @@ impl Server {
     /// A new process on the same data, and maybe another port.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.process.end();
-        (self.process, self.address) = spawn(&self.words, self.folder.path())?;
+        (self.process, self.address, self.admin) = spawn(&self.words, self.folder.path())?;
         Ok(())
     }
 
@@ -177,19 +183,25 @@ impl Server {
         }))
     }
 
-    /// Waits until there is nothing left to do at idle.
+    /// Waits until it says that there is nothing left to do at idle.
     pub(crate) fn settle(&self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
-        let mut before = self.process.cpu_seconds()?;
-        loop {
-            std::thread::sleep(IDLE.1);
-            let now = self.process.cpu_seconds()?;
-            if now - before <= IDLE.0 {
-                return Ok(());
-            }
+        while self.jobs()? > 0 {
             ensure!(Instant::now() < end, "busy for {PATIENCE:?}");
-            before = now;
+            std::thread::sleep(POLL);
         }
+        Ok(())
+    }
+
+    /// What waits in its background, or is being done there.
+    fn jobs(&self) -> Result<u64> {
+        let (program, arguments) = self.program.split_first().context("no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).args(["cache", "stat", "--json"]);
+        let said = checked(command.args(["--admin", &self.admin]))?.stdout;
+        let stat: Value = serde_json::from_slice(&said)?;
+        let jobs = stat["bundle"]["jobs"].as_u64();
+        jobs.with_context(|| format!("no jobs in {stat}"))
     }
 
     /// Has it fetch and index an image, pack it, and prepare what it will; then what it gives from now on.
@@ -205,7 +217,8 @@ impl Server {
     }
 }
 
-fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr)> {
+/// The process, where it listens, and its admin address.
+fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr, String)> {
     let ready = folder.join("ready");
     let _ = fs::remove_file(&ready);
     let (program, arguments) = words.split_first().context("no program")?;
@@ -215,7 +228,8 @@ fn spawn(words: &[String], folder: &Path) -> Result<(Process, SocketAddr)> {
         // Half written is the same as not written.
         if let Ok(told) = serde_json::from_slice::<Value>(&fs::read(&ready).unwrap_or_default()) {
             let address = told["listen"][0].as_str().context("no address")?.parse()?;
-            return Ok((process, address));
+            let admin = told["admin"].as_str().context("no admin address")?;
+            return Ok((process, address, format!("http://{admin}")));
         }
         ensure!(Instant::now() < end, "pierhead is not ready: {words:?}");
         std::thread::sleep(Duration::from_millis(20));

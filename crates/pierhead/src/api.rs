@@ -95,6 +95,8 @@ pub(crate) struct Bundle {
     pub(crate) waiting: u64,
     /// Images that cannot be bundled.
     pub(crate) refused: u64,
+    /// Work of the background that waits or is being done.
+    pub(crate) jobs: u64,
     /// Bytes of packs.
     pub(crate) packs: u64,
     /// The most of that.

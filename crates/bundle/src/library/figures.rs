@@ -29,6 +29,8 @@ pub struct Stat {
     pub waiting: u64,
     /// Images that never can be bundled.
     pub refused: u64,
+    /// Jobs of the background that wait or are being done: images, better frames, pairs.
+    pub jobs: u64,
     /// Layers that wait to be packed at the level of the configuration; they can be bundled.
     pub quick_layers: u64,
     /// Bytes on disk of packs.
@@ -78,6 +80,7 @@ impl Library {
                 Stage::Refused(_) => stat.refused += 1,
             }
         }
+        stat.jobs = u64::try_from(lock(&inner.queue).len()).unwrap_or(u64::MAX);
         let packs = inner.packs.stat();
         let figures = &inner.figures;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);

@@ -34,6 +34,8 @@ pub(super) struct Queue {
     /// Whether the last job that could wait was a pair.
     was_pair: bool,
     tidied: Option<Instant>,
+    /// Taken, and not done.
+    at: usize,
 }
 
 pub(super) enum Job {
@@ -57,6 +59,12 @@ enum Lane {
 }
 
 impl Queue {
+    /// Jobs that wait, or are being done.
+    pub(super) fn len(&self) -> usize {
+        let wait = self.images.len() + self.pairs.len() + self.improve.len() + self.order.len();
+        wait + self.at
+    }
+
     pub(super) fn image(&mut self, manifest: Digest) {
         if self.known.insert(manifest) {
             self.images.push_back((manifest, 0, None));
@@ -172,12 +180,14 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 Ok(())
             }
         });
+        // Under the lock: whoever just saw that it is busy waits by now, and is woken.
+        let mut queue = lock(&inner.queue);
+        queue.at -= 1;
         if lane == Lane::Images {
-            // Under the lock: whoever just saw that it is busy waits by now, and is woken.
-            let _queue = lock(&inner.queue);
             inner.busy.fetch_sub(1, Ordering::Relaxed);
             inner.wake.notify_all();
         }
+        drop(queue);
         match done {
             Ok(()) | Err(Error::Stopped) => {}
             Err(error) => {
@@ -196,6 +206,7 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
         }
         let is_later = lane == Lane::Later && inner.busy.load(Ordering::Relaxed) > 0;
         if !is_later && let Some(job) = queue.next(lane, Instant::now()) {
+            queue.at += 1;
             if lane == Lane::Images {
                 inner.busy.fetch_add(1, Ordering::Relaxed);
             }

@@ -18,6 +18,7 @@ pub(super) fn stat(library: &Library) -> Bundle {
         ready: stat.ready,
         waiting: stat.waiting,
         refused: stat.refused,
+        jobs: stat.jobs,
         packs: stat.packs,
         packs_capacity: stat.packs_budget,
         plans: stat.plans,
@@ -57,6 +58,12 @@ impl Collector for Figures {
                 "Images that cannot be bundled",
                 None,
                 stat.refused,
+            ),
+            (
+                "jobs",
+                "Work of the background that waits or is being done",
+                None,
+                stat.jobs,
             ),
             (
                 "layers_quick",
