@@ -47,11 +47,25 @@ pub struct Ask {
     /// together with `part`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Share>,
+    /// With a share: the header may come in pieces, one in front of each share.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pieces: bool,
 }
 
 /// Which share of a bundle: `[nth, of]`. The first begins with the header, the others are continuations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share(pub u16, pub u16);
+
+impl Share {
+    /// Its part of something of so many bytes: together they are all of it, each about as long.
+    pub fn of(self, bytes: u64) -> std::ops::Range<u64> {
+        let begin = |nth: u16| {
+            let place = u128::from(bytes) * u128::from(nth) / u128::from(self.1.max(1));
+            u64::try_from(place).unwrap_or(bytes)
+        };
+        begin(self.0)..begin(self.0.saturating_add(1))
+    }
+}
 
 /// Records of a bundle, by the ordinals of their frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
 use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
@@ -261,6 +262,25 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
         assert_eq!(frames, header.until);
         assert!(sent == whole.body[behind..whole.body.len() - RECORD_HEAD]);
     }
+    // The same with the header in pieces.
+    for of in [1, 2, 64] {
+        let (mut body, mut sent) = (Vec::new(), Vec::new());
+        for nth in 0..of {
+            let question = json!({"want": "1", "share": [nth, of], "pieces": true});
+            let share = bundle(&stage, &question).await;
+            let prelude = Prelude::decode(share.body.first_chunk().unwrap()).unwrap();
+            assert!(prelude.continued && prelude.piece, "{nth} of {of}");
+            let piece = Share(nth, of).of(u64::from(prelude.body));
+            let begin = PRELUDE + usize::try_from(piece.end - piece.start).unwrap();
+            body.extend_from_slice(&share.body[PRELUDE..begin]);
+            sent.extend_from_slice(&share.body[begin..share.body.len() - RECORD_HEAD]);
+        }
+        assert!(body == whole.body[PRELUDE..behind]);
+        assert!(sent == whole.body[behind..whole.body.len() - RECORD_HEAD]);
+    }
+    // It goes with shares alone.
+    let question = json!({"want": "1", "pieces": true});
+    assert!(bundle(&stage, &question).await.body == whole.body);
     for hostile in [
         json!([2, 2]),
         json!([0, 0]),
@@ -274,11 +294,17 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
     }
     // One plans for all of them.
     let stranger = Digest::from(Content::of(b"stranger")).to_string();
-    let question = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), stranger], "share": [nth, 2]});
+    let question = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), stranger], "share": [nth, 2], "pieces": true});
     let early = stage.ask(post(BUNDLE, &question(1))).await;
     assert_eq!(early.status, 503);
-    assert_eq!(bundle(&stage, &question(0)).await.status, 200);
-    assert_eq!(stage.ask(post(BUNDLE, &question(1))).await.status, 200);
+    // Whoever asked for the other pieces was told so: all of the header comes.
+    let first = bundle(&stage, &question(0)).await;
+    let prelude = Prelude::decode(first.body.first_chunk().unwrap()).unwrap();
+    assert!(!prelude.continued && !prelude.piece);
+    let later = stage.ask(post(BUNDLE, &question(1))).await;
+    assert_eq!(later.status, 200);
+    let prelude = Prelude::decode(later.body.first_chunk().unwrap()).unwrap();
+    assert!(prelude.continued && prelude.piece);
 }
 
 #[tokio::test]

@@ -223,12 +223,20 @@ fn a_pull_that_is_cut_goes_on() -> Result<()> {
 type Edit = fn(usize, &mut [u8]);
 
 /// Passes connections on, each piece of what is said as it was edited.
-fn editing(target: SocketAddr, requests: Edit, answers: Edit) -> Result<SocketAddr> {
+/// Where, and how many there were.
+fn editing(
+    target: SocketAddr,
+    requests: Edit,
+    answers: Edit,
+) -> Result<(SocketAddr, Arc<AtomicUsize>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
+    let seen = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&seen);
     // It ends with the process of the test.
     thread::spawn(move || {
         for (number, client) in listener.incoming().flatten().enumerate() {
+            count.fetch_add(1, Ordering::SeqCst);
             thread::spawn(move || -> std::io::Result<()> {
                 let server = TcpStream::connect(target)?;
                 let (from, to) = (client.try_clone()?, server.try_clone()?);
@@ -237,7 +245,7 @@ fn editing(target: SocketAddr, requests: Edit, answers: Edit) -> Result<SocketAd
             });
         }
     });
-    Ok(address)
+    Ok((address, seen))
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, number: usize, edit: Edit) -> std::io::Result<()> {
@@ -266,6 +274,25 @@ fn without_share(_: usize, bytes: &mut [u8]) {
             .position(|byte| *byte == b']')
             .unwrap_or(0);
         bytes[at..=at + len].fill(b' ');
+    }
+}
+
+/// Blanks what a server that knows shares, and no pieces of a header, would not read.
+fn without_pieces(_: usize, bytes: &mut [u8]) {
+    let text = ",\"pieces\":true";
+    if let Some(at) = place_of(bytes, text) {
+        bytes[at..at + text.len()].fill(b' ');
+    }
+}
+
+/// Changes what the pieces of a header must add up to.
+fn rotten_pieces(_: usize, bytes: &mut [u8]) {
+    let prelude = bytes.windows(4).position(|it| it == b"\x89PHB");
+    // Flags: a continuation with a piece.
+    if let Some(prelude) = prelude.and_then(|at| bytes.get_mut(at..at + 56))
+        && prelude[10] == 5
+    {
+        prelude[30] ^= 1;
     }
 }
 
@@ -299,11 +326,17 @@ fn shares_bring_every_byte_once() -> Result<()> {
     // More than there may be shares, and than there are frames.
     received(&via, "many", "100")?;
     let nothing: Edit = |_, _| {};
-    let old = editing(pierhead.address(), without_share, nothing)?;
-    received(&http(old), "old", "4")?;
-    let changed = editing(pierhead.address(), nothing, another_etag)?;
-    let again = received(&http(changed), "changed", "4")?;
-    ensure!(again < whole * 2, "{again} bytes for {whole}");
+    for (name, requests) in [("old", without_share as Edit), ("later", without_pieces)] {
+        let (old, _) = editing(pierhead.address(), requests, nothing)?;
+        received(&http(old), name, "4")?;
+    }
+    for (name, answers) in [("changed", another_etag as Edit), ("rotten", rotten_pieces)] {
+        let (relay, seen) = editing(pierhead.address(), nothing, answers)?;
+        let again = received(&http(relay), name, "4")?;
+        ensure!(again < whole * 2, "{name}: {again} bytes for {whole}");
+        let seen = seen.load(Ordering::SeqCst);
+        ensure!(seen > 4, "{name}: all of the header was not asked for");
+    }
     let (relay, seen) = cutting(pierhead.address(), 300 << 10, 4)?;
     received(&http(relay), "cut", "4")?;
     ensure!(seen.load(Ordering::SeqCst) > 4, "nothing was cut");

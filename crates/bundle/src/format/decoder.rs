@@ -134,6 +134,9 @@ impl Decoder {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Prelude => {
                 let prelude = Prelude::decode(&array(&whole)?)?;
+                if prelude.piece {
+                    return Err(wrong("a piece of a header, which nobody asked for"));
+                }
                 if !prelude.continued {
                     self.state = State::Body(prelude);
                     return Ok(None);

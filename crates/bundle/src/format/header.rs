@@ -25,6 +25,7 @@ const MAGIC: [u8; 8] = *b"\x89PHB\r\n\x1a\n";
 const VERSION: u16 = 1;
 const CONTINUED: u16 = 1;
 const LAYERS: u16 = 2;
+const PIECE: u16 = 4;
 const MAX_MEDIA_TYPE: usize = 255;
 const WHAT: &str = "bundle header";
 
@@ -33,6 +34,8 @@ const WHAT: &str = "bundle header";
 pub struct Prelude {
     /// The body does not follow: the receiver has it from an earlier response.
     pub continued: bool,
+    /// With `continued`: a piece of the body follows, which the share has that was asked for.
+    pub piece: bool,
     /// The extras come too: what rebuilding the layers needs beyond the merged tree.
     pub layers: bool,
     /// Bytes of the body; with `continued`, of that which was sent before.
@@ -49,7 +52,9 @@ impl Prelude {
     /// Its bytes.
     pub fn encode(&self) -> [u8; PRELUDE] {
         let mut bytes = [0; PRELUDE];
-        let flags = (u16::from(self.continued) * CONTINUED) | (u16::from(self.layers) * LAYERS);
+        let flags = (u16::from(self.continued) * CONTINUED)
+            | (u16::from(self.layers) * LAYERS)
+            | (u16::from(self.piece) * PIECE);
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10..12].copy_from_slice(&flags.to_le_bytes());
@@ -80,13 +85,14 @@ impl Prelude {
             )));
         }
         let flags = u16::from_le_bytes([bytes[10], bytes[11]]);
-        if flags & !(CONTINUED | LAYERS) != 0 {
+        if flags & !(CONTINUED | LAYERS | PIECE) != 0 || flags & (CONTINUED | PIECE) == PIECE {
             return Err(wrong("flags that are unknown"));
         }
         let mut digest = [0; 32];
         digest.copy_from_slice(&bytes[24..]);
         let prelude = Self {
             continued: flags & CONTINUED != 0,
+            piece: flags & PIECE != 0,
             layers: flags & LAYERS != 0,
             body: u32_at(12),
             first: u32_at(16),
@@ -206,6 +212,7 @@ impl Header {
             .filter(|_| body.len() <= MAX_BODY);
         let prelude = Prelude {
             continued: false,
+            piece: false,
             layers: self.layers,
             body: len.ok_or_else(|| wrong("it is too long"))?,
             first: 0,

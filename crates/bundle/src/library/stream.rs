@@ -1,9 +1,11 @@
 //! A planned bundle on its way out: ranges of files that follow each other are one, the rest is made when it is its turn.
 
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::kept::{ENTRY, Kept, Lies};
+use crate::api::Share;
 use crate::format::{End, PRELUDE, Prelude, unsent};
 use crate::pack::{PackFile, Packs};
 use crate::{Error, Place, RECORD_HEAD};
@@ -77,18 +79,19 @@ impl Bundle {
         match range {
             Some((first, until)) => {
                 let first = first.min(frames);
-                self.send(false, first, until.min(frames).max(first))
+                self.send(Begin::Continued, first, until.min(frames).max(first))
             }
-            None => self.send(true, 0, frames),
+            None => self.send(Begin::Header, 0, frames),
         }
     }
 
-    /// Begins to send one of `of` shares, numbered from 0, the first with the header. Together they are the bundle; they
-    /// are of about as many bytes, as far as frames can be parted. Costs a look at each frame's place.
+    /// Begins to send one share, the first with the header, or, with `pieces`, each with its piece of that. Together they are the
+    /// bundle; they are of about as many bytes, as far as frames can be parted. Costs a look at each frame's place.
     ///
     /// # Errors
     /// Those of its file.
-    pub fn share(&self, nth: u16, of: u16) -> Result<Stream, Error> {
+    pub fn share(&self, share: Share, pieces: bool) -> Result<Stream, Error> {
+        let Share(nth, of) = share;
         let frames = self.frames();
         let len = |frame| match self.kept.record(frame) {
             Some(Lies::Here { len, .. } | Lies::Packed(Place { len, .. })) => u64::from(len),
@@ -114,12 +117,18 @@ impl Bundle {
             next if next < of => cut(next).unwrap_or(frames),
             _ => frames,
         };
-        self.send(nth == 0, first, until)
+        let begin = match pieces {
+            true => Begin::Piece(share),
+            false if nth == 0 => Begin::Header,
+            false => Begin::Continued,
+        };
+        self.send(begin, first, until)
     }
 
-    fn send(&self, header: bool, first: u32, until: u32) -> Result<Stream, Error> {
+    fn send(&self, begin: Begin, first: u32, until: u32) -> Result<Stream, Error> {
         let prelude = Prelude {
-            continued: !header,
+            continued: !matches!(begin, Begin::Header),
+            piece: matches!(begin, Begin::Piece(_)),
             first,
             until,
             ..self.kept.prelude
@@ -132,7 +141,11 @@ impl Bundle {
                 until,
             },
             before: Some(prelude.encode()),
-            header,
+            header: match begin {
+                Begin::Header => 0..self.kept.header,
+                Begin::Piece(share) => share.of(self.kept.header),
+                Begin::Continued => 0..0,
+            },
             end: End {
                 records: 0,
                 payload: 0,
@@ -144,12 +157,20 @@ impl Bundle {
     }
 }
 
+/// What is before the records.
+#[derive(Clone, Copy)]
+enum Begin {
+    Header,
+    Piece(Share),
+    Continued,
+}
+
 /// Bytes in pieces, each made when it is asked for.
 pub struct Stream {
     source: Source,
     before: Option<[u8; PRELUDE]>,
-    /// Whether the body of the header is still to leave.
-    header: bool,
+    /// What of the header's body is still to leave.
+    header: Range<u64>,
     end: End,
     len: Option<u64>,
 }
@@ -192,7 +213,7 @@ impl Stream {
                 size,
             },
             before: None,
-            header: false,
+            header: 0..0,
             end: End {
                 records: 0,
                 payload: 0,
@@ -222,9 +243,7 @@ impl Stream {
             return self.len;
         };
         let mut len = u64::try_from(PRELUDE + RECORD_HEAD).ok()?;
-        if self.header {
-            len += kept.header;
-        }
+        len += self.header.end - self.header.start;
         for nth in *at..*until {
             len += match kept.record(nth)? {
                 Lies::Nowhere => 0,
@@ -251,11 +270,12 @@ impl Stream {
         else {
             return None;
         };
-        if std::mem::take(&mut self.header) {
+        let header = std::mem::take(&mut self.header);
+        if !header.is_empty() {
             return Some(Piece::File {
                 file: Opened::Plan(kept.file.clone()),
-                offset: kept.header_at,
-                len: kept.header,
+                offset: kept.header_at + header.start,
+                len: header.end - header.start,
             });
         }
         let mut run: Option<(u32, Opened, u64, u64)> = None;

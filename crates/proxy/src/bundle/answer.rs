@@ -107,7 +107,7 @@ impl Asked<'_> {
             .map(|have| have.manifest.to_string())
             .collect::<Vec<_>>()
             .join(", ");
-        let bundle = match self.plan(library, image.digest, have, ask).await? {
+        let (bundle, is_new) = match self.plan(library, image.digest, have, ask).await? {
             Err(pierhead_bundle::Error::Missing(_)) => {
                 // What it is made of has left since: it says how far it is from here.
                 self.ready(library, &image).await?;
@@ -127,9 +127,11 @@ impl Asked<'_> {
         }
         let range = part.map(|part| (part.first, part.end.unwrap_or(u32::MAX)));
         let share = ask.share;
+        // Of one that was planned for this question, nobody has been given the other pieces.
+        let pieces = ask.pieces && !is_new;
         // It looks at packs, which somebody may be about to delete or to write out.
         let stream = blocking(move || match share {
-            Some(Share(nth, of)) => bundle.share(nth, of),
+            Some(share) => bundle.share(share, pieces),
             None => bundle.stream(range),
         })
         .await?;
@@ -142,15 +144,15 @@ impl Asked<'_> {
         ))
     }
 
-    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn: of many shares that
-    /// are asked for at once, the first takes a turn.
+    /// Finds what was planned, or what somebody goes on with, or plans it when it is this client's turn, and says so: of many
+    /// shares that are asked for at once, the first takes a turn.
     async fn plan(
         &self,
         library: &Library,
         want: Digest,
         have: Vec<library::Have>,
         ask: &Ask,
-    ) -> Result<Result<library::Bundle, pierhead_bundle::Error>, Error> {
+    ) -> Result<Result<(library::Bundle, bool), pierhead_bundle::Error>, Error> {
         let (of, layers) = (library.clone(), ask.layers);
         let etag = ask.part.as_ref().map(|part| part.etag.clone());
         let (have, found) = blocking(move || {
@@ -169,7 +171,7 @@ impl Asked<'_> {
         })
         .await?;
         if let Some(found) = found.transpose() {
-            return Ok(found);
+            return Ok(found.map(|found| (found, false)));
         }
         if ask.share.is_some_and(|Share(nth, _)| nth > 0) {
             return Err(Error::NotReady(WAIT));
@@ -187,7 +189,7 @@ impl Asked<'_> {
             .await
         };
         match tokio::time::timeout_at(self.deadline.last(), plan).await {
-            Ok(planned) => planned,
+            Ok(planned) => planned.map(|planned| planned.map(|made| (made, true))),
             Err(_) => Err(Error::NotReady(WAIT)),
         }
     }

@@ -14,7 +14,6 @@ use crate::config::human_bytes;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::worker::Error;
-use crate::worker::pull::read_header;
 use crate::worker::session::Session;
 
 /// The object of `--json`.
@@ -92,8 +91,7 @@ fn sum(sizes: impl Iterator<Item = u64>) -> Moved {
 
 /// Receives the bundle of the update and keeps nothing of it.
 fn measure(place: &Place, session: &Session, args: &DiffArgs, old: &Seen) -> Result<Bundle, Error> {
-    let (mut body, _) = place.bundle(session, &args.new, vec![old.digest])?;
-    let mut began = read_header(session.server(), &mut body)?;
+    let mut began = place.bundle(session, &args.new, vec![old.digest])?;
     let table = wanted(&began.header, &[Some(&old.table)])?;
     let sizes = Tables {
         want: &table,
@@ -134,7 +132,7 @@ fn measure(place: &Place, session: &Session, args: &DiffArgs, old: &Seen) -> Res
             count(event);
         }
         let doing = "the bundle was cut: try again";
-        match body.read(&mut piece).map_err(Error::cut(doing))? {
+        match began.from.read(&mut piece).map_err(Error::cut(doing))? {
             0 if began.decoder.is_ended() => return Ok(bundle),
             0 => return Err(Error::cut(doing)(io::ErrorKind::UnexpectedEof.into())),
             read => bytes = &piece[..read],

@@ -9,7 +9,7 @@ use pierhead_bundle::table::Node;
 use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
 
-use super::super::pull::{Answered, Waiting, ask_once, read_header};
+use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
 use super::super::pulled::Pulled;
 use super::super::session::Session;
 use super::super::{Error, names};
@@ -94,8 +94,7 @@ impl Place {
 
     /// Reads the header of a bundle from nothing, and no more.
     fn ask(&self, session: &Session, image: &Reference) -> Result<Seen, Error> {
-        let (mut body, _) = self.bundle(session, image, Vec::new())?;
-        let began = read_header(session.server(), &mut body)?;
+        let began = self.bundle(session, image, Vec::new())?;
         let header = *began.header;
         let table = wanted(&header, &[])?;
         let sizes = Tables {
@@ -121,13 +120,13 @@ impl Place {
         })
     }
 
-    /// A bundle, from its beginning, and its ETag.
+    /// The beginning of a bundle.
     pub(super) fn bundle(
         &self,
         session: &Session,
         image: &Reference,
         have: Vec<Digest>,
-    ) -> Result<(super::super::http::Body, String), Error> {
+    ) -> Result<Began, Error> {
         let ask = Ask {
             want: image.target.to_string(),
             platform: Some(self.platform.to_string()),
@@ -137,7 +136,9 @@ impl Place {
         let mut waiting = Waiting::new();
         loop {
             match ask_once(session, image, &ask) {
-                Ok(Answered::Bundle { etag, body }) => return Ok((body, etag)),
+                Ok(Answered::Bundle { etag, body }) => {
+                    return read_header(session.server(), etag, body, &[]);
+                }
                 Ok(Answered::None(why)) => return Err(Error::Said(why)),
                 Err(error) => {
                     waiting.after(error, &mut |what, _, _| eprintln!("{image} {what}"))?

@@ -13,6 +13,7 @@ use super::super::http::{Body, Server};
 use super::super::session::Session;
 use super::ask::{self, Answered};
 use super::early::Connecting;
+use super::header::{self, Pieces, Place};
 
 /// Of all shares together, before the header is here, which takes three or four round trips more than they do; the threads
 /// that apply have nothing yet. What is sent beyond waits in the system's buffers, and its sender with it: 4 MiB cost a fresh
@@ -45,6 +46,8 @@ pub(super) struct Lanes {
     threads: Vec<Option<JoinHandle<Option<Lane>>>>,
     /// The header is here, or nobody wants them: they are not to keep any more.
     over: Arc<AtomicBool>,
+    /// Of the header, where they were asked for some.
+    pieces: Option<Arc<Pieces>>,
 }
 
 impl Lanes {
@@ -59,29 +62,45 @@ impl Lanes {
     ) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let spool = SPOOL / among.max(1);
+        let pieces = ask.filter(|_| share(0, among).is_some());
+        let pieces = pieces.map(|_| Arc::new(Pieces::new(among)));
         let mut early = early.into_iter();
         let mut begin = |nth: usize| {
             let (server, image, over) = (server.clone(), image.clone(), Arc::clone(&over));
             let ask = ask.cloned().map(|ask| Ask {
                 share: share(nth, among),
+                pieces: true,
                 ..ask
             });
+            let pieces = pieces.clone();
             let early = early.next();
             let builder = thread::Builder::new().name("lane".to_owned());
             // One less is slower, no more.
             let begun = builder.spawn(move || {
+                let place = pieces.as_ref().map(|pieces| pieces.place(nth));
                 let session = early.and_then(|early| early.join().ok().flatten());
                 let session = session.unwrap_or_else(|| Session::new(&server));
                 session.connect().ok()?;
-                let share = ask.and_then(|ask| receive(&session, &image, &ask, spool, &over));
+                let share =
+                    ask.and_then(|ask| receive(&session, &image, &ask, spool, &over, place));
                 Some(Lane { session, share })
             });
             begun.ok()
         };
-        Self {
-            threads: (1..among).map(&mut begin).collect(),
-            over,
+        let threads: Vec<_> = (1..among).map(&mut begin).collect();
+        for (nth, _) in (1..).zip(&threads).filter(|(_, thread)| thread.is_none()) {
+            drop(pieces.as_ref().map(|pieces| pieces.place(nth)));
         }
+        Self {
+            threads,
+            over,
+            pieces,
+        }
+    }
+
+    /// Of the header, as far as they come beside its first.
+    pub(super) fn pieces(&self) -> Option<&Pieces> {
+        self.pieces.as_deref()
     }
 
     /// How many there are.
@@ -115,17 +134,25 @@ fn receive(
     ask: &Ask,
     room: usize,
     over: &AtomicBool,
+    place: Option<Place<'_>>,
 ) -> Option<Share> {
-    ask.share?;
+    let share = ask.share?;
     let Ok(Answered::Bundle { etag, mut body }) = ask::once(session, image, ask) else {
         return None;
     };
-    let mut spool = vec![0; PRELUDE];
-    body.read_exact(&mut spool).ok()?;
-    let prelude = Prelude::decode(spool.first_chunk()?).ok()?;
+    let mut bytes = [0; PRELUDE];
+    body.read_exact(&mut bytes).ok()?;
+    let prelude = Prelude::decode(&bytes).ok()?;
     if !prelude.continued {
         return None;
     }
+    if prelude.piece {
+        let piece = header::piece(&mut body, &prelude, share).ok()?;
+        if let Some(place) = place {
+            place.put(&etag, &prelude, piece);
+        }
+    }
+    let mut spool = header::stripped(&prelude).to_vec();
     let mut piece = vec![0; PIECE];
     while spool.len() < room && !over.load(Ordering::Relaxed) {
         // What was cut is asked for again from where it was.

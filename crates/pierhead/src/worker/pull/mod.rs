@@ -5,6 +5,7 @@ mod early;
 mod export;
 mod fetch;
 mod flight;
+mod header;
 mod lanes;
 mod layers;
 mod plain;
@@ -26,8 +27,8 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 
 pub(super) use ask::{Answered, Waiting, once as ask_once, progress};
+pub(super) use header::{Began, read_header};
 use view::{Method, Report, View};
-pub(super) use whole::read_header;
 
 /// One pull.
 struct Pull<'a> {
@@ -128,6 +129,7 @@ impl Pull<'_> {
             layers: self.layers,
             part: None,
             share: None,
+            pieces: false,
         };
         match self.by_bundle(&session, &ask, report)? {
             whole::Came::Image(image) => Ok(*image),

@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::Content;
 use pierhead_bundle::api::{Ask, Part};
-use pierhead_bundle::format::{Decoder, Event, Header, Known, Prelude};
+use pierhead_bundle::format::Known;
 use pierhead_bundle::store::{Apply, Begin, Outcome, Whole};
 use pierhead_oci::{Algorithm, Digest, Target};
 
-use super::super::http::{Body, Request, Server};
+use super::super::http::Request;
 use super::super::session::{Patience, Session};
 use super::super::{Error, names};
 use super::Pull;
 use super::ask::{self, Answered, Waiting};
 use super::early;
 use super::fetch::{Fetch, Fetched, Reading};
+use super::header::Began;
 use super::lanes::{self, Lanes};
 use super::view::{Counts, Report};
 use super::work::Work;
@@ -54,15 +55,10 @@ impl Pull<'_> {
         let mut lanes = Lanes::open(&self.server, &self.args.image, Some(ask), among, early);
         let mut ask = ask.clone();
         for _ in 0..CHANGES {
-            let first = Ask {
-                share: lanes::share(0, lanes.len() + 1),
-                ..ask.clone()
+            let began = match self.begun(session, &ask, &lanes)? {
+                Ok(began) => began,
+                Err(why) => return Ok(Came::None(why)),
             };
-            let (etag, mut body) = match self.asked(session, &first)? {
-                Answered::Bundle { etag, body } => (etag, body),
-                Answered::None(why) => return Ok(Came::None(why)),
-            };
-            let began = read_header(&self.server, &mut body)?;
             self.check(session, &began.header.manifest)?;
             // A server names those that it counts on.
             let haves = began.header.haves.iter();
@@ -72,7 +68,7 @@ impl Pull<'_> {
             let begun = self.store.begin(Begin {
                 name: &name,
                 ask: &ask,
-                etag: &etag,
+                etag: &began.etag,
                 prelude: &began.prelude,
                 body: &began.body,
                 header: *began.header,
@@ -95,7 +91,7 @@ impl Pull<'_> {
             };
             let shared = began.prelude.until;
             let first = Some(Reading {
-                body,
+                body: began.from,
                 decoder: began.decoder,
                 rest: began.rest,
                 bound: shared,
@@ -110,6 +106,33 @@ impl Pull<'_> {
         Err(Error::Said(format!(
             "{url} changes the bundle again and again"
         )))
+    }
+
+    /// Asks for the header, in pieces if the others were asked for theirs; or why there is none.
+    fn begun(
+        &self,
+        session: &Session,
+        ask: &Ask,
+        lanes: &Lanes,
+    ) -> Result<Result<Began, String>, Error> {
+        let mut first = Ask {
+            share: lanes::share(0, lanes.len() + 1),
+            pieces: lanes.pieces().is_some(),
+            ..ask.clone()
+        };
+        loop {
+            let (etag, body) = match self.asked(session, &mut first)? {
+                Answered::Bundle { etag, body } => (etag, body),
+                Answered::None(why) => return Ok(Err(why)),
+            };
+            let asked = first.share.filter(|_| first.pieces);
+            let share = asked.zip(lanes.pieces());
+            if let Some(began) = Began::read(&self.server, etag, body, share)? {
+                return Ok(Ok(began));
+            }
+            // A piece of it did not come: all of it, then.
+            first.pieces = false;
+        }
     }
 
     /// Takes back what was said of layers that are no longer here; whether there was any.
@@ -156,7 +179,7 @@ impl Pull<'_> {
         if matches!(self.args.image.target, Target::Digest(_)) {
             return Ok(true);
         }
-        let ask = Ask {
+        let mut ask = Ask {
             part: Some(Part {
                 etag: apply.etag().to_owned(),
                 first: u32::MAX,
@@ -164,14 +187,14 @@ impl Pull<'_> {
             }),
             ..apply.ask().clone()
         };
-        match self.asked(session, &ask)? {
+        match self.asked(session, &mut ask)? {
             Answered::Bundle { etag, .. } => Ok(etag == apply.etag()),
             Answered::None(_) => Ok(false),
         }
     }
 
     /// Asks until there is an answer.
-    fn asked(&self, session: &Session, ask: &Ask) -> Result<Answered, Error> {
+    fn asked(&self, session: &Session, ask: &mut Ask) -> Result<Answered, Error> {
         let mut waiting = Waiting::new();
         let mut said: Option<Instant> = None;
         loop {
@@ -186,6 +209,8 @@ impl Pull<'_> {
                     }
                     self.view.begin(&format!("{image} {what}"), total);
                     self.view.at(done);
+                    // The other shares were not given out either.
+                    ask.pieces = false;
                 })?,
             }
         }
@@ -327,51 +352,6 @@ fn next(ask: &mut Ask, error: pierhead_bundle::Error) -> Result<Next, Error> {
         }
         Of::Malformed { .. } | Of::Digest { .. } => Ok(Next::Layers(error.to_string())),
         error => Err(error.into()),
-    }
-}
-
-/// The beginning of a bundle.
-pub(in super::super) struct Began {
-    pub(in super::super) prelude: Prelude,
-    pub(in super::super) body: Vec<u8>,
-    pub(in super::super) header: Box<Header>,
-    /// Behind the header.
-    pub(in super::super) decoder: Decoder,
-    /// Bytes that were read behind the header.
-    pub(in super::super) rest: Vec<u8>,
-}
-
-/// Reads up to the end of the header.
-pub(in super::super) fn read_header(server: &Server, from: &mut Body) -> Result<Began, Error> {
-    let mut decoder = Decoder::new();
-    let mut piece = vec![0; PIECE];
-    loop {
-        let doing = format!("the bundle of {} was cut", server.url());
-        let read = from.read(&mut piece).map_err(Error::cut(doing.clone()))?;
-        if read == 0 {
-            return Err(Error::cut(doing)(std::io::ErrorKind::UnexpectedEof.into()));
-        }
-        let mut bytes = &piece[..read];
-        match decoder.feed(&mut bytes)? {
-            None => {}
-            Some(Event::Header {
-                prelude,
-                body,
-                header,
-            }) => {
-                return Ok(Began {
-                    prelude,
-                    body,
-                    header,
-                    decoder,
-                    rest: bytes.to_vec(),
-                });
-            }
-            Some(_) => {
-                let why = "a bundle without a header".to_owned();
-                return Err(Error::Strange(server.url().to_string(), why));
-            }
-        }
     }
 }
 
