@@ -16,6 +16,15 @@ use serde_json::{Value, json};
 /// What an index entry's name is called.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
+/// What images call that of this machine.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
 /// A folder with `index.json` and blobs.
 #[derive(Clone)]
 pub(crate) struct Layout {
@@ -61,11 +70,7 @@ impl Layout {
         let mut manifest = *digest.with_context(|| format!("no {name} in the layout"))?;
         let mut document = self.json(&manifest)?;
         if let Some(entries) = document["manifests"].as_array() {
-            let here = match std::env::consts::ARCH {
-                "x86_64" => "amd64",
-                "aarch64" => "arm64",
-                other => other,
-            };
+            let here = architecture();
             let ours = |it: &&Value| it["platform"]["architecture"] == here;
             let entry = entries.iter().find(ours).context("not for this machine")?;
             manifest = entry["digest"].as_str().context("no digest")?.parse()?;

@@ -12,6 +12,7 @@ use pierhead_oci::Digest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::layout::architecture;
 use crate::process::{Process, checked};
 
 /// How long an image may take until it is indexed.
@@ -115,7 +116,9 @@ impl Server {
     /// `None` when it is not ready.
     fn ask(&self, name: &str, have: &[Digest]) -> Result<Option<Answer>> {
         let (repository, tag) = name.split_once(':').context("a name without a tag")?;
-        let body = json!({ "want": tag, "have": have }).to_string();
+        // Some are indexes.
+        let platform = format!("linux/{}", architecture());
+        let body = json!({ "want": tag, "platform": platform, "have": have }).to_string();
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_nodelay(true)?;
         let start = Instant::now();
