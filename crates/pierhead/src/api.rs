@@ -77,6 +77,9 @@ pub(crate) struct Tier {
     pub(crate) hits: u64,
     /// Blobs opened on the disk since the start.
     pub(crate) disk_hits: u64,
+    /// Blobs that were damaged on it, at the start or since.
+    #[serde(default)]
+    pub(crate) damaged: u64,
 }
 
 /// `PUT /v1/tier`.

@@ -13,7 +13,7 @@ use pierhead_tests::{
 use serde_json::{Value, json};
 
 /// Runs it; its exit code and its findings.
-fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
+pub(crate) fn doctor(words: &[&str]) -> Result<(i32, Vec<Value>)> {
     let output = Command::new(place::pierhead()?)
         .arg("doctor")
         .arg("--json")
@@ -48,7 +48,7 @@ fn about<'a>(findings: &'a [Value], about: &str) -> Vec<(&'a str, &'a str)> {
 }
 
 #[track_caller]
-fn one<'a>(findings: &'a [Value], subject: &str) -> (&'a str, &'a str) {
+pub(crate) fn one<'a>(findings: &'a [Value], subject: &str) -> (&'a str, &'a str) {
     let all = about(findings, subject);
     assert_eq!(all.len(), 1, "{subject} in {findings:#?}");
     all[0]

@@ -31,6 +31,7 @@ mod pull;
 mod random;
 mod secrets;
 mod setup;
+mod tier;
 mod tls;
 mod together;
 mod trees;

@@ -259,6 +259,7 @@ impl Admin {
             moved: fast.moved,
             hits: fast.hits,
             disk_hits: fast.disk_hits,
+            damaged: fast.damaged,
         }))
     }
 

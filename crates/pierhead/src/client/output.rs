@@ -64,7 +64,14 @@ impl Output {
         self.line(format!(
             "opened      {} times here, {} on the disk",
             tier.hits, tier.disk_hits
-        ))
+        ))?;
+        if tier.damaged > 0 {
+            self.line(format!(
+                "damaged     {} blobs: `pierhead doctor` says what to do",
+                tier.damaged
+            ))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn stat(self, stat: &Stat) -> io::Result<()> {

@@ -1,0 +1,130 @@
+//! What an operator, or a medium that fails, does to the tier of a daemon that serves.
+
+use std::{
+    fs::File,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+};
+
+use anyhow::{Context, Result, ensure};
+use pierhead_testkit::{http::End, images::Image, registry::FakeRegistry};
+use pierhead_tests::{pierhead::Pierhead, wait};
+
+use super::{diagnosis, drained, image, memory, number, region, stat, with_tier};
+use crate::ask::{behind, committed, get, pull};
+
+/// GETs of all layers until told, or until an answer is wrong.
+fn client(pierhead: &Pierhead, image: &Image, over: &AtomicBool, pulls: &AtomicU64) -> Result<()> {
+    while !over.load(Ordering::SeqCst) {
+        for blob in &image.blobs {
+            let path = format!("/v2/library/app/blobs/{}", blob.digest);
+            let answer = get(pierhead.address(), &path)?;
+            ensure!(answer.status == 200 && answer.end == End::Clean, "{path}");
+            ensure!(answer.body == blob.bytes, "{path}: other bytes");
+        }
+        pulls.fetch_add(1, Ordering::SeqCst);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_limit_changes_under_pulls() -> Result<()> {
+    let folder = memory()?;
+    let (hub, pierhead) = behind(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
+    let hub = &hub;
+    let images: Vec<_> = (0..4).map(image).collect();
+    for image in &images {
+        hub.push("library/app", "1", image);
+        get(pierhead.address(), "/v2/library/app/manifests/1")?;
+    }
+    let (over, pulls) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (pierhead, over, pulls) = (&pierhead, &over, &pulls);
+    thread::scope(|scope| {
+        let clients: Vec<_> = images
+            .iter()
+            .map(|image| scope.spawn(move || client(pierhead, image, over, pulls)))
+            .collect();
+        let changed = (|| {
+            for round in 1..=6 {
+                let (name, new) = (format!("library/new{round}"), image(100 + round));
+                hub.push(&name, "1", &new);
+                pull(pierhead, &name, &new)?;
+                for limit in [0, 1_500_000, 4 << 20] {
+                    let said = pierhead.cache(&["tier", "set-limit", &limit.to_string()])?;
+                    ensure!(said.contains("volatile"), "{said}");
+                    let fits = || {
+                        let stat = stat(pierhead)?;
+                        ensure!(number(&stat, "limit")? == limit, "{stat}");
+                        Ok((number(&stat, "used")? <= limit).then_some(()))
+                    };
+                    wait::until("a tier within its limit", fits)?;
+                }
+                let pulled = || Ok((pulls.load(Ordering::SeqCst) >= 4 * round).then_some(()));
+                wait::until("more pulls", pulled)?;
+            }
+            Ok(())
+        })();
+        over.store(true, Ordering::SeqCst);
+        for client in clients {
+            client.join().ok().context("a client panicked")??;
+        }
+        changed
+    })?;
+    let stat = stat(pierhead)?;
+    ensure!(number(&stat, "staged")? > 1_000_000, "{stat}");
+    let said = pierhead.cache(&["tier", "stat"])?;
+    ensure!(
+        said.contains("of 4.0 MiB") && said.contains("to drain"),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// The file of the region is cut short while its blobs are read.
+#[test]
+fn cut_short_under_the_map() -> Result<()> {
+    let folder = memory()?;
+    let (hub, mut pierhead) = behind(FakeRegistry::builder(), with_tier(folder.path(), ""))?;
+    let (image, later) = (image(1), super::image(2));
+    hub.push("library/app", "1", &image);
+    hub.push("library/later", "1", &later);
+    pull(&pierhead, "library/app", &image)?;
+    drained(&pierhead)?;
+    pull(&pierhead, "library/app", &image)?;
+    File::options()
+        .write(true)
+        .open(region(folder.path()))?
+        .set_len(4096)?;
+    // A body that had begun to leave may be cut; none ends well and is wrong.
+    for blob in &image.blobs {
+        let path = format!("/v2/library/app/blobs/{}", blob.digest);
+        wait::until("the disk's copy", || {
+            let Ok(answer) = get(pierhead.address(), &path) else {
+                return Ok(None);
+            };
+            let whole = answer.status == 200 && answer.end == End::Clean;
+            ensure!(!whole || answer.body == blob.bytes, "{path}: other bytes");
+            Ok(whole.then_some(()))
+        })?;
+    }
+    pull(&pierhead, "library/later", &later)?;
+    for blob in &image.blobs[1..] {
+        assert_eq!(hub.gets_of(&blob.digest), 1, "the disk had it");
+    }
+    let now = stat(&pierhead)?;
+    ensure!(number(&now, "damaged")? > 0, "{now}");
+    let (level, what) = diagnosis(&pierhead)?;
+    ensure!(
+        level == "warn" && what.contains("damaged"),
+        "{level}: {what}"
+    );
+    pierhead.stop()?;
+    assert_eq!(
+        committed(pierhead.data())?,
+        image.digests().count() + later.digests().count()
+    );
+    // The next start has none, and says why.
+    pierhead.restart()?;
+    ensure!(pierhead.log().contains("cut short"), "{}", pierhead.log());
+    pull(&pierhead, "library/app", &image)
+}
