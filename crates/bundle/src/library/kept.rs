@@ -317,6 +317,7 @@ mod tests {
         let body = vec![0; 100];
         let prelude = Prelude {
             continued: false,
+            piece: false,
             layers: false,
             body: 100,
             first: 0,
