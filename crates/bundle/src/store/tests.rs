@@ -655,7 +655,7 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     assert_holds(&f.store(), &f.old, false);
     let stamps = f.folder.path().join("lent");
     let mut bytes = fs::read(&stamps).unwrap();
-    assert!(bytes.len() >= 48 && bytes.len() % 16 == 0);
+    assert!(bytes.len() >= 48 && bytes.len().is_multiple_of(16));
     bytes.iter_mut().for_each(|byte| *byte ^= 1);
     fs::write(&stamps, &bytes[..bytes.len() - 3]).unwrap();
     assert_holds(&f.store(), &f.old, false);
