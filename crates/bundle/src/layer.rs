@@ -20,6 +20,7 @@ mod skeleton;
 mod sparse;
 mod stored;
 mod stream;
+mod touched;
 mod walk;
 
 use std::path::Path;

@@ -16,8 +16,8 @@ mod hostile;
 
 use std::sync::Arc;
 
-use pierhead_bundle::layer::{self, LayerIndex};
-use pierhead_bundle::{Content, Kind, Source};
+use pierhead_bundle::layer::{self, LayerIndex, Unhurried};
+use pierhead_bundle::{Blob, Content, Kind, Source};
 
 use pierhead_testkit::images::{Image, TreeOptions};
 
@@ -137,5 +137,74 @@ fn random_images_read_back_and_are_made_again() {
                 }
             }
         }
+    }
+}
+
+/// A blob that has no other bytes than these.
+struct Only(Arc<Memory>, Vec<std::ops::Range<u64>>);
+
+impl Blob for Only {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        // A reader reads ahead by no more than this.
+        const AHEAD: u64 = 64 << 10;
+        let end = offset + buf.len() as u64;
+        let mut had = self.1.iter();
+        assert!(
+            had.any(|range| range.contains(&offset) && end <= range.end + AHEAD),
+            "{offset}..{end} is not in {:?}",
+            self.1
+        );
+        self.0.read_at(offset, buf)
+    }
+}
+
+#[test]
+fn what_is_touched_is_enough_to_read_by() {
+    let mut rng = fastrand::Rng::with_seed(9);
+    let mut tar = Tar::new();
+    let mut contents = Vec::new();
+    for number in 0..30 {
+        let len = rng.usize(1..600_000);
+        let content = random(&mut rng, len);
+        contents.push(Content::of(&content));
+        tar.file(&format!("usr/{number}"), &content);
+    }
+    let tar = tar.finish();
+    for packing in Packing::ALL {
+        let blob = packing.pack(&tar);
+        let index = indexed(&blob, &tar).unwrap();
+        // Two neighbours, one far from them, one that the layer has not.
+        let hot = [
+            contents[25],
+            contents[11],
+            contents[10],
+            Content::of(b"elsewhere"),
+        ];
+        let touched = |hot: &[Content]| index.touched(blob.clone(), hot, &mut Unhurried).unwrap();
+        let ranges = touched(&hot);
+        assert!(
+            ranges.is_sorted_by(|a, b| a.end < b.start),
+            "{packing:?}: {ranges:?}"
+        );
+        let bytes: u64 = ranges.iter().map(|it| it.end - it.start).sum();
+        assert!(bytes < index.blob_size(), "{packing:?}: all of it");
+        let only = Arc::new(Only(blob.clone(), ranges));
+        let mut orders = [hot.to_vec(), hot.to_vec()];
+        orders[1].reverse();
+        for order in orders {
+            let reader = index.reader(only.clone());
+            for content in &order[..] {
+                if let Some(size) = reader.size(content).unwrap() {
+                    let mut bytes = vec![0; usize::try_from(size).unwrap()];
+                    reader.read_at(content, 0, &mut bytes).unwrap();
+                    assert_eq!(Content::of(&bytes), *content, "{packing:?}");
+                }
+            }
+        }
+        assert_eq!(touched(&[]), []);
     }
 }

@@ -1153,6 +1153,59 @@ fn a_trace_orders_the_frames_of_its_own_image() {
 }
 
 #[test]
+fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let library = open(folder.path(), &blobs);
+    let files: Vec<_> = (0..3_u64).map(text).collect();
+    let lower = tar(&[("a", &files[0]), ("b", &files[1])]);
+    let image = images::Image::of_tars(
+        "amd64",
+        &[lower, tar(&[("c", &files[2]), ("again", &files[1])])],
+    );
+    blobs.put(&image);
+    assert_eq!(offer(&library, &image), State::Ready);
+    assert_eq!(
+        (library.traced(), library.touched(&image.root).unwrap()),
+        (vec![], vec![])
+    );
+    let trace = |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        library.trace(&image.root, &names).unwrap()
+    };
+    let layers = library.blobs(&image.root).unwrap();
+    let layers = &layers[1..];
+    let touched = || library.touched(&image.root).unwrap();
+    assert!(trace(&["a", "nowhere"]));
+    assert!(!trace(&["a"]), "that was known");
+    assert_eq!(library.traced(), [image.root]);
+    assert_eq!(
+        touched().iter().map(|it| it.blob).collect::<Vec<_>>(),
+        layers[..1]
+    );
+    // Both layers have it: the upper one is mounted above.
+    assert!(trace(&["b"]));
+    assert_eq!(
+        touched().iter().map(|it| it.blob).collect::<Vec<_>>(),
+        layers[1..]
+    );
+    assert!(trace(&["c", "a"]));
+    assert_eq!(touched().len(), 2);
+    // A layer that is gone is left out.
+    blobs.take(&layers[0]);
+    let left = touched();
+    assert_eq!(left.len(), 1);
+    let size = blobs.open(&layers[1]).unwrap().unwrap().size();
+    assert!(
+        left[0]
+            .ranges
+            .iter()
+            .all(|range| range.start < range.end && range.end <= size)
+    );
+    library.close();
+    assert!(matches!(library.touched(&image.root), Err(Error::Stopped)));
+}
+
+#[test]
 fn traces_without_end_take_no_more_room() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
     let library = open(folder.path(), &blobs);

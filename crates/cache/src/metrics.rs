@@ -273,7 +273,19 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             &bytes,
             fast.owed,
         ),
-        ("tier_blobs", "Blobs on the fast tier", &None, fast.blobs),
+        (
+            "tier_blobs",
+            "Blobs on the fast tier, whole",
+            &None,
+            fast.blobs,
+        ),
+        (
+            "tier_hot_blobs",
+            "Blobs of which the fast tier has what a start reads",
+            &None,
+            fast.hot,
+        ),
+        ("tier_hot_used", "Ours in these", &bytes, fast.hot_used),
         (
             "tier_queue",
             "Blobs that the disk has still to take",
@@ -326,7 +338,11 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         counter.encode(described)?;
     }
     let hits = Family::<[(&str, &str); 1], Counter>::default();
-    for (on, count) in [("fast", fast.hits), ("disk", fast.disk_hits)] {
+    for (on, count) in [
+        ("fast", fast.hits),
+        ("both", fast.hot_hits),
+        ("disk", fast.disk_hits),
+    ] {
         hits.get_or_create(&[("on", on)]).inc_by(count);
     }
     let described = encoder.encode_descriptor(

@@ -62,7 +62,14 @@ pub(crate) struct Tier {
     /// What the bound is while this machine has memory to spare.
     #[serde(default)]
     pub(crate) ceiling: u64,
+    /// Blobs of which it has all.
     pub(crate) blobs: u64,
+    /// Blobs of which it has what a start reads.
+    #[serde(default)]
+    pub(crate) hot: u64,
+    /// Bytes of ours in these.
+    #[serde(default)]
+    pub(crate) hot_used: u64,
     /// Blobs that the disk has still to take.
     pub(crate) queue: u64,
     /// Bytes of that, and of downloads under way.
@@ -75,7 +82,10 @@ pub(crate) struct Tier {
     pub(crate) moved: u64,
     /// Blobs opened on it since the start.
     pub(crate) hits: u64,
-    /// Blobs opened on the disk since the start.
+    /// Blobs opened since the start whose hot chunks it has.
+    #[serde(default)]
+    pub(crate) hot_hits: u64,
+    /// Blobs opened on the disk alone since the start.
     pub(crate) disk_hits: u64,
     /// Blobs that were damaged on it, at the start or since.
     #[serde(default)]

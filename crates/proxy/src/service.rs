@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
-use crate::bundle::{Arrivals, CacheBlobs, Pulls};
+use crate::bundle::{Arrivals, CacheBlobs, Pulls, Touches};
 use crate::claim::Wanted;
 use crate::cost::Costs;
 use crate::document::Document;
@@ -76,6 +76,8 @@ pub(crate) struct Common {
     /// `None`: there are no bundles.
     pub(crate) library: Option<Library>,
     pub(crate) pulls: Pulls,
+    /// What starts read, on its way to the cache.
+    pub(crate) touches: Touches,
     pub(crate) arrivals: Arrivals,
     /// Held by who makes a plan: each has tables in memory.
     pub(crate) planning: Arc<Semaphore>,
@@ -128,6 +130,7 @@ impl Proxy {
             library,
             arrivals: Arrivals::default(),
             pulls: Pulls::default(),
+            touches: Touches::default(),
             planning: Arc::new(Semaphore::new(PLANNING)),
             making: Arc::new(Semaphore::new(MAKING)),
         };
@@ -145,6 +148,15 @@ impl Proxy {
     /// What of the cache a library reads.
     pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_bundle::Blobs> {
         Arc::new(CacheBlobs(cache.clone()))
+    }
+
+    /// Tells the cache what starts read of the images that were traced before this one began, for its fast tier: one after another, at the
+    /// pace of work that can wait. Returns when that is done.
+    pub async fn tell_hot(&self) {
+        if let Some(library) = self.inner.library.clone() {
+            let cache = self.inner.cache.clone();
+            self.inner.touches.tell_all(library, cache).await;
+        }
     }
 
     /// Takes a new configuration without dropping a connection. Blocks as [`Proxy::new`].

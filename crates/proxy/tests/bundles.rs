@@ -13,7 +13,7 @@ use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
-use pierhead_testkit::images::{Image, TreeImage, TreeOptions};
+use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use serde_json::{Value, json};
 use stage::{Plan, Stage, code, eventually, metric, soon};
@@ -356,6 +356,45 @@ async fn traces_are_taken_of_images_that_are_here() {
     assert_eq!(noted.status, 204, "{noted:?}");
     let absent = post(TRACE, &json!({"image": "absent", "files": files}));
     assert_eq!(stage.ask(absent).await.status, 404);
+}
+
+#[tokio::test]
+async fn what_a_traced_start_reads_is_all_that_stays_on_the_fast_tier() {
+    let plan = Plan {
+        fast: 64 << 20,
+        ..Plan::default()
+    };
+    let stage = bundles(plan).open().await;
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, len) in [("first", 100_000), ("second", 6_000_000)] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(len);
+        header.set_mode(0o644);
+        let content = random_bytes(len, usize::try_from(len).unwrap());
+        tar.append_data(&mut header, name, &content[..]).unwrap();
+    }
+    let image = Image::of_tars("amd64", &[tar.into_inner().unwrap()]);
+    stage.upstream.push("app", "1", &image);
+    bundle(&stage, &json!({"want": "1"})).await;
+    let fast = || stage.cache.tier().unwrap().fast;
+    assert_eq!(fast().hot, 0);
+    let trace = json!({"image": "1", "files": ["first"]});
+    assert_eq!(stage.ask(post(TRACE, &trace)).await.status, 204);
+    eventually(async || fast().hot == 1).await;
+    assert!(fast().hot_used < 512 << 10, "{:?}", fast());
+    let layer = &image.blobs[image.blobs.len() - 1];
+    let path = format!("/v2/app/blobs/{}", layer.digest);
+    let whole = stage.ask(Request::get(&path)).await;
+    assert_eq!((whole.status, whole.end), (200, End::Clean));
+    assert!(whole.body == layer.bytes);
+    assert!(fast().hot_hits > 0);
+    // Of what was traced before this process began it is told at the start.
+    drop(whole);
+    stage.cache.set_tier_limit(0).await;
+    eventually(async || fast().hot == 0).await;
+    stage.cache.set_tier_limit(64 << 20).await;
+    stage.proxy.tell_hot().await;
+    eventually(async || fast().hot == 1).await;
 }
 
 #[tokio::test]

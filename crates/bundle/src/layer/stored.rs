@@ -198,6 +198,14 @@ impl LayerIndex {
         LayerReader::new(self.clone(), blob)
     }
 
+    /// Whether it has a content. Reads one block, two at worst.
+    ///
+    /// # Errors
+    /// Those of the index file.
+    pub fn holds(&self, content: &Content) -> Result<bool, Error> {
+        self.row(content).map(|row| row.is_some())
+    }
+
     /// Where a content lies. Reads one block, two at worst.
     pub(super) fn row(&self, content: &Content) -> Result<Option<Row>, Error> {
         let key = prefix(content);

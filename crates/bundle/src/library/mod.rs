@@ -11,6 +11,7 @@ mod earlier;
 mod figures;
 mod files;
 mod flights;
+mod hot;
 mod improve;
 mod kept;
 mod layers;
@@ -28,6 +29,7 @@ mod stream;
 mod traces;
 
 pub use figures::Stat;
+pub use hot::Touched;
 pub use stream::{Bundle, Opened, Piece, Stream};
 
 use std::collections::HashMap;

@@ -76,21 +76,22 @@ impl Library {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Notes what a start of an image opened, in order; files that the image does not have are left out.
+    /// Notes what a start of an image opened, in order; files that the image does not have are left out. `false` when that was
+    /// known.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.
-    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<(), Error> {
+    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<bool, Error> {
         let inner = &self.inner;
         if self.blobs(image).is_none() {
             return Err(Error::Missing(image.to_string()));
         }
         if !inner.note_trace(image, files)? {
-            return Ok(());
+            return Ok(false);
         }
         lock(&inner.queue).order(*image);
         inner.wake.notify_all();
-        Ok(())
+        Ok(true)
     }
 }
 

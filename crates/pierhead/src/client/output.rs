@@ -39,6 +39,11 @@ impl Output {
             bytes(tier.limit),
             tier.blobs
         ))?;
+        self.line(format!(
+            "hot         {} of {} blobs, of which the rest is on the disk",
+            bytes(tier.hot_used),
+            tier.hot
+        ))?;
         if tier.limit < tier.ceiling {
             self.line(format!(
                 "            limit lowered from {}: this machine is short of memory",
@@ -62,8 +67,8 @@ impl Output {
             tier.moved
         ))?;
         self.line(format!(
-            "opened      {} times here, {} on the disk",
-            tier.hits, tier.disk_hits
+            "opened      {} times here, {} in parts, {} on the disk",
+            tier.hits, tier.hot_hits, tier.disk_hits
         ))?;
         if tier.damaged > 0 {
             self.line(format!(

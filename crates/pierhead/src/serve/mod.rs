@@ -144,6 +144,8 @@ async fn serve(
     if let Some(limit) = tier_limit.clone().filter(|_| config.tier.follow_pressure) {
         behind.spawn(async move { limit.follow_pressure(Path::new("/")).await });
     }
+    let of_traces = proxy.clone();
+    behind.spawn(async move { of_traces.tell_hot().await });
     let (stop, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
     for listener in listeners {

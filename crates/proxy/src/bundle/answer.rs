@@ -75,9 +75,12 @@ impl Asked<'_> {
             Wish::Trace(trace, target) => {
                 let image = self.image(target, trace.platform.as_deref()).await?;
                 self.ready(library, &image).await?;
-                let library = library.clone();
-                let noted = blocking(move || library.trace(&image.digest, &trace.files)).await?;
-                noted.map_err(bundle_error)?;
+                let noting = library.clone();
+                let noted = blocking(move || noting.trace(&image.digest, &trace.files)).await?;
+                if noted.map_err(bundle_error)? {
+                    let (library, cache) = (library.clone(), self.inner.cache.clone());
+                    self.inner.touches.tell(library, cache, image.digest);
+                }
                 let builder = respond::respond(StatusCode::NO_CONTENT, Outcome::None);
                 Ok((respond::finish(builder, Body::empty()), Outcome::None))
             }

@@ -6,6 +6,7 @@
 mod answer;
 mod arrivals;
 mod blobs;
+mod hot;
 mod pulls;
 mod records;
 mod wish;
@@ -13,6 +14,7 @@ mod wish;
 pub(crate) use answer::Asked;
 pub(crate) use arrivals::Arrivals;
 pub(crate) use blobs::CacheBlobs;
+pub(crate) use hot::Touches;
 pub(crate) use pulls::Pulls;
 pub(crate) use records::{Range, Records};
 pub(crate) use wish::Wish;

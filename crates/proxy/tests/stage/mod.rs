@@ -4,10 +4,13 @@
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pierhead_bundle::library::Library;
-use pierhead_cache::{Cache, Name, Record};
+use pierhead_cache::staging::Weights;
+use pierhead_cache::tier::{DiskTier, Options};
+use pierhead_cache::{Cache, FastTier, Name, Record};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, Reference};
 use pierhead_proxy::{Config, Proxy, Tls};
@@ -31,6 +34,7 @@ pub(crate) struct Stage {
     stop: Option<oneshot::Sender<()>>,
     served: Option<JoinHandle<std::io::Result<()>>>,
     pub(crate) data: tempfile::TempDir,
+    fast: tempfile::TempDir,
 }
 
 /// What differs from one test to another.
@@ -49,6 +53,8 @@ pub(crate) struct Plan {
     pub(crate) stall_timeout: Duration,
     /// Whether there are bundles.
     pub(crate) bundles: bool,
+    /// Bytes of a fast tier; 0: there is none.
+    pub(crate) fast: u64,
 }
 
 impl Default for Plan {
@@ -63,6 +69,7 @@ impl Default for Plan {
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
             bundles: false,
+            fast: 0,
         }
     }
 }
@@ -112,6 +119,14 @@ impl Plan {
         let data = tempfile::tempdir().unwrap();
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
+        let fast = tempfile::tempdir().unwrap();
+        config.fast = (self.fast > 0).then(|| FastTier {
+            tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
+            options: Options::new(self.fast),
+            weights: Weights::default(),
+            class: "volatile",
+            capacity: self.fast,
+        });
         let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
         let client = Client::new(remote).unwrap();
         let mut config = self.config;
@@ -144,6 +159,7 @@ impl Plan {
             stop: Some(stop),
             served: Some(served),
             data,
+            fast,
         }
     }
 }
