@@ -509,6 +509,54 @@ fn what_is_damaged_is_made_again() {
 }
 
 #[test]
+fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
+    let image = tree(6);
+    let blobs = Arc::<InMemory>::default();
+    blobs.put(&image.image);
+    let root = &image.image.root;
+    for inside in ["plans", "index/tables", "index/layers"] {
+        let folder = tempfile::tempdir().unwrap();
+        let library = open(folder.path(), &blobs);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+        library.close();
+        drop(library);
+        // What an index is made anew for.
+        std::fs::remove_dir_all(folder.path().join("plans")).unwrap();
+        if inside == "plans" {
+            std::fs::create_dir(folder.path().join(inside)).unwrap();
+        }
+        let library = open(folder.path(), &blobs);
+        if inside == "plans" {
+            let _ = library.bundle(root, &[], false);
+            settled(&library, root);
+            offer(&library, &image.image);
+        }
+        for entry in std::fs::read_dir(folder.path().join(inside)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::remove_file(&path).unwrap();
+            std::fs::create_dir(&path).unwrap();
+            std::fs::write(path.join("something"), "else").unwrap();
+        }
+        library.close();
+        drop(library);
+        let library = open(folder.path(), &blobs);
+        let mut asked = 0;
+        let bundle = loop {
+            match library.bundle(root, &[], false) {
+                Ok(bundle) => break bundle,
+                Err(error) => assert!(matches!(error, Error::Missing(_)), "{inside}: {error}"),
+            }
+            asked += 1;
+            assert!(asked < 4, "{inside}: it is not made again");
+            assert_eq!(offer(&library, &image.image), State::Ready, "{inside}");
+        };
+        let sent = received(&bytes(bundle.stream(None).unwrap()), &[]).2;
+        assert!(!sent.is_empty(), "{inside}");
+        library.close();
+    }
+}
+
+#[test]
 fn single_files_outlive_a_damaged_index() {
     let image = tree(4);
     let blobs = Arc::<InMemory>::default();

@@ -68,18 +68,26 @@ pub(crate) fn load<T: DeserializeOwned>(
             continue;
         };
         if name.ends_with(PARTIAL) {
-            fs::remove_file(entry.path())?;
+            remove(&entry.path())?;
             continue;
         }
         match read(&entry.path()) {
             Ok((len, value)) => visit(len, value),
             Err(error) => {
                 tracing::error!(file = %entry.path().display(), %error, "a damaged record is ignored and deleted");
-                fs::remove_file(entry.path())?;
+                remove(&entry.path())?;
             }
         }
     }
     Ok(())
+}
+
+/// What has the name of a record, though it be a folder, which no record could take the place of.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
+        removed => removed,
+    }
 }
 
 /// Reads the records of a folder for as long as `visit` wants more, and changes nothing: what is being written or
@@ -139,4 +147,20 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
         return Err(error);
     }
     File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_in_place_of_a_record_is_no_reason_not_to_start() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["record", "another.partial"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::write(folder.path().join(name).join("file"), "x").unwrap();
+        }
+        load(folder.path(), |_, _: String| panic!("there is none")).unwrap();
+        assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+    }
 }

@@ -3,10 +3,14 @@
 //! The only module of this crate that names sled. Nothing in it is the truth: what is missing, damaged or of another
 //! version is found again in the blobs, the packs and the files beside it.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use pierhead_oci::Digest;
 use serde::de::DeserializeOwned;
@@ -56,10 +60,18 @@ impl Stage {
 
 /// See the head of this module. Shared by threads; blocks.
 pub(crate) struct Directory {
-    open: Open,
+    folder: PathBuf,
+    open: RwLock<Arc<Open>>,
     /// Whether it was made anew, and knows nothing.
     is_new: bool,
+    /// How often it was made anew since.
+    renewed: AtomicU32,
+    /// Whether that was not told yet.
+    is_lost: AtomicBool,
 }
+
+/// How often a database that is damaged while it is open is made anew: whatever does it oftener damages the next one, too.
+const MAX_RENEWED: u32 = 8;
 
 struct Open {
     db: sled::Db,
@@ -78,14 +90,30 @@ impl Directory {
             Ok((open, is_new)) => {
                 // sled begins anew where it cannot read its own file, and says nothing.
                 let lost = (was && is_new).then(|| "nothing in it can be read".to_owned());
-                Ok((Self { open, is_new }, lost))
+                Ok((Self::new(folder, open, is_new), lost))
             }
             Err(what) => {
                 let renewed = guard(|| renew(folder));
                 let (open, is_new) = renewed.map_err(|what| failed("open the directory", &what))?;
-                Ok((Self { open, is_new }, Some(what.to_string())))
+                Ok((Self::new(folder, open, is_new), Some(what.to_string())))
             }
         }
+    }
+
+    fn new(folder: &Path, open: Open, is_new: bool) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            open: RwLock::new(Arc::new(open)),
+            is_new,
+            renewed: AtomicU32::new(0),
+            is_lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether it was found damaged while it was open, and replaced by an empty one, which is to be told what it knew. Says so
+    /// once.
+    pub(crate) fn take_lost(&self) -> bool {
+        self.is_lost.swap(false, Ordering::Relaxed)
     }
 
     /// Whether places are to be found again in the packs.
@@ -94,7 +122,8 @@ impl Directory {
     }
 
     /// All images. What cannot be read is left out.
-    pub(crate) fn images(&self, mut visit: impl FnMut(Digest, ImageRow)) -> Result<(), Error> {
+    pub(crate) fn images(&self, visit: impl FnMut(Digest, ImageRow)) -> Result<(), Error> {
+        let visit = RefCell::new(visit);
         self.guarded("read the directory", |open| {
             for entry in &open.images {
                 let (key, value) = entry?;
@@ -102,7 +131,7 @@ impl Directory {
                     .ok()
                     .and_then(|it| it.parse().ok());
                 if let (Some(digest), Some(row)) = (digest, decode(&value)) {
-                    visit(digest, row);
+                    (visit.borrow_mut())(digest, row);
                 }
             }
             Ok(())
@@ -144,12 +173,48 @@ impl Directory {
         })
     }
 
+    /// Does it, and once more with a new database where the one that is open turns out to be damaged.
     fn guarded<T>(
         &self,
         doing: &'static str,
-        work: impl FnOnce(&Open) -> Result<T, Failure>,
+        work: impl Fn(&Open) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        guard(|| work(&self.open)).map_err(|what| failed(doing, &what))
+        let open = self.read();
+        let what = match guard(|| work(&open)) {
+            Err(what) if what.is_damage => what,
+            done => return done.map_err(|what| failed(doing, &what)),
+        };
+        let renewed = self.renew(open, &what);
+        renewed
+            .and_then(|open| guard(|| work(&open)))
+            .map_err(|what| failed(doing, &what))
+    }
+
+    fn read(&self) -> Arc<Open> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.clone()
+    }
+
+    /// In place of `damaged`, unless somebody was quicker.
+    fn renew(&self, damaged: Arc<Open>, what: &Failure) -> Result<Arc<Open>, Failure> {
+        let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&open, &damaged) {
+            return Ok(open.clone());
+        }
+        if self.renewed.fetch_add(1, Ordering::Relaxed) >= MAX_RENEWED {
+            return Err(Failure::other(format!("damaged again and again: {what}")));
+        }
+        tracing::warn!(%what, "the directory is damaged; it is made anew");
+        let (new, _) = guard(|| renew(&self.folder))?;
+        *open = Arc::new(new);
+        self.is_lost.store(true, Ordering::Relaxed);
+        let new = open.clone();
+        // Its files are gone; sled may panic once more as it closes them.
+        let _ = guard(|| {
+            drop(damaged);
+            Ok(())
+        });
+        Ok(new)
     }
 }
 
@@ -169,7 +234,7 @@ impl Known for Directory {
             value.extend_from_slice(&place.len.to_le_bytes());
         }
         self.guarded("write the directory", |open| {
-            open.places.insert(content.as_bytes(), value)?;
+            open.places.insert(content.as_bytes(), &value[..])?;
             Ok(())
         })
     }
@@ -187,28 +252,52 @@ fn places(value: &[u8]) -> Vec<Place> {
 }
 
 fn encode<T: Serialize>(row: &T) -> Result<Vec<u8>, Failure> {
-    postcard::to_stdvec(row).map_err(|error| Failure(error.to_string()))
+    postcard::to_stdvec(row).map_err(|error| Failure::other(error.to_string()))
 }
 
 fn decode<T: DeserializeOwned>(value: &[u8]) -> Option<T> {
     postcard::from_bytes(value).ok()
 }
 
-/// The second is whether it is empty.
-fn open(folder: &Path) -> Result<(Open, bool), Failure> {
-    let db = sled::Config::default()
+/// sled's own threads may hold a database for a moment after it was closed.
+const CLOSING: Duration = Duration::from_millis(20);
+const MAX_CLOSING: u32 = 500;
+
+/// Opens the files, and waits for who closes them just now.
+fn begin(folder: &Path) -> Result<sled::Db, Failure> {
+    let mut tries = 0;
+    loop {
+        match configured(folder) {
+            Err(sled::Error::Io(error))
+                if tries < MAX_CLOSING && error.to_string().contains("acquire lock") =>
+            {
+                tries += 1;
+                std::thread::sleep(CLOSING);
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+fn configured(folder: &Path) -> sled::Result<sled::Db> {
+    sled::Config::default()
         .path(folder)
         .cache_capacity(PAGE_CACHE)
         .mode(sled::Mode::LowSpace)
         // The library says when: a thread of sled's would wake an idle machine twice a second.
         .flush_every_ms(None)
-        .open()?;
+        .open()
+}
+
+/// The second is whether it is empty.
+fn open(folder: &Path) -> Result<(Open, bool), Failure> {
+    let db = begin(folder)?;
     let found = db.get("version")?;
     let is_new = found.is_none();
     match found {
         Some(version) if version == VERSION => {}
-        Some(_) => return Err(Failure("another version".into())),
-        None if db.was_recovered() => return Err(Failure("no version".into())),
+        Some(_) => return Err(Failure::other("another version")),
+        None if db.was_recovered() => return Err(Failure::other("no version")),
         None => {
             db.insert("version", VERSION)?;
             db.flush()?;
@@ -248,18 +337,38 @@ fn failed(doing: &'static str, what: &Failure) -> Error {
 
 /// Why the database cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Failure(String);
+#[error("{what}")]
+struct Failure {
+    what: String,
+    /// Whether its files are not what was written into them, which no second try mends.
+    is_damage: bool,
+}
+
+impl Failure {
+    fn other(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            is_damage: false,
+        }
+    }
+}
 
 impl From<sled::Error> for Failure {
     fn from(error: sled::Error) -> Self {
-        Self(error.to_string())
+        use io::ErrorKind::{InvalidData, UnexpectedEof};
+        Self {
+            is_damage: match &error {
+                sled::Error::Io(error) => matches!(error.kind(), InvalidData | UnexpectedEof),
+                _ => true,
+            },
+            what: error.to_string(),
+        }
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self(error.to_string())
+        Self::other(error.to_string())
     }
 }
 
@@ -269,7 +378,10 @@ fn guard<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref().copied());
         let text = text.unwrap_or("without a text");
-        Err(Failure(format!("sled panicked: {text}")))
+        Err(Failure {
+            what: format!("sled panicked: {text}"),
+            is_damage: true,
+        })
     })
 }
 

@@ -66,7 +66,7 @@ fn a_database_of_no_use_is_replaced() {
             let (directory, _) = Directory::open(&path).unwrap();
             directory.put(&Content::of(b"x"), &[place(1)]).unwrap();
             if damage == "other version" {
-                directory.open.db.insert("version", b"0").unwrap();
+                directory.read().db.insert("version", b"0").unwrap();
             }
             directory.flush().unwrap();
             drop(directory);
@@ -81,4 +81,68 @@ fn a_database_of_no_use_is_replaced() {
         assert_eq!(directory.get(&Content::of(b"x")).unwrap(), [], "{damage}");
         assert!(!path.with_extension("damaged").exists());
     }
+}
+
+#[test]
+fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory");
+    let (directory, _) = Directory::open(&path).unwrap();
+    let content = Content::of(b"x");
+    directory.put(&content, &[place(1)]).unwrap();
+    let fails = |is_damage: bool| {
+        let damaged = directory.read();
+        directory.guarded("try", move |open| {
+            if !std::ptr::eq(open, &*damaged) {
+                return Ok(());
+            }
+            Err(Failure {
+                what: "as a test wants it".to_owned(),
+                is_damage,
+            })
+        })
+    };
+    assert!(fails(false).is_err(), "a full disk is no damage");
+    assert!(!directory.take_lost());
+    assert_eq!(directory.get(&content).unwrap(), [place(1)]);
+    assert!(fails(true).is_ok());
+    assert!(directory.take_lost() && !directory.take_lost());
+    assert_eq!(directory.get(&content).unwrap(), []);
+    directory.put(&content, &[place(2)]).unwrap();
+    directory.flush().unwrap();
+    for _ in 1..MAX_RENEWED {
+        assert!(fails(true).is_ok());
+    }
+    assert!(fails(true).is_err(), "for ever");
+    drop(directory);
+    let (directory, damage) = Directory::open(&path).unwrap();
+    assert!(!directory.is_new() && damage.is_none());
+}
+
+#[test]
+fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory");
+    let (directory, _) = Directory::open(&path).unwrap();
+    // More than is held in memory, so that the file is read again.
+    let content = |nth: u32| Content::of(&nth.to_le_bytes());
+    let places: Vec<_> = (0..20).map(place).collect();
+    let count = 40_000;
+    for nth in 0..count {
+        directory.put(&content(nth), &places).unwrap();
+    }
+    directory.flush().unwrap();
+    let file = path.join("db");
+    let len = fs::metadata(&file).unwrap().len();
+    let opened = fs::File::options().write(true).open(&file).unwrap();
+    opened.set_len(0).unwrap();
+    opened.set_len(len).unwrap();
+    for nth in 0..count {
+        let found = directory.get(&content(nth)).unwrap();
+        assert!(found.is_empty() || found == places);
+    }
+    directory.put(&content(0), &places).unwrap();
+    directory.flush().unwrap();
+    assert!(directory.take_lost());
+    assert_eq!(directory.get(&content(0)).unwrap(), places);
 }

@@ -230,7 +230,11 @@ impl Reader {
     pub(super) fn open<S: for<'a> Deserialize<'a>>(path: &Path) -> Result<(Self, S), Error> {
         let io = |e| Error::io(format!("open {}", path.display()), e);
         let file = File::open(path).map_err(io)?;
-        let len = file.metadata().map_err(io)?.len();
+        let meta = file.metadata().map_err(io)?;
+        if meta.is_dir() {
+            return Err(Error::malformed(WHAT, "a folder is in its place"));
+        }
+        let len = meta.len();
         let body = len
             .checked_sub(FOOT as u64)
             .ok_or_else(|| Error::malformed(WHAT, "too short"))?;

@@ -64,6 +64,7 @@ impl Kept {
         let failed = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing(path.display().to_string()),
             io::ErrorKind::UnexpectedEof => wrong("it ends too early"),
+            io::ErrorKind::IsADirectory => wrong("a folder is in its place"),
             _ => Error::io(format!("read {}", path.display()), error),
         };
         let mut file = File::open(path).map_err(failed)?;

@@ -220,22 +220,7 @@ impl Library {
             tracing::warn!(what, "the directory cannot be used; it is made anew");
         }
         if directory.is_new() {
-            packs.scan(&mut |frame| {
-                // Ranges of a large content lie in order of their offsets, more or less: found again by the next packing.
-                match &frame.members[..] {
-                    // Better ones come first.
-                    members
-                        if pack::is_quick(frame.place.pack)
-                            && !directory.get(&members[0].content)?.is_empty() =>
-                    {
-                        Ok(())
-                    }
-                    members if pack::are_whole(members) => members
-                        .iter()
-                        .try_for_each(|part| directory.put(&part.content, &[frame.place])),
-                    _ => Ok(()),
-                }
-            })?;
+            places(&packs, &directory)?;
         }
         let mut images = HashMap::new();
         let mut queue = Queue::default();
@@ -369,6 +354,26 @@ impl Library {
             tracing::warn!(%error, "the directory was not written");
         }
     }
+}
+
+/// Finds again where contents are packed.
+fn places(packs: &Packs, directory: &Directory) -> Result<(), Error> {
+    packs.scan(&mut |frame| {
+        // Ranges of a large content lie in order of their offsets, more or less: found again by the next packing.
+        match &frame.members[..] {
+            // Better ones come first.
+            members
+                if pack::is_quick(frame.place.pack)
+                    && !directory.get(&members[0].content)?.is_empty() =>
+            {
+                Ok(())
+            }
+            members if pack::are_whole(members) => members
+                .iter()
+                .try_for_each(|part| directory.put(&part.content, &[frame.place])),
+            _ => Ok(()),
+        }
+    })
 }
 
 /// A poisoned lock guards values that are whole between any two statements.

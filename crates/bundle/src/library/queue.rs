@@ -47,6 +47,8 @@ pub(super) enum Job {
     /// Frames in another order.
     Order(Digest),
     Tidy,
+    /// Tells a directory that was made anew what the old one knew.
+    Tell,
 }
 
 /// What a thread does.
@@ -167,6 +169,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
             Job::Improve(manifest) => inner.improve(manifest, &mut share.after(inner.busy.clone())),
             Job::Order(manifest) => inner.order(manifest),
             Job::Tidy => inner.tidy(),
+            Job::Tell => inner.tell(),
         }));
         let done = done.unwrap_or_else(|_| match &job {
             // Whatever it was about this image, the next one shall not wait for it for ever.
@@ -205,6 +208,10 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
             return None;
         }
         let is_later = lane == Lane::Later && inner.busy.load(Ordering::Relaxed) > 0;
+        // Nothing else goes on with it: the lane of images packs again what it does not find.
+        if lane == Lane::Later && inner.directory.take_lost() {
+            return Some(Job::Tell);
+        }
         if !is_later && let Some(job) = queue.next(lane, Instant::now()) {
             queue.at += 1;
             if lane == Lane::Images {
@@ -311,6 +318,20 @@ impl Inner {
             .as_ref()
             .filter(|row| !matches!(row.stage, Stage::Refused(_)));
         self.directory.put_image(manifest, lasts)?;
+        self.directory.flush()
+    }
+
+    /// Images, and where contents are packed.
+    fn tell(&self) -> Result<(), Error> {
+        let rows: Vec<_> = lock(&self.images)
+            .iter()
+            .filter(|(_, row)| !matches!(row.row.stage, Stage::Refused(_)))
+            .map(|(manifest, row)| (*manifest, row.row.clone()))
+            .collect();
+        for (manifest, row) in rows {
+            self.directory.put_image(&manifest, Some(&row))?;
+        }
+        super::places(&self.packs, &self.directory)?;
         self.directory.flush()
     }
 

@@ -201,9 +201,13 @@ fn each(folder: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) -> Result<()
     Ok(())
 }
 
-/// What cannot be deleted now is met again.
+/// What cannot be deleted now is met again. A folder where a file of ours should be goes with all that is in it.
 pub(super) fn remove(path: &Path) {
-    match fs::remove_file(path) {
+    let removed = match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => fs::remove_dir_all(path),
+        removed => removed,
+    };
+    match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), %error, "cannot delete");
         }

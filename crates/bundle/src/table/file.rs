@@ -61,6 +61,9 @@ impl Table {
             _ => Error::io(format!("open {}", path.display()), error),
         };
         let file = File::open(path).map_err(failed)?;
+        if file.metadata().map_err(failed)?.is_dir() {
+            return Err(Error::malformed(WHAT, "a folder is in its place"));
+        }
         let map = Map::of(&file).map_err(failed)?;
         let (body, sum) = map
             .split_last_chunk::<SUM>()
