@@ -260,3 +260,47 @@ async fn a_cache_sends_from_the_region_what_it_has_checked() {
     assert_eq!(read, content);
     cache.close().await;
 }
+
+#[test]
+fn a_lowered_limit_gives_memory_back() {
+    use pierhead_pmem::Region;
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("tier");
+    let size = 4 << 20;
+    let config = pierhead_pmem::Config {
+        path: path.clone(),
+        size,
+    };
+    let options = pierhead_pmem::Options { segment: SEGMENT };
+    let (log, _) = Log::open(Region::open(&config).unwrap(), options).unwrap();
+    let fast = Arc::new(PmemTier::new(log, None));
+    let options = Options {
+        unhinted: Placement::Fast,
+        volatile: true,
+        ..Options::new(3 << 20)
+    };
+    let tier = WriteBehind::open(fast, Arc::new(MemoryTier::default()), options).unwrap();
+    let contents: Vec<_> = (0..4).map(|seed| blob(seed, 400_000)).collect();
+    for (digest, content) in &contents {
+        let mut staged = tier.stage(digest).unwrap();
+        staged.write(content).unwrap();
+        drop(staged.commit(Trailer::of(content, None)).unwrap());
+    }
+    tier.flush(|| false);
+    let taken = || std::fs::metadata(&path).unwrap().blocks() * 512;
+    assert_eq!(taken(), size);
+    tier.set_limit(1 << 20);
+    assert!(tier.stat().blobs > 0 && tier.stat().used <= 1 << 20);
+    let lowered = taken();
+    assert!(lowered < 2 << 20, "{lowered}");
+    tier.set_limit(0);
+    assert!(tier.stat().used == 0 && taken() < lowered);
+    tier.set_limit(3 << 20);
+    for (digest, content) in &contents {
+        let blob = tier.open(digest).unwrap().unwrap();
+        let mut bytes = vec![0; content.len()];
+        blob.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, content[..]);
+    }
+}

@@ -44,6 +44,12 @@ pub trait Medium: Send + Sync {
 
     /// Returns once all that this thread flushed is there: up to milliseconds on a disk.
     fn fence(&self) -> Result<(), Error>;
+
+    /// Nobody needs these bytes any more: gives the memory that they lie in back to the machine, where they lie in memory. They
+    /// read as zeros from then on, or as before; a write takes memory anew.
+    fn release(&self, _offset: u64, _len: u64) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 impl<M: Medium + ?Sized> Medium for Arc<M> {
@@ -77,6 +83,10 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
 
     fn fence(&self) -> Result<(), Error> {
         (**self).fence()
+    }
+
+    fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
+        (**self).release(offset, len)
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::medium::{within, word_within};
@@ -264,6 +265,17 @@ impl Medium for Region {
             }),
         };
         done.map_err(|failed| self.failed(failed))
+    }
+
+    /// A hole in the file, where that is memory. A file system that makes none keeps its memory.
+    fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
+        within(offset, len, self.report.len)?;
+        self.sound()?;
+        if self.report.class == Class::Volatile && len > 0 {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = fallocate(&self.file, hole, offset, len);
+        }
+        Ok(())
     }
 
     fn fence(&self) -> Result<(), Error> {

@@ -250,3 +250,63 @@ fn a_file_cut_under_the_map_is_an_error_for_good() {
         }
     }
 }
+
+#[test]
+fn free_memory_goes_back_and_what_is_kept_stays() {
+    use pierhead_pmem::{Log, Options};
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let path = folder.path().join("tier");
+    let options = Options { segment: 64 << 10 };
+    let size = 4 << 20;
+    let taken = || fs::metadata(&path).expect("there").blocks() * 512;
+    let (log, _) = Log::open(open(&path, size).expect("made"), options).expect("a log");
+    let put = |log: &Log<Region>, key: u8| {
+        let mut writer = log.begin(&[key]).expect("room");
+        writer.write(&vec![key; 300_000]).expect("room");
+        writer.commit(&[]).expect("room");
+    };
+    let holds = |log: &Log<Region>, key: u8| {
+        let entry = log.get(&[key]).expect("sound").expect("there");
+        let mut bytes = vec![0; 300_000];
+        log.read_at(&entry, 0, &mut bytes).expect("sound");
+        bytes.iter().all(|byte| *byte == key)
+    };
+    for key in 0..8 {
+        put(&log, key);
+    }
+    assert_eq!(taken(), size);
+    for key in 2..8 {
+        log.remove(&[key]).expect("there");
+    }
+    let released = log.release().expect("sound");
+    assert!(released > size / 2, "{released}");
+    assert_eq!(taken(), size - released);
+    assert!(holds(&log, 0) && holds(&log, 1));
+    assert_eq!(log.release().expect("sound"), 0, "there is no more");
+    // It can be written again, and found again.
+    put(&log, 9);
+    assert!(taken() >= size - released + 300_000 && holds(&log, 9));
+    drop(log);
+    let (log, found) = Log::open(open(&path, size).expect("found"), options).expect("a log");
+    assert_eq!((found.entries, found.dropped), (3, 0));
+    assert!([0, 1, 9].into_iter().all(|key| holds(&log, key)));
+    for key in 10..14 {
+        put(&log, key);
+    }
+    assert!([0, 1, 9, 10, 13].into_iter().all(|key| holds(&log, key)));
+}
+
+#[test]
+fn what_a_disk_has_is_not_given_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let region = open(&folder.path().join("tier"), SIZE).expect("made");
+    region.write(3, b"stays").expect("in range");
+    if region.class() != Class::Volatile {
+        region.release(0, SIZE).expect("nothing is done");
+        let mut bytes = [0; 5];
+        region.read(3, &mut bytes).expect("in range");
+        assert_eq!(&bytes, b"stays");
+    }
+    assert!(region.release(1, SIZE).is_err());
+}

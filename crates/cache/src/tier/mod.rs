@@ -49,6 +49,10 @@ pub trait Tier: Send + Sync {
     fn footprint(&self, bytes: u64) -> u64 {
         bytes
     }
+    /// Gives the memory of what is free back to the machine, where the medium is memory: says how many bytes.
+    fn release(&self) -> io::Result<u64> {
+        Ok(0)
+    }
     /// What was opened last reads wrong: deletes that copy, and says whether there is another, to be opened next. Called
     /// as `remove` is.
     fn fall_back(&self, _digest: &Digest) -> io::Result<bool> {

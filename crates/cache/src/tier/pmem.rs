@@ -222,6 +222,10 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
         self.0.log.footprint(bytes, LONGEST_KEY, META)
     }
 
+    fn release(&self) -> io::Result<u64> {
+        self.0.log.release().map_err(told)
+    }
+
     fn free(&self) -> io::Result<u64> {
         let log = &self.0.log;
         Ok(log.limit().saturating_sub(log.used()))

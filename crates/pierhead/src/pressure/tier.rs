@@ -69,15 +69,18 @@ impl TierLimit {
 
     async fn change(&self, change: impl FnOnce(&mut Follow)) {
         let _one = self.setting.lock().await;
-        let (before, after) = {
+        let (before, after, ceiling) = {
             let mut follow = self.follow();
             let before = follow.limit();
             change(&mut follow);
             self.figures.note(&follow);
-            (before, follow.limit())
+            (before, follow.limit(), follow.ceiling())
         };
         if before != after {
             tracing::info!(before, after, "the limit of the fast tier changes");
+        }
+        // What was let go of since the last time gives its memory back, too.
+        if before != after || after < ceiling {
             self.cache.set_tier_limit(after).await;
         }
     }

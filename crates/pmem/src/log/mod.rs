@@ -186,6 +186,26 @@ impl<M: Medium> Log<M> {
         self.inner.space.set_limit(limit);
     }
 
+    /// Gives the memory of what is free back to the machine ([`Medium::release`]): says how many bytes. On a medium that outlives a power
+    /// cut nothing is done.
+    ///
+    /// # Errors
+    /// [`Error::Medium`].
+    pub fn release(&self) -> Result<u64, Error> {
+        let mut bytes = 0;
+        if self.inner.medium.class().is_persistent() {
+            return Ok(bytes);
+        }
+        while let Some(index) = self.inner.space.take_unreleased() {
+            let (begin, end) = self.inner.space.bounds(index);
+            let released = self.inner.medium.release(begin, end - begin);
+            self.inner.space.released(index);
+            released?;
+            bytes += end - begin;
+        }
+        Ok(bytes)
+    }
+
     /// What the log lies on: for sends from an [`Extent`] of it.
     pub fn medium(&self) -> &M {
         &self.inner.medium

@@ -63,6 +63,8 @@ struct Segment {
     state: State,
     /// Committed values with bytes here, by [`Hold::id`].
     residents: HashMap<u64, Weak<Stored>>,
+    /// Whether its memory was given back since it was last written.
+    is_hole: bool,
 }
 
 struct Inner {
@@ -109,6 +111,7 @@ impl Space {
             // Or what is let go while the rest is still to be read would free it.
             state: State::Leased,
             residents: HashMap::new(),
+            is_hole: false,
         });
         Self {
             segment: head.segment,
@@ -248,12 +251,36 @@ impl Space {
         let segment = &mut inner.segments[index as usize];
         segment.sequence = sequence;
         segment.state = State::Leased;
+        segment.is_hole = false;
         Some(Lease {
             segment: index,
             sequence,
             at: self.bounds(index).0 + LINE,
             fresh: true,
         })
+    }
+
+    /// A free segment whose memory was not given back yet, taken out of use for that; but for those that compaction needs.
+    pub(super) fn take_unreleased(&self) -> Option<u32> {
+        let mut inner = self.lock();
+        if inner.free.len() <= SPARE {
+            return None;
+        }
+        let segments = &inner.segments;
+        let mut free = inner.free.iter();
+        let place = free.position(|index| !segments[*index as usize].is_hole)?;
+        let index = inner.free.remove(place)?;
+        inner.segments[index as usize].state = State::Leased;
+        Some(index)
+    }
+
+    /// Its memory was given back.
+    pub(super) fn released(&self, index: u32) {
+        let mut inner = self.lock();
+        let segment = &mut inner.segments[index as usize];
+        segment.is_hole = true;
+        segment.state = State::Free;
+        inner.free.push_back(index);
     }
 
     /// Ends a lease.

@@ -157,10 +157,16 @@ impl WriteBehind {
     }
 
     /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
-    /// as soon as it has, and what is read with its last reader. Meanwhile nothing new enters. Blocks.
+    /// as soon as it has, and what is read with its last reader. Meanwhile nothing new enters. Memory that is free then goes back to the
+    /// machine, unless the bound was raised. Blocks.
     pub fn set_limit(&self, limit: u64) {
-        lock(&self.shared.ledger).limit = limit;
+        let before = std::mem::replace(&mut lock(&self.shared.ledger).limit, limit);
         self.shared.make_room(0);
+        if limit <= before
+            && let Err(error) = self.shared.fast.release()
+        {
+            tracing::warn!(%error, "the fast tier does not give its memory back");
+        }
     }
 
     /// What it holds and did.
