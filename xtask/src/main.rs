@@ -43,6 +43,8 @@ enum Task {
         #[arg(long)]
         anew: bool,
     },
+    /// Say whether the charts' READMEs and schemas are what their values and the configuration make them.
+    Chart(chart::Options),
     /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
     /// Boot a throw-away virtual machine with an emulated NVDIMM, and run the suite or CMD in it.
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Task::Install => {
             install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
         }
+        Task::Chart(options) => chart::run(&options).map(|()| ExitCode::SUCCESS),
         Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
         Task::PmemVm(options) => pmem_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Read once at the start and handed down.
 #[derive(Clone)]
@@ -21,6 +22,29 @@ pub(crate) struct Environment {
     pub(crate) user_state: Option<PathBuf>,
     /// Where `docker login` of this user keeps logins.
     pub(crate) docker_config: Option<PathBuf>,
+    /// Who started this process and wants to know how it goes.
+    pub(crate) supervisor: Supervisor,
+}
+
+/// A service manager, as sd_notify(3) and sd_watchdog_enabled(3) describe it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Supervisor {
+    /// A path, or an abstract name after `@`.
+    pub(crate) socket: Option<OsString>,
+    /// It believes that we hang after so long without a sign.
+    pub(crate) watchdog: Option<Duration>,
+}
+
+impl Supervisor {
+    /// The watchdog may be meant for another process than `own`.
+    fn new(socket: Option<OsString>, usec: Option<&str>, pid: Option<&str>, own: u32) -> Self {
+        let meant = pid.is_none_or(|pid| pid.parse() == Ok(own));
+        let watchdog = usec.filter(|_| meant).and_then(|usec| usec.parse().ok());
+        Self {
+            socket: socket.filter(|name| !name.is_empty()),
+            watchdog: watchdog.filter(|&usec| usec > 0).map(Duration::from_micros),
+        }
+    }
 }
 
 impl Environment {
@@ -50,6 +74,12 @@ impl Environment {
             user_state: of_user("XDG_STATE_HOME", ".local/state"),
             docker_config: of_user("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
+            supervisor: Supervisor::new(
+                env::var_os("NOTIFY_SOCKET"),
+                env::var("WATCHDOG_USEC").ok().as_deref(),
+                env::var("WATCHDOG_PID").ok().as_deref(),
+                std::process::id(),
+            ),
         }
     }
 }
@@ -77,6 +107,24 @@ fn default_data(root: bool, xdg: Option<PathBuf>, home: Option<PathBuf>) -> Path
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_watchdog_is_of_one_process() {
+        let watchdog = |usec, pid| Supervisor::new(None, usec, pid, 7).watchdog;
+        assert_eq!(
+            watchdog(Some("2000000"), Some("7")),
+            Some(Duration::from_secs(2))
+        );
+        assert_eq!(
+            watchdog(Some("2000000"), None),
+            Some(Duration::from_secs(2))
+        );
+        for (usec, pid) in [("2000000", "8"), ("0", "7"), ("soon", "7"), ("1", "")] {
+            assert_eq!(watchdog(Some(usec), Some(pid)), None, "{usec} of {pid}");
+        }
+        let empty = Supervisor::new(Some("".into()), None, None, 7);
+        assert_eq!(empty, Supervisor::default());
+    }
 
     #[test]
     fn data_folder_by_user() {

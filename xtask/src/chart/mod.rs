@@ -1,6 +1,9 @@
 //! The charts of `bluefield/`: linted, rendered with many values, and held against schemas without a cluster.
 
+mod configuration;
 mod matrix;
+mod metrics;
+mod readme;
 
 use std::{
     fs,
@@ -9,16 +12,75 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::{
     check::{count::Count, programs},
     exec, install, place,
 };
 
+/// What to do with what is made from other files.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Write it, instead of saying whether it is current.
+    #[arg(long)]
+    write: bool,
+}
+
+/// Makes READMEs and schemas anew, or says which are not current.
+///
+/// # Errors
+/// When one is not current, or cannot be made.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut old = Vec::new();
+    for (path, text) in made()? {
+        if fs::read_to_string(&path).is_ok_and(|it| it == text) {
+            continue;
+        }
+        if options.write {
+            println!("{}", path.display());
+            fs::write(&path, text)?;
+        } else {
+            old.push(path.display().to_string());
+        }
+    }
+    if !old.is_empty() {
+        bail!(
+            "not current: {}; run `cargo xtask chart --write`",
+            old.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Files that are made from others, with what should be in them.
+fn made() -> Result<Vec<(PathBuf, String)>> {
+    let mut made = Vec::new();
+    for chart in CHARTS {
+        let folder = place::root().join("bluefield").join(chart);
+        let read = |name: &str| {
+            let path = folder.join(name);
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let text = readme::of(&read("README.head.md")?, &read("values.yaml")?)?;
+        made.push((folder.join("README.md"), text));
+        let path = folder.join("values.schema.json");
+        let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
+        if let Some(config) = schema["properties"].get_mut("config") {
+            let page = fs::read_to_string(place::root().join("docs/configuration.md"))?;
+            let bounds = config.take();
+            *config = configuration::schema(&page)?;
+            configuration::keep(config, &bounds);
+        }
+        made.push((path, format!("{schema:#}\n")));
+    }
+    Ok(made)
+}
+
 /// Of Kubernetes. Without it helm takes what it was built with, which for `go install` is a very old one.
 const VERSION: &str = "1.34";
 /// Charts below `bluefield/`.
-const CHARTS: &[&str] = &["chart"];
+const CHARTS: &[&str] = &["chart", "chart-host"];
 /// Its name is in that of every object, or the schemas' peer says so.
 const RELEASE: &str = "rel";
 
@@ -28,11 +90,22 @@ const RELEASE: &str = "rel";
 /// When helm or Python cannot be started; what is wrong with a chart is a failed test.
 pub(crate) fn check(helm: &Path) -> Result<Count> {
     let mut count = Count::default();
+    note(
+        &mut count,
+        "made from others",
+        run(&Options { write: false }),
+    );
     let manifests = tempfile::tempdir()?;
     for chart in CHARTS {
         let chart = Chart::open(helm, chart)?;
-        chart.lint(&mut count);
-        for case in matrix::cover(&chart.fragments()?) {
+        let cases = matrix::cover(&chart.fragments()?);
+        chart.lint(cases.first().map_or(&[], Vec::as_slice), &mut count);
+        note(
+            &mut count,
+            &format!("{}::metrics", chart.name),
+            chart.metrics(),
+        );
+        for case in cases {
             chart.render(&case, manifests.path(), &mut count)?;
         }
         for bad in files(&chart.folder.join("ci/bad"))? {
@@ -40,6 +113,11 @@ pub(crate) fn check(helm: &Path) -> Result<Count> {
         }
     }
     println!("  {} passed, {} failed: helm", count.passed, count.failed);
+    for sample in files(&place::root().join("bluefield/dpf"))? {
+        let stem = sample.file_stem().unwrap_or_default().to_string_lossy();
+        fs::copy(&sample, manifests.path().join(format!("-.dpf-{stem}.yaml")))?;
+    }
+    note(&mut count, "systemd", unit(manifests.path()));
     let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
     let schemas = programs::count(
         Command::new(python)
@@ -76,13 +154,31 @@ impl<'a> Chart<'a> {
         files(&self.folder.join("ci"))
     }
 
-    fn lint(&self, count: &mut Count) {
-        let linted = exec::output(
-            Command::new(self.helm)
-                .args(["lint", "--strict", "--quiet", "--kube-version", VERSION])
-                .arg(&self.folder),
-        );
+    /// With one combination of values: a chart may have one that must be given.
+    fn lint(&self, case: &[PathBuf], count: &mut Count) {
+        let mut lint = Command::new(self.helm);
+        lint.args(["lint", "--strict", "--quiet", "--kube-version", VERSION])
+            .arg(&self.folder);
+        for file in case {
+            lint.arg("--values").arg(file);
+        }
+        let linted = exec::output(&mut lint);
         note(count, &format!("{}::lint", self.name), linted.map(drop));
+    }
+
+    /// Whether rules and dashboard name metrics that there are.
+    fn metrics(&self) -> Result<()> {
+        let crates = place::root().join("crates");
+        for name in ["templates/prometheusrule.yaml", "files/dashboard.json"] {
+            let Ok(text) = fs::read_to_string(self.folder.join(name)) else {
+                continue;
+            };
+            let unknown = metrics::unknown(&text, &crates)?;
+            if !unknown.is_empty() {
+                bail!("{name}: nothing registers {}", unknown.join(", "));
+            }
+        }
+        Ok(())
     }
 
     fn template(&self, values: &[PathBuf]) -> Command {
@@ -127,6 +223,34 @@ impl<'a> Chart<'a> {
         note(count, &format!("{}::refuses::{name}", self.name), refused);
         Ok(())
     }
+}
+
+/// What systemd says of the unit, with a program that is there in place of pierhead.
+fn unit(scratch: &Path) -> Result<()> {
+    let Some(analyze) = place::find("systemd-analyze") else {
+        println!("  no systemd-analyze: the unit was not looked at");
+        return Ok(());
+    };
+    let unit = fs::read_to_string(place::root().join("bluefield/systemd/pierhead.service"))?;
+    let path = scratch.join("pierhead.service");
+    fs::write(&path, unit.replace("/usr/bin/pierhead", "/bin/true"))?;
+    let verified = Command::new(&analyze)
+        .args(["verify", "--man=no"])
+        .arg(&path)
+        .output()?;
+    let said = String::from_utf8_lossy(&verified.stderr);
+    // It knows more units than this one, and complains about them, too.
+    let ours: Vec<_> = said.lines().filter(|it| it.contains("pierhead")).collect();
+    if !ours.is_empty() {
+        bail!(ours.join("; "));
+    }
+    exec::output(
+        Command::new(&analyze)
+            // Tenths: 2.0 is what systemd calls OK.
+            .args(["security", "--offline=yes", "--threshold=20"])
+            .arg(&path),
+    )
+    .map(drop)
 }
 
 /// Counts one check, and tells what failed.

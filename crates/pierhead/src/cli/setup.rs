@@ -41,6 +41,14 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "URL", conflicts_with = "undo")]
     pub(crate) address: Option<Address>,
 
+    /// As --address, from the first line of this file: for machines that are told apart by its name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["undo", "address"])]
+    pub(crate) address_file: Option<PathBuf>,
+
+    /// Stay until SIGTERM or SIGINT, and put everything back then: for a container that stands for the setup
+    #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
+    pub(crate) hold: bool,
+
     /// PEM file of the authority that signed pierhead's certificate, when it is not a public one
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]
     pub(crate) ca: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! `pierhead serve`: opens, wires, waits for signals, drains.
 
+mod notify;
 mod reload;
 mod trace;
 
@@ -28,6 +29,7 @@ use crate::failure::Failure;
 use crate::logging::{self, Level};
 use crate::pressure::TierLimit;
 use crate::wiring;
+use notify::{Notify, State};
 use reload::Running;
 use trace::Notes;
 pub(crate) use trace::Trace;
@@ -179,6 +181,9 @@ async fn serve(
         write_ready(path, &listen, admin_address)?;
     }
     tracing::info!("pierhead is ready");
+    let notify = Arc::new(Notify::new(&environment.supervisor));
+    notify.tell(State::Ready);
+    let living = tokio::spawn(Arc::clone(&notify).live());
 
     let mut running = Running {
         config,
@@ -201,6 +206,7 @@ async fn serve(
     }
     // Before it is said, so that whoever reads it can rely on it.
     let _ = stop.send(true);
+    notify.tell(State::Stopping);
     tracing::info!(
         "draining: answers under way may take {}; a second signal ends at once",
         humantime::format_duration(running.config.limits.drain)
@@ -232,6 +238,7 @@ async fn serve(
     if let Some(path) = &args.ready_file {
         let _ = std::fs::remove_file(path);
     }
+    living.abort();
     anyhow::ensure!(!at_once, "ended at once, answers under way were cut");
     tracing::info!("ended");
     Ok(())

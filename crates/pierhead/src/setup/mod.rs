@@ -29,6 +29,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use address::Address;
 pub(crate) use installed::Installed;
@@ -67,17 +68,50 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Fai
     };
     if args.undo {
         undo(args, &place)?;
+    } else if args.hold {
+        hold(args, &place)?;
     } else {
         set_up(args, &place)?;
     }
     Ok(())
 }
 
+/// Sets up, waits to be told to stop, and takes it back.
+fn hold(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .context("cannot wait for signals")?;
+    runtime.block_on(async {
+        // Before anything is written: whoever stops it in the middle gets everything back, too. The first process of
+        // a container does not even end by a signal that it does not ask for.
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        set_up(args, place)?;
+        eprintln!("it stays so until this process is told to end");
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        undo(args, place)
+    })
+}
+
+/// The address that a file holds: one file for each machine, whose name says whose it is.
+fn address_in(file: &Path) -> anyhow::Result<Address> {
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("--address-file: cannot read {}", file.display()))?;
+    let line = text.lines().next().unwrap_or_default().trim();
+    line.parse()
+        .map_err(|error| anyhow!("--address-file: {}: {error}", file.display()))
+}
+
 fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     let lock = (!args.dry_run).then(|| Lock::take(place)).transpose()?;
-    let address = match &args.address {
-        Some(address) => address.clone(),
-        None => running(args).unwrap_or_else(Address::usual),
+    let address = match (&args.address, &args.address_file) {
+        (Some(address), _) => address.clone(),
+        (None, Some(file)) => address_in(file)?,
+        (None, None) => running(args).unwrap_or_else(Address::usual),
     };
     let ca = args.ca.as_deref().map(authority).transpose()?;
     if ca.is_some() && !address.is_tls() {

@@ -1,0 +1,96 @@
+//! A chart's README, made from the comments of its values.
+
+use anyhow::{Result, bail};
+
+/// A value with its comment.
+struct Row {
+    path: String,
+    default: String,
+    about: String,
+}
+
+/// The README of the chart whose `values.yaml` is `values`, below `head`, which is written by hand.
+///
+/// # Errors
+/// When a value has no comment.
+pub(crate) fn of(head: &str, values: &str) -> Result<String> {
+    let mut text = format!(
+        "{}\n\n## Values\n\n<!-- Made from values.yaml by `cargo xtask chart --write`. -->\n\n| value | default | |\n|---|---|---|\n",
+        head.trim_end()
+    );
+    for row in rows(values)? {
+        let about = row.about.replace('|', "\\|");
+        text += &format!("| `{}` | `{}` | {about} |\n", row.path, row.default);
+    }
+    Ok(text)
+}
+
+/// Reads the subset of YAML that values.yaml is written in: a key a line, indented by two blanks a level,
+/// `# -- ` before what the key means and `# ` before the rest of it.
+fn rows(values: &str) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let mut path: Vec<&str> = Vec::new();
+    let mut about: Option<String> = None;
+    for (number, line) in values.lines().enumerate() {
+        let bare = line.trim_start();
+        let depth = (line.len() - bare.len()) / 2;
+        if let Some(begin) = bare.strip_prefix("# -- ") {
+            about = Some(begin.to_owned());
+        } else if let Some(more) = bare.strip_prefix('#') {
+            if let Some(about) = &mut about {
+                *about = format!("{about} {}", more.trim());
+            }
+        } else if let Some((key, value)) = bare.split_once(':') {
+            path.truncate(depth);
+            path.push(key);
+            let value = value.trim();
+            match (about.take(), value) {
+                // A table whose keys speak for themselves.
+                (None, "") => {}
+                // Below what was described as a whole.
+                (None, _)
+                    if rows
+                        .last()
+                        .is_some_and(|row: &Row| is_below(&path, &row.path)) => {}
+                (None, _) => bail!(
+                    "values.yaml:{}: {} has no comment",
+                    number + 1,
+                    path.join(".")
+                ),
+                (Some(about), value) => rows.push(Row {
+                    path: path.join("."),
+                    default: if value.is_empty() { "…" } else { value }.to_owned(),
+                    about,
+                }),
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn is_below(path: &[&str], parent: &str) -> bool {
+    path.join(".")
+        .strip_prefix(parent)
+        .is_some_and(|rest| rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_path_with_default_and_comment() {
+        let values = "# Of nobody.\n# -- A port,\n# for all.\nport: 5000\na:\n  # -- Either a | b\n  b: {}\nc: # no\n";
+        assert!(of("# Head\n", values).is_err(), "c has no comment");
+        let text = of("# Head\n", values.trim_end_matches("c: # no\n")).unwrap();
+        assert!(text.starts_with("# Head\n\n## Values\n"));
+        assert!(
+            text.contains("| `port` | `5000` | A port, for all. |\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("| `a.b` | `{}` | Either a \\| b |\n"),
+            "{text}"
+        );
+    }
+}
