@@ -75,6 +75,17 @@ impl Target {
         image: &Image,
         tls: Option<&Tls>,
     ) -> Result<Running> {
+        self.start_with(upstream, image, tls, "")
+    }
+
+    /// The same with more settings for pierhead, as its configuration file takes them.
+    pub(crate) fn start_with(
+        &self,
+        upstream: &Upstream,
+        image: &Image,
+        tls: Option<&Tls>,
+        settings: &str,
+    ) -> Result<Running> {
         let folder = tempfile::Builder::new()
             .prefix("pierhead-bench")
             .tempdir()?;
@@ -97,13 +108,14 @@ impl Target {
                     "--upstream",
                     &format!("docker.io=http://127.0.0.1:{from}"),
                 ]);
-                if let Some(tls) = tls {
-                    let config = folder.path().join("pierhead.toml");
+                let tls = tls.map(|tls| {
                     let (cert, key) = (tls.certificate.display(), tls.key.display());
-                    fs::write(
-                        &config,
-                        format!("[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n"),
-                    )?;
+                    format!("[tls]\ncert = \"{cert}\"\nkey = \"{key}\"\n")
+                });
+                let settings = tls.unwrap_or_default() + settings;
+                if !settings.is_empty() {
+                    let config = folder.path().join("pierhead.toml");
+                    fs::write(&config, settings)?;
                     command.arg("--config").arg(config);
                 }
             }

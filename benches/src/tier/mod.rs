@@ -1,8 +1,11 @@
-//! What a fast tier is worth, on modelled media: N-Docker's deployments and CHERRY's stream of pulls, through the real cache.
+//! What a fast tier is worth, on modelled media: N-Docker's deployments and CHERRY's stream of pulls, through the real
+//! cache; and what it costs.
 
 mod deploy;
 mod images;
 mod setting;
+mod stream;
+mod warm;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +14,7 @@ use anyhow::Result;
 use pierhead_pmem::Model;
 
 use setting::World;
+use stream::Stream;
 
 /// What is measured, on what.
 #[derive(clap::Args)]
@@ -22,8 +26,20 @@ pub(crate) struct Options {
     #[arg(id = "corpus", long = "layout")]
     layout: Option<PathBuf>,
     /// Images with more MiB of layers are left out.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 160)]
     most_mib: u64,
+    /// Pulls of the stream.
+    #[arg(long, default_value_t = 100)]
+    pulls: usize,
+    /// Images with more MiB of layers are left out of the stream.
+    #[arg(long, default_value_t = 90)]
+    stream_mib: u64,
+    /// Percent of the stream's layers that fit into the fast tier.
+    #[arg(long, default_value_t = 30)]
+    fits: u32,
+    /// Which stream.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Rate of the link to the upstream, in 10^6 bytes a second.
     #[arg(id = "link_rate", long = "link", default_value_t = 250)]
     link: u64,
@@ -33,6 +49,13 @@ pub(crate) struct Options {
     /// Runs of each deployment; the quickest counts.
     #[arg(long, default_value_t = 1)]
     runs: usize,
+    /// The pierhead that serves.
+    #[arg(
+        id = "program",
+        long = "pierhead",
+        default_value = "target/release/pierhead"
+    )]
+    pierhead: PathBuf,
     /// A folder in memory: media are modelled, and must not be slower than their models.
     #[arg(long, default_value = "/dev/shm")]
     folder: PathBuf,
@@ -42,6 +65,12 @@ pub(crate) struct Options {
 enum Experiment {
     /// N-Docker's: deployments of single images.
     Deploy,
+    /// CHERRY's: a mixed stream of pulls.
+    Stream,
+    /// CPU of serving from the tier, beside nginx.
+    Serve,
+    /// Writing through the tier, and to its medium alone.
+    Write,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -75,6 +104,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             None => true,
         });
         runtime.block_on(deploy::run(&options.folder, &world, &some, options.runs))?;
+    }
+    if is_wanted(Experiment::Stream) {
+        let mut some = images;
+        some.retain(|image| image.size() <= options.stream_mib << 20);
+        let stream = Stream {
+            pulls: options.pulls,
+            pause: Duration::from_millis(150) * options.slower,
+            share: f64::from(options.fits) / 100.0,
+            seed: options.seed,
+        };
+        // A SmartNIC has no memory to spare for its disk.
+        let world = World {
+            memory: 64 << 20,
+            ..world
+        };
+        runtime.block_on(stream.run(&options.folder, &world, &some))?;
+    }
+    if is_wanted(Experiment::Write) {
+        warm::write(&options.folder)?;
+    }
+    if is_wanted(Experiment::Serve) {
+        let disk = std::env::temp_dir();
+        let places = [
+            ("in memory", options.folder.as_path()),
+            ("on a disk", &disk),
+        ];
+        warm::serve(&options.pierhead, places)?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use pierhead_cache::staging::Weights;
 use pierhead_cache::tier::{DiskTier, ModelledTier, PmemTier, Tier};
-use pierhead_cache::{Cache, Claim, Config, FastTier};
+use pierhead_cache::{Cache, Claim, Config, Content, FastTier};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_pmem::{Log, Model, Modelled, Region};
@@ -99,6 +99,18 @@ impl Setting {
         })
     }
 
+    /// Reads an image through the cache, and fetches what is not there: says how long a client waits.
+    pub(super) async fn pull(&self, image: &Image) -> Result<Duration> {
+        let begun = Instant::now();
+        let (digest, bytes) = &image.manifest;
+        if self.cache.get(digest).await?.is_none() {
+            self.put(digest, bytes).await?;
+        }
+        let pulled = self.each(image.parts(), pull);
+        pulled.await?;
+        Ok(begun.elapsed())
+    }
+
     async fn put(&self, digest: &Digest, manifest: &Bytes) -> Result<()> {
         let media_type = MediaType::new(MediaType::OCI_MANIFEST).context("a media type")?;
         self.cache
@@ -147,6 +159,37 @@ async fn fetch(cache: Cache, link: Arc<Link>, (digest, bytes): Blob) -> Result<I
     let end = Instant::now();
     fill.finish().await?;
     Ok(end)
+}
+
+/// Reads one blob, from the cache or while it comes.
+async fn pull(cache: Cache, link: Arc<Link>, blob: Blob) -> Result<()> {
+    let (digest, bytes) = &blob;
+    if let Some(object) = cache.get(digest).await? {
+        let mut offset = 0;
+        while offset < object.size() {
+            let read = object.read_at(offset, 128 << 10).await?;
+            ensure!(!read.is_empty(), "{digest} ends at {offset}");
+            offset += read.len() as u64;
+        }
+        return Ok(());
+    }
+    let content = match cache.claim(digest).await? {
+        Claim::Leader(mut fill, content) => {
+            fill.begin(Some(bytes.len() as u64)).await?;
+            for piece in pieces(bytes) {
+                link.carry(piece.len()).await;
+                fill.write(piece).await?;
+            }
+            tokio::spawn(async move { fill.finish().await.map(drop) });
+            content
+        }
+        Claim::Follower(content) => content,
+        Claim::Hit(object) => Content::Object(object),
+    };
+    // Whoever reads has all as soon as it is checked: what it takes to store it keeps nobody.
+    let last = (bytes.len() as u64).saturating_sub(1);
+    content.read_at(last, 1).await?;
+    Ok(())
 }
 
 fn pieces(bytes: &Bytes) -> impl Iterator<Item = Bytes> {

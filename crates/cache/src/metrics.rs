@@ -313,6 +313,12 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             fast.drained,
         ),
         (
+            "tier_promoted",
+            "Content copied to the fast tier from the disk",
+            &bytes,
+            fast.promoted,
+        ),
+        (
             "tier_moved",
             "Fills that went on on the disk",
             &None,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use pierhead_oci::{Digest, Manifest};
 
 use crate::flight::Flight;
-use crate::staging::{Advisor, Placement, Progress, Weights};
+use crate::staging::{Advisor, Placement, Progress, Value, Weights};
 use crate::store::{Store, blocking};
 use crate::tier::{FastStat, Hint, Options, Owed, Tier, WriteBehind};
 use crate::{Cache, lock};
@@ -29,7 +29,7 @@ pub struct FastTier {
 }
 
 /// What the fast tier is and holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TierStat {
     /// What becomes of it when the power goes.
     pub class: &'static str,
@@ -37,10 +37,12 @@ pub struct TierStat {
     pub capacity: u64,
     /// What it holds and did.
     pub fast: FastStat,
+    /// How disk and fast tier serve, as measured.
+    pub speeds: Value,
 }
 
 /// A fill of fewer bytes says nothing of the link.
-const MEASURED: u64 = 1 << 20;
+const MEASURED: u64 = 4 << 20;
 
 pub(crate) struct Placing {
     behind: Arc<WriteBehind>,
@@ -71,6 +73,7 @@ impl Placing {
             class: self.class,
             capacity: self.capacity,
             fast: self.behind.stat(),
+            speeds: self.behind.speeds(),
         }
     }
 }
@@ -136,10 +139,13 @@ impl Store {
         let Some(placing) = &self.placing else { return };
         let mut advisor = lock(&placing.advisor);
         advisor.request(digest);
+        advisor.measured(placing.behind.speeds());
+        let sharing = lock(&self.state).ranking.shares.of(digest).into();
+        let priority = advisor.priority(digest, bytes, sharing);
         if placing.behind.holds(digest) {
-            let sharing = lock(&self.state).ranking.shares.of(digest).into();
-            let priority = advisor.priority(digest, bytes, sharing);
             placing.behind.rank(digest, priority);
+        } else if placing.behind.hot(digest).is_none() {
+            placing.behind.promote(*digest, bytes, priority);
         }
         if let Some(hot) = placing.behind.hot(digest) {
             let sharing = lock(&self.state).ranking.shares.of(digest).into();

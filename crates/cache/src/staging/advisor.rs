@@ -13,8 +13,12 @@ use super::{
 /// Images that are remembered, the latest, and layers of each: together some megabytes.
 const MAX_IMAGES: usize = 256;
 const MAX_LAYERS: usize = 256;
-/// Blobs whose requests are counted; when there are more, all counts are forgotten.
+/// Blobs whose requests are counted; when there are more, those that were asked for once are forgotten, or all.
 const MAX_COUNTED: usize = 64 << 10;
+/// After so many requests for each blob that is counted, and at least so many, all counts are halved: what was in demand once
+/// does not stay for that.
+const AGE: usize = 8;
+const MIN_AGE: usize = 1024;
 
 /// See the head of this module. No I/O.
 #[derive(Default)]
@@ -29,6 +33,8 @@ pub(crate) struct Advisor {
     /// The latest image that names a blob.
     named: HashMap<Digest, Digest>,
     requests: HashMap<Digest, u32>,
+    /// Requests since all counts were halved.
+    since: usize,
 }
 
 struct Image {
@@ -133,16 +139,36 @@ impl Advisor {
     /// So many bytes a second came while a fill was under way, of all fills together.
     pub(crate) fn arrived(&mut self, rate: f64) {
         if rate.is_finite() && rate > 0.0 {
-            let link = self.lass.pace.map_or(rate, |pace| (pace.link + rate) / 2.0);
+            let link = self
+                .lass
+                .pace
+                .map_or(rate, |pace| (3.0 * pace.link + rate) / 4.0);
             let disk = self.value.disk;
             self.lass.pace = Some(Pace { link, disk });
         }
     }
 
+    /// How the tiers serve, as measured.
+    pub(crate) fn measured(&mut self, value: Value) {
+        self.value = value;
+        if let Some(pace) = &mut self.lass.pace {
+            pace.disk = value.disk;
+        }
+    }
+
     /// One more request for a blob: says how many that makes.
     pub(crate) fn request(&mut self, digest: &Digest) -> u32 {
-        if self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest) {
-            self.requests.clear();
+        self.since += 1;
+        let full = self.requests.len() >= MAX_COUNTED && !self.requests.contains_key(digest);
+        if full || self.since > MIN_AGE.max(AGE * self.requests.len()) {
+            self.since = 0;
+            self.requests.retain(|_, count| {
+                *count /= 2;
+                *count > 0
+            });
+            if self.requests.len() >= MAX_COUNTED {
+                self.requests.clear();
+            }
         }
         let count = self.requests.entry(*digest).or_insert(0);
         *count = count.saturating_add(1);

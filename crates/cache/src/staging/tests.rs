@@ -163,7 +163,8 @@ fn value_is_what_is_measured() {
     );
     let mut speed = Speed::HARD_DISK;
     for _ in 0..500 {
-        speed.observe(1 << 20, Speed::NVDIMM.seconds(1 << 20));
+        speed.observe_run(1 << 20, Speed::NVDIMM.seconds(1 << 20));
+        speed.observe_first(1 << 20, Speed::NVDIMM.seconds(1 << 20));
     }
     assert!(speed.seconds(1 << 20) < 2.0 * Speed::NVDIMM.seconds(1 << 20));
 }
@@ -273,7 +274,8 @@ proptest! {
     fn speeds_stay_numbers(runs in proptest::collection::vec((any::<u64>(), any::<f64>()), 0..100)) {
         let mut speed = Speed::HARD_DISK;
         for (bytes, seconds) in runs {
-            speed.observe(bytes, seconds);
+            speed.observe_run(bytes, seconds);
+            speed.observe_first(bytes, seconds);
         }
         prop_assert!(speed.latency.is_finite() && speed.per_byte.is_finite());
         prop_assert!(speed.latency >= 0.0 && speed.per_byte >= 0.0);

@@ -40,22 +40,31 @@ impl Speed {
         self.latency + self.per_byte * bytes
     }
 
-    /// Takes in one run of `bytes` that took `seconds`: what a slow run says of the latency and a long one of the rate,
-    /// each as an average that no single run moves far.
-    pub fn observe(&mut self, bytes: u64, seconds: f64) {
-        const WEIGHT: f64 = 1.0 / 16.0;
-        if bytes == 0 || !seconds.is_finite() || seconds < 0.0 {
+    /// Takes in that `bytes` behind others took so long: an average that no single run moves far.
+    pub fn observe_run(&mut self, bytes: u64, seconds: f64) {
+        if bytes == 0 {
             return;
         }
-        let expected = self.seconds(bytes);
-        if expected <= 0.0 {
-            return;
-        }
-        // Both parts by the same factor; at most eightfold at once.
-        let factor = (seconds / expected).clamp(0.125, 8.0).powf(WEIGHT);
-        self.latency *= factor;
-        self.per_byte *= factor;
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        let seen = seconds / bytes as f64;
+        self.per_byte = average(self.per_byte, seen, 1e-12);
     }
+
+    /// Takes in that the first `bytes` from somewhere took so long: what is beyond their rate is the time before the first.
+    pub fn observe_first(&mut self, bytes: u64, seconds: f64) {
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        let seen = (seconds - self.per_byte * bytes as f64).max(0.0);
+        self.latency = average(self.latency, seen, 1e-6);
+    }
+}
+
+/// A sixteenth of what is seen, of which at most the eightfold of what is known (or of `least`) counts.
+fn average(known: f64, seen: f64, least: f64) -> f64 {
+    const WEIGHT: f64 = 1.0 / 16.0;
+    if !seen.is_finite() || seen < 0.0 {
+        return known;
+    }
+    known + WEIGHT * (seen.min(8.0 * known.max(least)) - known)
 }
 
 impl Default for Value {

@@ -10,6 +10,7 @@ mod damage;
 mod drains;
 mod fills;
 mod gate;
+mod promote;
 mod restart;
 mod room;
 

@@ -31,6 +31,8 @@ enum Work {
     Drain(Digest, u64),
     /// What is hot of a blob that the disk has.
     KeepHot(Digest),
+    /// A copy of a blob that the disk has, with its priority.
+    Promote(Digest, f64),
     /// Something is over the bound that may leave now.
     MakeRoom,
 }
@@ -42,7 +44,10 @@ impl Shared {
         while let Some(work) = self.next() {
             let failed = match work {
                 Work::Drain(digest, number) => self.drain_next(&digest, number).err(),
-                Work::KeepHot(digest) => self.keep_hot_next(&digest).err(),
+                Work::KeepHot(digest) => self.copied(self.keep_hot(&digest)).err(),
+                Work::Promote(digest, priority) => {
+                    self.copied(self.promote(&digest, priority)).err()
+                }
                 Work::MakeRoom => None,
             };
             // The bound may have been lowered meanwhile.
@@ -62,7 +67,10 @@ impl Shared {
                 (Some(error), Work::KeepHot(digest)) => {
                     tracing::warn!(%digest, %error, "hot chunks cannot be kept on the fast tier");
                 }
-                (_, Work::KeepHot(_) | Work::MakeRoom) => {}
+                (Some(error), Work::Promote(digest, _)) => {
+                    tracing::warn!(%digest, %error, "cannot be copied to the fast tier");
+                }
+                (_, Work::KeepHot(_) | Work::Promote(..) | Work::MakeRoom) => {}
             }
         }
     }
@@ -79,8 +87,8 @@ impl Shared {
         ended.map(|_| ())
     }
 
-    fn keep_hot_next(&self, digest: &Digest) -> io::Result<()> {
-        let ended = self.keep_hot(digest);
+    /// A copy from the disk has ended so.
+    fn copied(&self, ended: io::Result<()>) -> io::Result<()> {
         lock(&self.ledger).draining = None;
         self.told.notify_all();
         ended
@@ -94,6 +102,7 @@ impl Shared {
                 && !ledger.is_over
                 && ledger.next().is_none()
                 && ledger.next_hot().is_none()
+                && ledger.wanted.is_empty()
         });
         let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
         if ledger.stopped {
@@ -105,19 +114,25 @@ impl Shared {
         }
         let work = match ledger.next() {
             Some((digest, number)) => Work::Drain(digest, number),
-            None => Work::KeepHot(ledger.next_hot()?),
+            None => match ledger.next_hot() {
+                Some(digest) => Work::KeepHot(digest),
+                None => {
+                    let (digest, priority) = ledger.wanted.pop_front()?;
+                    Work::Promote(digest, priority)
+                }
+            },
         };
         if let Work::KeepHot(digest) = &work {
             ledger.known.take(digest);
         }
-        if let Work::KeepHot(digest) | Work::Drain(digest, _) = &work {
+        if let Work::KeepHot(digest) | Work::Promote(digest, _) | Work::Drain(digest, _) = &work {
             ledger.draining = Some(*digest);
         }
         Some(work)
     }
 
     /// Waits for a moment, as long as `wanted` says so. What readers let go of over the bound leaves meanwhile.
-    fn wait_until(&self, moment: Instant, wanted: impl Fn(&Ledger) -> bool) {
+    pub(super) fn wait_until(&self, moment: Instant, wanted: impl Fn(&Ledger) -> bool) {
         loop {
             let ahead = moment.saturating_duration_since(Instant::now());
             let ledger = lock(&self.ledger);
@@ -194,6 +209,7 @@ impl Shared {
                 unsynced = 0;
             }
             self.pace(digest, begun, staged.len());
+            self.give_way(digest, begun);
         }
         match staged.commit(trailer) {
             Ok(_) => Ok(Drained::Whole),

@@ -25,6 +25,8 @@ pub struct FastStat {
     pub staged: u64,
     /// Bytes of content written behind.
     pub drained: u64,
+    /// Bytes of content copied to it from the disk, of blobs that are worth it.
+    pub promoted: u64,
     /// Fills that went on on the disk because the fast tier had no room, or failed.
     pub moved: u64,
     /// Blobs that left it for room.
@@ -43,6 +45,7 @@ pub struct FastStat {
 pub(super) struct Counters {
     pub(super) staged: AtomicU64,
     pub(super) drained: AtomicU64,
+    pub(super) promoted: AtomicU64,
     pub(super) moved: AtomicU64,
     pub(super) evicted: AtomicU64,
     pub(super) hits: AtomicU64,
@@ -62,6 +65,7 @@ impl Counters {
         FastStat {
             staged: of(&self.staged),
             drained: of(&self.drained),
+            promoted: of(&self.promoted),
             moved: of(&self.moved),
             evicted: of(&self.evicted),
             hits: of(&self.hits),

@@ -11,12 +11,11 @@ use std::sync::Arc;
 
 use pierhead_oci::{Digest, MediaType};
 
-use super::fill::PIECE;
 use super::room::Room;
 use super::spans::{Place, Spans};
 use super::{Shared, count};
 use crate::lock;
-use crate::tier::{Blob, CHUNK, Extent, Found, ReadAt, Sums, Trailer, is_damage};
+use crate::tier::{Blob, Extent, Found, ReadAt, Sums, Trailer, is_damage};
 
 /// Blobs whose hot ranges are remembered; of more the oldest are forgotten.
 const MAX_KNOWN: usize = 4096;
@@ -204,7 +203,6 @@ impl Shared {
         staged.clear()?;
         let mut sums = Sums::default();
         let mut written = 0_u64;
-        let mut buffer = vec![0; PIECE];
         let mut copied = || -> io::Result<bool> {
             let mut put = |bytes: &[u8]| {
                 sums.update(written, bytes);
@@ -213,20 +211,8 @@ impl Shared {
             };
             put(&spans.encode(digest, size))?;
             for range in spans.ranges(size) {
-                let mut offset = range.start;
-                while offset < range.end {
-                    if self.is_interrupted(digest) {
-                        return Ok(false);
-                    }
-                    let left = usize::try_from(range.end - offset).unwrap_or(PIECE);
-                    let piece = &mut buffer[..left.min(PIECE)];
-                    slow.read_at(offset, piece)?;
-                    let mut chunks = (offset / CHUNK as u64..).zip(piece.chunks(CHUNK));
-                    if !chunks.all(|(index, chunk)| slow.trailer().sums().check(index, chunk)) {
-                        return Err(io::ErrorKind::InvalidData.into());
-                    }
-                    put(piece)?;
-                    offset += piece.len() as u64;
+                if !self.copy_from_disk(digest, slow, range, &mut put)? {
+                    return Ok(false);
                 }
             }
             Ok(true)

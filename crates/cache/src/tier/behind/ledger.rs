@@ -104,6 +104,8 @@ pub(super) struct Ledger {
     pub(super) stopped: bool,
     /// What starts read, and is still to be copied.
     pub(super) known: Known,
+    /// What is to be copied from the disk, with its priority.
+    pub(super) wanted: VecDeque<(Digest, f64)>,
     hints: HashMap<Digest, Hint>,
     hinted: VecDeque<Digest>,
     numbers: u64,
@@ -127,6 +129,7 @@ impl Ledger {
             hurries: 0,
             stopped: false,
             known: Known::default(),
+            wanted: VecDeque::new(),
             hints: HashMap::new(),
             hinted: VecDeque::new(),
             numbers: 0,
@@ -300,14 +303,26 @@ impl Ledger {
         self.clean.iter().find_map(idle)
     }
 
-    /// The priority of what would leave first for room; 0 while there is room.
+    /// The highest priority of what would leave for room; 0 while there is room, infinite when there can be none.
     pub(super) fn floor(&self, more: u64) -> f64 {
-        if self.accounts.used().saturating_add(more) <= self.limit {
+        let used = self.accounts.used().saturating_add(more);
+        let partials: u64 = self.rooms.values().map(|(_, room)| room.bytes()).sum();
+        let mut short = used.saturating_sub(self.limit).saturating_sub(partials);
+        if short == 0 {
             return 0.0;
         }
-        self.clean
-            .first()
-            .map_or(0.0, |(priority, _, _)| priority.0)
+        for (priority, _, digest) in &self.clean {
+            let Some(entry) = self.entries.get(digest) else {
+                continue;
+            };
+            if Arc::strong_count(&entry.room) == 1 {
+                short = short.saturating_sub(entry.room.bytes());
+            }
+            if short == 0 {
+                return priority.0;
+            }
+        }
+        f64::INFINITY
     }
 
     /// Keeps it from being drained, until as many [`Ledger::let_go`].

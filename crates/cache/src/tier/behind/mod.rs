@@ -7,24 +7,28 @@ mod fill;
 mod hot;
 mod ledger;
 mod opened;
+mod promote;
 mod room;
 mod spans;
 
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use pierhead_oci::{Digest, MediaType};
 
 use self::figures::{Counters, count};
 use self::fill::{DiskFill, FastFill};
 use self::ledger::Ledger;
+use self::opened::SlowBlob;
 use self::room::Room;
 use super::{Blob, Found, Staged, Tier, Trailer};
 use crate::lock;
-use crate::staging::Placement;
+use crate::staging::{Placement, Value};
 use crate::turns::Turns;
 
 pub use self::figures::FastStat;
@@ -87,6 +91,11 @@ struct Shared {
     /// Opening, committing and deleting one digest on the fast tier exclude one another.
     turns: Turns<Digest>,
     counters: Counters,
+    /// How both serve, as measured.
+    speeds: Mutex<Value>,
+    /// When it was opened, and the milliseconds from then to the last read that waited for the disk.
+    begun: Instant,
+    read: AtomicU64,
 }
 
 impl WriteBehind {
@@ -104,6 +113,9 @@ impl WriteBehind {
             told: Condvar::new(),
             turns: Turns::default(),
             counters: Counters::default(),
+            speeds: Mutex::default(),
+            begun: Instant::now(),
+            read: AtomicU64::new(0),
         });
         count(&shared.counters.damaged, options.damaged);
         shared.recover()?;
@@ -128,7 +140,7 @@ impl WriteBehind {
         lock(&self.shared.ledger).rank(digest, priority);
     }
 
-    /// The priority of what would have to leave for `more` bytes; 0 while there is room.
+    /// The highest priority of what would have to leave for `more` bytes; 0 while there is room, infinite when there can be none.
     pub fn floor(&self, more: u64) -> f64 {
         lock(&self.shared.ledger).floor(more)
     }
@@ -154,6 +166,17 @@ impl WriteBehind {
     /// Ranks what is hot of a blob anew. What had left for room comes back if it is worth more than what would leave for it now.
     pub fn rank_hot(&self, digest: &Digest, priority: f64) {
         self.shared.rank_hot(digest, priority);
+    }
+
+    /// Says that a blob of so many bytes is asked for, which the fast tier has not. It is copied there when the disk has nothing
+    /// else to do, if it is worth more than what would have to leave for it. Of many that wait the oldest are forgotten.
+    pub fn promote(&self, digest: Digest, bytes: u64, priority: f64) {
+        self.shared.want(digest, bytes, priority);
+    }
+
+    /// How both tiers serve, as measured; before that as assumed.
+    pub fn speeds(&self) -> Value {
+        *lock(&self.shared.speeds)
     }
 
     /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
@@ -190,7 +213,7 @@ impl WriteBehind {
     /// every 50 ms. Meanwhile the disk is written to as fast as it takes it. Says how much it has still to take. Blocks.
     pub fn flush(&self, give_up: impl FnMut() -> bool) -> Owed {
         self.wait_while(
-            |ledger| ledger.is_at_work() || !ledger.known.is_done(),
+            |ledger| ledger.is_at_work() || !ledger.known.is_done() || !ledger.wanted.is_empty(),
             give_up,
         )
     }
@@ -402,7 +425,9 @@ impl Tier for WriteBehind {
             count(&shared.counters.hits, 1);
             return Ok(Some(blob));
         }
-        match shared.slow.open(digest)? {
+        let slow = shared.slow.open(digest)?;
+        let slow = slow.map(|blob| -> Arc<dyn Blob> { Arc::new(SlowBlob::new(shared, blob)) });
+        match slow {
             Some(blob) if part => shared.open_hot(digest, blob).map(Some),
             blob => {
                 if blob.is_some() {

@@ -1,7 +1,8 @@
-//! Blobs of the fast tier, opened: counted there for as long as somebody has them.
+//! Blobs, opened: those of the fast tier are counted there for as long as somebody has them, and reading is timed.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use pierhead_oci::Digest;
 
@@ -72,13 +73,115 @@ impl Drop for Held {
     }
 }
 
+/// One read in so many bytes of a fast blob is timed.
+const SAMPLE: u64 = 4 << 20;
+/// The disk's rate is taken over so many bytes.
+const STRIDE: u64 = 4 << 20;
+/// What was read ahead is not waited for: a gap up to so many bytes is no other place.
+const NEAR: u64 = 1 << 20;
+
+impl FastBlob {
+    fn timed<T>(
+        &self,
+        offset: u64,
+        len: usize,
+        read: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
+        if !offset.is_multiple_of(SAMPLE) {
+            return read();
+        }
+        let begun = Instant::now();
+        let done = read()?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let shared = &self._held.shared;
+        lock(&shared.speeds).fast.observe_run(len as u64, seconds);
+        Ok(done)
+    }
+}
+
 impl ReadAt for FastBlob {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.blob.read_at(offset, buf)
+        self.timed(offset, buf.len(), || self.blob.read_at(offset, buf))
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.timed(offset, buf.len(), || self.blob.try_read_at(offset, buf))
+    }
+}
+
+/// A blob on the disk. What is read of it from the page cache costs nothing here.
+pub(super) struct SlowBlob {
+    blob: Arc<dyn Blob>,
+    shared: Arc<Shared>,
+    run: Mutex<Run>,
+}
+
+/// Reads one behind the other that had to wait for the disk.
+#[derive(Default)]
+struct Run {
+    begin: u64,
+    end: u64,
+    /// Bytes of the reads, and how long they took.
+    waited: (u64, f64),
+}
+
+impl SlowBlob {
+    pub(super) fn new(shared: &Arc<Shared>, blob: Arc<dyn Blob>) -> Self {
+        let run = Run {
+            // No read continues it.
+            end: u64::MAX,
+            ..Run::default()
+        };
+        Self {
+            blob,
+            shared: shared.clone(),
+            run: Mutex::new(run),
+        }
+    }
+
+    fn took(&self, offset: u64, len: u64, seconds: f64) {
+        let (mut run, mut speeds) = (lock(&self.run), lock(&self.shared.speeds));
+        let follows = offset.checked_sub(run.end).is_some_and(|gap| gap <= NEAR);
+        run.end = offset.saturating_add(len);
+        if follows {
+            run.waited.0 += len;
+            run.waited.1 += seconds;
+            let bytes = run.end - run.begin;
+            if bytes < STRIDE {
+                return;
+            }
+            // Else most of it was in memory, which says nothing of the disk.
+            if run.waited.0 >= bytes / 4 {
+                speeds.disk.observe_run(bytes, run.waited.1);
+            }
+        } else {
+            speeds.disk.observe_first(len, seconds);
+        }
+        (run.begin, run.waited) = (run.end, (0, 0.0));
+    }
+}
+
+impl ReadAt for SlowBlob {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let begun = Instant::now();
+        self.blob.read_at(offset, buf)?;
+        self.took(offset, buf.len() as u64, begun.elapsed().as_secs_f64());
+        self.shared.was_read();
+        Ok(())
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         self.blob.try_read_at(offset, buf)
+    }
+}
+
+impl Blob for SlowBlob {
+    fn trailer(&self) -> &Trailer {
+        self.blob.trailer()
+    }
+
+    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
+        self.blob.extent(offset)
     }
 }
 

@@ -1,0 +1,62 @@
+//! What lies on the disk alone and is asked for comes to the fast tier, if it is worth it.
+
+use pierhead_cache::tier::{Options, Tier};
+use pierhead_testkit::tier::MemoryTier;
+
+use crate::common::blob;
+use crate::gate::{Gate, commit, content, flush, over};
+
+#[test]
+fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let lengths = [100_000, 100_000, 100_000, 200_000];
+    let all: Vec<_> = (0..)
+        .zip(lengths)
+        .map(|(seed, len)| blob(seed, len))
+        .collect();
+    for (digest, bytes) in &all {
+        commit(&tier, digest, bytes);
+    }
+    let promote = |index: usize, priority| {
+        let (digest, bytes) = &all[index];
+        tier.promote(*digest, bytes.len() as u64, priority);
+        flush(&tier);
+        let held = all.iter().map(|(digest, _)| tier.holds(digest));
+        held.collect::<Vec<_>>()
+    };
+    assert_eq!(promote(0, 1.0), [true, false, false, false]);
+    assert_eq!(promote(1, 2.0), [true, true, false, false]);
+    // Worth more than the one that would leave first, but both would have to.
+    assert_eq!(promote(3, 1.5), [true, true, false, false]);
+    assert!(tier.floor(200_000) == 2.0 && tier.floor(1_000_000).is_infinite());
+    assert_eq!(promote(2, 1.5), [false, true, true, false]);
+    assert_eq!(promote(0, 1.5), [false, true, true, false], "no better");
+    assert_eq!(promote(3, 2.5), [false, false, false, true]);
+    let stat = tier.stat();
+    assert_eq!((stat.promoted, stat.evicted, stat.owed), (500_000, 3, 0));
+    assert!(stat.used <= stat.limit, "{stat:?}");
+    for (digest, bytes) in &all {
+        assert_eq!(content(&tier, digest).unwrap(), **bytes);
+    }
+    assert_eq!(tier.stat().hits, 1);
+}
+
+#[test]
+fn what_is_gone_or_there_already_is_not_copied() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let (digest, bytes) = blob(1, 100_000);
+    tier.promote(digest, 100_000, 1.0);
+    flush(&tier);
+    assert!(!tier.holds(&digest));
+    commit(&tier, &digest, &bytes);
+    for _ in 0..2 {
+        tier.promote(digest, 100_000, 1.0);
+        flush(&tier);
+        assert_eq!(tier.stat().promoted, 100_000);
+    }
+    tier.remove(&digest).unwrap();
+    assert!(!tier.holds(&digest) && content(&tier, &digest).is_none());
+    assert_eq!(tier.stat().used, 0);
+}
