@@ -1,12 +1,13 @@
 //! The fast tier, from its configuration: which file, what it turned out to be, and the log in it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use pierhead_cache::FastTier;
-use pierhead_cache::tier::{Options, PmemTier};
+use pierhead_cache::tier::{DiskTier, ModelledTier, Options, PmemTier};
 use pierhead_pmem::{Class, Log, Medium, Model, Modelled, Region};
 
-use crate::config::{Tier, TierKind, TierModel};
+use crate::config::{DiskModel, Tier, TierKind, TierModel};
 
 /// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
 ///
@@ -62,6 +63,29 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
         class: report.class.as_str(),
         capacity: len,
     }))
+}
+
+/// The disk of the cache, as slow as its model if it has one.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn disk(
+    data: &Path,
+    model: DiskModel,
+) -> std::io::Result<Arc<dyn pierhead_cache::tier::Tier>> {
+    /// What a small machine has for its page cache.
+    const MEMORY: u64 = 256 << 20;
+    let disk = DiskTier::new(data)?;
+    let model = match model {
+        DiskModel::Off => return Ok(Arc::new(disk)),
+        DiskModel::HardDisk => Model::HARD_DISK,
+        DiskModel::Emmc => Model::EMMC,
+    };
+    tracing::warn!(
+        ?model,
+        "the disk is slowed down to a model: tier.disk_model is for experiments"
+    );
+    Ok(Arc::new(ModelledTier::new(Arc::new(disk), model, MEMORY)))
 }
 
 /// The file, mapped; `None` when there is to be none.

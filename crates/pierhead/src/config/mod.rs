@@ -110,6 +110,7 @@ pub(crate) struct Tier {
     /// Bytes a second.
     pub(crate) drain: Option<u64>,
     pub(crate) model: TierModel,
+    pub(crate) disk_model: DiskModel,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,6 +142,23 @@ impl TierModel {
         match self {
             Self::Off => "off",
             Self::Nvdimm => "nvdimm",
+            Self::Emmc => "emmc",
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DiskModel {
+    Off,
+    HardDisk,
+    Emmc,
+}
+
+impl DiskModel {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::HardDisk => "hard-disk",
             Self::Emmc => "emmc",
         }
     }
@@ -327,6 +345,7 @@ impl Config {
                 rules: pierhead_cache::staging::Weights::default(),
                 drain: None,
                 model: TierModel::Off,
+                disk_model: DiskModel::Off,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

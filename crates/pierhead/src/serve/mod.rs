@@ -320,7 +320,9 @@ async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache
             tracing::error!(%error, "there is no fast tier");
             None
         });
-        Cache::open(settings, eviction).map_err(anyhow::Error::from)
+        let disk =
+            |settings: &pierhead_cache::Config| crate::tier::disk(&settings.data, fast.disk_model);
+        Cache::open_on(settings, eviction, disk).map_err(anyhow::Error::from)
     };
     let cache = tokio::task::spawn_blocking(open).await??;
     cache.set_capacity(capacity(&cache, config)?).await;

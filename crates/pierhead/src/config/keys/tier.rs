@@ -4,7 +4,7 @@ use pierhead_cache::staging::Weights;
 
 use super::{Key, quote, quote_path};
 use crate::config::units::exact_bytes;
-use crate::config::{Config, TierKind, TierModel};
+use crate::config::{Config, DiskModel, TierKind, TierModel};
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {
@@ -105,6 +105,26 @@ pub(super) static KEYS: &[Key<Config>] = &[
             Ok(())
         },
         show: |config| Some(quote(config.tier.model.as_str())),
+    },
+    Key {
+        section: "tier",
+        name: "disk_model",
+        doc: "The same of the disk of `data`, which must be quicker: \"hard-disk\" or \"emmc\"; or \"off\". Also without a fast tier.",
+        example: "\"off\"",
+        set: |config, value| {
+            config.tier.disk_model = match value.text()? {
+                "off" => DiskModel::Off,
+                "hard-disk" => DiskModel::HardDisk,
+                "emmc" => DiskModel::Emmc,
+                other => {
+                    return Err(format!(
+                        "{other:?} is no model: write \"off\", \"hard-disk\" or \"emmc\""
+                    ));
+                }
+            };
+            Ok(())
+        },
+        show: |config| Some(quote(config.tier.disk_model.as_str())),
     },
 ];
 
