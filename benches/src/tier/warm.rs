@@ -21,6 +21,8 @@ const REGION: u64 = 640 << 20;
 /// Downloads of one measurement, and how often all take their turns: the least counts.
 const GETS: usize = 8;
 const ROUNDS: usize = 5;
+/// Blobs that are written one after the other into one region: more than it has room for.
+const LAPS: u8 = 5;
 /// Bytes that are written at once, as by a fill.
 const PIECE: usize = 256 << 10;
 
@@ -115,8 +117,15 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let both = WriteBehind::open(Arc::new(PmemTier::new(log, None)), slow, options)?;
         let content: Vec<u8> = piece.repeat(usize::try_from(BLOB)? / PIECE);
         let trailer = Trailer::of(&content, None);
-        for (nth, least) in through.iter_mut().enumerate() {
-            let digest = Digest::of(Algorithm::Sha256, &[u8::try_from(nth)?]);
+        // The log has written everywhere before it comes back to where it began.
+        let mut warming = f64::INFINITY;
+        for nth in 0..LAPS {
+            let least = match nth {
+                0 => &mut through[0],
+                it if it + 1 == LAPS => &mut through[1],
+                _ => &mut warming,
+            };
+            let digest = Digest::of(Algorithm::Sha256, &[nth]);
             let hint = Hint {
                 placement: Placement::Fast,
                 priority: 1.0,
