@@ -163,7 +163,7 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
     };
     let image = Image::tree(21, &options);
     let (table, store) = (table(&image), Store::of(&image));
-    // Another version of it: half of its files have other attributes, and two have the same content.
+    // Another version of it: most of its files have other attributes, and the others are there twice.
     let mut changed = entries(&table);
     for (nth, entry) in (0_u32..).zip(&mut changed) {
         if matches!(entry.kind, Kind::File { .. }) {
@@ -175,15 +175,19 @@ fn files_of_a_store_are_copied_or_linked_and_nobody_gets_the_attributes_of_anoth
             }
         }
     }
-    let first = changed
+    let same = changed
         .iter()
-        .find(|entry| matches!(entry.kind, Kind::File { size, .. } if size > 0))
-        .expect("a file");
-    let twin = Entry {
-        path: b"zzz-twin".to_vec(),
-        ..first.clone()
-    };
-    changed.push(twin);
+        .zip(entries(&table))
+        .filter(|(one, other)| *one == other && matches!(one.kind, Kind::File { .. }));
+    let twins: Vec<Entry> = (0..)
+        .zip(same)
+        .map(|(nth, (entry, _)): (u32, _)| Entry {
+            path: format!("zzz-{nth:03}").into_bytes(),
+            ..entry.clone()
+        })
+        .collect();
+    assert!(twins.len() > 3);
+    changed.extend(twins);
     let other = of(&changed);
     let changed = entries(&other);
     let nothing = MemorySource::default();
