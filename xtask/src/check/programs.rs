@@ -63,6 +63,14 @@ pub(crate) fn build_of(packages: &[&str]) -> Result<Vec<Program>> {
     programs(&compile(chosen.chain(&["--lib", "--tests"]))?)
 }
 
+/// Compiles one test program of a package.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_one(package: &str, test: &str) -> Result<Vec<Program>> {
+    programs(&compile(["--package", package, "--test", test].iter())?)
+}
+
 /// What cargo says when it compiles tests.
 fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
     let mut child = Command::new("cargo")

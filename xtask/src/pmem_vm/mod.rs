@@ -12,7 +12,7 @@ mod suite;
 
 use std::{
     env,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
     time::Duration,
 };
@@ -29,8 +29,13 @@ use crate::{
 use image::Image;
 use machine::{Machine, Said, quote};
 
-/// Whose tests run in the guest.
+/// Whose tests run in the guest, all of them.
 const PACKAGE: &str = "pierhead-pmem";
+/// Of other packages: the tier on a region, and the daemon with one.
+const ALSO: [(&str, &str); 2] = [
+    ("pierhead-cache", "region"),
+    (suite::STAGED.0, suite::STAGED.1),
+];
 
 /// How to boot, and what to run.
 #[derive(clap::Args)]
@@ -77,7 +82,17 @@ impl Default for Options {
 /// When the machine cannot be put together, or does not come to the command's end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.command.is_empty() {
-        let count = suite(options, &programs::build_of(&[PACKAGE])?)?;
+        let mut programs = programs::build_of(&[PACKAGE])?;
+        for (package, test) in ALSO {
+            programs.extend(programs::build_one(package, test)?);
+        }
+        exec::output(Command::new("cargo").current_dir(place::root()).args([
+            "build",
+            "--package",
+            "pierhead",
+        ]))?;
+        let daemon = place::target().join("debug/pierhead");
+        let count = suite(options, &programs, &daemon)?;
         for failure in &count.failures {
             println!("failed: {failure}");
         }
@@ -106,14 +121,23 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(programs: &[Program]) -> Result<Count> {
-    suite(&Options::default(), programs)
+pub(crate) fn suite_of(programs: &[Program], daemon: &Path) -> Result<Count> {
+    suite(&Options::default(), programs, daemon)
 }
 
-fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
-    let wanted: Vec<_> = programs.iter().filter(|it| it.package == PACKAGE).collect();
-    if wanted.is_empty() {
-        bail!("there is no test program of {PACKAGE}");
+fn suite(options: &Options, programs: &[Program], daemon: &Path) -> Result<Count> {
+    let also = |it: &Program| {
+        let mut also = ALSO.iter();
+        also.any(|(package, test)| it.name == format!("{package}::{test}"))
+    };
+    let wanted: Vec<_> = programs
+        .iter()
+        .filter(|it| it.package == PACKAGE || also(it))
+        .collect();
+    for (package, _) in ALSO.into_iter().chain([(PACKAGE, "")]) {
+        if !wanted.iter().any(|it| it.package == package) {
+            bail!("there is no test program of {package}");
+        }
     }
     exec::output(Command::new("cargo").current_dir(place::root()).args([
         "build",
@@ -124,7 +148,7 @@ fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
     ]))?;
     let (machine, _scratch) = machine(options)?;
     let survivor = place::target().join("debug/examples/survivor");
-    suite::run(&machine, &wanted, &survivor, options.cut)
+    suite::run(&machine, &wanted, (&survivor, daemon), options.cut)
 }
 
 /// The machine, and the folder that goes with it.
