@@ -86,12 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         for (package, test) in ALSO {
             programs.extend(programs::build_one(package, test)?);
         }
-        exec::output(Command::new("cargo").current_dir(place::root()).args([
-            "build",
-            "--package",
-            "pierhead",
-        ]))?;
-        let daemon = place::target().join("debug/pierhead");
+        let daemon = daemon()?;
         let count = suite(options, &programs, &daemon)?;
         for failure in &count.failures {
             println!("failed: {failure}");
@@ -115,6 +110,20 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(
         u8::try_from(ended.status).unwrap_or(u8::MAX),
     ))
+}
+
+/// `PIERHEAD_BIN`, as the tests take it, or what cargo builds.
+fn daemon() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("PIERHEAD_BIN") {
+        return Ok(std::path::absolute(path)?);
+    }
+    let mut build = Command::new("cargo");
+    exec::output(
+        build
+            .current_dir(place::root())
+            .args(["build", "--package", "pierhead"]),
+    )?;
+    Ok(place::target().join("debug/pierhead"))
 }
 
 /// Runs the suite with those of `programs` that belong in the guest.
