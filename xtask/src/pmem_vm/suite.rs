@@ -23,13 +23,6 @@ const NOT_EMULATED: &[&str] = &[
     "a_file_cut_under_the_map_is_an_error_for_good",
 ];
 
-/// The test of the daemon, which runs in all three boots: its package, its program, its name.
-pub(super) const STAGED: (&str, &str, &str) =
-    ("pierhead-tests", "e2e", "tier::machine::over_three_boots");
-
-/// Its region, and the folder of its daemon.
-const STAGED_AT: &str = "/mnt/pmem/staged";
-
 /// The guest's words about its jobs, among what they print.
 const BEGIN: &str = "pmem-vm: begin";
 const END: &str = "pmem-vm: end ";
@@ -43,21 +36,6 @@ struct Job {
 }
 
 impl Job {
-    /// The daemon's test, in this boot; `last` is what the second said last.
-    fn staged(program: &Program, daemon: &Path, boot: u8, last: &str) -> Self {
-        let [folder, daemon, path] = [&program.folder, daemon, &program.path]
-            .map(|path: &Path| quote(&path.display().to_string()));
-        let test = STAGED.2;
-        Self {
-            name: format!("{} {test}, boot {boot}", program.name),
-            command: format!(
-                "cd {folder} && mkdir -p {STAGED_AT} && PIERHEAD_BIN={daemon} PIERHEAD_PMEM_DIR={STAGED_AT} \
-                 PIERHEAD_PMEM_BOOT={boot} PIERHEAD_PMEM_LAST={last} {path} --exact {test} --nocapture"
-            ),
-            tests: true,
-        }
-    }
-
     /// The example program `survivor` of `crates/pmem`.
     fn survivor(survivor: &Path, what: &str) -> Self {
         Self {
@@ -95,14 +73,9 @@ impl Job {
 pub(super) fn run(
     machine: &Machine,
     programs: &[&Program],
-    (survivor, daemon): (&Path, &Path),
+    survivor: &Path,
     cut: u64,
 ) -> Result<Count> {
-    let of_daemon = |it: &&&Program| it.package == STAGED.0;
-    let Some(staged) = programs.iter().find(of_daemon) else {
-        bail!("there is no test of the daemon");
-    };
-    let staged = |boot, last: &str| Job::staged(staged, daemon, boot, last);
     let survivor = |what: &str| Job::survivor(survivor, what);
     let whole = || survivor(&format!("check /mnt/pmem {WHOLE} {}", WHOLE_STEPS - 1));
     let mut sum = Count::default();
@@ -112,32 +85,19 @@ pub(super) fn run(
         survivor("class /mnt/disk emulated-file"),
         survivor("class /dev/shm volatile"),
     ];
-    let others = programs.iter().filter(|it| !of_daemon(it));
-    first.extend(others.map(|it| Job::program(it, machine.kvm)));
-    first.push(staged(1, ""));
+    first.extend(programs.iter().map(|it| Job::program(it, machine.kvm)));
     first.push(survivor(&format!("write /mnt/pmem {WHOLE} {WHOLE_STEPS}")));
     sum += &to_the_end(machine, "first", &first)?;
 
-    let mut write = survivor(&format!("write /mnt/pmem {CUT}"));
-    // Both are at it when the power goes. Should the daemon's end before it has pulled anything, the third boot tells.
-    write.command = format!(
-        "({} || touch {STAGED_AT}/pulling) & until [ -e {STAGED_AT}/pulling ]; do sleep 0.1; done; {}",
-        staged(2, "").command,
-        write.command
-    );
-    let (count, last) = killed(machine, &[whole(), write], cut)?;
+    let second = [whole(), survivor(&format!("write /mnt/pmem {CUT}"))];
+    let (count, last) = killed(machine, &second, cut)?;
     sum += &count;
-    let Some(Last { committed, pulled }) = last else {
+    let Some(last) = last else {
         return Ok(sum);
     };
-    println!("  killed after commit {committed}, pull {pulled:?}");
+    println!("  killed after commit {last}");
 
-    let pulled = pulled.map_or_else(|| "none".to_owned(), |it| it.to_string());
-    let third = [
-        whole(),
-        survivor(&format!("check /mnt/pmem {CUT} {committed}")),
-        staged(3, &pulled),
-    ];
+    let third = [whole(), survivor(&format!("check /mnt/pmem {CUT} {last}"))];
     sum += &to_the_end(machine, "third", &third)?;
     Ok(sum)
 }
@@ -159,20 +119,15 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
 
 /// A boot whose last job says `committed N` again and again, until the plug is pulled: the last of
 /// them is the second result, unless the job failed before.
-fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<Last>)> {
+fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<u64>)> {
     let begun = Instant::now();
     let mut boot = machine.boot("second", Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
     let mut commits = 0;
     let mut last = None;
-    let mut pulled = None;
-    let mut unplugged = false;
+    let mut pulled = false;
     // After the kill there is still what the guest had printed before it.
     while let Said::Line(line) = boot.listen()? {
-        if let Some(number) = line.strip_prefix("pulled ") {
-            pulled = Some(number.trim().parse()?);
-            continue;
-        }
         let Some(number) = line.strip_prefix("committed ") else {
             tally.line(&line);
             continue;
@@ -181,10 +136,10 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
         commits += 1;
         if commits == cut {
             boot.kill()?;
-            unplugged = true;
+            pulled = true;
         }
     }
-    if !unplugged {
+    if !pulled {
         // Its own end says why: the job failed, or the machine did.
         boot.end()?;
         let count = tally.close()?;
@@ -199,16 +154,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
         "  second boot: killed after {:.1} s",
         begun.elapsed().as_secs_f64()
     );
-    let last = last.map(|committed| Last { committed, pulled });
     Ok((tally.close()?, last))
-}
-
-/// What was said last before the power went.
-struct Last {
-    /// By `survivor`.
-    committed: u64,
-    /// By the test of the daemon.
-    pulled: Option<u64>,
 }
 
 /// All jobs, one after the other, whatever becomes of each.

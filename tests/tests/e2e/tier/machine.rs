@@ -1,6 +1,6 @@
 //! The tier on persistent memory, over three starts of a machine, the second of which loses its power.
 //!
-//! `cargo xtask pmem-vm` runs it in a guest, one boot a call: `PIERHEAD_PMEM_BOOT` says which, `PIERHEAD_PMEM_DIR`
+//! In a guest of `cargo xtask pmem-vm -- …` it runs one boot a call: `PIERHEAD_PMEM_BOOT` says which, `PIERHEAD_PMEM_DIR`
 //! names the folder that lasts, and the last boot gets in `PIERHEAD_PMEM_LAST` what the second said last. Elsewhere all
 //! three run on what this machine has, and the daemon is killed in place of the machine.
 
