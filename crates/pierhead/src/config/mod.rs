@@ -93,6 +93,9 @@ pub(crate) struct Bundle {
     pub(crate) level: usize,
     pub(crate) pairs: usize,
     /// Bytes.
+    pub(crate) apart: u64,
+    pub(crate) earlier: Duration,
+    /// Bytes.
     pub(crate) max_layer: u64,
     pub(crate) max_ratio: usize,
 }
@@ -333,6 +336,8 @@ impl Config {
                 cpu: 50,
                 level: 18,
                 pairs: 2,
+                apart: 256 << 20,
+                earlier: Duration::from_secs(900),
                 max_layer: 64 << 30,
                 max_ratio: 1000,
             },

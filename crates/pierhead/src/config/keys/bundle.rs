@@ -1,6 +1,6 @@
 //! Keys of `[bundle]`.
 
-use super::{Key, quote};
+use super::{HOUR, Key, SECOND, quote, quote_duration};
 use crate::config::Config;
 use crate::config::units::exact_bytes;
 
@@ -60,6 +60,26 @@ pub(super) static KEYS: &[Key<Config>] = &[
         example: "2",
         set: |config, value| value.count(0, 100).map(|it| config.bundle.pairs = it),
         show: |config| Some(config.bundle.pairs.to_string()),
+    },
+    Key {
+        section: "bundle",
+        name: "apart",
+        doc: "Bytes that are decoded and compressed again for one update that no patches were made for, while its client waits; beyond\nit whole frames are sent. 256MiB are about a second of one core.",
+        example: "\"256MiB\"",
+        set: |config, value| value.bytes().map(|it| config.bundle.apart = it),
+        show: |config| Some(quote(&exact_bytes(config.bundle.apart))),
+    },
+    Key {
+        section: "bundle",
+        name: "earlier",
+        doc: "How long a bundle that was cut can be gone on with once the same question has another answer, and the packs that it is\nmade of stay.",
+        example: "\"15m\"",
+        set: |config, value| {
+            value
+                .duration(SECOND, 24 * HOUR)
+                .map(|it| config.bundle.earlier = it)
+        },
+        show: |config| quote_duration(config.bundle.earlier),
     },
     Key {
         section: "bundle",

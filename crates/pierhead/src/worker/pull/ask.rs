@@ -14,9 +14,10 @@ use super::super::{Error, names};
 
 /// Between two questions whether it is ready; the server says it, within these.
 const POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// An image whose progress has not changed for so long is stuck: a large layer, worked on at idle
-/// priority beside a busy proxy, may be all of this in one stage.
-const STUCK: Duration = Duration::from_secs(30 * 60);
+/// An image whose progress has not changed for so long is stuck: the largest layers are worked on for minutes in one stage.
+const STUCK: Duration = Duration::from_secs(10 * 60);
+/// Nor is one waited for longer than this, whatever the server says of it: by layers it would be here by then.
+const MOST: Duration = Duration::from_secs(30 * 60);
 
 /// What a server says to a request for a bundle.
 pub(in super::super) enum Answered {
@@ -92,6 +93,8 @@ pub(in super::super) struct Waiting {
     patience: Patience,
     last: Option<Progress>,
     since: Instant,
+    began: Instant,
+    most: Duration,
 }
 
 impl Waiting {
@@ -100,10 +103,32 @@ impl Waiting {
             patience: Patience::new(),
             last: None,
             since: Instant::now(),
+            began: Instant::now(),
+            most: MOST,
         }
     }
 
-    /// Waits before asking again.
+    /// Why the layers are to be pulled instead of a bundle that is not ready yet, once that was waited for long enough.
+    pub(in super::super) fn gives_up(&self, error: &Error) -> Option<String> {
+        if self.began.elapsed() < self.most && (self.last.is_none() || self.since.elapsed() < STUCK)
+        {
+            return None;
+        }
+        let waits = matches!(
+            error,
+            Error::Refused {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                detail: Some(_),
+                ..
+            }
+        );
+        let minutes = self.began.elapsed().as_secs() / 60;
+        waits.then(|| {
+            format!("the server has not made a bundle of it ready within {minutes} minutes")
+        })
+    }
+
+    /// Waits before asking again, unless [`Self::gives_up`].
     ///
     /// # Errors
     /// The error itself, when waiting does not help.
@@ -121,11 +146,12 @@ impl Waiting {
         else {
             return self.patience.after(error);
         };
+        if self.gives_up(&error).is_some() {
+            return Err(error);
+        }
         if self.last.as_ref() != Some(progress) {
             (self.last, self.since) = (Some(*progress), Instant::now());
             self.patience.renew();
-        } else if self.since.elapsed() > STUCK {
-            return Err(error);
         }
         let what = match progress.stage {
             Stage::Wait => "waits its turn",
@@ -157,6 +183,29 @@ pub(in super::super) fn progress(body: &[u8]) -> Option<Progress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bundle_that_never_gets_ready_is_given_up_for_its_layers() {
+        let refused = |detail| Error::Refused {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: None,
+            message: "not ready".to_owned(),
+            retry_after: None,
+            detail,
+        };
+        let working = Some(Progress {
+            stage: Stage::Wait,
+            done: 0,
+            total: 0,
+        });
+        let mut waiting = Waiting::new();
+        assert!(waiting.gives_up(&refused(working)).is_none());
+        waiting.most = Duration::ZERO;
+        assert!(waiting.gives_up(&refused(working)).is_some());
+        assert!(waiting.after(refused(working), &mut |_, _, _| {}).is_err());
+        // Nothing says that there will be one: what the patience is for.
+        assert!(waiting.gives_up(&refused(None)).is_none());
+    }
 
     #[test]
     fn how_far_it_is_stands_in_the_detail() {

@@ -200,6 +200,9 @@ impl Pull<'_> {
         loop {
             match ask::once(session, &self.args.image, ask) {
                 Ok(answered) => return Ok(answered),
+                Err(error) if let Some(why) = waiting.gives_up(&error) => {
+                    return Ok(Answered::None(why));
+                }
                 Err(error) => waiting.after(error, &mut |what, done, total| {
                     let image = &self.args.image;
                     // There is no bar to see.
