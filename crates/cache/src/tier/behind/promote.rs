@@ -38,6 +38,10 @@ impl Shared {
 
     /// Copies a blob, if it is worth more than what leaves for it. It is being drained, as far as others are told.
     pub(super) fn promote(&self, digest: &Digest, priority: f64) -> io::Result<()> {
+        // Of what became known to be hot in parts meanwhile, these parts are kept.
+        if self.wanted(digest).is_some() {
+            return Ok(());
+        }
         let Some(slow) = self.slow.open(digest)? else {
             return Ok(());
         };
