@@ -173,6 +173,7 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         client_stall: config.limits.client_stall,
         auth: auth(config),
         drain: config.limits.drain,
+        ..pierhead_proxy::Config::default()
     }
 }
 

@@ -26,6 +26,9 @@ pub struct Config {
     pub limits: Limits,
     /// A client that takes no byte of its answer for so long is cut.
     pub client_stall: Duration,
+    /// A request's head takes at most so long, from its first byte or from the end of the answer before (so also how
+    /// long a connection may idle), and all of its body as long again.
+    pub client_head: Duration,
     /// How clients prove who they are.
     pub auth: Auth,
     /// After SIGTERM, requests under way may take so long.
@@ -104,6 +107,7 @@ impl Default for Config {
             max_connections: 4096,
             limits: Limits::default(),
             client_stall: Duration::from_secs(30),
+            client_head: Duration::from_secs(60),
             auth: Auth::Open,
             drain: Duration::from_secs(30),
         }

@@ -26,7 +26,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::access::Channel;
 use crate::answer::{Peer, answer};
-use crate::config::Limits;
+use crate::config::Config;
 use crate::limits::{self, Client, Limit};
 use crate::listener::Phase;
 use crate::plain;
@@ -37,9 +37,8 @@ use crate::tls;
 
 /// Handshake, and what a connection over the limit may take to get its 503.
 pub(crate) const SHORT: Duration = Duration::from_secs(10);
-/// A request's head, from its first byte or from the end of the answer before: so also how long a
-/// connection may idle.
-pub(crate) const HEAD: Duration = Duration::from_secs(60);
+/// HTTP/2: how long silence may last until the client is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Heads beyond these are hyper's matter; what is allowed at all, `limits` says.
 pub(crate) const MAX_HEADERS: usize = 100;
 pub(crate) const MAX_HEAD: usize = 32 << 10;
@@ -92,7 +91,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let Shared { inner, mut phase } = shared;
-    let stall = inner.config.load().client_stall;
+    let config = inner.config.load_full();
+    let stall = config.client_stall;
     let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
     let peer = Arc::new(Peer {
         sends_files: false,
@@ -118,7 +118,7 @@ where
             }
         }
     });
-    let builder = builder(&inner.config.load().limits);
+    let builder = builder(&config);
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(Watched::new(stream, stall)), service));
     // A tick for whoever stalls; how long is too long, `is_stalled` says.
@@ -166,21 +166,21 @@ fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
     (io.kind() == std::io::ErrorKind::TimedOut).then_some(Limit::Stalled)
 }
 
-fn builder(limits: &Limits) -> Builder<TokioExecutor> {
-    let head = limits::parser_bytes(limits);
+fn builder(config: &Config) -> Builder<TokioExecutor> {
+    let head = limits::parser_bytes(&config.limits);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD)
+        .header_read_timeout(config.client_head)
         // It buffers no more of a body than this before it asks for another frame, so that a slow
         // client holds one frame and not three.
-        .max_headers(limits::parser_count(limits))
+        .max_headers(limits::parser_count(&config.limits))
         .max_buf_size(head);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(HEAD)
+        .keep_alive_interval(SILENCE)
         .keep_alive_timeout(SHORT)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)

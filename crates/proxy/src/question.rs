@@ -10,7 +10,6 @@ use pierhead_bundle::api::MAX_DOCUMENT;
 
 use crate::Error;
 use crate::answer::Peer;
-use crate::connection::HEAD;
 use crate::limits::Limit;
 use crate::respond::JSON;
 use crate::service::Inner;
@@ -62,11 +61,14 @@ where
     }
     let held = inner.limits.hold(&peer.client, len)?;
     let collected = Limited::new(body, len).collect();
-    match tokio::time::timeout(HEAD, collected).await {
+    // Over all of it: whoever sends a byte now and then gains nothing.
+    let limit = inner.config.load().client_head;
+    match tokio::time::timeout(limit, collected).await {
         Err(_) => Err(Error::SlowBody),
         Ok(Ok(collected)) => Ok(held.around(collected.to_bytes())),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Limit::Body.into()),
-        // The client has left, or broke the rules of HTTP: nobody will read what is answered.
-        Ok(Err(_)) => Err(Error::SlowBody),
+        Ok(Err(_)) => Err(Error::Question(
+            "the body is cut, or its chunks are malformed".into(),
+        )),
     }
 }

@@ -4,6 +4,7 @@
 mod stage;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -20,6 +21,10 @@ use stage::{Plan, Stage, code, eventually, metric, soon};
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
+/// Heads of questions, to be gone on with.
+const POSTED: &str =
+    "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n";
+const CHUNKED: &str = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n";
 
 async fn with_bundles() -> Stage {
     bundles(Plan::default()).open().await
@@ -459,9 +464,7 @@ async fn hostile_questions_are_refused() {
         "content-length: 99999999999999999999\r\n",
     ] {
         let mut connection = Connection::open(stage.addr).await.unwrap();
-        let text = format!(
-            "POST {BUNDLE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{head}\r\n"
-        );
+        let text = format!("{POSTED}{head}\r\n");
         connection.send_raw(text.as_bytes()).await.unwrap();
         connection.send_raw(b"{\"a\"}").await.unwrap();
         let answer = soon(connection.answer(true)).await;
@@ -473,9 +476,7 @@ async fn hostile_questions_are_refused() {
     }
     // In chunks it is read by the other way in, with the same answer.
     let mut connection = Connection::open(stage.addr).await.unwrap();
-    let text = format!(
-        "POST {BUNDLE} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n"
-    );
+    let text = format!("{CHUNKED}\r\nc\r\n{{\"want\":\"0\"}}\r\n0\r\n\r\n");
     connection.send_raw(text.as_bytes()).await.unwrap();
     let answer = soon(connection.answer(true))
         .await
@@ -484,6 +485,36 @@ async fn hostile_questions_are_refused() {
         .await
         .unwrap();
     assert_eq!(answer.status, 404, "{answer:?}");
+    // Chunks that are none are the client's fault, not its slowness.
+    let mut connection = Connection::open(stage.addr).await.unwrap();
+    let text = format!("{CHUNKED}\r\nno length\r\n");
+    connection.send_raw(text.as_bytes()).await.unwrap();
+    let answer = soon(connection.answer(true)).await.unwrap();
+    let answer = soon(answer.whole()).await.unwrap();
+    assert_eq!(answer.status, 400, "{answer:?}");
+}
+
+/// All of a body is under one limit, whatever comes in between, and by whichever way in it is read.
+#[tokio::test]
+async fn a_body_that_comes_byte_by_byte_is_cut() {
+    let stage = bundles(Plan::default())
+        .config(|config| config.client_head = Duration::from_millis(300))
+        .open()
+        .await;
+    let by_length = format!("{POSTED}content-length: 100000\r\n\r\n");
+    for (head, piece) in [(by_length, "x"), (format!("{CHUNKED}\r\n"), "1\r\nx\r\n")] {
+        let mut connection = Connection::open(stage.addr).await.unwrap();
+        connection.send_raw(head.as_bytes()).await.unwrap();
+        soon(async {
+            while connection.send_raw(piece.as_bytes()).await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        // Bytes that were on their way may have had the answer thrown away.
+        let answer = soon(connection.answer(true)).await;
+        assert!(answer.is_err() || answer.is_ok_and(|it| it.status == 408));
+    }
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 
 use crate::answer::{Peer, answer};
 use crate::body::{Body, Piece};
-use crate::connection::{self, HEAD, SHORT, Shared};
+use crate::connection::{self, SHORT, Shared};
 use crate::limits::{Client, Limit};
 use crate::listener::Phase;
 use clock::Clock;
@@ -56,11 +56,13 @@ pub(crate) async fn serve(
         sends_files: true,
         ..Peer::new(address, client, over)
     };
-    let stall = shared.inner.config.load().client_stall;
+    let config = shared.inner.config.load_full();
+    let (head, stall) = (config.client_head, config.client_stall);
+    drop(config);
     // Whoever is refused has little time for each step: there are few places for them.
     let (head, stall) = match over {
-        Some(_) => (SHORT, stall.min(SHORT)),
-        None => (HEAD, stall),
+        Some(_) => (head.min(SHORT), stall.min(SHORT)),
+        None => (head, stall),
     };
     let clock = Clock::new();
     let ended = {
