@@ -408,6 +408,36 @@ fn a_very_deep_tree_is_written() {
 }
 
 #[test]
+fn what_a_file_system_does_not_take_is_told_with_its_size_and_the_mend() {
+    let of_one = |entry: Entry| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = with(Reuse::Clone, 1);
+        let source = MemorySource::default();
+        let done = export(&of(&[entry]), &source, None, folder.path(), &options);
+        done.map(|summary| summary.entries).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            format!("{error}: {}", cause.unwrap_or_default())
+        })
+    };
+    let target = vec![b'x'; 4096];
+    let link = entry("a", Kind::Symlink { target });
+    let told = of_one(link).expect_err("no Linux takes it");
+    for part in ["export a into", "4096 bytes", "4095", "--as oci-layout"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    // Some take it: tmpfs and XFS.
+    let large = Entry {
+        xattrs: vec![(b"user.large".to_vec(), vec![7; 60_000])],
+        ..entry("a", Kind::Directory)
+    };
+    if let Err(told) = of_one(large) {
+        for part in ["folder a:", "user.large", "60000 bytes", "--as oci-layout"] {
+            assert!(told.contains(part), "{part} is not in: {told}");
+        }
+    }
+}
+
+#[test]
 fn what_the_source_lacks_is_told_and_ends_it() {
     let mut source = MemorySource::default();
     let present: Vec<Entry> = (0..2000)

@@ -8,6 +8,7 @@ mod counts;
 mod data;
 mod folder;
 mod link;
+mod too_large;
 mod walk;
 
 use std::collections::HashSet;

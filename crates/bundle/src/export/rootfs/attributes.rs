@@ -11,6 +11,7 @@ use crate::Time;
 use crate::table::Attributes;
 
 use super::counts::{Counts, add};
+use super::too_large;
 
 /// Setuid and setgid.
 pub(super) const SET_ID: u32 = 0o6000;
@@ -31,6 +32,14 @@ impl At<'_> {
             Self::Open(file) => Some(file.as_fd()),
             Self::Folder(fd) => Some(fd.as_fd()),
             Self::Named(..) => None,
+        }
+    }
+
+    /// A descriptor on the same file system.
+    fn place(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Open(file) => file.as_fd(),
+            Self::Folder(fd) | Self::Named(fd, ..) => fd.as_fd(),
         }
     }
 
@@ -120,7 +129,9 @@ pub(super) fn apply(
         match at.set_xattr(name, value) {
             Ok(()) => {}
             Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => add(&counts.xattrs, 1),
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                return Err(too_large::attribute(at.place(), name, value, error));
+            }
         }
     }
     // The change of owner may have taken from a mode with setuid.

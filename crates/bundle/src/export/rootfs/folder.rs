@@ -143,7 +143,12 @@ impl<'t> Folders<'t> {
     fn leave(&mut self, counts: &Counts) -> io::Result<()> {
         let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
         if let Some(fd) = &left.fd {
-            apply(&At::Folder(fd), left.attributes, left.modified, counts)?;
+            let applied = apply(&At::Folder(fd), left.attributes, left.modified, counts);
+            // The walk is at another entry by now, which would be named in its place.
+            applied.map_err(|error| {
+                let path = self.path.escape_ascii();
+                io::Error::new(error.kind(), format!("folder {path}: {error}"))
+            })?;
         }
         self.path
             .truncate(self.entered.last().map_or(0, |above| above.len));

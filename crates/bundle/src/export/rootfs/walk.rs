@@ -15,6 +15,7 @@ use super::attributes::{self, At};
 use super::counts::{Counts, add};
 use super::folder::{Folders, clear};
 use super::link::{self, Link};
+use super::too_large;
 use super::{Contents, Job, Options, Reuse};
 
 pub(super) enum Failure {
@@ -227,7 +228,8 @@ fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
 fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
     let (kind, device) = match *node {
         Node::Symlink(target) => {
-            sys::symlinkat(target, parent, name)?;
+            let made = sys::symlinkat(target, parent, name);
+            made.map_err(|error| too_large::target(target, error))?;
             return Ok(true);
         }
         Node::CharDevice(major, minor) => (FileType::CharacterDevice, sys::makedev(major, minor)),
