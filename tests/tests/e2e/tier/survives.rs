@@ -135,8 +135,9 @@ fn killed_in_the_middle_of_a_drain() -> Result<()> {
         let image = Image::random(1, &[100_000, 3_000_000]);
         hub.push("library/app", "1", &image);
         pull(&pierhead, "library/app", &image)?;
-        wait::until("the first bytes of a drain", || {
-            Ok((number(&stat(&pierhead)?, "drained")? > 0).then_some(()))
+        // What is small goes before it.
+        wait::until("the first bytes of the large layer on the disk", || {
+            Ok((number(&stat(&pierhead)?, "drained")? > 200_000).then_some(()))
         })?;
         let before = stat(&pierhead)?;
         assert_eq!(number(&before, "queue")?, 1, "{before}");
