@@ -141,7 +141,7 @@ fn missing_blob(inner: &Inner, manifest: &Manifest) -> Option<Digest> {
 }
 
 /// Whether an entry of an index is an image: BuildKit's attestations are of no platform.
-fn runs(child: &Descriptor) -> bool {
+pub(crate) fn runs(child: &Descriptor) -> bool {
     child
         .platform
         .as_ref()

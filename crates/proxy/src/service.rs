@@ -14,10 +14,11 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
-use crate::bundle::{Arrivals, CacheBlobs, Pulls, Touches};
+use crate::bundle::{Arrivals, CacheBlobs, Pulls, Touches, offer_stored};
 use crate::claim::Wanted;
 use crate::cost::Costs;
 use crate::document::Document;
+use crate::error::with_sources;
 use crate::flight::Flights;
 use crate::lead::Leads;
 use crate::limits::Limits;
@@ -156,6 +157,17 @@ impl Proxy {
         if let Some(library) = self.inner.library.clone() {
             let cache = self.inner.cache.clone();
             self.inner.touches.tell_all(library, cache).await;
+        }
+    }
+
+    /// Offers the library what was cached before it knew of it (while there were no bundles, or in another process's days),
+    /// at the pace of work that can wait. Returns when that is done.
+    pub async fn offer_stored(&self) {
+        if let Some(library) = &self.inner.library {
+            let offered = offer_stored(library, &self.inner.cache).await;
+            if let Err(error) = offered {
+                tracing::warn!(error = %with_sources(&error), "what is cached is bundled when it is asked for");
+            }
         }
     }
 

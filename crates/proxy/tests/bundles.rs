@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
+use pierhead_bundle::library::State;
 use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
@@ -17,7 +18,7 @@ use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use serde_json::{Value, json};
-use stage::{Plan, Stage, code, eventually, metric, soon};
+use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
@@ -165,6 +166,52 @@ async fn a_pull_by_layers_is_indexed_unasked() {
         .await;
     let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn what_was_cached_before_there_were_bundles_is_indexed_unasked() {
+    let stage = Stage::open().await;
+    let image = tree(22);
+    stage.upstream.push("app", "1", &image.image);
+    stage.pull(&image.image).await;
+    // All of an index, attestations among it, as whoever mirrors it does.
+    let index = Image::multi_arch(23, &["amd64", "arm64"]);
+    stage.upstream.push("app", "3", &index);
+    assert_eq!(stage.get("/v2/app/manifests/3").await.status, 200);
+    for document in &index.documents {
+        let path = format!("/v2/app/manifests/{}", document.digest);
+        assert_eq!(stage.get(&path).await.status, 200);
+    }
+    for blob in &index.blobs {
+        assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
+    }
+    // Of this one the manifest alone was asked for.
+    let absent = tree(24);
+    stage.upstream.push("app", "2", &absent.image);
+    assert_eq!(stage.get("/v2/app/manifests/2").await.status, 200);
+    for blob in image.image.blobs.iter().chain(&index.blobs) {
+        stage.committed(&blob.digest).await;
+    }
+    let data = Some(stage.close().await);
+    // The upstream of this one has nothing at all.
+    let stage = bundles(Plan {
+        data,
+        ..Plan::default()
+    })
+    .open()
+    .await;
+    let library = stage.library.clone().unwrap();
+    soon(stage.proxy.offer_stored()).await;
+    assert_eq!(library.state(&image.image.root), State::Ready);
+    assert_eq!(library.state(&absent.image.root), State::Unknown);
+    let states = index.documents.iter().map(|it| library.state(&it.digest));
+    let ready = states.filter(|state| *state == State::Ready).count();
+    assert_eq!(ready, 2, "one for each platform");
+    let want = image.image.root.to_string();
+    let answer = stage.ask(post(BUNDLE, &json!({"want": want}))).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let (_, table, contents) = received(&answer.body, None);
+    assert!(is_whole(&table, &contents));
 }
 
 #[tokio::test]

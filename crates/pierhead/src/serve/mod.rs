@@ -148,6 +148,8 @@ async fn serve(
     }
     let of_traces = proxy.clone();
     behind.spawn(async move { of_traces.tell_hot().await });
+    let of_stored = proxy.clone();
+    behind.spawn(async move { of_stored.offer_stored().await });
     let (stop, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
     for listener in listeners {

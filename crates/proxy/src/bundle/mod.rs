@@ -9,6 +9,7 @@ mod blobs;
 mod hot;
 mod pulls;
 mod records;
+mod stored;
 mod wish;
 
 pub(crate) use answer::Asked;
@@ -17,6 +18,7 @@ pub(crate) use blobs::CacheBlobs;
 pub(crate) use hot::Touches;
 pub(crate) use pulls::Pulls;
 pub(crate) use records::{Range, Records};
+pub(crate) use stored::offer as offer_stored;
 pub(crate) use wish::Wish;
 
 /// The answer to `_oci/ext/discover`.

@@ -55,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) bundles: bool,
     /// Bytes of a fast tier; 0: there is none.
     pub(crate) fast: u64,
+    /// What a cache left behind.
+    pub(crate) data: Option<tempfile::TempDir>,
 }
 
 impl Default for Plan {
@@ -70,6 +72,7 @@ impl Default for Plan {
             stall_timeout: Duration::from_secs(20),
             bundles: false,
             fast: 0,
+            data: None,
         }
     }
 }
@@ -116,7 +119,7 @@ impl Plan {
         }
         remote.header_timeout = self.header_timeout;
         remote.stall_timeout = self.stall_timeout;
-        let data = tempfile::tempdir().unwrap();
+        let data = self.data.unwrap_or_else(|| tempfile::tempdir().unwrap());
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
         let fast = tempfile::tempdir().unwrap();
@@ -235,6 +238,13 @@ impl Stage {
     /// Returns when the blob is committed.
     pub(crate) async fn committed(&self, digest: &Digest) {
         eventually(async || self.cache.get(digest).await.unwrap().is_some()).await;
+    }
+
+    /// Ends all of it; gives what its cache leaves behind.
+    pub(crate) async fn close(mut self) -> tempfile::TempDir {
+        soon(self.stop()).await.unwrap().unwrap();
+        self.cache.close().await;
+        std::mem::replace(&mut self.data, tempfile::tempdir().unwrap())
     }
 
     /// Asks the listener to stop, and says how it ended.
