@@ -219,13 +219,35 @@ mod tests {
 
     #[test]
     fn many_are_joined_to_so_many() {
-        let ranges: Vec<_> = (0..5000_u64)
-            .map(|nth| 3 * nth * C..3 * nth * C + 1)
-            .collect();
+        // Apart by two chunks each: as long as they fit, none is joined to another.
+        let apart = |count: usize| -> Vec<_> {
+            let one = |nth: usize| 3 * nth as u64 * C..3 * nth as u64 * C + 1;
+            (0..count).map(one).collect()
+        };
+        for count in [1, MAX_SPANS - 1, MAX_SPANS] {
+            let spans = Spans::of(&apart(count)).unwrap();
+            assert_eq!(spans.runs(), count);
+            assert_eq!(spans.bytes(u64::MAX), count as u64 * C);
+        }
+        for count in [MAX_SPANS + 1, MAX_SPANS + 2, 2 * MAX_SPANS, 5000] {
+            let ranges = apart(count);
+            let spans = Spans::of(&ranges).unwrap();
+            assert!(spans.runs() <= MAX_SPANS, "{count}: {}", spans.runs());
+            let is_hot =
+                |range: &Range<u64>| matches!(spans.place(range.start, u64::MAX), Place::Hot(..));
+            assert!(ranges.iter().all(is_hot), "{count}");
+            // What was made can be read again.
+            let of = digest(b"many");
+            let decoded = Spans::decode(&of, &spans.encode(&of, u64::MAX));
+            assert_eq!(decoded, Some((spans, u64::MAX)));
+        }
+        // One too many, and only two of them lie closer than the others: those are joined, with the chunk in between.
+        let mut ranges = apart(MAX_SPANS);
+        let close = (3 * MAX_SPANS as u64 - 1) * C;
+        ranges.push(close..close + 1);
         let spans = Spans::of(&ranges).unwrap();
-        assert!(spans.runs() <= MAX_SPANS);
-        let hot = |range: &Range<u64>| matches!(spans.place(range.start, u64::MAX), Place::Hot(..));
-        assert!(ranges.iter().all(hot));
+        assert_eq!(spans.runs(), MAX_SPANS);
+        assert_eq!(spans.bytes(u64::MAX), (MAX_SPANS as u64 + 2) * C);
     }
 
     #[test]
