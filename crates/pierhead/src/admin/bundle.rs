@@ -166,3 +166,71 @@ impl Collector for Figures {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Condvar, Mutex};
+    use std::time::{Duration, Instant};
+
+    use pierhead_bundle::library::{Config, Image};
+    use pierhead_bundle::{Blob, Blobs};
+    use pierhead_oci::{Algorithm, Digest};
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    /// Has nothing, and says so when it is let.
+    #[derive(Default)]
+    struct Held(Mutex<bool>, Condvar);
+
+    impl Blobs for Held {
+        fn open(&self, _: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+            let held = self.1.wait_while(self.0.lock().unwrap(), |held| *held);
+            drop(held.unwrap());
+            Ok(None)
+        }
+    }
+
+    fn jobs(library: &Library) -> u64 {
+        let mut registry = Registry::default();
+        let bundle = registry.sub_registry_with_prefix("pierhead_bundle");
+        bundle.register_collector(Box::new(Figures(library.clone())));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let value = |line: &str| line.strip_prefix("pierhead_bundle_jobs ")?.parse().ok();
+        text.lines().find_map(value).expect("it is told")
+    }
+
+    fn until_idle(library: &Library) {
+        let started = Instant::now();
+        while jobs(library) > 0 {
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "it takes too long"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn jobs_are_told_while_they_wait_or_are_done_and_none_when_it_is_idle() {
+        let folder = tempfile::tempdir().unwrap();
+        let blobs = Arc::<Held>::default();
+        let config = Config::new(folder.path(), 64 << 20, 16 << 20);
+        let library = Library::open(config, blobs.clone()).unwrap();
+        *blobs.0.lock().unwrap() = true;
+        for nth in 0..3_u8 {
+            library.offer(Image {
+                manifest: Digest::of(Algorithm::Sha256, &[nth]),
+                repository: "registry/app".into(),
+            });
+        }
+        // None of them is done, taken or not; the tidying after the start may be one more.
+        assert!(jobs(&library) >= 3);
+        *blobs.0.lock().unwrap() = false;
+        blobs.1.notify_all();
+        until_idle(&library);
+        library.close();
+    }
+}
