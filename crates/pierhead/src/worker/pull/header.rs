@@ -12,8 +12,9 @@ use super::super::http::{Body, Server};
 
 /// Read from a socket at a time.
 const PIECE: usize = 64 << 10;
-/// A piece that takes longer than this after the first one was lost on its way: all of the header is asked for.
+/// What a piece may take after the first one, at least, and in round trips: room for what was lost on the way to come again.
 const LATE: Duration = Duration::from_secs(1);
+const LATE_TRIPS: u32 = 4;
 
 /// The beginning of a bundle.
 pub(in super::super) struct Began {
@@ -30,8 +31,8 @@ pub(in super::super) struct Began {
 }
 
 impl Began {
-    /// Reads up to the end of the header, or of the piece of it that is this share's, and waits for the others. `None`: they do not
-    /// come, or do not go together.
+    /// Reads up to the end of the header, or of the piece of it that is this share's, and waits for the others with this
+    /// `patience`. `None`: they do not come, or do not go together.
     ///
     /// # Errors
     /// It was cut; it is not of the format.
@@ -40,6 +41,7 @@ impl Began {
         etag: String,
         mut from: Body,
         share: Option<(Share, &Pieces)>,
+        patience: Duration,
     ) -> Result<Option<Self>, Error> {
         let doing = || format!("the bundle of {} was cut", server.url());
         let mut bytes = [0; PRELUDE];
@@ -49,7 +51,7 @@ impl Began {
             return read_header(server, etag, from, &bytes).map(Some);
         };
         let own = piece(&mut from, &prelude, share).map_err(Error::cut(doing()))?;
-        let Some(body) = pieces.all(&etag, &prelude, own) else {
+        let Some(body) = pieces.all(&etag, &prelude, own, patience) else {
             return Ok(None);
         };
         let whole = Prelude {
@@ -119,6 +121,11 @@ pub(in super::super) fn read_header(
     }
 }
 
+/// What is waited for a piece once the first one is here, over connections of that round trip: then all of the header is asked for.
+pub(super) fn patience(rtt: Duration) -> Duration {
+    LATE.max(rtt.saturating_mul(LATE_TRIPS))
+}
+
 /// The piece of the header that is in front of a share.
 pub(super) fn piece(from: &mut Body, prelude: &Prelude, share: Share) -> std::io::Result<Vec<u8>> {
     let range = share.of(u64::from(prelude.body));
@@ -178,8 +185,14 @@ impl Pieces {
     }
 
     /// The body of the header, once all pieces are here; `None` when one is not of the same bundle, or does not come.
-    fn all(&self, etag: &str, prelude: &Prelude, own: Vec<u8>) -> Option<Vec<u8>> {
-        let late = Instant::now() + LATE;
+    fn all(
+        &self,
+        etag: &str,
+        prelude: &Prelude,
+        own: Vec<u8>,
+        patience: Duration,
+    ) -> Option<Vec<u8>> {
+        let late = Instant::now() + patience;
         let mut came = self.lock();
         while came.contains(&Came::NotYet) && !came.contains(&Came::Nothing) {
             let left = late.saturating_duration_since(Instant::now());
@@ -252,20 +265,16 @@ mod tests {
         }
     }
 
-    /// What comes of `ab` from the first of three, when the others put what is told, each in a thread of its own.
+    /// What comes of `ab` from the first of three, when the others have put what is told.
     fn all(second: Option<(&str, u8)>, third: Option<(&str, u8)>) -> Option<Vec<u8>> {
         let pieces = Pieces::new(3);
-        std::thread::scope(|scope| {
-            for (nth, piece, bytes) in [(2, third, "efg"), (1, second, "cd")] {
-                let place = pieces.place(nth);
-                scope.spawn(move || {
-                    if let Some((etag, digest)) = piece {
-                        place.put(etag, &prelude(digest), bytes.into());
-                    }
-                });
+        for (nth, piece, bytes) in [(2, third, "efg"), (1, second, "cd")] {
+            let place = pieces.place(nth);
+            if let Some((etag, digest)) = piece {
+                place.put(etag, &prelude(digest), bytes.into());
             }
-            pieces.all(ETAG, &prelude(1), b"ab".to_vec())
-        })
+        }
+        pieces.all(ETAG, &prelude(1), b"ab".to_vec(), Duration::ZERO)
     }
 
     #[test]
@@ -287,6 +296,26 @@ mod tests {
     fn what_nobody_puts_is_not_waited_for_for_ever() {
         let pieces = Pieces::new(2);
         let _place = pieces.place(1);
-        assert_eq!(pieces.all(ETAG, &prelude(1), Vec::new()), None);
+        let all = pieces.all(ETAG, &prelude(1), Vec::new(), Duration::ZERO);
+        assert_eq!(all, None);
+    }
+
+    #[test]
+    fn what_comes_later_is_waited_for() {
+        let pieces = Pieces::new(2);
+        let place = pieces.place(1);
+        let whole = std::thread::scope(|scope| {
+            scope.spawn(|| place.put(ETAG, &prelude(1), b"cd".to_vec()));
+            let long = Duration::from_secs(3600);
+            pieces.all(ETAG, &prelude(1), b"ab".to_vec(), long)
+        });
+        assert_eq!(whole.as_deref(), Some(&b"abcd"[..]));
+    }
+
+    #[test]
+    fn a_way_that_is_long_is_given_more_time() {
+        let [near, far] = [3, 700].map(|millis| patience(Duration::from_millis(millis)));
+        assert_eq!(near, Duration::from_secs(1));
+        assert_eq!(far, Duration::from_millis(2800));
     }
 }

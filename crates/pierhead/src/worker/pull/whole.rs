@@ -18,7 +18,7 @@ use super::Pull;
 use super::ask::{self, Answered, Waiting};
 use super::early;
 use super::fetch::{Fetch, Fetched, Reading};
-use super::header::Began;
+use super::header::{self, Began};
 use super::lanes::{self, Lanes};
 use super::view::{Counts, Report};
 use super::work::Work;
@@ -120,6 +120,8 @@ impl Pull<'_> {
             pieces: lanes.pieces().is_some(),
             ..ask.clone()
         };
+        // Known since it was connected; a connection that is lost meanwhile is told of by asking.
+        let patience = header::patience(session.connect().unwrap_or_default());
         loop {
             let (etag, body) = match self.asked(session, &mut first)? {
                 Answered::Bundle { etag, body } => (etag, body),
@@ -127,7 +129,7 @@ impl Pull<'_> {
             };
             let asked = first.share.filter(|_| first.pieces);
             let share = asked.zip(lanes.pieces());
-            if let Some(began) = Began::read(&self.server, etag, body, share)? {
+            if let Some(began) = Began::read(&self.server, etag, body, share, patience)? {
                 return Ok(Ok(began));
             }
             // A piece of it did not come: all of it, then.
