@@ -216,6 +216,10 @@ impl Files for Store {
         }
     }
 
+    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+        self.0.contents.is_still(content, file)
+    }
+
     fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
         self.0.contents.lent(content, file, modified)
     }

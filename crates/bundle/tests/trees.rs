@@ -150,6 +150,12 @@ impl Files for Store {
         std::fs::File::open(self.0.path().join(content.hex())).map(Some)
     }
 
+    fn is_still(&self, content: &Content, file: &std::fs::File) -> io::Result<bool> {
+        use std::os::unix::fs::MetadataExt as _;
+        let named = std::fs::metadata(self.0.path().join(content.hex()))?;
+        Ok(named.ino() == file.metadata()?.ino())
+    }
+
     fn lent(&self, _: &Content, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
@@ -293,6 +299,87 @@ fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
     use std::os::unix::fs::MetadataExt as _;
     let inode = |name: &str| folder.path().join(name).metadata().expect("there").ino();
     assert_ne!(inode("old"), inode("new"));
+}
+
+#[test]
+fn what_others_could_write_to_is_copied_and_not_linked() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut source = MemorySource::default();
+    let store = Store(tempfile::tempdir().expect("a folder"));
+    let cases: [(&str, u32, u32); 5] = [
+        ("own", 0o755, 0),
+        ("of-the-group", 0o664, 0),
+        ("of-all", 0o646, 0),
+        ("sticky", 0o1777, 0),
+        ("foreign", 0o644, 1000),
+    ];
+    let entries = cases.map(|(name, mode, uid)| {
+        std::fs::write(
+            store.0.path().join(Content::of(name.as_bytes()).hex()),
+            name,
+        )
+        .expect("written");
+        let entry = file(name, &mut source, name.as_bytes());
+        Entry {
+            mode,
+            uid: entry.uid + uid,
+            ..entry
+        }
+    });
+    let folder = tempfile::tempdir().expect("a folder");
+    let linked = with(Reuse::HardLink, 1);
+    export(&of(&entries), &source, Some(&store), folder.path(), &linked).expect("exported");
+    for (name, ..) in cases {
+        let kept = store.0.path().join(Content::of(name.as_bytes()).hex());
+        let names = kept.metadata().expect("kept").nlink();
+        assert_eq!(names == 2, name == "own", "{name}");
+        let read = std::fs::read(folder.path().join(name)).expect("there");
+        assert_eq!(read, name.as_bytes());
+    }
+}
+
+/// A store that gets another file of a content when one was taken, and another tree the one that was.
+struct Renewed<'a>(&'a Store, &'a Path);
+
+impl Files for Renewed<'_> {
+    fn file(&self, content: &Content) -> io::Result<Option<std::fs::File>> {
+        let file = self.0.file(content)?;
+        let named = self.0.0.path().join(content.hex());
+        let bytes = std::fs::read(&named)?;
+        if !self.1.exists() {
+            std::fs::rename(&named, self.1)?;
+            std::fs::write(named, bytes)?;
+        }
+        Ok(file)
+    }
+
+    fn is_still(&self, content: &Content, file: &std::fs::File) -> io::Result<bool> {
+        self.0.is_still(content, file)
+    }
+
+    fn lent(&self, _: &Content, _: &std::fs::File, _: Time) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut source = MemorySource::default();
+    let store = Store(tempfile::tempdir().expect("a folder"));
+    let path = store.0.path().join(Content::of(b"same").hex());
+    std::fs::write(path, b"same").expect("written");
+    let table = of(&[file("f", &mut source, b"same")]);
+    let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let of_a_tree = trees[0].path().join("f");
+    let renewed = Renewed(&store, &of_a_tree);
+    let linked = with(Reuse::HardLink, 1);
+    export(&table, &source, Some(&renewed), trees[1].path(), &linked).expect("exported");
+    let [kept, new] =
+        [&of_a_tree, &trees[1].path().join("f")].map(|path| path.metadata().expect("there"));
+    assert_ne!(kept.ino(), new.ino());
+    assert_ne!(kept.mtime(), 7);
+    assert_eq!(new.mtime(), 7);
 }
 
 /// A table of one layer.

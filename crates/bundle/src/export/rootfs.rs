@@ -28,6 +28,7 @@ pub use counts::Summary;
 use counts::{Counts, add};
 use data::Writer;
 use folder::Folders;
+use link::Changed;
 use walk::{Failure, Walk};
 
 /// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
@@ -46,6 +47,12 @@ pub trait Files: Sync {
     /// Those of the medium.
     fn file(&self, content: &Content) -> io::Result<Option<File>>;
 
+    /// Whether that file, which was given as this content's, is the one that it would be made of now.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool>;
+
     /// This file of it is a tree's from now on too, with the attributes of its entry, which was modified at that time.
     ///
     /// # Errors
@@ -61,7 +68,8 @@ pub enum Reuse {
     Clone,
     /// The same inode: the first place of a content gets it, with the entry's own attributes while no other tree has it, and
     /// else where it has them all already. Every other place is as [`Reuse::Clone`], so that the names that are one file are
-    /// the image's. Who writes to such a file writes to the store, and to other trees: for trees that are only read.
+    /// the image's, and so is what is another user's than the exporter's, or may be written to by others. Who writes
+    /// to such a file writes to the store, and to other trees: for trees that are only read.
     HardLink,
 }
 
@@ -89,8 +97,8 @@ impl Default for Options {
 /// A file that has its name, and waits for its content and attributes.
 struct Job<'t> {
     file: File,
-    /// It is a store's, which has its content.
-    lent: bool,
+    /// It is a store's, which has its content; when it was last changed.
+    lent: Option<Changed>,
     path: Vec<u8>,
     content: Content,
     size: u64,
@@ -228,15 +236,20 @@ fn write<'t>(
 
 impl Job<'_> {
     fn write(&self, writer: &mut Writer<'_>, counts: &Counts) -> io::Result<()> {
-        let shared = self.lent || writer.write(&self.file, &self.content, self.size)?;
+        let shared = self.lent.is_some() || writer.write(&self.file, &self.content, self.size)?;
         add(&counts.shared, u64::from(shared));
+        // Else somebody has written to it since it was read: setting the time would hide that.
+        let untouched = match self.lent {
+            Some(before) => link::changed(&self.file.metadata()?) == before,
+            None => false,
+        };
         attributes::apply(
             &At::Open(&self.file),
             self.attributes,
             self.modified,
             counts,
         )?;
-        if self.lent {
+        if untouched {
             writer.lent(&self.content, &self.file, self.modified)?;
         }
         add(&counts.bytes, self.size);

@@ -42,17 +42,14 @@ impl Contents {
                 Err(Errno::EXIST) => Ok(()),
                 other => other.map_err(failed),
             };
-            exists(rustix::fs::mkdir(path, Mode::from_raw_mode(0o755)))?;
+            // What is lent has the attributes of a tree's entry: there others reach it as far as the tree lets them, and not here.
+            exists(rustix::fs::mkdir(path, Mode::RWXU))?;
         }
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
         if make && rustix::fs::statat(&folder, "ff", AtFlags::empty()).is_err() {
             for part in 0..=0xff_u8 {
-                match rustix::fs::mkdirat(
-                    &folder,
-                    format!("{part:02x}"),
-                    Mode::from_raw_mode(0o755),
-                ) {
+                match rustix::fs::mkdirat(&folder, format!("{part:02x}"), Mode::RWXU) {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(error) => return Err(failed(error)),
                 }
@@ -208,6 +205,17 @@ impl Contents {
             io::ErrorKind::InvalidData,
             "a stored file was altered",
         ))
+    }
+
+    /// Whether its name is that file's.
+    pub(super) fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+        let named = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
+        let stat = rustix::fs::fstat(file)?;
+        match named {
+            Ok(named) => Ok((named.st_dev, named.st_ino) == (stat.st_dev, stat.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// A file of it has the attributes of a tree's entry from now on, which was modified at that time.

@@ -1,7 +1,7 @@
 //! Stamps of files that were lent to a tree: these have the tree's attributes, and so no seal.
 //!
-//! A stamp is made of the content and of what the system says of its inode, the time of change among it, which nobody can
-//! set. What has neither seal nor stamp is read and hashed before it is believed: a stamp saves that, and no more, so that
+//! A stamp is made of the content and of what the system says of its inode, the time of change among it, which no call
+//! sets; it may be as coarse as the kernel's tick, and a write within that of the last change does not show. What has neither seal nor stamp is read and hashed before it is believed: a stamp saves that, and no more, so that
 //! they need neither a sync nor a checksum. A damaged one is none.
 
 use std::collections::HashSet;

@@ -613,6 +613,10 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
 
 /// Exports with hard links, into a folder that is given back.
 fn lend(store: &Store, made: &Made) -> TempDir {
+    lend_of(store, store, made)
+}
+
+fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
     use crate::export::rootfs::{self, Contents, Options, Reuse};
     let folder = TempDir::new().unwrap();
     let options = Options {
@@ -621,7 +625,7 @@ fn lend(store: &Store, made: &Made) -> TempDir {
     };
     let contents = Contents {
         source: store,
-        files: Some(store),
+        files: Some(files),
     };
     let told = |_| {};
     let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
@@ -669,6 +673,83 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     pull(&store, &f.old, None, false);
     assert_holds(&store, &f.old, false);
     assert_ne!(times(&inside).1, times(&f.file(&large)).1);
+}
+
+/// A store, one of whose contents is altered once it has its name in a tree.
+struct Altered<'a> {
+    store: &'a Store,
+    content: Content,
+    path: &'a Path,
+    linked: std::sync::Mutex<Option<bool>>,
+}
+
+impl Files for Altered<'_> {
+    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+        use std::os::unix::fs::MetadataExt as _;
+        let mut linked = self.linked.lock().unwrap();
+        if *content == self.content {
+            *linked = linked.or(Some(true));
+        } else if *linked == Some(true) {
+            // The one before waits with this one, small as they are, for a thread.
+            *linked = Some(false);
+            let changed = || {
+                let meta = self.path.metadata().unwrap();
+                assert_eq!(meta.nlink(), 2);
+                (meta.ctime(), meta.ctime_nsec())
+            };
+            let before = changed();
+            rot(self.path);
+            // The clock of a file system is a coarse one.
+            while changed() == before {
+                fs::set_permissions(self.path, self.path.metadata().unwrap().permissions())
+                    .unwrap();
+            }
+        }
+        self.store.file(content)
+    }
+
+    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+        self.store.is_still(content, file)
+    }
+
+    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        self.store.lent(content, file, modified)
+    }
+}
+
+#[test]
+fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let same = f.of(&f.old, "a/same");
+    let path = f.file(&same);
+    let files = Altered {
+        store: &store,
+        content: same,
+        path: &path,
+        linked: std::sync::Mutex::default(),
+    };
+    let _tree = lend_of(&store, &files, &f.old);
+    assert_eq!(*files.linked.lock().unwrap(), Some(false), "it was altered");
+    drop(store);
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(!contents().is_known(&same));
+    assert!(!contents().has(&same, None));
+}
+
+#[test]
+fn nobody_else_looks_into_a_store_that_is_made() {
+    use std::os::unix::fs::MetadataExt as _;
+    let f = Fixture::new();
+    let _store = f.store();
+    for folder in ["contents", "contents/00", "contents/ff"] {
+        let meta = f.folder.path().join(folder).metadata().unwrap();
+        assert_eq!(meta.mode() & 0o077, 0, "{folder}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{Content, Error};
 use super::attributes::{self, At};
 use super::counts::{Counts, add};
 use super::folder::{Folders, clear};
-use super::link::{self, Link};
+use super::link::{self, Changed, Link};
 use super::too_large;
 use super::{Contents, Job, Options, Reuse};
 
@@ -25,8 +25,8 @@ pub(super) enum Failure {
 
 /// What a store gave to a name.
 enum Given {
-    /// Its file, which waits for the entry's attributes.
-    Lent(File),
+    /// Its file, which waits for the entry's attributes. Changed last by being given.
+    Lent(File, Changed),
     /// Its file, all done.
     Shared,
     /// Nothing: a file is to be made.
@@ -153,10 +153,10 @@ impl<'a> Walk<'a> {
         }
         let (file, lent) = match self.give(name, row, number, &content, size)? {
             Given::Shared => return Ok(true),
-            Given::Lent(file) => (file, true),
+            Given::Lent(file, changed) => (file, Some(changed)),
             Given::No => {
                 let file = create(self.folders.here()?, name, row.attributes.mode)?;
-                (file.into(), false)
+                (file.into(), None)
             }
         };
         Ok(send(Job {
@@ -189,19 +189,22 @@ impl<'a> Walk<'a> {
         let Some(file) = files.file(content)? else {
             return Ok(Given::No);
         };
-        if file.metadata()?.len() != size {
+        let meta = file.metadata()?;
+        if meta.len() != size {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // What lies in a folder that is written over may be of the same inode.
         let shared = !self.options.over;
         let parent = self.folders.here()?;
-        let given = link::link(&file, parent, name, row.attributes, row.modified, shared)?;
+        let held = || files.is_still(content, &file);
+        let seen = link::changed(&meta);
+        let given = link::link(&file, parent, name, row, seen, shared, held)?;
         if given != Link::None {
             self.taken.insert(number);
         }
         Ok(match given {
             Link::None => Given::No,
-            Link::Lent => Given::Lent(file),
+            Link::Lent(changed) => Given::Lent(file, changed),
             Link::Shared => {
                 files.lent(content, &file, row.modified)?;
                 add(&self.counts.shared, 1);
