@@ -174,7 +174,8 @@ impl Object {
             index += 1;
         }
         self.checked.store(index, Ordering::Relaxed);
-        // As it was before it was read: a change since then is found out later.
+        // As it was before it was read: a change since then is found out later. What failed meanwhile was read elsewhere.
+        let identity = identity.filter(|before| open.identity(first) == Some(*before));
         if let Some(identity) = identity {
             let (store, now) = (&open.store, Instant::now());
             // The rest may lie elsewhere.

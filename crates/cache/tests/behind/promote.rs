@@ -60,3 +60,23 @@ fn what_is_gone_or_there_already_is_not_copied() {
     assert!(!tier.holds(&digest) && content(&tier, &digest).is_none());
     assert_eq!(tier.stat().used, 0);
 }
+
+#[test]
+fn what_somebody_replaces_waits_and_others_go_before_it() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let ((digest, bytes), (other, others)) = (blob(1, 100_000), blob(2, 100_000));
+    commit(&tier, &digest, &bytes);
+    commit(&tier, &other, &others);
+    let replacing = tier.stage(&digest).unwrap();
+    tier.promote(digest, 100_000, 2.0);
+    tier.promote(other, 100_000, 1.0);
+    while !tier.holds(&other) {
+        std::thread::yield_now();
+    }
+    assert!(!tier.holds(&digest));
+    drop(replacing);
+    flush(&tier);
+    assert!(tier.holds(&digest), "nobody asked in vain");
+    assert_eq!(content(&tier, &digest).unwrap(), bytes);
+}

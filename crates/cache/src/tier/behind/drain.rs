@@ -59,8 +59,7 @@ impl Shared {
                     if pause == PAUSE.0 {
                         tracing::warn!(%digest, %error, "the disk does not take what lies on the fast tier; tried again");
                     }
-                    self.wait_until(Instant::now() + pause, |ledger| !ledger.stopped);
-                    pause = PAUSE.1.min(pause * 2);
+                    pause = self.pause_after(pause);
                 }
                 (None, Work::Drain(..)) => pause = PAUSE.0,
                 // It is made when it is asked for the next time.
@@ -73,6 +72,17 @@ impl Shared {
                 (_, Work::KeepHot(_) | Work::Promote(..) | Work::MakeRoom) => {}
             }
         }
+    }
+
+    /// Waits after a disk that failed, and says how long the next time. Whoever waits for all to be drained hurries it: room may have come.
+    fn pause_after(&self, pause: Duration) -> Duration {
+        let calm = |ledger: &Ledger| !ledger.stopped && ledger.hurries == 0;
+        self.wait_until(Instant::now() + pause, calm);
+        if calm(&lock(&self.ledger)) {
+            return PAUSE.1.min(pause * 2);
+        }
+        self.wait_until(Instant::now() + PAUSE.0, |ledger| !ledger.stopped);
+        PAUSE.0
     }
 
     fn drain_next(&self, digest: &Digest, number: u64) -> io::Result<()> {
@@ -102,7 +112,7 @@ impl Shared {
                 && !ledger.is_over
                 && ledger.next().is_none()
                 && ledger.next_hot().is_none()
-                && ledger.wanted.is_empty()
+                && ledger.next_wanted().is_none()
         });
         let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
         if ledger.stopped {
@@ -117,7 +127,8 @@ impl Shared {
             None => match ledger.next_hot() {
                 Some(digest) => Work::KeepHot(digest),
                 None => {
-                    let (digest, priority) = ledger.wanted.pop_front()?;
+                    let (digest, priority) = ledger.next_wanted()?;
+                    ledger.wanted.retain(|(it, _)| *it != digest);
                     Work::Promote(digest, priority)
                 }
             },

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pierhead_oci::{Digest, MediaType};
 
@@ -61,7 +62,7 @@ impl Known {
     }
 
     /// Not before it is said anew.
-    fn forget(&mut self, digest: &Digest) {
+    pub(super) fn forget(&mut self, digest: &Digest) {
         self.spans.remove(digest);
         self.order.retain(|it| it != digest);
         self.take(digest);
@@ -224,7 +225,7 @@ impl Shared {
             return copied;
         }
         let _turn = self.turns.take(key);
-        staged.commit(Trailer::new(content, media_type, sums))?;
+        self.commit_copy(&key, staged, Trailer::new(content, media_type, sums))?;
         count(&self.counters.staged, content);
         let mut ledger = lock(&self.ledger);
         ledger.enter_hot(key, room, priority, spans.clone());
@@ -293,7 +294,12 @@ impl Shared {
         match self.open_fast(&key)? {
             Some(copy) if copy.trailer().size() == spans.header_len() + spans.bytes(size) => {
                 count(&self.counters.hot_hits, 1);
-                Ok(Arc::new(HotBlob { slow, copy, spans }))
+                Ok(Arc::new(HotBlob {
+                    slow,
+                    copy,
+                    spans,
+                    failed: AtomicBool::new(false),
+                }))
             }
             _ => {
                 count(&self.counters.disk_hits, 1);
@@ -308,9 +314,19 @@ struct HotBlob {
     slow: Arc<dyn Blob>,
     copy: Arc<dyn Blob>,
     spans: Arc<Spans>,
+    /// The copy could not be read: from then on all is the disk's, or what was checked would not be what is sent.
+    failed: AtomicBool,
 }
 
 impl HotBlob {
+    fn place(&self, offset: u64) -> Place {
+        let size = self.slow.trailer().size();
+        match self.failed.load(Ordering::Relaxed) {
+            true => Place::Cold(size.saturating_sub(offset)),
+            false => self.spans.place(offset, size),
+        }
+    }
+
     /// Calls `read` with each part of `offset..offset + len` in turn, as long as it gives all that is asked of it: which blob, where in it, which
     /// part of the buffer. Returns what was read.
     fn parts(
@@ -319,10 +335,10 @@ impl HotBlob {
         len: usize,
         mut read: impl FnMut(Part<'_>, Range<usize>) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let (size, mut done) = (self.slow.trailer().size(), 0);
+        let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let (from, left) = match self.spans.place(at, size) {
+            let (from, left) = match self.place(at) {
                 Place::Hot(inside, left) => {
                     let inside = self.spans.header_len() + inside;
                     (
@@ -360,12 +376,14 @@ impl ReadAt for HotBlob {
         let all = buf.len();
         let read = |from: Part<'_>, part: Range<usize>| {
             let (len, buf) = (part.len(), &mut buf[part]);
-            let copied = from.copy.map(|(copy, at)| copy.read_at(at, buf));
-            match copied {
-                Some(Ok(())) => Ok(len),
-                // The disk has it, too.
-                _ => self.slow.read_at(from.at, buf).map(|()| len),
+            if let Some((copy, at)) = from.copy {
+                match copy.read_at(at, buf) {
+                    Ok(()) => return Ok(len),
+                    // The disk has it, too.
+                    Err(_) => self.failed.store(true, Ordering::Relaxed),
+                }
             }
+            self.slow.read_at(from.at, buf).map(|()| len)
         };
         self.parts(offset, all, read).map(|_| ())
     }
@@ -384,7 +402,7 @@ impl Blob for HotBlob {
     }
 
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
-        let (extent, left) = match self.spans.place(offset, self.trailer().size()) {
+        let (extent, left) = match self.place(offset) {
             Place::Hot(at, left) => (self.copy.extent(self.spans.header_len() + at)?, left),
             Place::Cold(left) => (self.slow.extent(offset)?, left),
         };

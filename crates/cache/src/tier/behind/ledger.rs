@@ -348,6 +348,12 @@ impl Ledger {
         self.known.next(|digest| self.is_held(digest))
     }
 
+    /// What is copied to the fast tier next, when nothing else is to be done.
+    pub(super) fn next_wanted(&self) -> Option<(Digest, f64)> {
+        let mut wanted = self.wanted.iter();
+        wanted.find(|(digest, _)| !self.is_held(digest)).copied()
+    }
+
     /// The oldest that the disk has still to take and may.
     pub(super) fn next(&self) -> Option<(Digest, u64)> {
         let mut queue = self.queue.iter();
@@ -358,6 +364,11 @@ impl Ledger {
     /// Whether the draining thread has something to do, or does it.
     pub(super) fn is_at_work(&self) -> bool {
         self.busy || self.is_over || !self.queue.is_empty()
+    }
+
+    /// Whether the disk has still something to take.
+    pub(super) fn owes(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     pub(super) fn owed(&self) -> Owed {

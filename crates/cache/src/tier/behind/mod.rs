@@ -238,7 +238,7 @@ impl WriteBehind {
     /// [`flush`](Self::flush) when the fast tier forgets what it has; nothing to do for one that does not.
     pub fn save(&self, give_up: impl FnMut() -> bool) -> Owed {
         match self.shared.options.volatile {
-            true => self.wait_while(Ledger::is_at_work, give_up),
+            true => self.wait_while(Ledger::owes, give_up),
             false => Owed::default(),
         }
     }

@@ -37,6 +37,8 @@ impl Shared {
                 let _hold = self.hold(digest);
                 let _turn = self.turns.take(*digest);
                 count(&self.counters.damaged, 1);
+                // A copy of hot chunks is not made again at once: the medium may be worn there.
+                lock(&self.ledger).known.forget(&super::hot::key(digest));
                 self.drop_fast(digest);
                 Ok(None)
             }

@@ -11,7 +11,7 @@ use super::fill::PIECE;
 use super::room::Room;
 use super::{Shared, count};
 use crate::lock;
-use crate::tier::{Blob, CHUNK};
+use crate::tier::{Blob, CHUNK, Staged, Trailer};
 
 /// Blobs that wait to be copied.
 const MOST: usize = 256;
@@ -71,10 +71,25 @@ impl Shared {
         }
         let _turn = self.turns.take(*digest);
         let size = trailer.size();
-        staged.commit(trailer)?;
+        self.commit_copy(digest, staged, trailer)?;
         count(&self.counters.promoted, size);
         lock(&self.ledger).enter(*digest, room, priority, true);
         Ok(())
+    }
+
+    /// Commits a copy whose turn is held. One that failed may be there all the same, and nobody would count it.
+    pub(super) fn commit_copy(
+        &self,
+        digest: &Digest,
+        staged: Box<dyn Staged>,
+        trailer: Trailer,
+    ) -> io::Result<()> {
+        let committed = staged.commit(trailer);
+        if committed.is_err() {
+            let _ = self.fast.discard(digest);
+            let _ = self.fast.remove(digest);
+        }
+        committed.map(drop)
     }
 
     /// Hands a range of a blob to `put`, its checksums compared; `false` when somebody else needs its place. The range ends with a
