@@ -15,6 +15,11 @@ fn cache_on(folder: &std::path::Path, tier: Arc<dyn Tier>) -> Cache {
     Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap()
 }
 
+fn over_faulty(fast: &Faulty, disk: &Gate) -> Arc<WriteBehind> {
+    let (fast, disk) = (Arc::new(fast.clone()), Arc::new(disk.clone()));
+    Arc::new(WriteBehind::open(fast, disk, all_fast(ROOMY)).unwrap())
+}
+
 #[tokio::test]
 async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
     let folder = tempfile::tempdir().unwrap();
@@ -22,13 +27,7 @@ async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
         Faulty::new(Arc::new(MemoryTier::default())),
         Gate::default(),
     );
-    let tier = WriteBehind::open(
-        Arc::new(fast.clone()),
-        Arc::new(disk.clone()),
-        all_fast(ROOMY),
-    )
-    .unwrap();
-    let tier = Arc::new(tier);
+    let tier = over_faulty(&fast, &disk);
     let cache = cache_on(folder.path(), tier.clone());
     let (digest, bytes) = blob(1, 300_000);
     store(&cache, &digest, &bytes).await;
@@ -51,13 +50,7 @@ async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
 async fn damage_is_not_drained() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (Faulty::new(Arc::new(MemoryTier::default())), Gate::shut());
-    let tier = WriteBehind::open(
-        Arc::new(fast.clone()),
-        Arc::new(disk.clone()),
-        all_fast(ROOMY),
-    )
-    .unwrap();
-    let tier = Arc::new(tier);
+    let tier = over_faulty(&fast, &disk);
     let cache = cache_on(folder.path(), tier.clone());
     let (digest, bytes) = blob(1, 300_000);
     store(&cache, &digest, &bytes).await;

@@ -71,9 +71,7 @@ fn what_somebody_replaces_waits_and_others_go_before_it() {
     let replacing = tier.stage(&digest).unwrap();
     tier.promote(digest, 100_000, 2.0);
     tier.promote(other, 100_000, 1.0);
-    while !tier.holds(&other) {
-        std::thread::yield_now();
-    }
+    tier.flush(|| tier.holds(&other));
     assert!(!tier.holds(&digest));
     drop(replacing);
     flush(&tier);

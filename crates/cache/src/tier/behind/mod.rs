@@ -227,9 +227,15 @@ impl WriteBehind {
         let mut ledger = lock(&self.shared.ledger);
         ledger.hurries += 1;
         self.shared.told.notify_all();
-        while is_wanted(&ledger) && !ledger.stopped && !give_up() {
+        while is_wanted(&ledger) && !ledger.stopped {
             let waited = self.shared.told.wait_timeout(ledger, LOOK);
-            ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
+            // Without the lock: it may ask this tier.
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            let gives_up = give_up();
+            ledger = lock(&self.shared.ledger);
+            if gives_up {
+                break;
+            }
         }
         ledger.hurries -= 1;
         ledger.owed()
