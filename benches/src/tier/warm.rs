@@ -2,9 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use pierhead_cache::staging::Placement;
 use pierhead_cache::tier::{DiskTier, Hint, Options, PmemTier, Tier, Trailer, WriteBehind};
 use pierhead_oci::{Algorithm, Digest};
@@ -18,64 +18,106 @@ use crate::upstream::Upstream;
 const BLOB: u64 = 256 << 20;
 /// Of the region: the blob, its trailer, and what a log needs.
 const REGION: u64 = 640 << 20;
-/// Downloads of one measurement, and how often all take their turns: the least counts.
+/// Clients at once, and downloads of one measurement that they share.
+const CLIENTS: [usize; 2] = [1, 8];
 const GETS: usize = 8;
+/// How often all servers take their turns. The median counts: where client and server share a core, a round costs half, by chance.
+const TURNS: usize = 9;
+/// How often a region is written: the least counts.
 const ROUNDS: usize = 5;
 /// Blobs that are written one after the other into one region: more than it has room for.
 const LAPS: u8 = 5;
 /// Bytes that are written at once, as by a fill.
 const PIECE: usize = 256 << 10;
 
-/// Warm downloads from regions in two places and from nginx, in turns; prints the table.
+/// Warm downloads from regions and from files of nginx in both places, in turns; prints the table.
 pub(super) fn serve(pierhead: &Path, places: [(&str, &Path); 2]) -> Result<()> {
-    let work = tempfile::tempdir()?;
-    let image = Image::generate(&work.path().join("image"), BLOB)?;
-    let upstream = Upstream::start(image.clone(), 1_000_000_000)?;
-    let mut servers: Vec<(String, Running)> = Vec::new();
-    match Target::find(Kind::Nginx, pierhead)? {
-        Some(nginx) => {
-            let running = nginx.start(&upstream, &image, None)?;
-            servers.push((Kind::Nginx.to_string(), running));
-        }
-        None => eprintln!("nginx is not installed: left out"),
+    // Of each server what it needs to live on stays here.
+    let (mut folders, mut upstreams) = (Vec::new(), Vec::new());
+    let mut servers: Vec<(String, Running, Image)> = Vec::new();
+    let nginx = Target::find(Kind::Nginx, pierhead)?;
+    if nginx.is_none() {
+        eprintln!("nginx is not installed: left out");
     }
-    let mut regions = Vec::new();
-    if let Some(pierhead) = Target::find(Kind::Pierhead, pierhead)? {
-        for (name, place) in places {
-            let region = tempfile::tempdir_in(place)?;
+    let pierhead = Target::find(Kind::Pierhead, pierhead)?;
+    for (name, place) in places {
+        let folder = tempfile::tempdir_in(place)?;
+        let image = Image::generate(&folder.path().join("image"), BLOB)?;
+        let upstream = Upstream::start(image.clone(), 1_000_000_000)?;
+        if let Some(nginx) = &nginx {
+            let running = nginx.start(&upstream, &image, None)?;
+            servers.push((
+                format!("nginx with sendfile, file {name}"),
+                running,
+                image.clone(),
+            ));
+        }
+        if let Some(pierhead) = &pierhead {
             let settings = format!(
                 "[tier]\nkind = \"file\"\npath = \"{}\"\nsize = \"{REGION}\"\nrules = \"value=1\"\n",
-                region.path().join("tier").display()
+                folder.path().join("tier").display()
             );
             let running = pierhead.start_with(&upstream, &image, None, &settings)?;
-            servers.push((format!("pierhead, tier {name}"), running));
-            regions.push(region);
+            servers.push((format!("pierhead, tier {name}"), running, image));
         }
+        folders.push(folder);
+        upstreams.push(upstream);
     }
-    for (_, running) in &servers {
+    for (_, running, image) in &servers {
         client::get(&running.dial, &image.manifest_path())?;
         client::get(&running.dial, &image.blob_path())?;
+        come_to_rest(running)?;
     }
-    let mut least = vec![f64::INFINITY; servers.len()];
-    for _ in 0..ROUNDS {
-        for ((_, running), least) in servers.iter().zip(&mut least) {
-            let before = running.process.cpu_seconds()?;
-            let got = client::at_once(&running.dial, &image.blob_path(), 1, GETS)?;
-            let bytes: u64 = got.downloads.iter().map(|download| download.bytes).sum();
-            #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-            let cost = (running.process.cpu_seconds()? - before) / (bytes as f64 / 1e9);
-            *least = least.min(cost);
+    let mut costs = vec![[const { Vec::new() }; CLIENTS.len()]; servers.len()];
+    for _ in 0..TURNS {
+        for ((_, running, image), costs) in servers.iter().zip(&mut costs) {
+            for (clients, costs) in CLIENTS.into_iter().zip(costs) {
+                let before = running.process.cpu_seconds()?;
+                let got =
+                    client::at_once(&running.dial, &image.blob_path(), clients, GETS / clients)?;
+                let bytes: u64 = got.downloads.iter().map(|download| download.bytes).sum();
+                #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+                costs.push((running.process.cpu_seconds()? - before) / (bytes as f64 / 1e9));
+            }
         }
     }
     println!(
-        "\n| a warm blob of {} MiB | CPU-s/GB | × the first |",
-        BLOB >> 20
+        "\n| a warm blob of {} MiB | CPU-s/GB, {} / {} clients | × the first |",
+        BLOB >> 20,
+        CLIENTS[0],
+        CLIENTS[1]
     );
     println!("|{}", "---|".repeat(3));
-    for ((name, _), cost) in servers.iter().zip(&least) {
-        println!("| {name} | {cost:.3} | {:.2} |", cost / least[0]);
+    let medians: Vec<_> = costs.into_iter().map(|costs| costs.map(median)).collect();
+    for ((name, _, _), cost) in servers.iter().zip(&medians) {
+        println!(
+            "| {name} | {:.3} / {:.3} | {:.2} / {:.2} |",
+            cost[0],
+            cost[1],
+            cost[0] / medians[0][0],
+            cost[1] / medians[0][1]
+        );
     }
     Ok(())
+}
+
+/// Waits until a server takes no CPU: what it was given has been drained.
+fn come_to_rest(running: &Running) -> Result<()> {
+    let mut before = running.process.cpu_seconds()?;
+    for _ in 0..120 {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = running.process.cpu_seconds()?;
+        if now - before < 0.02 {
+            return Ok(());
+        }
+        before = now;
+    }
+    bail!("a server that nobody asks for anything goes on working after a minute")
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Writes a blob into new regions, alone and as a fill of both tiers; prints the table. Nothing is hashed for either, nothing is drained

@@ -54,7 +54,11 @@ pub(crate) struct Placing {
 impl Placing {
     /// Puts `fast` in front of `disk`.
     pub(crate) fn new(fast: &FastTier, disk: Arc<dyn Tier>) -> std::io::Result<Self> {
-        let behind = WriteBehind::open(fast.tier.clone(), disk, fast.options)?;
+        let options = Options {
+            margin: fast.weights.margin(),
+            ..fast.options
+        };
+        let behind = WriteBehind::open(fast.tier.clone(), disk, options)?;
         Ok(Self {
             behind: Arc::new(behind),
             advisor: Mutex::new(Advisor::new(fast.weights)),

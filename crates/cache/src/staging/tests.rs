@@ -199,7 +199,7 @@ fn weights_decide_between_rules_that_disagree() {
     };
     assert_eq!(place(Weights::default(), cold), Placement::Disk);
     let crowded = Facts {
-        floor: 2.0,
+        floor: 100.0,
         arriving: None,
         temperature: None,
         ..facts
@@ -212,6 +212,58 @@ fn weights_decide_between_rules_that_disagree() {
         sharing_runs: 0.0,
     };
     assert_eq!(place(none, facts), Placement::Disk);
+}
+
+#[test]
+fn an_image_that_has_it_counts_as_a_request_to_come() {
+    let weights = Weights {
+        sharing_runs: 1.0,
+        ..Weights::default()
+    };
+    let of = |demand, sharing| {
+        let facts = Facts {
+            bytes: 10 << 20,
+            demand,
+            sharing,
+            arriving: None,
+            temperature: None,
+            floor: 0.0,
+        };
+        let priority = |weights: Weights| weights.priority(&Value::default(), &facts);
+        (priority(Weights::default()), priority(weights))
+    };
+    let (value, both) = of(1.0, 5);
+    assert_eq!(value, of(5.0, 1).0, "what nobody asked for yet");
+    assert!(value > of(1.0, 4).0 && value < of(2.0, 5).0);
+    assert!(both > value, "and the paper's rule adds to it");
+    assert_eq!(
+        of(3.0, 0).0,
+        of(3.0, 1).0,
+        "its own image is none that is to come"
+    );
+}
+
+#[test]
+fn the_margin_is_a_quarter_of_what_is_saved() {
+    let weights = Weights::default();
+    let of = |demand| {
+        let facts = Facts {
+            bytes: 1 << 20,
+            demand,
+            sharing: 1,
+            arriving: None,
+            temperature: None,
+            floor: 0.0,
+        };
+        weights.priority(&Value::default(), &facts)
+    };
+    let above = |demand| of(demand) > of(100.0) + weights.margin();
+    assert!(above(126.0) && !above(124.0));
+    let none = Weights {
+        value: f64::NAN,
+        ..weights
+    };
+    assert_eq!(none.margin(), 0.0);
 }
 
 proptest! {

@@ -79,22 +79,29 @@ impl Weights {
         }
     }
 
-    /// How long it is kept. Each rule counts from 0 to 1, so that seconds a byte can be added to counts: half of it is
-    /// at a second saved for a GB, and at one image run once.
+    /// How long it is kept. Amounts of different kinds are weighed by their orders of magnitude, so that seconds a byte can be
+    /// added to counts: at equal weights twice the one is as good as twice the other. Each image that has a blob stands for one request
+    /// that is still to come (a rule of succession): of what was asked for little that is all there is to know, later requests decide.
     pub fn priority(&self, value: &Value, facts: &Facts) -> f64 {
+        /// A second saved for a GB, and an image that was run once, are the least that is worth something.
         const SECONDS_A_BYTE: f64 = 1e-9;
-        let part = |weight_of: f64, amount: f64, half: f64| {
-            let share = if amount.is_finite() {
-                amount / (amount + half)
-            } else {
-                1.0
-            };
-            weight(weight_of) * share
-        };
-        let saved = value.per_byte(facts.bytes, facts.demand);
+        let expected = facts.demand + f64::from(facts.sharing.saturating_sub(1));
+        let saved = value.per_byte(facts.bytes, expected);
         let shared = SharingRuns.rank(facts.sharing, facts.demand);
-        part(self.value, saved, SECONDS_A_BYTE) + part(self.sharing_runs, shared, 1.0)
+        weight(self.value) * magnitude(saved / SECONDS_A_BYTE)
+            + weight(self.sharing_runs) * magnitude(shared)
     }
+
+    /// By how much the priority of a blob that lies on the disk has to exceed that of what would leave for it: a quarter of what both
+    /// would save. Less is within what a few requests more or less make of it, and each exchange takes time of the disk.
+    pub fn margin(&self) -> f64 {
+        (weight(self.value) + weight(self.sharing_runs)) * magnitude(0.25)
+    }
+}
+
+/// 0 for nothing; a factor of what is large is the same step everywhere.
+fn magnitude(of: f64) -> f64 {
+    of.clamp(0.0, f64::MAX).ln_1p()
 }
 
 /// What comes from a configuration is not trusted to be a sensible number.

@@ -43,6 +43,28 @@ fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
 }
 
 #[test]
+fn what_is_worth_a_little_more_does_not_take_the_place_of_what_is_there() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let margin = 0.5;
+    let options = Options {
+        margin,
+        ..Options::new(150_000)
+    };
+    let tier = over(&fast, &disk, options);
+    let [(first, old), (second, new)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &old);
+    commit(&tier, &second, &new);
+    let promoted = |digest, priority| {
+        tier.promote(digest, 100_000, priority);
+        flush(&tier);
+        tier.holds(&digest)
+    };
+    assert!(promoted(first, 0.25), "nothing leaves for it");
+    assert!(!promoted(second, 0.75) && tier.holds(&first));
+    assert!(promoted(second, 0.76) && !tier.holds(&first));
+}
+
+#[test]
 fn what_is_gone_or_there_already_is_not_copied() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, Options::new(250_000));

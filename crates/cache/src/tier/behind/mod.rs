@@ -46,6 +46,8 @@ pub struct Options {
     pub drain_rate: u64,
     /// Where a fill goes that has no [`Hint`].
     pub unhinted: Placement,
+    /// By how much the priority of what is copied from the disk has to exceed that of what leaves for it.
+    pub margin: f64,
     /// Blobs that the medium had lost when it was opened: counted with those that are found damaged later.
     pub damaged: u64,
 }
@@ -58,6 +60,7 @@ impl Options {
             volatile: false,
             drain_rate: 0,
             unhinted: Placement::Disk,
+            margin: 0.0,
             damaged: 0,
         }
     }

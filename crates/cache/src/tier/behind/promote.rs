@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use pierhead_oci::Digest;
 
 use super::fill::PIECE;
+use super::ledger::Ledger;
 use super::room::Room;
 use super::{Shared, count};
 use crate::lock;
@@ -25,7 +26,8 @@ impl Shared {
         let need = self.footprint(bytes, None);
         let mut ledger = lock(&self.ledger);
         let waits = ledger.wanted.iter().any(|(it, _)| *it == digest);
-        if waits || ledger.entries.contains_key(&digest) || ledger.floor(need) >= priority {
+        let is_here = ledger.entries.contains_key(&digest);
+        if waits || is_here || !self.is_worth(&ledger, need, priority) {
             return;
         }
         ledger.wanted.push_back((digest, priority));
@@ -34,6 +36,18 @@ impl Shared {
         }
         drop(ledger);
         self.told.notify_all();
+    }
+
+    /// Whether a copy of so many bytes is worth more than what would leave for it, by a margin.
+    fn is_worth(&self, ledger: &Ledger, need: u64, priority: f64) -> bool {
+        let floor = ledger.floor(need);
+        // While there is room nothing leaves.
+        let margin = if floor > 0.0 {
+            self.options.margin
+        } else {
+            0.0
+        };
+        priority > floor + margin
     }
 
     /// Copies a blob, if it is worth more than what leaves for it. It is being drained, as far as others are told.
@@ -49,7 +63,8 @@ impl Shared {
         let need = self.footprint(trailer.size(), trailer.media_type());
         let room = {
             let ledger = lock(&self.ledger);
-            if ledger.entries.contains_key(digest) || ledger.floor(need) >= priority {
+            let is_here = ledger.entries.contains_key(digest);
+            if is_here || !self.is_worth(&ledger, need, priority) {
                 return Ok(());
             }
             Room::new(&ledger.accounts)
