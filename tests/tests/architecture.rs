@@ -20,6 +20,7 @@ const TESTKIT: &str = "pierhead-testkit";
 const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-oci", &[]),
     ("pierhead-eviction", &[]),
+    ("pierhead-plot", &[]),
     ("pierhead-pmem", &[]),
     ("pierhead-remote", &["pierhead-oci"]),
     ("pierhead-bundle", &["pierhead-oci"]),
@@ -44,6 +45,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-remote",
             "pierhead-bundle",
             "pierhead-cache",
+            "pierhead-plot",
             "pierhead-pmem",
             "pierhead-proxy",
         ],
@@ -60,13 +62,16 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     // These see pierhead from outside, as a process: what they know of it is what it promises.
     ("pierhead-tests", &[]),
     // But a digest is a digest; and experiments with media that are not there run the cache itself upon their models.
+    // Clients that start containers are those of the tests.
     (
         "pierhead-benches",
         &[
             "pierhead-cache",
             "pierhead-eviction",
             "pierhead-oci",
+            "pierhead-plot",
             "pierhead-pmem",
+            "pierhead-tests",
         ],
     ),
     ("xtask", &[]),
