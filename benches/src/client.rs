@@ -67,7 +67,7 @@ const LARGE_BUFFER: usize = 1 << 20;
 /// Where to, and how.
 #[derive(Clone)]
 pub(crate) struct Dial {
-    pub(crate) port: u16,
+    pub(crate) to: SocketAddr,
     pub(crate) tls: Option<Arc<ClientConfig>>,
 }
 
@@ -167,14 +167,22 @@ fn one_client(dial: &Dial, path: &str, kept: bool, end: Instant) -> Requests {
 }
 
 impl Dial {
-    /// A connection from the next of the machines.
+    /// To this machine.
+    pub(crate) fn loopback(port: u16, tls: Option<Arc<ClientConfig>>) -> Self {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Self { to, tls }
+    }
+
+    /// A connection; to this machine from the next of those that it stands for.
     pub(crate) fn open(&self) -> Result<Connection> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let machine = NEXT.fetch_add(1, Ordering::Relaxed) % MACHINES;
-        let from = Ipv4Addr::new(127, 0, 1, 1 + u8::try_from(machine)?);
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        socket.bind(&SocketAddr::from((from, 0)).into())?;
-        socket.connect(&SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).into())?;
+        if self.to.ip().is_loopback() {
+            let machine = NEXT.fetch_add(1, Ordering::Relaxed) % MACHINES;
+            let from = Ipv4Addr::new(127, 0, 1, 1 + u8::try_from(machine)?);
+            socket.bind(&SocketAddr::from((from, 0)).into())?;
+        }
+        socket.connect(&self.to.into())?;
         let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(120)))?;
@@ -236,6 +244,16 @@ impl Connection {
 
     /// One GET; the body is thrown away.
     pub(crate) fn get(&mut self, path: &str, start: Instant) -> Result<Download> {
+        self.get_into(path, start, |_| {})
+    }
+
+    /// One GET; each piece of the body is shown as it comes.
+    pub(crate) fn get_into(
+        &mut self,
+        path: &str,
+        start: Instant,
+        mut piece: impl FnMut(&[u8]),
+    ) -> Result<Download> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: {ACCEPT}\r\n\r\n");
         self.stream.write_all(request.as_bytes())?;
         let mut filled = 0;
@@ -247,6 +265,7 @@ impl Connection {
                 .windows(4)
                 .position(|window| window == b"\r\n\r\n");
             if let Some(end) = end {
+                piece(&self.buffer[end + 4..filled]);
                 break (end, (filled - end - 4) as u64);
             }
         };
@@ -270,6 +289,7 @@ impl Connection {
         while body < length {
             let n = self.stream.read(&mut self.buffer)?;
             ensure!(n > 0, "{path}: cut at byte {body} of {length}");
+            piece(&self.buffer[..n]);
             first_byte.get_or_insert_with(|| start.elapsed());
             body += n as u64;
         }

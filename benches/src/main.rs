@@ -8,9 +8,15 @@
 
 mod bundle;
 mod client;
+mod figures;
 mod image;
+mod layout;
+mod link;
+mod namespace;
 mod process;
+mod scale;
 mod scenario;
+mod server;
 mod soak;
 mod target;
 mod tier;
@@ -80,6 +86,8 @@ enum Task {
     Soak(soak::Options),
     /// Measures bundles: bytes, latency, memory, CPU and time.
     Bundle(Box<bundle::Options>),
+    /// Many machines that pull the same through one pierhead, measured and simulated; the start of a function.
+    Scale(scale::Options),
     /// Measures what a fast tier is worth, on modelled media: deployments, and a mixed stream of pulls.
     Tier(tier::Options),
 }
@@ -89,6 +97,7 @@ fn main() -> Result<()> {
     match &arguments.task {
         Some(Task::Soak(options)) => return soak::run(options),
         Some(Task::Bundle(options)) => return bundle::run(options),
+        Some(Task::Scale(options)) => return scale::run(options),
         Some(Task::Tier(options)) => return tier::run(options),
         None => {}
     }

@@ -102,10 +102,7 @@ impl Scenario {
                 return Ok(());
             }
             Self::Cold => {
-                let dial = Dial {
-                    port: stage.upstream.port(),
-                    tls: None,
-                };
+                let dial = Dial::loopback(stage.upstream.port(), None);
                 let mut runs = Vec::new();
                 for _ in 0..stage.arguments.cold {
                     runs.push(stage.download(&dial)?);

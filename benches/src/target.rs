@@ -183,10 +183,7 @@ impl Target {
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(Running {
-            dial: Dial {
-                port,
-                tls: tls.map(Tls::client),
-            },
+            dial: Dial::loopback(port, tls.map(Tls::client)),
             process,
             _folder: folder,
         })

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::Value;
 
-use super::{Bench, Pair, mega, ratio};
+use super::{Bench, Pair};
+use crate::figures::{mega, ratio};
 
 /// The marks: fresh by compressed; each small update, all of them, the large ones, and any.
 const MARKS: &str = "marks: fresh 0.80 × compressed; updates of up to 125 MB 1.15 × ideal in all and 1.3 × each; larger \
@@ -52,7 +53,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
         for name in bench.names() {
             let image = bench.layout.image(name)?;
             let bytes = server.warm(name, &[])?.bytes;
-            let compressed = image.compressed;
+            let compressed = image.compressed();
             println!(
                 "| {name} | {:.2} | {:.2} | {:.3} |",
                 mega(compressed),
@@ -67,7 +68,7 @@ pub(crate) fn run(bench: &Bench, options: &Options) -> Result<()> {
     let (mut small, mut large) = (Sum::default(), Sum::default());
     for Pair { old, new } in bench.pairs() {
         let have = [bench.layout.image(&old)?.manifest];
-        let compressed = bench.layout.image(&new)?.compressed;
+        let compressed = bench.layout.image(&new)?.compressed();
         server.warm(&old, &[])?;
         // The image itself is indexed and packed before: what is left is the pair's.
         server.bundle(&new, &[])?;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use super::{Bench, median, mega};
+use super::Bench;
+use crate::figures::{median, mega};
 use crate::process::Process;
 
 #[derive(Args)]

@@ -1,21 +1,18 @@
 //! Bundles: bytes, latency, memory, CPU and time, against the marks that they have to reach.
 
 mod bytes;
-mod layout;
-mod link;
 mod load;
 mod provision;
-mod server;
 mod volume;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use tempfile::TempDir;
 
-use layout::Layout;
-use server::Server;
+use crate::layout::Layout;
+use crate::server::{self, Server};
 
 /// What is measured, on what.
 #[derive(Args)]
@@ -151,27 +148,6 @@ fn numbers(name: &str) -> (String, Vec<(u64, String)>) {
         parts.push((digits.parse().unwrap_or(0), part[digits.len()..].to_owned()));
     }
     (repository.to_owned(), parts)
-}
-
-/// Millions, for people.
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn mega(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
-}
-
-/// One by the other.
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn ratio(one: u64, other: u64) -> f64 {
-    one as f64 / other as f64
-}
-
-/// The middle one.
-fn median(values: &mut [f64]) -> Result<f64> {
-    values.sort_by(f64::total_cmp);
-    values
-        .get(values.len() / 2)
-        .copied()
-        .context("nothing was measured")
 }
 
 #[cfg(test)]

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use super::link::{Link, SERVER};
-use super::server::Server;
 use super::volume::{Kind, Volume};
-use super::{Bench, Pair, median, mega};
+use super::{Bench, Pair};
+use crate::figures::{median, mega};
+use crate::link::{Link, SERVER};
 use crate::process::{Process, checked};
+use crate::server::Server;
 
 /// Of the server, in its namespace.
 const PORT: u16 = 5000;

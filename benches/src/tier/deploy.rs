@@ -8,6 +8,7 @@ use pierhead_cache::staging::Weights;
 
 use super::images::{Image, generate};
 use super::setting::{Fast, Setting, World};
+use crate::figures::mega;
 
 /// Where the layers of an image go.
 struct Way {
@@ -160,9 +161,4 @@ fn table(images: &[Image], sums: &[Sum]) {
             100.0 * (1.0 - sum.staged / nvm.staged),
         );
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn mega(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
 }

@@ -8,6 +8,7 @@ use pierhead_cache::staging::Weights;
 
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
+use crate::figures::mega;
 
 /// What is pulled, and against what.
 pub(super) struct Stream {
@@ -165,9 +166,4 @@ fn report(runs: &[Run], images: usize, all: u64, limit: u64) {
             mega(run.promoted),
         );
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn mega(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
 }

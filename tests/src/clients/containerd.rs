@@ -113,7 +113,8 @@ impl Containerd {
         Ok(containerd)
     }
 
-    fn command(&self) -> Command {
+    /// `ctr`, which speaks to it.
+    pub fn command(&self) -> Command {
         let mut command = Command::new(&self.ctr);
         command.arg("--address").arg(self.sockets.path().join("s"));
         command

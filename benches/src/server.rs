@@ -12,7 +12,7 @@ use pierhead_oci::Digest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::layout::architecture;
+use crate::layout::architecture;
 use crate::process::{Process, checked};
 
 /// How long an image may take until it is indexed.

@@ -35,10 +35,38 @@ pub(crate) struct Layout {
 
 /// An image of a layout, for this machine.
 pub(crate) struct Image {
+    /// What its tag means: the manifest, or an index that has it.
+    pub(crate) root: Digest,
     /// Of the manifest of this platform.
     pub(crate) manifest: Digest,
+    pub(crate) config: Blob,
+    pub(crate) layers: Vec<Blob>,
+}
+
+/// One of its blobs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Blob {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+}
+
+impl Image {
     /// Bytes of the compressed layers.
-    pub(crate) compressed: u64,
+    pub(crate) fn compressed(&self) -> u64 {
+        self.layers.iter().map(|it| it.size).sum()
+    }
+}
+
+impl Blob {
+    fn of(descriptor: &Value) -> Result<Self> {
+        Ok(Self {
+            digest: descriptor["digest"]
+                .as_str()
+                .context("no digest")?
+                .parse()?,
+            size: descriptor["size"].as_u64().context("no size")?,
+        })
+    }
 }
 
 impl Layout {
@@ -67,7 +95,8 @@ impl Layout {
 
     pub(crate) fn image(&self, name: &str) -> Result<Image> {
         let digest = self.tags.get(name);
-        let mut manifest = *digest.with_context(|| format!("no {name} in the layout"))?;
+        let root = *digest.with_context(|| format!("no {name} in the layout"))?;
+        let mut manifest = root;
         let mut document = self.json(&manifest)?;
         if let Some(entries) = document["manifests"].as_array() {
             let here = architecture();
@@ -78,8 +107,10 @@ impl Layout {
         }
         let layers = document["layers"].as_array().context("no layers")?;
         Ok(Image {
+            root,
             manifest,
-            compressed: layers.iter().filter_map(|it| it["size"].as_u64()).sum(),
+            config: Blob::of(&document["config"])?,
+            layers: layers.iter().map(Blob::of).collect::<Result<_>>()?,
         })
     }
 
@@ -93,39 +124,34 @@ impl Layout {
 
     /// For each number, two versions of an image of so many small files, one in a hundred of which an update changes.
     pub(crate) fn generate(folder: &Path, files: &[u32]) -> Result<Self> {
-        let blobs = folder.join("blobs/sha256");
-        fs::create_dir_all(&blobs)?;
-        let mut manifests = Vec::new();
+        let mut writer = Writer::new(folder)?;
         for (files, version) in files.iter().flat_map(|&files| [(files, 1), (files, 2)]) {
-            let put = |media_type: &str, bytes: &[u8]| -> Result<Value> {
-                let digest = Digest::of(Algorithm::Sha256, bytes);
-                fs::write(blobs.join(digest.hex()), bytes)?;
-                Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() }))
-            };
             let tar = tar(files, version)?;
-            let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-            gzip.write_all(&tar)?;
-            let layer = put(
-                "application/vnd.oci.image.layer.v1.tar+gzip",
-                &gzip.finish()?,
+            writer.image(
+                &format!("files{files}:{version}"),
+                &[tar],
+                Compression::fast(),
             )?;
-            let diff_id = Digest::of(Algorithm::Sha256, &tar);
-            let config = json!({ "architecture": "amd64", "os": "linux",
-                "config": { "Entrypoint": ["/folder-0/file-0"] },
-                "rootfs": { "type": "layers", "diff_ids": [diff_id] } });
-            let config = put(
-                "application/vnd.oci.image.config.v1+json",
-                config.to_string().as_bytes(),
-            )?;
-            let manifest = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
-                "config": config, "layers": [layer] });
-            let mut entry = put(MediaType::OCI_MANIFEST, manifest.to_string().as_bytes())?;
-            entry["annotations"] = json!({ REF_NAME: format!("files{files}:{version}") });
-            manifests.push(entry);
         }
-        let index = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
-        fs::write(folder.join("index.json"), index.to_string())?;
-        Self::open(folder)
+        writer.finish()
+    }
+
+    /// Images of layers of so many bytes, which no compression makes shorter.
+    pub(crate) fn noise(folder: &Path, images: &[(&str, &[usize])]) -> Result<Self> {
+        let mut writer = Writer::new(folder)?;
+        let mut random = fastrand::Rng::with_seed(7);
+        for (name, sizes) in images {
+            let layers = sizes.iter().map(|&size| {
+                let mut content = vec![0; size];
+                random.fill(&mut content);
+                let mut tar = tar::Builder::new(Vec::new());
+                append(&mut tar, tar::EntryType::Regular, "content", &content)?;
+                Ok(tar.into_inner()?)
+            });
+            let layers = layers.collect::<Result<Vec<_>>>()?;
+            writer.image(name, &layers, Compression::none())?;
+        }
+        writer.finish()
     }
 
     /// Answers pulls of `library/<name>` until the process ends, as fast as it can.
@@ -205,17 +231,80 @@ impl Layout {
     }
 }
 
+/// One that is being made.
+struct Writer {
+    folder: PathBuf,
+    manifests: Vec<Value>,
+}
+
+impl Writer {
+    fn new(folder: &Path) -> Result<Self> {
+        fs::create_dir_all(folder.join("blobs/sha256"))?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            manifests: Vec::new(),
+        })
+    }
+
+    fn put(&self, media_type: &str, bytes: &[u8]) -> Result<Value> {
+        let digest = Digest::of(Algorithm::Sha256, bytes);
+        fs::write(self.folder.join("blobs/sha256").join(digest.hex()), bytes)?;
+        Ok(json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() }))
+    }
+
+    /// An image of these tars.
+    fn image(&mut self, name: &str, tars: &[Vec<u8>], level: Compression) -> Result<()> {
+        let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
+        for tar in tars {
+            let mut gzip = GzEncoder::new(Vec::new(), level);
+            gzip.write_all(tar)?;
+            layers.push(self.put(
+                "application/vnd.oci.image.layer.v1.tar+gzip",
+                &gzip.finish()?,
+            )?);
+            diff_ids.push(Digest::of(Algorithm::Sha256, tar));
+        }
+        let config = json!({ "architecture": architecture(), "os": "linux",
+            "config": { "Entrypoint": ["/folder-0/file-0"] },
+            "rootfs": { "type": "layers", "diff_ids": diff_ids } });
+        let config = self.put(
+            "application/vnd.oci.image.config.v1+json",
+            config.to_string().as_bytes(),
+        )?;
+        let manifest = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_MANIFEST,
+            "config": config, "layers": layers });
+        let mut entry = self.put(MediaType::OCI_MANIFEST, manifest.to_string().as_bytes())?;
+        entry["annotations"] = json!({ REF_NAME: name });
+        self.manifests.push(entry);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Layout> {
+        let index = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": self.manifests });
+        fs::write(self.folder.join("index.json"), index.to_string())?;
+        Layout::open(&self.folder)
+    }
+}
+
+/// Always the same for the same content.
+fn append(
+    tar: &mut tar::Builder<Vec<u8>>,
+    kind: tar::EntryType,
+    path: &str,
+    content: &[u8],
+) -> Result<()> {
+    let mut header = tar::Header::new_ustar();
+    header.set_entry_type(kind);
+    header.set_mode(0o755);
+    header.set_mtime(1_700_000_000);
+    header.set_size(content.len() as u64);
+    Ok(tar.append_data(&mut header, path, content)?)
+}
+
 /// Files of a few hundred bytes, a hundred in a folder.
 fn tar(files: u32, version: u32) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
-    let mut put = |kind, path: &str, content: &[u8]| {
-        let mut header = tar::Header::new_ustar();
-        header.set_entry_type(kind);
-        header.set_mode(0o755);
-        header.set_mtime(1_700_000_000);
-        header.set_size(content.len() as u64);
-        tar.append_data(&mut header, path, content)
-    };
+    let mut put = |kind, path: &str, content: &[u8]| append(&mut tar, kind, path, content);
     for file in 0..files {
         let folder = format!("folder-{}", file / 100);
         if file % 100 == 0 {

@@ -4,23 +4,20 @@
 //! would get, so that slow start, windows and handshakes cost what they cost on a wire. A kernel without netem will do.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
-use crate::process::checked;
+use crate::namespace::Namespace;
 
 /// Of the server's end.
 pub(crate) const SERVER: &str = "10.213.77.1";
 /// Of the client's.
-const CLIENT: &str = "10.213.77.2";
+pub(crate) const CLIENT: &str = "10.213.77.2";
 /// Before each packet stands what the card would be told: 10 bytes.
 const OFFLOAD_HEAD: usize = 10;
 /// A packet and its head.
@@ -30,8 +27,8 @@ const LEAST_QUEUE: f64 = 262_144.0;
 /// Else the queue holds so many seconds, or a round trip if that is longer.
 const QUEUE_SECONDS: f64 = 0.1;
 
-/// A named network namespace, removed when dropped.
-pub(crate) struct Namespace(String);
+/// No path is remembered from one run to the next.
+pub(crate) const ONE_RUN_TEACHES_NONE: (&str, &str) = ("tcp_no_metrics_save", "1");
 
 /// Both ends, and what is between them.
 pub(crate) struct Link {
@@ -57,61 +54,10 @@ pub(crate) struct Traffic {
     pub(crate) up: u64,
 }
 
-impl Namespace {
-    fn add(name: String) -> Result<Self> {
-        checked(Command::new("ip").args(["netns", "add", &name]))?;
-        Ok(Self(name))
-    }
-
-    fn path(&self) -> String {
-        format!("/run/netns/{}", self.0)
-    }
-
-    /// The words before a command that make it run here.
-    pub(crate) fn prefix(&self) -> [String; 3] {
-        [
-            "nsenter".to_owned(),
-            format!("--net={}", self.path()),
-            "--".to_owned(),
-        ]
-    }
-
-    /// A program that will run here.
-    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let [nsenter, rest @ ..] = self.prefix();
-        let mut command = Command::new(nsenter);
-        command.args(rest).arg(program);
-        command
-    }
-
-    /// Runs it in a thread of the namespace: sockets and devices that it makes stay there.
-    pub(crate) fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let file = File::open(self.path())?;
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                move_into_link_name_space(
-                    std::os::fd::AsFd::as_fd(&file),
-                    Some(LinkNameSpaceType::Network),
-                )?;
-                what()
-            });
-            inside.join().ok().context("a thread panicked")?
-        })
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
-}
-
 impl Link {
     /// As fast as it goes, until [`Link::set`]. Root only.
     pub(crate) fn up() -> Result<Self> {
-        let id = std::process::id();
-        let server = Namespace::add(format!("ph{id}s"))?;
-        let client = Namespace::add(format!("ph{id}c"))?;
+        let (server, client) = (Namespace::new()?, Namespace::new()?);
         let shape = Arc::new(Shape::default());
         let (far, near) = (device(&server)?, device(&client)?);
         for (namespace, address) in [(&server, SERVER), (&client, CLIENT)] {
@@ -154,35 +100,15 @@ fn device(namespace: &Namespace) -> Result<Arc<SyncDevice>> {
 }
 
 fn configure(namespace: &Namespace, address: &str) -> Result<()> {
-    let ip = |words: &[&str]| {
-        checked(Command::new("ip").args(["-n", &namespace.0]).args(words)).map(drop)
-    };
-    ip(&["addr", "add", &format!("{address}/30"), "dev", "link0"])?;
-    ip(&["link", "set", "lo", "up"])?;
-    ip(&[
-        "link",
-        "set",
-        "link0",
-        "mtu",
-        "1500",
-        "txqueuelen",
-        "10000",
-        "up",
-    ])?;
-    for (key, value) in [
+    namespace.ip(&format!(
+        "addr add {address}/30 dev link0\nlink set link0 mtu 1500 txqueuelen 10000 up"
+    ))?;
+    namespace.ipv4(&[
         // What a fast path of 150 ms needs; the kernel's own limits are those of a small machine.
-        ("net.ipv4.tcp_rmem", "4096 131072 33554432"),
-        ("net.ipv4.tcp_wmem", "4096 65536 33554432"),
-        // One run must not learn from the one before.
-        ("net.ipv4.tcp_no_metrics_save", "1"),
-    ] {
-        checked(
-            namespace
-                .command("sysctl")
-                .args(["-q", "-w", &format!("{key}={value}")]),
-        )?;
-    }
-    Ok(())
+        ("tcp_rmem", "4096 131072 33554432"),
+        ("tcp_wmem", "4096 65536 33554432"),
+        ONE_RUN_TEACHES_NONE,
+    ])
 }
 
 /// A packet, and when it arrives.

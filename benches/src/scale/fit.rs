@@ -1,0 +1,119 @@
+//! The simulation's constants, from what was measured; and how far it is from what it was not shown.
+
+use super::machine::Wanted;
+use super::simulation::{Begin, Image, Way, World, simulate};
+use super::waves::{Row, Wave};
+
+/// The constants, and how many of the rows they come from.
+pub(super) struct Fitted {
+    pub(super) world: World,
+    /// The largest number of machines that was looked at; what is beyond it is foretold.
+    pub(super) most: usize,
+}
+
+/// From all rows but the largest, if there are three or more.
+pub(super) fn fit(rows: &[Row], images: &[Wanted], cores: f64) -> Fitted {
+    let shown = match rows {
+        [shown @ .., _] if shown.len() >= 2 => shown,
+        all => all,
+    };
+    let times = |of: fn(&Row) -> &Wave| {
+        let points = shown.iter().map(|row| (count(row), of(row).whole()));
+        line(&points.collect::<Vec<_>>())
+    };
+    let (direct, again) = (times(|row| &row.direct), times(|row| &row.again));
+    #[expect(clippy::cast_precision_loss, reason = "some images")]
+    let (number, images): (f64, Vec<Image>) = (
+        images.len() as f64,
+        images
+            .iter()
+            .map(|image| Image {
+                bytes: image.bytes() as f64,
+                requests: image.requests() as f64,
+            })
+            .collect(),
+    );
+    let mut world = World {
+        uplink: 0.0,
+        card: 0.0,
+        begin: Begin {
+            direct: direct.0 / number,
+            first: 0.0,
+            again: again.0 / number,
+        },
+        cpu_byte: 0.0,
+        cpu_stored: 0.0,
+        cpu_request: least(shown, |row| row.request),
+        cores,
+        wire: 0.0,
+        images,
+    };
+    let (bytes, requests) = world.sums();
+    world.uplink = bytes / direct.1;
+    world.card = bytes / again.1;
+    // Of many machines: the kernel's clock is coarse.
+    let served = |row: &Row| (row.again.cpu / count(row) - requests * world.cpu_request) / bytes;
+    world.cpu_byte = shown.last().map_or(0.0, served).max(0.0);
+    let stored = |row: &Row| (row.first.cpu - row.again.cpu) / bytes;
+    world.cpu_stored = least(shown, stored).max(0.0);
+    world.wire = least(shown, |row| row.direct.down / (bytes * count(row)));
+    let alone = shown.first().map_or(0.0, |row| row.first.whole());
+    world.begin.first = ((alone - bytes / world.uplink) / number).max(0.0);
+    Fitted {
+        world,
+        most: shown.last().map_or(0, |row| row.machines),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "some machines")]
+fn count(row: &Row) -> f64 {
+    row.machines as f64
+}
+
+fn least(rows: &[Row], of: impl Fn(&Row) -> f64) -> f64 {
+    rows.iter().map(of).fold(f64::INFINITY, f64::min)
+}
+
+/// What it takes at none, and what each one more takes: the line with the least sum of squared relative deviations.
+fn line(points: &[(f64, f64)]) -> (f64, f64) {
+    let [mut uu, mut uv, mut vv, mut u, mut v] = [0.0; 5];
+    for (n, t) in points {
+        let (one, each) = (1.0 / t, n / t);
+        uu += one * one;
+        uv += one * each;
+        vv += each * each;
+        u += one;
+        v += each;
+    }
+    let whole = uu * vv - uv * uv;
+    let (at_none, each) = ((u * vv - v * uv) / whole, (uu * v - uv * u) / whole);
+    // One number of machines is no line, and no pull ends before it begins.
+    if whole.abs() < 1e-12 || at_none < 0.0 || each <= 0.0 {
+        return (0.0, v / vv);
+    }
+    (at_none, each)
+}
+
+/// By how much the simulation is off, of what was measured.
+pub(super) fn deviation(world: &World, row: &Row, way: Way) -> f64 {
+    let measured = match way {
+        Way::Direct => &row.direct,
+        Way::First => &row.first,
+        Way::Again => &row.again,
+    };
+    simulate(world, row.machines, way, 0.0).mean / measured.whole() - 1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_again() {
+        let (at_none, each) = line(&[(1.0, 2.5), (4.0, 4.0), (16.0, 10.0)]);
+        assert!((at_none - 2.0).abs() < 1e-9 && (each - 0.5).abs() < 1e-9);
+        // What would begin before it begins has no beginning.
+        assert_eq!(line(&[(1.0, 1.0), (2.0, 3.0)]).0, 0.0);
+        assert_eq!(line(&[(4.0, 8.0)]), (0.0, 2.0));
+    }
+}

@@ -1,0 +1,115 @@
+//! The client of one machine: an image as docker and containerd pull it, with as little work of its own as can be.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use pierhead_oci::{Algorithm, Digest, Hasher};
+
+use crate::client::{Connection, Dial};
+use crate::layout::{Blob, Layout};
+
+/// Blobs at once, as docker and containerd have them.
+const HANDS: usize = 3;
+
+/// What a pull asks for.
+pub(super) struct Wanted {
+    pub(super) name: String,
+    /// The tag first, then the manifest if that is another document.
+    documents: Vec<String>,
+    blobs: Vec<(String, Blob)>,
+}
+
+impl Wanted {
+    /// These images in this order, by a machine that keeps what it has: no blob is asked for twice.
+    pub(super) fn of(layout: &Layout, names: &[&str]) -> Result<Vec<Self>> {
+        let mut had = HashSet::new();
+        let wanted = names.iter().map(|&name| {
+            let image = layout.image(name)?;
+            let (repository, tag) = name.split_once(':').context("a name without a tag")?;
+            let path = |what: &str, of: &str| format!("/v2/library/{repository}/{what}/{of}");
+            let mut documents = vec![path("manifests", tag)];
+            if image.manifest != image.root {
+                documents.push(path("manifests", &image.manifest.to_string()));
+            }
+            let blobs = std::iter::once(&image.config).chain(&image.layers);
+            Ok(Self {
+                name: name.to_owned(),
+                documents,
+                blobs: blobs
+                    .filter(|blob| had.insert(blob.digest))
+                    .map(|blob| (path("blobs", &blob.digest.to_string()), *blob))
+                    .collect(),
+            })
+        });
+        wanted.collect()
+    }
+
+    /// Bytes of blobs.
+    pub(super) fn bytes(&self) -> u64 {
+        self.blobs.iter().map(|(_, blob)| blob.size).sum()
+    }
+
+    pub(super) fn requests(&self) -> usize {
+        self.documents.len() + self.blobs.len()
+    }
+
+    /// Its tag's path.
+    pub(super) fn tag(&self) -> &str {
+        &self.documents[0]
+    }
+
+    /// Seconds until all is here. Whoever looks compares every byte's digest; the others count them, since in a real host each
+    /// has cores of its own to hash on.
+    pub(super) fn pull(&self, from: SocketAddr, looks: bool) -> Result<f64> {
+        let start = Instant::now();
+        let dial = Dial {
+            to: from,
+            tls: None,
+        };
+        let mut first = dial.open()?;
+        for path in &self.documents {
+            first.get(path, start)?;
+        }
+        let next = AtomicUsize::new(0);
+        let work = |mut connection: Connection| -> Result<()> {
+            while let Some((path, blob)) = self.blobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                fetch(&mut connection, path, blob, looks)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..HANDS.min(self.blobs.len()))
+                .map(|_| scope.spawn(|| work(dial.open()?)))
+                .collect();
+            work(first)?;
+            for other in others {
+                other.join().ok().context("a client thread panicked")??;
+            }
+            anyhow::Ok(())
+        })?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
+
+fn fetch(connection: &mut Connection, path: &str, blob: &Blob, looks: bool) -> Result<()> {
+    let start = Instant::now();
+    let got = if looks {
+        let mut hasher = Hasher::new(Algorithm::Sha256);
+        let got = connection.get_into(path, start, |piece| hasher.update(piece))?;
+        let digest: Digest = hasher.finish();
+        ensure!(digest == blob.digest, "{path}: WRONG BYTES: {digest}");
+        got
+    } else {
+        connection.get(path, start)?
+    };
+    ensure!(
+        got.bytes == blob.size,
+        "{path}: {} bytes of {}",
+        got.bytes,
+        blob.size
+    );
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! What is printed and drawn of the waves and of the simulation.
+
+use pierhead_plot::{Axis, Band, Figure, Line, Marks, Panel};
+
+use super::fit::{Fitted, deviation};
+use super::machine::Wanted;
+use super::simulation::{Outcome, Way, World, simulate};
+use super::waves::Row;
+
+/// Ways and what they are called.
+const WAYS: [(Way, &str); 3] = [
+    (Way::Direct, "direct"),
+    (Way::First, "pierhead, empty"),
+    (Way::Again, "pierhead, warm"),
+];
+/// What AlphaBoot gains, by image.
+const PAPER: (f64, f64) = (0.528, 0.926);
+/// Machines of one card, where many machines have many cards.
+const A_CARD: usize = 64;
+
+/// One number of machines, simulated.
+pub(super) struct Simulated {
+    machines: usize,
+    /// As [`WAYS`].
+    ways: [Outcome; 3],
+}
+
+/// Simulates all of these.
+pub(super) fn simulated(world: &World, machines: &[usize], over: f64) -> Vec<Simulated> {
+    let one = |&machines: &usize| Simulated {
+        machines,
+        ways: WAYS.map(|(way, _)| simulate(world, machines, way, over)),
+    };
+    machines.iter().map(one).collect()
+}
+
+/// The measured table.
+pub(super) fn measured(rows: &[Row], images: &[Wanted]) {
+    let bytes: u64 = images.iter().map(Wanted::bytes).sum();
+    println!(
+        "\n{} images, {:.1} MB of blobs, pulled one after the other by all machines at once\n",
+        images.len(),
+        crate::figures::mega(bytes)
+    );
+    println!(
+        "| machines | MB over the uplink: direct / empty / warm | less than direct: empty / warm | mean s of a machine: direct / empty / warm | last machine, s | shorter than direct: empty / warm | of single images | CPU ms a pull: empty / warm | CPU-s/GB, warm |"
+    );
+    println!("|--:|{}", "---|".repeat(8));
+    for row in rows {
+        let waves = [&row.direct, &row.first, &row.again];
+        let less = |of: f64, than: f64| 100.0 * (1.0 - of / than);
+        let [direct, first, again] = waves.map(|wave| wave.whole());
+        let single = |wave: &super::waves::Wave| {
+            let pairs = wave.seconds.iter().zip(&row.direct.seconds);
+            let gains = pairs.map(|(ours, direct)| less(*ours, *direct));
+            let (least, most) = gains.fold((f64::INFINITY, f64::NEG_INFINITY), |it, gain| {
+                (it.0.min(gain), it.1.max(gain))
+            });
+            format!("{least:.1} to {most:.1} %")
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+        let (pulls, served) = (
+            (row.machines * images.len()) as f64,
+            row.machines as f64 * bytes as f64,
+        );
+        println!(
+            "| {} | {} | {:.2} / {:.3} % | {direct:.2} / {first:.2} / {again:.3} | {} | {:.1} / {:.1} % | {} / {} | {:.1} / {:.1} | {:.2} |",
+            row.machines,
+            waves
+                .map(|wave| format!("{:.2}", wave.down / 1e6))
+                .join(" / "),
+            less(row.first.down, row.direct.down),
+            less(row.again.down, row.direct.down),
+            waves.map(|wave| format!("{:.2}", wave.last)).join(" / "),
+            less(first, direct),
+            less(again, direct),
+            single(&row.first),
+            single(&row.again),
+            1e3 * row.first.cpu / pulls,
+            1e3 * row.again.cpu / pulls,
+            row.again.cpu / served * 1e9,
+        );
+    }
+    println!(
+        "\nAlphaBoot's mark: {:.1} to {:.1} % shorter, by image",
+        100.0 * PAPER.0,
+        100.0 * PAPER.1
+    );
+}
+
+/// The constants, and how far the simulation with them is from each row.
+pub(super) fn checked(fitted: &Fitted, rows: &[Row]) {
+    let world = &fitted.world;
+    println!(
+        "\nconstants, from up to {} machines: uplink {:.1} MB/s, card {:.0} MB/s; beginning an image: direct {:.1} ms, empty {:.1} ms, \
+         warm {:.1} ms; CPU-s/GB: served {:.3}, stored {:.3}; {:.1} µs a request; {:.4} bytes on the uplink a byte; {} cores\n",
+        fitted.most,
+        world.uplink / 1e6,
+        world.card / 1e6,
+        1e3 * world.begin.direct,
+        1e3 * world.begin.first,
+        1e3 * world.begin.again,
+        1e9 * world.cpu_byte,
+        1e9 * world.cpu_stored,
+        1e6 * world.cpu_request,
+        world.wire,
+        world.cores,
+    );
+    println!("| simulated against measured, mean s | direct | pierhead, empty | warm | |");
+    println!("|--:|--:|--:|--:|---|");
+    for row in rows {
+        let off = WAYS.map(|(way, _)| {
+            let off = deviation(world, row, way);
+            format!("{:+.1} %", 100.0 * off)
+        });
+        let how = match row.machines > fitted.most {
+            true => "foretold",
+            false => "fitted",
+        };
+        println!("| {} | {} | {how} |", row.machines, off.join(" | "));
+    }
+}
+
+/// The simulated table.
+pub(super) fn foretold(outcomes: &[Simulated]) {
+    let Some(one) = outcomes.first().map(|it| it.ways[1].upstream) else {
+        return;
+    };
+    println!(
+        "\n| machines, simulated | MB over the uplink: direct / pierhead | less | with {A_CARD} machines a card | mean s: direct / empty / warm | last s: direct / empty | shorter: empty / warm | CPU ms a pull: empty / warm |"
+    );
+    println!("|--:|{}", "---|".repeat(7));
+    for Simulated { machines, ways } in outcomes {
+        let [direct, first, again] = ways;
+        let less = |of: f64, than: f64| 100.0 * (1.0 - of / than);
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+        let cards = machines.div_ceil(A_CARD) as f64;
+        println!(
+            "| {machines} | {:.0} / {:.1} | {:.4} % | {:.2} % | {:.2} / {:.2} / {:.2} | {:.2} / {:.2} | {:.2} / {:.2} % | {:.2} / {:.2} |",
+            direct.upstream / 1e6,
+            first.upstream / 1e6,
+            less(first.upstream, direct.upstream),
+            less(cards * one, direct.upstream),
+            direct.mean,
+            first.mean,
+            again.mean,
+            direct.last,
+            first.last,
+            less(first.mean, direct.mean),
+            less(again.mean, direct.mean),
+            1e3 * first.cpu,
+            1e3 * again.cpu,
+        );
+    }
+}
+
+/// Lines are simulated, dots measured.
+pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figure {
+    let dots = |of: &dyn Fn(&Row) -> [f64; 3]| -> Vec<(f64, [f64; 3])> {
+        rows.iter()
+            .map(|row| (axis_value(row.machines), of(row)))
+            .collect()
+    };
+    let lines = |of: &dyn Fn(&Outcome) -> f64| -> Vec<(f64, [f64; 3])> {
+        outcomes
+            .iter()
+            .map(|it| {
+                (
+                    axis_value(it.machines),
+                    [0, 1, 2].map(|way| of(&it.ways[way])),
+                )
+            })
+            .collect()
+    };
+    let panels = [
+        panel(
+            "MB over the uplink",
+            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| wave.down / 1e6)),
+            &lines(&|outcome| outcome.upstream / 1e6),
+        ),
+        panel(
+            "seconds until a machine has all images, mean",
+            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| wave.whole())),
+            &lines(&|outcome| outcome.mean),
+        ),
+        panel(
+            "CPU ms of pierhead for one pull of one image",
+            &dots(&|row| {
+                let pulls = axis_value(row.machines * row.direct.seconds.len());
+                [0.0, row.first.cpu, row.again.cpu].map(|cpu| 1e3 * cpu / pulls)
+            }),
+            &lines(&|outcome| 1e3 * outcome.cpu),
+        ),
+    ];
+    Figure {
+        bands: vec![Band {
+            title: title.to_owned(),
+            panels: panels.into(),
+            legend: WAYS.map(|(_, name)| name.to_owned()).into(),
+        }],
+    }
+}
+
+fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Panel {
+    let all = || dots.iter().chain(lines);
+    // What is nothing has no place on a logarithmic axis.
+    let drawn = |points: &[(f64, [f64; 3])], way: usize| -> Vec<(f64, f64)> {
+        let points = points.iter().map(|(x, ways)| (*x, ways[way]));
+        points.filter(|(_, y)| *y > 0.0).collect()
+    };
+    let mut shown = Vec::new();
+    for (marks, points) in [(Marks::Line, lines), (Marks::Dots, dots)] {
+        for style in 0..WAYS.len() {
+            let points = drawn(points, style);
+            if !points.is_empty() {
+                shown.push(Line {
+                    style,
+                    marks,
+                    points,
+                });
+            }
+        }
+    }
+    Panel {
+        title: title.to_owned(),
+        below: "machines".to_owned(),
+        x: Axis::decades(all().map(|(x, _)| *x), |at| format!("{at:.0}")),
+        y: Axis::decades(all().flat_map(|(_, ways)| *ways), |at| match at {
+            _ if at >= 1.0 => format!("{at:.0}"),
+            _ => format!("{at}"),
+        }),
+        lines: shown,
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a place in a drawing")]
+fn axis_value(count: usize) -> f64 {
+    count as f64
+}

@@ -1,0 +1,115 @@
+//! What several take at the same time, each an even part of it: a link, or the cores of a card.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// Seconds, in an order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Time(pub(super) f64);
+
+impl Eq for Time {}
+
+impl PartialOrd for Time {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Time {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// A resource that does one second of work a second.
+///
+/// Whoever came when each had got `served` and wants `work` leaves when each got `served + work`: so one clock serves all, and an
+/// event costs the logarithm of how many there are.
+#[derive(Debug)]
+pub(super) struct Shared<T> {
+    now: f64,
+    served: f64,
+    jobs: BinaryHeap<Reverse<(Time, T)>>,
+}
+
+impl<T: Ord> Shared<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            now: 0.0,
+            served: 0.0,
+            jobs: BinaryHeap::new(),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    fn count(&self) -> f64 {
+        self.jobs.len() as f64
+    }
+
+    /// Takes part from `now` on, until it has got `work` seconds.
+    pub(super) fn add(&mut self, now: f64, job: T, work: f64) {
+        self.pass(now);
+        self.jobs.push(Reverse((Time(self.served + work), job)));
+    }
+
+    /// When the next one is done.
+    pub(super) fn next(&self) -> Option<f64> {
+        let Reverse((Time(end), _)) = self.jobs.peek()?;
+        Some(self.now + (end - self.served).max(0.0) * self.count())
+    }
+
+    /// That one, at that time.
+    pub(super) fn done(&mut self, now: f64) -> Option<T> {
+        self.pass(now);
+        let Reverse((Time(end), job)) = self.jobs.pop()?;
+        // What rounding left.
+        self.served = self.served.max(end);
+        Some(job)
+    }
+
+    fn pass(&mut self, now: f64) {
+        if !self.jobs.is_empty() {
+            self.served += (now - self.now) / self.count();
+        }
+        self.now = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(jobs: &[(f64, f64)]) -> Vec<(usize, f64)> {
+        let mut shared = Shared::new();
+        let (mut ends, mut waiting) = (Vec::new(), jobs.iter().enumerate().peekable());
+        loop {
+            let come = waiting.peek().map(|(_, job)| job.0);
+            match (come, shared.next()) {
+                (Some(come), next) if next.is_none_or(|next| come <= next) => {
+                    let (nth, (_, work)) = waiting.next().unwrap();
+                    shared.add(come, nth, *work);
+                }
+                (_, Some(next)) => ends.push((shared.done(next).unwrap(), next)),
+                (_, None) => return ends,
+            }
+        }
+    }
+
+    #[test]
+    fn each_gets_an_even_part() {
+        // Alone for a second, then two at once: the first has a second left and takes two for it, the second has one left then.
+        let got = ends(&[(0.0, 2.0), (1.0, 2.0)]);
+        for ((job, end), (wanted, at)) in got.iter().zip([(0, 3.0), (1, 4.0)]) {
+            assert!(*job == wanted && (end - at).abs() < 1e-9, "{got:?}");
+        }
+        let many = ends(&[(5.0, 1.0); 100]);
+        assert_eq!(many.len(), 100);
+        assert!(many.iter().all(|(_, end)| (end - 105.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn idle_time_is_nobodys() {
+        let got = ends(&[(0.0, 1.0), (10.0, 1.0)]);
+        assert!((got[1].1 - 11.0).abs() < 1e-9, "{got:?}");
+    }
+}

@@ -1,0 +1,321 @@
+//! Any number of machines, simulated: what the measured waves cannot reach.
+//!
+//! What it assumes: a link, or the card's cores, are shared evenly by all who want them at the moment; beginning an image takes a
+//! time of its own, whatever its size (connections, the manifest, slow start); a machine pulls its images one after the other;
+//! a blob crosses the uplink once, when the first machine asks, and nobody has an image before it is here whole; all that was
+//! pulled stays in the cache; nothing is lost, and no machine is slower than its part of the card.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::shared::{Shared, Time};
+
+/// What a tag's revalidation moves on the uplink: a conditional request and its answer, with all headers.
+const REVALIDATION: f64 = 1_000.0;
+/// How long a tag is not asked for again: the default of `tags.freshness`.
+const FRESHNESS: f64 = 60.0;
+
+/// An image, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Image {
+    pub(super) bytes: f64,
+    pub(super) requests: f64,
+}
+
+/// The constants; each comes from a measurement, but for the cores.
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    /// Bytes a second, all machines together.
+    pub(super) uplink: f64,
+    pub(super) card: f64,
+    /// Seconds that beginning an image takes.
+    pub(super) begin: Begin,
+    /// CPU seconds of pierhead, of a byte that is served, a byte that is stored, and a request.
+    pub(super) cpu_byte: f64,
+    pub(super) cpu_stored: f64,
+    pub(super) cpu_request: f64,
+    /// Of the card.
+    pub(super) cores: f64,
+    /// Bytes on the uplink for each byte of a blob.
+    pub(super) wire: f64,
+    pub(super) images: Vec<Image>,
+}
+
+/// By what there is of the image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begin {
+    pub(super) direct: f64,
+    pub(super) first: f64,
+    pub(super) again: f64,
+}
+
+/// How the machines pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Direct,
+    /// Through a pierhead that has nothing, or that has all.
+    First,
+    Again,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    /// Seconds of a machine for all images.
+    pub(super) mean: f64,
+    pub(super) last: f64,
+    /// Bytes over the uplink.
+    pub(super) upstream: f64,
+    /// CPU seconds of pierhead for one image of one machine.
+    pub(super) cpu: f64,
+}
+
+/// One machine and the image that it pulls.
+type Pull = (usize, usize);
+
+struct Run<'a> {
+    world: &'a World,
+    way: Way,
+    /// Pulls whose beginning is over then.
+    asking: BinaryHeap<Reverse<(Time, Pull)>>,
+    uplink: Shared<Pull>,
+    card: Shared<Pull>,
+    /// Of each image: whether it was asked for, and whether it is here.
+    asked: Vec<bool>,
+    here: Vec<bool>,
+    /// Of each image: who has got what there is of it and waits for the uplink.
+    waiting: Vec<Vec<usize>>,
+    /// Of each image's tag: when it was last asked for upstream.
+    fresh: Vec<f64>,
+    begun: Vec<f64>,
+    ended: Vec<f64>,
+    upstream: f64,
+}
+
+/// All machines begin evenly over so many seconds; all at once when it is none.
+pub(super) fn simulate(world: &World, machines: usize, way: Way, over: f64) -> Outcome {
+    let images = world.images.len();
+    let is_here = way == Way::Again;
+    let mut run = Run {
+        world,
+        way,
+        asking: BinaryHeap::new(),
+        uplink: Shared::new(),
+        card: Shared::new(),
+        asked: vec![is_here; images],
+        here: vec![is_here; images],
+        waiting: vec![Vec::new(); images],
+        fresh: vec![if is_here { 0.0 } else { f64::NEG_INFINITY }; images],
+        begun: Vec::with_capacity(machines),
+        ended: vec![0.0; machines],
+        upstream: 0.0,
+    };
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let count = machines as f64;
+    for machine in 0..machines {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let now = over * machine as f64 / count;
+        run.begun.push(now);
+        run.begin(now, (machine, 0));
+    }
+    run.finish();
+    let spent: f64 = run
+        .ended
+        .iter()
+        .zip(&run.begun)
+        .map(|(it, at)| it - at)
+        .sum();
+    #[expect(clippy::cast_precision_loss, reason = "some images")]
+    let pulls = count * images as f64;
+    let (bytes, requests) = world.sums();
+    let cpu = match way {
+        Way::Direct => 0.0,
+        Way::First => bytes * world.cpu_stored,
+        Way::Again => 0.0,
+    };
+    let served = match way {
+        Way::Direct => 0.0,
+        _ => count * (bytes * world.cpu_byte + requests * world.cpu_request),
+    };
+    Outcome {
+        mean: spent / count,
+        last: run.ended.iter().fold(0.0, |last, end| last.max(*end)),
+        upstream: run.upstream,
+        cpu: (cpu + served) / pulls,
+    }
+}
+
+impl World {
+    /// Bytes and requests of all images.
+    pub(super) fn sums(&self) -> (f64, f64) {
+        let images = self.images.iter();
+        images.fold((0.0, 0.0), |sum, it| {
+            (sum.0 + it.bytes, sum.1 + it.requests)
+        })
+    }
+
+    /// Seconds of the card that one pull takes: of its link or of its cores, whichever is scarcer.
+    fn serving(&self, image: &Image) -> f64 {
+        let cpu = image.bytes * self.cpu_byte + image.requests * self.cpu_request;
+        (image.bytes / self.card).max(cpu / self.cores)
+    }
+}
+
+impl Run<'_> {
+    fn finish(&mut self) {
+        loop {
+            let asking = self.asking.peek().map(|Reverse((Time(at), _))| *at);
+            let ends = [asking, self.uplink.next(), self.card.next()];
+            let next = (0..ends.len())
+                .filter_map(|nth| Some((Time(ends[nth]?), nth)))
+                .min();
+            let Some((Time(now), nth)) = next else { return };
+            match nth {
+                0 => {
+                    if let Some(Reverse((_, pull))) = self.asking.pop() {
+                        self.ask(now, pull);
+                    }
+                }
+                1 => {
+                    if let Some(pull) = self.uplink.done(now) {
+                        self.arrived(now, pull);
+                    }
+                }
+                _ => {
+                    if let Some((machine, image)) = self.card.done(now) {
+                        if self.here[image] {
+                            self.has(now, (machine, image));
+                        } else {
+                            self.waiting[image].push(machine);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, now: f64, pull: Pull) {
+        let begin = self.world.begin;
+        let takes = match self.way {
+            Way::Direct => begin.direct,
+            _ if self.here[pull.1] => begin.again,
+            _ => begin.first,
+        };
+        self.asking.push(Reverse((Time(now + takes), pull)));
+    }
+
+    fn ask(&mut self, now: f64, pull: Pull) {
+        let image = pull.1;
+        let wanted = self.world.images[image];
+        let crossing = wanted.bytes / self.world.uplink;
+        if self.way == Way::Direct {
+            self.upstream += wanted.bytes * self.world.wire;
+            self.uplink.add(now, pull, crossing);
+            return;
+        }
+        if !self.asked[image] {
+            self.asked[image] = true;
+            self.fresh[image] = now;
+            self.upstream += wanted.bytes * self.world.wire;
+            self.uplink.add(now, pull, crossing);
+        } else if now >= self.fresh[image] + FRESHNESS {
+            self.fresh[image] = now;
+            self.upstream += REVALIDATION;
+        }
+        self.card.add(now, pull, self.world.serving(&wanted));
+    }
+
+    /// Something came over the uplink whole.
+    fn arrived(&mut self, now: f64, pull: Pull) {
+        if self.way == Way::Direct {
+            self.has(now, pull);
+            return;
+        }
+        let image = pull.1;
+        self.here[image] = true;
+        for machine in std::mem::take(&mut self.waiting[image]) {
+            self.has(now, (machine, image));
+        }
+    }
+
+    fn has(&mut self, now: f64, (machine, image): Pull) {
+        if image + 1 < self.world.images.len() {
+            self.begin(now, (machine, image + 1));
+        } else {
+            self.ended[machine] = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn world() -> World {
+        let image = |bytes| Image {
+            bytes,
+            requests: 4.0,
+        };
+        World {
+            uplink: 100.0,
+            card: 1_000.0,
+            begin: Begin {
+                direct: 0.5,
+                first: 0.6,
+                again: 0.1,
+            },
+            cpu_byte: 0.000_1,
+            cpu_stored: 0.001,
+            cpu_request: 0.001,
+            cores: 2.0,
+            wire: 1.05,
+            images: vec![image(1_000.0), image(3_000.0)],
+        }
+    }
+
+    fn close(one: f64, other: f64) {
+        assert!((one - other).abs() < 1e-6 * other.max(1.0), "{one} {other}");
+    }
+
+    #[test]
+    fn one_machine_takes_what_its_bytes_take() {
+        let world = world();
+        close(simulate(&world, 1, Way::Direct, 0.0).mean, 2.0 * 0.5 + 40.0);
+        close(simulate(&world, 1, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
+        close(simulate(&world, 1, Way::Again, 0.0).mean, 2.0 * 0.1 + 4.0);
+    }
+
+    #[test]
+    fn many_at_once_share_what_is_scarce() {
+        let world = world();
+        let direct = simulate(&world, 50, Way::Direct, 0.0);
+        close(direct.mean, 2.0 * 0.5 + 50.0 * 40.0);
+        close(direct.upstream, 50.0 * 4_000.0 * 1.05);
+        // With five the uplink is what is waited for, with fifty the card.
+        close(simulate(&world, 5, Way::First, 0.0).mean, 2.0 * 0.6 + 40.0);
+        let first = simulate(&world, 50, Way::First, 0.0);
+        close(first.mean, 2.0 * 0.6 + 50.0 * 4.0);
+        close(first.upstream, 4_000.0 * 1.05);
+        close(first.cpu, (4.0 + 50.0 * (0.4 + 0.008)) / 100.0);
+    }
+
+    #[test]
+    fn a_card_of_few_cores_is_as_fast_as_these() {
+        let slow = World {
+            cores: 0.01,
+            ..world()
+        };
+        let again = simulate(&slow, 10, Way::Again, 0.0);
+        close(again.mean, 2.0 * 0.1 + 10.0 * (0.4 + 0.008) / 0.01);
+    }
+
+    #[test]
+    fn who_comes_alone_waits_for_nobody_and_tags_are_asked_for_again() {
+        let world = world();
+        let again = simulate(&world, 10, Way::Again, 1_000.0);
+        close(again.mean, 2.0 * 0.1 + 4.0);
+        close(again.last, 900.0 + 4.2);
+        // Each but the first finds both tags stale.
+        close(again.upstream, 2.0 * 9.0 * REVALIDATION);
+    }
+}
