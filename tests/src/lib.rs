@@ -9,6 +9,7 @@
 pub mod clients;
 pub mod image;
 pub mod layout;
+pub mod namespace;
 pub mod pierhead;
 pub mod place;
 pub mod process;

@@ -22,6 +22,7 @@ pub struct Options {
     data: Option<PathBuf>,
     config: String,
     arguments: Vec<String>,
+    inside: Vec<String>,
 }
 
 impl Options {
@@ -52,6 +53,13 @@ impl Options {
         self
     }
 
+    /// Started by these words, which become it: such as those of [`crate::namespace`].
+    #[must_use]
+    pub fn inside(mut self, words: Vec<String>) -> Self {
+        self.inside = words;
+        self
+    }
+
     /// A data folder that is somebody else's to make and remove.
     #[must_use]
     pub fn data(mut self, folder: &Path) -> Self {
@@ -74,12 +82,20 @@ pub struct Pierhead {
 impl Pierhead {
     /// Starts it and waits until it is ready.
     pub fn start(options: Options) -> Result<Self> {
+        Self::start_while(options, |_| Ok(()))
+    }
+
+    /// The same, with something that happens while it is starting.
+    pub fn start_while(
+        options: Options,
+        meanwhile: impl FnOnce(&mut Daemon) -> Result<()>,
+    ) -> Result<Self> {
         let folder = place::scratch("pierhead")?;
         let data = options
             .data
             .clone()
             .unwrap_or_else(|| folder.path().join("data"));
-        let (daemon, address, admin) = serve(folder.path(), &data, &options)?;
+        let (daemon, address, admin) = serve(folder.path(), &data, &options, meanwhile)?;
         Ok(Self {
             daemon,
             address,
@@ -156,7 +172,7 @@ impl Pierhead {
     pub fn restart(&mut self) -> Result<()> {
         self.daemon.terminate()?;
         (self.daemon, self.address, self.admin) =
-            serve(self.folder.path(), &self.data, &self.options)?;
+            serve(self.folder.path(), &self.data, &self.options, |_| Ok(()))?;
         Ok(())
     }
 
@@ -204,6 +220,7 @@ fn serve(
     folder: &Path,
     data: &Path,
     options: &Options,
+    meanwhile: impl FnOnce(&mut Daemon) -> Result<()>,
 ) -> Result<(Daemon, SocketAddr, SocketAddr)> {
     let ready = folder.join("ready");
     let _ = fs::remove_file(&ready);
@@ -212,6 +229,7 @@ fn serve(
         &mut serving(folder, data, options)?,
         &folder.join("log"),
     )?;
+    meanwhile(&mut daemon)?;
     let told = daemon.until("ready", |_| {
         // Half written is the same as not written.
         Ok(fs::read(&ready)
@@ -235,7 +253,13 @@ fn serve(
 fn serving(folder: &Path, data: &Path, options: &Options) -> Result<Command> {
     let config = folder.join("pierhead.toml");
     fs::write(&config, &options.config)?;
-    let mut command = process::command(&place::pierhead()?);
+    let mut words = options
+        .inside
+        .iter()
+        .map(PathBuf::from)
+        .chain([place::pierhead()?]);
+    let mut command = process::command(&words.next().context("a program")?);
+    command.args(words);
     command
         .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
         .arg("--config")

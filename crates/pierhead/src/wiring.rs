@@ -83,8 +83,8 @@ fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
     let secret = |inline: &Option<crate::config::Secret>, file: &Option<std::path::PathBuf>| match (
         inline, file,
     ) {
-        (Some(secret), _) => Ok(Some(secret.reveal())),
-        (None, Some(path)) => files::first_line(path).map(|secret| Some(secret.reveal())),
+        (Some(secret), _) => Ok::<_, String>(Some(secret.reveal())),
+        (None, Some(path)) => Ok(Some(files::first_line(path)?.reveal())),
         (None, None) => Ok(None),
     };
     if let Some(name) = &upstream.credential_helper {

@@ -24,6 +24,7 @@ use tokio_rustls::TlsConnector;
 use tower_service::Service;
 
 use crate::guard::{self, Allowed, Reach};
+use crate::untrusted::{Untrusted, untrusted};
 
 /// The next address is tried beside a silent one after so long (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -76,6 +77,7 @@ pub(crate) enum ConnectError {
     #[error("{what}")]
     Failed {
         what: String,
+        untrusted: Option<Untrusted>,
         #[source]
         source: Option<io::Error>,
     },
@@ -85,6 +87,7 @@ impl ConnectError {
     fn failed(what: impl Into<String>) -> Self {
         Self::Failed {
             what: what.into(),
+            untrusted: None,
             source: None,
         }
     }
@@ -92,6 +95,7 @@ impl ConnectError {
     fn because(what: String, source: io::Error) -> Self {
         Self::Failed {
             what,
+            untrusted: None,
             source: Some(source),
         }
     }
@@ -134,8 +138,13 @@ impl Shared {
             .map_err(|_| ConnectError::failed(format!("{host} can be in no certificate")))?;
         let tls = self.tls.connect(name, tcp).await;
         let tls = tls.map_err(|e| {
-            let hint = plain_http_hint(&e);
-            ConnectError::because(format!("TLS with {host}:{port} failed: {e}{hint}"), e)
+            let (untrusted, hint) = untrusted(&e).unzip();
+            let hint = hint.unwrap_or_else(|| plain_http_hint(&e).to_owned());
+            ConnectError::Failed {
+                what: format!("TLS with {host}:{port} failed: {e}{hint}"),
+                untrusted,
+                source: Some(e),
+            }
         })?;
         Ok(Stream::new(tls))
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::Untrusted;
+
 /// Whose fault a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -56,6 +58,8 @@ pub enum Error {
         upstream: String,
         /// What failed, with the reason.
         what: String,
+        /// When it failed for its certificate: whose fault that is.
+        untrusted: Option<Untrusted>,
     },
     /// It failed again and again a moment ago, and was not asked.
     #[error("{upstream} is down since {since:.0?}; last seen: {what}")]

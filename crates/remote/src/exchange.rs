@@ -169,7 +169,9 @@ fn failure(origin: &Origin, uri: &Uri, error: &HttpError) -> Error {
         if let Some(connect) = cause.downcast_ref::<ConnectError>() {
             return match connect {
                 ConnectError::Forbidden(what) => origin.forbidden(what.clone()),
-                ConnectError::Failed { what, .. } => origin.transport(what.clone()),
+                ConnectError::Failed {
+                    what, untrusted, ..
+                } => origin.untrusted(what.clone(), *untrusted),
             };
         }
         if !reason.is_empty() {

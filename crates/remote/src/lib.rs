@@ -37,6 +37,7 @@ mod retry;
 mod room;
 mod stream;
 mod token;
+mod untrusted;
 mod upstreams;
 
 pub use client::{Client, Fetched, Known, Prepared};
@@ -48,4 +49,5 @@ pub use files::{open_file, open_file_with};
 pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};
 pub use probe::{Answered, Probe};
 pub use stream::{BlobStream, Senders};
+pub use untrusted::{Untrusted, untrusted};
 pub use upstreams::default_url;

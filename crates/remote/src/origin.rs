@@ -19,7 +19,7 @@ use crate::health::Health;
 use crate::metrics::UpstreamMetrics;
 use crate::retry::Budget;
 use crate::token::Tokens;
-use crate::{Credentials, Error};
+use crate::{Credentials, Error, Untrusted};
 
 /// Time limits of an exchange; see [`Config`](crate::Config).
 #[derive(Clone, Copy)]
@@ -110,9 +110,14 @@ impl Place {
     }
 
     pub(crate) fn transport(&self, what: impl Into<String>) -> Error {
+        self.untrusted(what, None)
+    }
+
+    pub(crate) fn untrusted(&self, what: impl Into<String>, untrusted: Option<Untrusted>) -> Error {
         Error::Transport {
             upstream: self.name.to_string(),
             what: what.into(),
+            untrusted,
         }
     }
 

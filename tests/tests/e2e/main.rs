@@ -19,6 +19,7 @@ mod direct;
 mod doctor;
 mod eviction;
 mod hub;
+mod interface;
 mod killed;
 mod lies;
 mod matrix;

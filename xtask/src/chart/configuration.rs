@@ -6,16 +6,9 @@ use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
 /// What the chart sets from values of its own.
-const OURS: &[&str] = &[
-    "listen",
-    "data",
-    "admin",
-    "docker_config",
-    "interface",
-    "profile",
-];
+const OURS: &[&str] = &["listen", "data", "admin", "docker_config", "profile"];
 /// As [`OURS`], whole sections.
-const OUR_SECTIONS: &[&str] = &["tls", "auth", "tier", "upstreams"];
+const OUR_SECTIONS: &[&str] = &["network", "tls", "auth", "tier", "upstreams"];
 
 /// The schema of the value `config`: objects with exactly the keys of the TOML in `page`.
 ///

@@ -13,71 +13,97 @@ use zeroize::Zeroizing;
 
 use super::parse::Lines;
 use super::{Config, Problem, Secret};
+use crate::failure::Exit;
 
 /// A password or token that is longer is another file.
 const MAX_SECRET: u64 = 64 << 10;
 /// Docker's own is a few lines a registry.
 const MAX_DOCKER_CONFIG: u64 = 1 << 20;
 
+/// What is wrong with a file, whose fault that is, and the mend.
+#[derive(Debug)]
+pub(crate) struct Unfit {
+    exit: Exit,
+    message: String,
+}
+
+impl Unfit {
+    pub(super) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { exit, message }
+    }
+
+    /// Not there, or not for us.
+    fn unread(what: &str, path: &Path, error: &io::Error) -> Self {
+        let hint = hint(path, error);
+        let message = format!("{what} {}: {error}{hint}", path.display());
+        Self::new(Exit::NoFile, message)
+    }
+
+    /// There, and not what it should be.
+    fn wrong(message: impl Into<String>) -> Self {
+        Self::new(Exit::WrongFile, message)
+    }
+
+    pub(super) fn at(self, line: Option<usize>) -> (Exit, Problem) {
+        (self.exit, Problem::new(line, self.message))
+    }
+}
+
+impl From<Unfit> for String {
+    fn from(unfit: Unfit) -> Self {
+        unfit.message
+    }
+}
+
 /// What is wrong with any named file.
-pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
+pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
     let mut problems = Vec::new();
-    let mut report = |key: &str, result: Result<(), String>| {
-        if let Err(message) = result {
-            problems.push(Problem {
-                line: lines.get(key).copied(),
-                message,
-            });
+    let mut report = |key: &str, name: &str, result: Result<(), Unfit>| {
+        if let Err(unfit) = result {
+            let message = format!("{name}: {}", unfit.message);
+            problems.push(Unfit { message, ..unfit }.at(lines.get(key).copied()));
         }
     };
-    let at = |key: &str, result: Result<(), String>| {
-        result.map_err(|message| format!("{key}: {message}"))
-    };
-    if let Some(path) = &config.tls.cert {
-        report("tls.cert", at("tls.cert", certificates(path)));
-    }
-    if let Some(path) = &config.tls.client_ca {
-        report("tls.client_ca", at("tls.client_ca", certificates(path)));
+    for (key, path) in [
+        ("tls.cert", &config.tls.cert),
+        ("tls.client_ca", &config.tls.client_ca),
+    ] {
+        if let Some(path) = path {
+            report(key, key, certificates(path));
+        }
     }
     if let Some(path) = &config.tls.key {
-        report("tls.key", at("tls.key", private_key(path)));
+        report("tls.key", "tls.key", private_key(path));
     }
     if let Some(path) = &config.auth.htpasswd {
-        let checked = pierhead_proxy::check_htpasswd(path);
-        report("auth.htpasswd", at("auth.htpasswd", checked));
+        report("auth.htpasswd", "auth.htpasswd", htpasswd(path));
     }
     if let Some(path) = &config.docker_config {
-        report(
-            "docker_config",
-            at("docker_config", docker_config(path).map(drop)),
-        );
+        let checked = docker_config(path).map(drop);
+        report("docker_config", "docker_config", checked);
     }
     if let Some(path) = &config.trace.file {
-        report("trace.file", at("trace.file", super::trace_file(path)));
+        let checked = super::trace_file(path);
+        let checked = checked.map_err(|message| Unfit::new(Exit::Refused, message));
+        report("trace.file", "trace.file", checked);
     }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
+        let name = |name: &str| format!("[upstreams.\"{registry}\"] {name}");
         if let Some(path) = &upstream.ca {
-            report(
-                &key,
-                at(
-                    &format!("[upstreams.\"{registry}\"] ca"),
-                    certificates(path),
-                ),
-            );
+            let checked = certificates(path).map_err(|unfit| match unfit.exit {
+                Exit::WrongFile => Unfit::new(Exit::Tls, unfit.message),
+                _ => unfit,
+            });
+            report(&key, &name("ca"), checked);
         }
-        for (name, path) in [
+        for (of, path) in [
             ("password_file", &upstream.password_file),
             ("identity_token_file", &upstream.identity_token_file),
         ] {
             if let Some(path) = path {
-                report(
-                    &key,
-                    at(
-                        &format!("[upstreams.\"{registry}\"] {name}"),
-                        first_line(path).map(drop),
-                    ),
-                );
+                report(&key, &name(of), first_line(path).map(drop));
             }
         }
     }
@@ -85,26 +111,35 @@ pub(crate) fn check(config: &Config, lines: &Lines) -> Vec<Problem> {
 }
 
 /// The secret in the first line of a file.
-pub(crate) fn first_line(path: &Path) -> Result<Secret, String> {
+pub(crate) fn first_line(path: &Path) -> Result<Secret, Unfit> {
     let mut text = Zeroizing::new(String::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_SECRET)
         .read_to_string(&mut text)
         .map_err(|error| cannot_read(path, &error))?;
     match text.lines().next() {
-        None | Some("") => Err(format!("the first line of {} is empty", path.display())),
+        None | Some("") => Err(Unfit::wrong(format!(
+            "the first line of {} is empty: write the password or token there (in a Secret: the key's value)",
+            path.display()
+        ))),
         Some(line) => Ok(Secret::new(line.to_owned())),
     }
 }
 
+fn htpasswd(path: &Path) -> Result<(), Unfit> {
+    open_file(path).map_err(|error| cannot_read(path, &error))?;
+    pierhead_proxy::check_htpasswd(path).map_err(Unfit::wrong)
+}
+
 /// Whom to log in as, as `docker login` left it.
-pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, String> {
+pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials>, Unfit> {
     let mut bytes = Zeroizing::new(Vec::new());
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_DOCKER_CONFIG)
         .read_to_end(&mut bytes)
         .map_err(|error| cannot_read(path, &error))?;
-    pierhead_remote::docker_config(&bytes).map_err(|error| format!("{}: {error}", path.display()))
+    pierhead_remote::docker_config(&bytes)
+        .map_err(|error| Unfit::wrong(format!("{}: {error}", path.display())))
 }
 
 /// Whether a file that holds secrets may be read by everybody on this machine.
@@ -112,29 +147,40 @@ pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
-fn certificates(path: &Path) -> Result<(), String> {
-    let none = || {
-        format!(
-            "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
-            path.display()
-        )
-    };
-    let file = open_file(path)
-        .map_err(|error| format!("no certificate in {}: {error}", path.display()))?;
+fn certificates(path: &Path) -> Result<(), Unfit> {
+    let file = open_file(path).map_err(|error| Unfit::unread("no certificate in", path, &error))?;
     let mut count = 0;
     for certificate in CertificateDer::pem_reader_iter(file) {
-        certificate.map_err(|error| format!("{}: {}", path.display(), pem(&error)))?;
+        certificate.map_err(|error| {
+            Unfit::wrong(format!(
+                "no certificate can be read in {}: {}",
+                path.display(),
+                pem(&error)
+            ))
+        })?;
         count += 1;
     }
-    if count == 0 { Err(none()) } else { Ok(()) }
+    match count {
+        0 => Err(Unfit::wrong(format!(
+            "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
-fn private_key(path: &Path) -> Result<(), String> {
-    let none = |why: String| format!("no private key in {}: {why}", path.display());
-    let file = open_file(path).map_err(|error| none(error.to_string()))?;
+fn private_key(path: &Path) -> Result<(), Unfit> {
+    let file = open_file(path).map_err(|error| Unfit::unread("no private key in", path, &error))?;
+    let wrong = |error: rustls_pki_types::pem::Error| {
+        Unfit::wrong(format!(
+            "no private key in {}: {}",
+            path.display(),
+            pem(&error)
+        ))
+    };
     PrivateKeyDer::from_pem_reader(file)
         .map(drop)
-        .map_err(|error| none(pem(&error)))
+        .map_err(wrong)
 }
 
 fn pem(error: &rustls_pki_types::pem::Error) -> String {
@@ -145,6 +191,41 @@ fn pem(error: &rustls_pki_types::pem::Error) -> String {
     }
 }
 
-fn cannot_read(path: &Path, error: &io::Error) -> String {
-    format!("cannot read {}: {error}", path.display())
+fn cannot_read(path: &Path, error: &io::Error) -> Unfit {
+    Unfit::unread("cannot read", path, error)
+}
+
+/// Why a file cannot be read, as far as can be seen, and the mend. The kubelet's way with Secrets and ConfigMaps: a
+/// name is a link to `..data/NAME`, and `..data` one to the folder of the version that is meant.
+pub(super) fn hint(path: &Path, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => missing(path),
+        io::ErrorKind::PermissionDenied => format!(
+            " (this is user {}, group {}: chown or chmod the file and the folders above it; of a Secret, set defaultMode \
+             and the pod's fsGroup)",
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw()
+        ),
+        _ => String::new(),
+    }
+}
+
+fn missing(path: &Path) -> String {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    match (std::fs::read_link(path), folder) {
+        (Ok(target), _) => format!(
+            " (it is a link to {}, where nothing is: a Secret or ConfigMap lost this key, or its volume is not mounted whole)",
+            target.display()
+        ),
+        (Err(_), Some(folder)) if !folder.is_dir() => format!(
+            " ({} is not there: is the Secret, the ConfigMap or the disk mounted that should bring it?)",
+            folder.display()
+        ),
+        (Err(_), Some(folder)) => format!(
+            " ({} is there and has no {:?}: misspelt, or a key that the Secret lacks?)",
+            folder.display(),
+            path.file_name().unwrap_or_default()
+        ),
+        (Err(_), None) => String::new(),
+    }
 }

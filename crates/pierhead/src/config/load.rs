@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use pierhead_oci::Registry;
 use zeroize::Zeroizing;
 
+use super::files::Unfit;
 use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::{Config, LogFormat, Problem, Size, files, value};
+use crate::failure::Exit;
 
 /// A configuration file that is larger is something else.
 const MAX_FILE: u64 = 1 << 20;
@@ -33,12 +35,12 @@ pub(crate) struct Overrides {
 #[derive(Debug)]
 pub(crate) struct Refused {
     file: Option<PathBuf>,
-    problems: Vec<Problem>,
+    problems: Vec<(Exit, Problem)>,
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.problems.iter().enumerate() {
+        for (index, (_, problem)) in self.problems.iter().enumerate() {
             if index > 0 {
                 f.write_str("\n")?;
             }
@@ -56,6 +58,15 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+impl Refused {
+    /// Of the text when anything is wrong with it, else of the first file.
+    pub(crate) fn exit(&self) -> Exit {
+        let mut exits = self.problems.iter().map(|(exit, _)| *exit);
+        let of_text = exits.clone().find(|exit| *exit == Exit::Refused);
+        of_text.or_else(|| exits.next()).unwrap_or(Exit::Refused)
+    }
+}
+
 /// Reads and checks everything, the files that the configuration names included; opens nothing else.
 pub(crate) fn load(
     file: Option<&Path>,
@@ -70,14 +81,9 @@ pub(crate) fn load(
     let (mut config, lines) = match file {
         None => (defaults, Lines::new()),
         Some(path) => {
-            let text = read(path).map_err(|message| {
-                refuse(vec![Problem {
-                    line: None,
-                    message,
-                }])
-            })?;
+            let text = read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?;
             let base = path.parent().unwrap_or(Path::new(""));
-            parse(&text, base, defaults).map_err(refuse)?
+            parse(&text, base, defaults).map_err(|problems| refuse(of_text(problems)))?
         }
     };
     apply(overrides, &mut config);
@@ -85,9 +91,9 @@ pub(crate) fn load(
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
-    let mut problems = validate(&config, &lines);
+    let mut problems = of_text(validate(&config, &lines));
     problems.extend(files::check(&config, &lines));
-    problems.sort_by_key(|problem| problem.line);
+    problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
         Ok(config)
     } else {
@@ -95,19 +101,30 @@ pub(crate) fn load(
     }
 }
 
-fn read(path: &Path) -> Result<Zeroizing<String>, String> {
+fn of_text(problems: Vec<Problem>) -> Vec<(Exit, Problem)> {
+    let problems = problems.into_iter();
+    problems.map(|it| (Exit::Refused, it)).collect()
+}
+
+fn read(path: &Path) -> Result<Zeroizing<String>, Unfit> {
     let mut text = Zeroizing::new(String::new());
+    let cannot = |error: io::Error| {
+        let hint = files::hint(path, &error);
+        let message = format!("cannot read the configuration: {error}{hint}");
+        Unfit::new(Exit::NoFile, message)
+    };
     let file = if is_handed_over(path) {
         File::open(path)
     } else {
         pierhead_remote::open_file(path)
     };
-    file.map_err(|error| format!("cannot read the configuration: {error}"))?
+    file.map_err(cannot)?
         .take(MAX_FILE + 1)
         .read_to_string(&mut text)
-        .map_err(|error| format!("cannot read the configuration: {error}"))?;
+        .map_err(cannot)?;
     if text.len() as u64 > MAX_FILE {
-        return Err("this is larger than 1 MiB and no configuration of pierhead".to_owned());
+        let message = "this is larger than 1 MiB and no configuration of pierhead";
+        return Err(Unfit::new(Exit::Refused, message));
     }
     Ok(text)
 }

@@ -26,7 +26,7 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_oci::Registry;
 
-pub(crate) use keys::check_level;
+pub(crate) use keys::{MANAGEMENT, check_level};
 pub(crate) use load::{Overrides, Refused, can_be_read_again, load, parse_upstream};
 pub(crate) use secret::Secret;
 pub(crate) use show::{changes, show};
@@ -44,6 +44,7 @@ pub(crate) struct Config {
     pub(crate) default_upstream: Registry,
     pub(crate) docker_config: Option<PathBuf>,
     pub(crate) allow_open_proxy_with_credentials: bool,
+    pub(crate) network: Network,
     pub(crate) cache: Cache,
     pub(crate) eviction: Eviction,
     pub(crate) trace: Trace,
@@ -56,6 +57,12 @@ pub(crate) struct Config {
     pub(crate) auth: Auth,
     pub(crate) log: Log,
     pub(crate) upstreams: BTreeMap<Registry, Upstream>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) interface: Option<String>,
+    pub(crate) wait: Duration,
 }
 
 #[derive(Clone)]
@@ -314,6 +321,10 @@ impl Config {
             default_upstream: proxy.default_upstream,
             docker_config: None,
             allow_open_proxy_with_credentials: false,
+            network: Network {
+                interface: None,
+                wait: Duration::from_secs(30),
+            },
             cache: Cache {
                 size: Size::Auto,
                 min_free: Size::Bytes(512 << 20),
@@ -399,4 +410,11 @@ pub(crate) struct Problem {
     /// From 1; `None` when it is about no line of the file.
     pub(crate) line: Option<usize>,
     pub(crate) message: String,
+}
+
+impl Problem {
+    fn new(line: Option<usize>, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { line, message }
+    }
 }

@@ -22,10 +22,7 @@ pub(crate) fn parse(
 ) -> Result<(Config, Lines), Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
         let line = error.span().map(|span| line_of(text, span.start));
-        vec![Problem {
-            line,
-            message: error.message().to_owned(),
-        }]
+        vec![Problem::new(line, error.message())]
     })?;
     let mut reader = Reader {
         text,
@@ -63,10 +60,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn problem(&mut self, offset: usize, message: String) {
-        self.problems.push(Problem {
-            line: Some(line_of(self.text, offset)),
-            message,
-        });
+        let line = line_of(self.text, offset);
+        self.problems.push(Problem::new(Some(line), message));
     }
 
     fn document(&mut self, table: &DeTable<'_>) {

@@ -6,12 +6,8 @@ use super::{AuthMode, Config, Problem};
 /// Every contradiction. `lines` says where the keys stand, as far as they come from a file.
 pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut report = |key: &str, message: String| {
-        problems.push(Problem {
-            line: lines.get(key).copied(),
-            message,
-        })
-    };
+    let mut report =
+        |key: &str, message: String| problems.push(Problem::new(lines.get(key).copied(), message));
 
     match (&config.tls.cert, &config.tls.key) {
         (Some(_), None) => report(
@@ -46,6 +42,17 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         if address.port() != 0 && config.listen[..index].contains(address) {
             report("listen", format!("listen names {address} twice: keep one"));
         }
+    }
+    if let Some(interface) = &config.network.interface
+        && !config.listen.iter().any(|it| it.ip().is_unspecified())
+    {
+        report(
+            "network.interface",
+            format!(
+                "network.interface = {interface:?} chooses among the addresses of this machine, and listen names none but \
+                 fixed ones: write 0.0.0.0:PORT into listen, or remove one of the two keys"
+            ),
+        );
     }
     for (registry, upstream) in &config.upstreams {
         let at_key = format!("upstreams.{registry}");

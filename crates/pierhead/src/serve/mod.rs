@@ -1,10 +1,12 @@
 //! `pierhead serve`: opens, wires, waits for signals, drains.
 
+mod data;
+mod interface;
+mod listen;
 mod notify;
 mod reload;
 mod trace;
 
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -41,8 +43,6 @@ const BLOCKING_THREADS: usize = 64;
 const STACK: usize = 1 << 20;
 /// Beyond this, more threads cost memory and bring nothing at the rate of a NIC's uplink.
 const MAX_AUTO_THREADS: usize = 16;
-/// docker 20 and podman open a connection a request: a burst must fit into the queue.
-const BACKLOG: u32 = 4096;
 
 /// For the last writes at the end.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -114,6 +114,15 @@ async fn serve(
     for warning in wiring::warnings(&config, args.config.as_deref()) {
         tracing::warn!("{warning}");
     }
+    if let Some(warning) = interface::management(&config.listen).await {
+        tracing::warn!("{warning}");
+    }
+    // Before the data folder is taken: nobody is kept from it meanwhile.
+    let mut wanted = tokio::select! {
+        found = interface::addresses(&config.network, &config.listen) => found?,
+        _ = interrupt.recv() => return Ok(()),
+        _ = terminate.recv() => return Ok(()),
+    };
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let notes = Arc::<Notes>::default();
@@ -125,17 +134,9 @@ async fn serve(
     let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
     let proxy = tokio::task::spawn_blocking(proxy).await?;
 
-    let mut listeners = Vec::new();
-    for address in &config.listen {
-        // Else [::]:5000 takes IPv4, too, and 0.0.0.0:5000 beside it cannot be had.
-        let only_v6 = config
-            .listen
-            .iter()
-            .any(|other| other.is_ipv4() && other.port() == address.port());
-        listeners.push(bind(*address, only_v6)?);
-    }
-    let listen = addresses(&listeners)?;
-    let admin_listener = bind_admin(&config)?;
+    let listeners = listen::bind_all(&wanted)?;
+    let listen = listen::addresses(&listeners)?;
+    let admin_listener = listen::bind_admin(&config)?;
     let admin_address = admin_listener
         .as_ref()
         .map(TcpListener::local_addr)
@@ -152,9 +153,16 @@ async fn serve(
     behind.spawn(async move { of_stored.offer_stored().await });
     let (stop, stopped) = watch::channel(false);
     let mut servers = JoinSet::new();
+    let tls = wiring::tls(&config);
+    let serving = {
+        let (proxy, stopped) = (proxy.clone(), stopped.clone());
+        move |listener| {
+            let (proxy, tls, stopped) = (proxy.clone(), tls.clone(), told(stopped.clone()));
+            async move { proxy.serve(listener, tls, stopped).await }
+        }
+    };
     for listener in listeners {
-        let (proxy, tls, stopped) = (proxy.clone(), wiring::tls(&config), told(stopped.clone()));
-        servers.spawn(async move { proxy.serve(listener, tls, stopped).await });
+        servers.spawn(serving(listener));
     }
     let mut admin = JoinSet::new();
     if let Some(listener) = admin_listener {
@@ -195,8 +203,22 @@ async fn serve(
         proxy,
         level,
     };
+    let mut follow = tokio::time::interval(interface::FOLLOW);
+    follow.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            _ = follow.tick(), if running.config.network.interface.is_some() => {
+                let (network, listen) = (&running.config.network, &running.config.listen);
+                for address in interface::added(network, listen, &mut wanted).await {
+                    match listen::bind(address, true) {
+                        Ok(listener) => {
+                            servers.spawn(serving(listener));
+                            tracing::info!("the interface has one more address: listens on {address}, too");
+                        }
+                        Err(error) => tracing::warn!("the interface has one more address: {error:#}"),
+                    }
+                }
+            }
             _ = hangup.recv() => running.reload(args).await,
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
@@ -302,8 +324,7 @@ async fn open_library(config: &Config, cache: &Cache) -> anyhow::Result<Option<L
 }
 
 async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache> {
-    let space = wiring::space(&config.data)
-        .with_context(|| format!("cannot see the file system of {}", config.data.display()))?;
+    let space = wiring::space(&config.data).map_err(|error| data::unseen(&config.data, error))?;
     // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
     let provisional = match config.cache.size {
         Size::Auto => space.total,
@@ -324,9 +345,10 @@ async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache
         });
         let disk =
             |settings: &pierhead_cache::Config| crate::tier::disk(&settings.data, fast.disk_model);
-        Cache::open_on(settings, eviction, disk).map_err(anyhow::Error::from)
+        Cache::open_on(settings, eviction, disk)
     };
-    let cache = tokio::task::spawn_blocking(open).await??;
+    let cache = tokio::task::spawn_blocking(open).await?;
+    let cache = cache.map_err(|error| data::refused(&config.data, error))?;
     cache.set_capacity(capacity(&cache, config)?).await;
     Ok(cache)
 }
@@ -350,60 +372,6 @@ fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
         );
     }
     Ok(capacity)
-}
-
-fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
-    let bind = || {
-        let socket = if address.is_ipv4() {
-            TcpSocket::new_v4()?
-        } else {
-            TcpSocket::new_v6()?
-        };
-        socket.set_reuseaddr(true)?;
-        if address.is_ipv6() && only_v6 {
-            rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
-        }
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    bind().map_err(|error| {
-        let hint = match error.kind() {
-            ErrorKind::AddrInUse => " (another pierhead or registry? see --listen and --admin)",
-            ErrorKind::AddrNotAvailable => " (no interface of this machine has it)",
-            ErrorKind::PermissionDenied => " (ports below 1024 need root or CAP_NET_BIND_SERVICE)",
-            _ => "",
-        };
-        anyhow::Error::new(error).context(format!("cannot listen on {address}{hint}"))
-    })
-}
-
-/// An address that was asked for must be had. The default one may belong to another pierhead on this machine: pulls
-/// are worth more than metrics, so this one then serves without.
-fn bind_admin(config: &Config) -> anyhow::Result<Option<TcpListener>> {
-    let Some(address) = config.admin else {
-        return Ok(None);
-    };
-    match bind(address, false) {
-        Ok(listener) => Ok(Some(listener)),
-        Err(error) if address == Config::DEFAULT_ADMIN && is_in_use(&error) => {
-            tracing::warn!(
-                "no admin listener, so no metrics and no `pierhead cache` for this instance: \
-                 {address} is in use; give it an address of its own with --admin"
-            );
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn is_in_use(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<std::io::Error>()
-        .is_some_and(|error| error.kind() == std::io::ErrorKind::AddrInUse)
-}
-
-fn addresses(listeners: &[TcpListener]) -> std::io::Result<Vec<SocketAddr>> {
-    listeners.iter().map(TcpListener::local_addr).collect()
 }
 
 /// The lines that people look for after a start.

@@ -104,6 +104,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
         }
     };
     keep("listen", old.listen != new.listen);
+    keep("network", old.network != new.network);
     keep("data", old.data != new.data);
     keep("admin", old.admin != new.admin);
     keep("cache.min_free", old.cache.min_free != new.cache.min_free);
@@ -117,6 +118,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     // The contents of the same files are reread when they change; other paths are not.
     keep("tls", old.tls != new.tls);
     new.listen.clone_from(&old.listen);
+    new.network.clone_from(&old.network);
     new.data.clone_from(&old.data);
     new.admin = old.admin;
     new.cache.min_free = old.cache.min_free;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use pierhead_bundle::api::Progress;
 use pierhead_oci::ErrorCode;
+use pierhead_remote::Untrusted;
 
 /// See the head of this module.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,14 @@ pub(crate) enum Error {
         detail: Option<Progress>,
         /// Of a registry's error body.
         code: Option<ErrorCode>,
+    },
+    /// No TLS, for the certificate of the other end: a retry meets the same one.
+    #[error("{message}")]
+    Untrusted {
+        /// Whose fault it is.
+        whose: Untrusted,
+        /// With whom, why, and the mend.
+        message: String,
     },
     /// What was sent does not fit, or this machine's disk.
     #[error(transparent)]

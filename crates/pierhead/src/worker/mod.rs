@@ -16,7 +16,7 @@ use std::fmt::Display;
 use crate::cli::worker::LoginArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
-use error::Error;
+pub(crate) use error::Error;
 use http::Server;
 pub(crate) use look::{diff, inspect};
 pub(crate) use pull::run as pull;

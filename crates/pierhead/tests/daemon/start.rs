@@ -26,7 +26,7 @@ async fn a_second_process_on_the_same_data_is_refused() {
     let daemon = Daemon::start("", &[]).await;
     let output = daemon.second(&[]).await;
     let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(output.status.code(), Some(69), "{message}");
     assert!(
         message.contains("is in use by another pierhead (process "),
         "{message}"
@@ -44,7 +44,7 @@ async fn data_of_another_version_is_refused_and_left_alone() {
     std::fs::write(data.join("version"), "7000\n").expect("it is written");
     let output = refuse(folder.path(), &[]).await;
     let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(output.status.code(), Some(72), "{message}");
     assert!(
         message.contains("7000") && message.contains("matching pierhead"),
         "{message}"
@@ -63,7 +63,7 @@ async fn a_taken_port_is_named() {
     let address = daemon.listen.to_string();
     let output = refuse(folder.path(), &["--listen", &address]).await;
     let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(output.status.code(), Some(69), "{message}");
     assert!(
         message.contains(&format!("cannot listen on {address}")),
         "{message}"

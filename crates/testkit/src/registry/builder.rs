@@ -18,7 +18,7 @@ use super::{Bases, FakeRegistry, Shared};
 pub struct Builder {
     settings: Settings,
     tls_names: Option<Vec<String>>,
-    tls_expired: bool,
+    tls_years: Option<[i32; 2]>,
     authority: Option<Arc<Authority>>,
 }
 
@@ -35,8 +35,13 @@ impl Builder {
     }
 
     /// Its certificate was good once.
-    pub fn tls_expired(mut self) -> Self {
-        self.tls_expired = true;
+    pub fn tls_expired(self) -> Self {
+        self.tls_between(2020, 2021)
+    }
+
+    /// Its certificate is good from the first day of a year to that of another.
+    pub fn tls_between(mut self, from: i32, to: i32) -> Self {
+        self.tls_years = Some([from, to]);
         self
     }
 
@@ -76,7 +81,7 @@ impl Builder {
     pub async fn start_at(self, addr: SocketAddr) -> FakeRegistry {
         let tls = self.tls_names.map(|names| {
             let authority = self.authority.unwrap_or_else(|| Arc::new(Authority::new()));
-            Identity::new(authority, &names, self.tls_expired)
+            Identity::new(authority, &names, self.tls_years)
         });
         let scheme = if tls.is_some() { "https" } else { "http" };
         let shared = Arc::new(Shared {

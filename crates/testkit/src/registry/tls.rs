@@ -41,18 +41,17 @@ impl Authority {
 
     /// A certificate for these host names and addresses, with its key, both as PEM.
     pub fn issue(&self, names: &[String]) -> (String, String) {
-        let (certificate, key) = self.sign(names, false);
+        let (certificate, key) = self.sign(names, None);
         (certificate.pem(), key.serialize_pem())
     }
 
-    fn sign(&self, names: &[String], expired: bool) -> (rcgen::Certificate, KeyPair) {
+    fn sign(&self, names: &[String], years: Option<[i32; 2]>) -> (rcgen::Certificate, KeyPair) {
         let mut params = CertificateParams::new(names).expect("names that a certificate can hold");
         params
             .distinguished_name
             .push(DnType::CommonName, "pierhead test");
-        if expired {
-            (params.not_before, params.not_after) =
-                (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+        if let Some(years) = years {
+            [params.not_before, params.not_after] = years.map(|year| date_time_ymd(year, 1, 1));
         }
         let key = KeyPair::generate().expect("a key");
         (
@@ -69,8 +68,12 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub(super) fn new(authority: Arc<Authority>, names: &[String], expired: bool) -> Self {
-        let (certificate, key) = authority.sign(names, expired);
+    pub(super) fn new(
+        authority: Arc<Authority>,
+        names: &[String],
+        years: Option<[i32; 2]>,
+    ) -> Self {
+        let (certificate, key) = authority.sign(names, years);
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
             rustls::crypto::ring::default_provider(),

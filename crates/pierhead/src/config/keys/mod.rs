@@ -4,6 +4,7 @@
 mod bundle;
 mod eviction;
 mod limits;
+mod network;
 mod tier;
 mod upstream;
 
@@ -16,6 +17,7 @@ use super::units::exact_bytes;
 use super::value::{Value, parse_admin};
 use super::{AuthMode, Config, LogFormat};
 
+pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::UPSTREAM_KEYS;
 
 /// One key of a `T`: the whole configuration, or one upstream.
@@ -44,6 +46,10 @@ impl<T> Key<T> {
 
 /// What stands above each table in `config show`.
 pub(crate) const SECTIONS: &[(&str, &str)] = &[
+    (
+        "network",
+        "Which interface clients come by. Changes need a restart.",
+    ),
     ("cache", "How much of the disk."),
     ("eviction", "What stays in the cache, and what enters it."),
     (
@@ -101,6 +107,7 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
         .chain(eviction::KEYS)
         .chain(bundle::KEYS)
         .chain(tier::KEYS)
+        .chain(network::KEYS)
         .chain(limits::KEYS)
 }
 

@@ -111,12 +111,16 @@ impl Connection {
     ) -> Result<Answer, Error> {
         let url = server.url();
         let doing = format!("the connection to {url} broke");
-        let broke = |error: io::Error| match is_no_tls(&error) {
-            true => Error::Said(format!(
+        let broke = |error: io::Error| match pierhead_remote::untrusted(&error) {
+            Some((whose, hint)) => Error::Untrusted {
+                whose,
+                message: format!("TLS with {url} failed: {error}{hint}"),
+            },
+            None if is_no_tls(&error) => Error::Said(format!(
                 "{url} speaks no TLS: try http://{}",
                 url.authority()
             )),
-            false => Error::cut(doing.clone())(error),
+            None => Error::cut(doing.clone())(error),
         };
         self.reader.get_mut().socket_mut().pace = Pace::default();
         self.write(server, request).map_err(broke)?;

@@ -60,7 +60,7 @@ pub(crate) fn login(
 
 fn password(file: &Path) -> Result<Zeroizing<String>, String> {
     if file != Path::new("-") {
-        return files::first_line(file).map(|secret| secret.reveal());
+        return Ok(files::first_line(file)?.reveal());
     }
     let mut line = Zeroizing::new(String::new());
     let read = io::stdin().lock().read_line(&mut line);

@@ -1,0 +1,109 @@
+//! Why the data folder cannot be used: whose fault it is, and the mend.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use pierhead_cache::Error;
+use rustix::process::{getegid, geteuid};
+
+use crate::failure::{Exit, Told};
+
+/// With the code that tells it apart.
+pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
+    let (exit, mend) = match &error {
+        Error::InUse { .. } => (Exit::Taken, None),
+        Error::Version { .. } | Error::Foreign { .. } => (Exit::Foreign, None),
+        Error::Io { source, .. } => mend(data, source),
+        _ => (Exit::Failed, None),
+    };
+    told(exit, mend, error.into())
+}
+
+/// The same where it could not even be looked at.
+pub(super) fn unseen(data: &Path, error: io::Error) -> anyhow::Error {
+    let (exit, mend) = mend(data, &error);
+    let what = format!("cannot see the file system of {}", data.display());
+    told(exit, mend, anyhow::Error::new(error).context(what))
+}
+
+fn told(exit: Exit, mend: Option<String>, error: anyhow::Error) -> anyhow::Error {
+    if exit == Exit::Failed {
+        return error;
+    }
+    let message = crate::failure::told(&error);
+    let mend = mend.map(|mend| format!(": {mend}")).unwrap_or_default();
+    Told::new(exit, format!("data: {message}{mend}")).into()
+}
+
+fn mend(data: &Path, error: &io::Error) -> (Exit, Option<String>) {
+    let shown = data.display();
+    let (exit, mend) = match error.kind() {
+        ErrorKind::ReadOnlyFilesystem => (
+            Exit::ReadOnly,
+            format!(
+                "mount it writable (`findmnt -T {shown}` shows how it is; in a pod: a volume, and no readOnly), or name \
+                 another folder as data"
+            ),
+        ),
+        ErrorKind::NotADirectory | ErrorKind::AlreadyExists => (
+            Exit::ReadOnly,
+            "name a folder as data, and not what lies in a file".to_owned(),
+        ),
+        ErrorKind::PermissionDenied => (Exit::Denied, ours(data)),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (
+            Exit::Full,
+            format!(
+                "the disk is full (`df -h {shown}`, `df -i {shown}`): free some, or name a folder elsewhere as data; what \
+                 is in the cache is safe"
+            ),
+        ),
+        _ => return (Exit::Failed, None),
+    };
+    (exit, Some(mend))
+}
+
+/// Whose it is, and whose it should be.
+fn ours(data: &Path) -> String {
+    let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+    let nearest = data
+        .ancestors()
+        .find_map(|folder| Some((folder, folder.metadata().ok()?)));
+    let owner = nearest.map(|(folder, it)| {
+        format!(
+            "{} belongs to user {}, group {} (mode {:04o}), and ",
+            folder.display(),
+            it.uid(),
+            it.gid(),
+            it.mode() & 0o7777
+        )
+    });
+    format!(
+        "{}this is user {user}, group {group}: `chown -R {user}:{group} {}` (in a pod: fsGroup, or the owner of the node's \
+         folder; a security module can refuse, too: see `dmesg`)",
+        owner.unwrap_or_default(),
+        data.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_its_code_and_its_mend() {
+        let data = Path::new("/");
+        for (kind, exit, word) in [
+            (ErrorKind::ReadOnlyFilesystem, Exit::ReadOnly, "findmnt"),
+            (ErrorKind::PermissionDenied, Exit::Denied, "chown"),
+            (ErrorKind::StorageFull, Exit::Full, "df -h"),
+            (ErrorKind::QuotaExceeded, Exit::Full, "df -h"),
+            (ErrorKind::NotADirectory, Exit::ReadOnly, "folder"),
+        ] {
+            let (code, said) = mend(data, &kind.into());
+            assert_eq!(code, exit, "{kind}");
+            assert!(said.is_some_and(|said| said.contains(word)), "{kind}");
+        }
+        assert_eq!(mend(data, &ErrorKind::Other.into()), (Exit::Failed, None));
+    }
+}

@@ -1,0 +1,100 @@
+//! Why a server's certificate was refused, in words that name the clock where it is the likely cause.
+
+use std::io;
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustls::CertificateError;
+use rustls_pki_types::UnixTime;
+
+/// Whose fault the refusal of a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untrusted {
+    /// This machine's clock, most likely: by it the certificate is not good yet, or ended years ago.
+    Clock,
+    /// The server's, or of the authorities that are trusted here.
+    Certificate,
+}
+
+/// Registries renew their certificates each few months: what ended so long ago by our clock is more often a wrong clock.
+const LONG: u64 = 365 * 24 * 3600;
+/// The last second that an HTTP date, and so a certificate, can name.
+const LAST: u64 = 253_402_300_799;
+
+/// Whose fault a failed handshake is and what is to be said besides, if a certificate is why it failed.
+pub fn untrusted(error: &io::Error) -> Option<(Untrusted, String)> {
+    let cause = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let rustls::Error::InvalidCertificate(why) = cause else {
+        return None;
+    };
+    Some(match why {
+        CertificateError::NotValidYetContext { time, not_before } => (
+            Untrusted::Clock,
+            format!(
+                "; by this machine's clock it is {}, and the certificate is good from {} on: {CLOCK}",
+                date(*time),
+                date(*not_before)
+            ),
+        ),
+        CertificateError::ExpiredContext { time, not_after } => {
+            let since = time.as_secs().saturating_sub(not_after.as_secs());
+            let (which, mend) = match since > LONG {
+                true => (Untrusted::Clock, CLOCK),
+                false => (Untrusted::Certificate, RENEW),
+            };
+            let (now, end) = (date(*time), date(*not_after));
+            let said = format!(
+                "; by this machine's clock it is {now}, and the certificate was good until {end}: {mend}"
+            );
+            (which, said)
+        }
+        _ => (Untrusted::Certificate, String::new()),
+    })
+}
+
+const CLOCK: &str = "the clock is wrong, most likely. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
+                     of its own takes the time from its host or by NTP). If it is right, the server needs a new certificate";
+const RENEW: &str = "the server needs a new one, unless the clock is wrong";
+
+fn date(time: UnixTime) -> String {
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(LAST)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(why: CertificateError) -> (Untrusted, String) {
+        let error = io::Error::other(rustls::Error::InvalidCertificate(why));
+        untrusted(&error).unwrap()
+    }
+
+    #[test]
+    fn a_clock_years_off_is_told_from_a_certificate_that_ended() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let (now, year) = (1_800_000_000, 366 * 24 * 3600);
+        let (which, said) = told(CertificateError::NotValidYetContext {
+            time: at(now),
+            not_before: at(now + 1),
+        });
+        assert_eq!(which, Untrusted::Clock);
+        assert!(said.contains("Fri, 15 Jan 2027 08:00:00 GMT"), "{said}");
+        assert!(said.contains("Fri, 15 Jan 2027 08:00:01 GMT"), "{said}");
+        assert!(said.contains("the clock is wrong"), "{said}");
+        for (since, expected) in [(1, Untrusted::Certificate), (year, Untrusted::Clock)] {
+            let (which, said) = told(CertificateError::ExpiredContext {
+                time: at(now),
+                not_after: at(now - since),
+            });
+            assert_eq!(which, expected, "{said}");
+            assert!(said.contains("clock is wrong"), "{said}");
+        }
+        let (which, said) = told(CertificateError::UnknownIssuer);
+        assert_eq!((which, said.as_str()), (Untrusted::Certificate, ""));
+        assert_eq!(untrusted(&io::Error::other("cut")), None);
+    }
+
+    #[test]
+    fn no_date_is_too_late_to_be_told() {
+        assert!(date(UnixTime::since_unix_epoch(Duration::MAX)).contains("9999"));
+    }
+}

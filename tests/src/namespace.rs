@@ -1,0 +1,143 @@
+//! A network or a tree of mounts that a process has to itself: what a machine of its own would show it.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{
+    process,
+    tool::{self, Missing},
+    wait,
+};
+
+/// For root as for a user, who is root in a namespace of users besides.
+fn unshare(what: &str) -> Vec<String> {
+    let mut words = vec!["unshare".to_owned(), what.to_owned()];
+    if tool::root().is_err() {
+        words.extend(["--user", "--map-root-user"].map(str::to_owned));
+    }
+    words
+}
+
+/// Whether namespaces can be had here.
+pub fn available() -> Result<(), Missing> {
+    for what in ["--net", "--mount"] {
+        let words = unshare(what);
+        let made = Command::new(&words[0])
+            .args(&words[1..])
+            .arg("true")
+            .output();
+        if !made.is_ok_and(|it| it.status.success()) {
+            return Err(Missing::new(format!("`{}` is refused", words.join(" "))));
+        }
+    }
+    tool::find(&["ip"]).map(drop)
+}
+
+/// Words to put before a command that is to run as root without a single capability: modes of files count for it.
+pub fn powerless() -> Vec<String> {
+    let words = [
+        "setpriv",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        "--no-new-privs",
+        "--",
+    ];
+    match tool::root() {
+        Ok(()) => words.map(str::to_owned).to_vec(),
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Words to put before a command that is to see other mounts: `script` (of the shell) makes them.
+pub fn mounted(script: &str) -> Vec<String> {
+    let mut words = unshare("--mount");
+    words.extend(["sh", "-ec", &format!("{script}\nexec \"$@\""), "sh"].map(str::to_owned));
+    words
+}
+
+/// A network of its own, with loopback and what is added; it ends with its owner.
+#[derive(Debug)]
+pub struct Network {
+    holder: Child,
+}
+
+impl Network {
+    /// With loopback up.
+    pub fn new() -> Result<Self> {
+        let words = unshare("--net");
+        let unshare = tool::find(&[&words[0]]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let holder = process::command(&unshare)
+            .args(&words[1..])
+            .args(["sleep", "infinity"])
+            .stdout(Stdio::null())
+            .spawn()
+            .context("unshare")?;
+        let network = Self { holder };
+        let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
+        let pid = network.holder.id().to_string();
+        wait::until("a network of its own", || {
+            // The user namespace comes first, and nobody can enter before it has its map.
+            let apart = matches!((of(&pid), of("self")), (Ok(its), Ok(ours)) if its != ours);
+            Ok((apart && network.ip("link show lo").is_ok()).then_some(()))
+        })?;
+        network.ip("link set lo up")?;
+        Ok(network)
+    }
+
+    /// Words to put before a command that is to run in it.
+    pub fn enter(&self) -> Vec<String> {
+        let mut words = vec![
+            "nsenter".to_owned(),
+            format!("--target={}", self.holder.id()),
+        ];
+        words.push("--net".to_owned());
+        if tool::root().is_err() {
+            words.extend(["--user", "--preserve-credentials"].map(str::to_owned));
+        }
+        words.push("--".to_owned());
+        words
+    }
+
+    /// A program in it.
+    pub fn command(&self, program: &Path) -> Command {
+        let words = self.enter();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(program);
+        command
+    }
+
+    /// `ip` with these words.
+    pub fn ip(&self, words: &str) -> Result<String> {
+        let ip = tool::find(&["ip"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        process::run(self.command(&ip).args(words.split(' ')))
+    }
+
+    /// What a GET in it comes to: a status, or nothing when there is no connection.
+    pub fn get(&self, url: &str) -> Result<Option<u16>> {
+        const SCRIPT: &str = "\
+import http.client, sys, urllib.parse
+url = urllib.parse.urlsplit(sys.argv[1])
+try:
+    c = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    c.request('GET', url.path)
+    print(c.getresponse().status)
+except OSError as e:
+    print('none', e)
+";
+        let python = tool::find(&["python3"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let said = process::run(self.command(&python).args(["-c", SCRIPT, url]))?;
+        Ok(said.trim().parse().ok())
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}

@@ -1,0 +1,123 @@
+//! `network.interface`: the listener is on the addresses of one interface, in a network of the test's own.
+
+use anyhow::Result;
+use pierhead_tests::{
+    namespace::{self, Network},
+    pierhead::{Options, Pierhead},
+    place,
+    tool::or_skip,
+};
+
+/// Two interfaces, each with an address, as a port and another one.
+fn two() -> Result<Network> {
+    let network = Network::new()?;
+    for words in [
+        "link add p0 type veth peer name p1",
+        "address add 192.0.2.1/24 dev p0",
+        "address add 198.51.100.1/24 dev p1",
+        "link set p0 up",
+        "link set p1 up",
+    ] {
+        network.ip(words)?;
+    }
+    Ok(network)
+}
+
+fn on(network: &Network, interface: &str, wait: &str) -> Options {
+    Options::new()
+        .inside(
+            network
+                .enter()
+                .into_iter()
+                .chain(namespace::powerless())
+                .collect(),
+        )
+        .config(&format!(
+            "network.interface = {interface:?}\nnetwork.wait = {wait:?}"
+        ))
+        .argument("--listen")
+        .argument("0.0.0.0:5000")
+}
+
+/// Without any capability, and whoever comes by another address finds nobody.
+#[test]
+fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let network = two()?;
+    let mut pierhead = Pierhead::start(on(&network, "p0", "30s"))?;
+    for (address, status) in [
+        ("192.0.2.1", Some(200)),
+        ("198.51.100.1", None),
+        ("127.0.0.1", None),
+    ] {
+        let url = format!("http://{address}:5000/v2/");
+        assert_eq!(network.get(&url)?, status, "{url}\n{}", pierhead.log());
+    }
+    // What the interface gets later is served, too.
+    network.ip("address add 203.0.113.1/24 dev p0")?;
+    network.ip("address add 203.0.113.9/24 dev p1")?;
+    pierhead.daemon().until("the new address", |log| {
+        Ok(log.contains("listens on 203.0.113.1:5000").then_some(()))
+    })?;
+    assert_eq!(network.get("http://203.0.113.1:5000/v2/")?, Some(200));
+    assert_eq!(network.get("http://203.0.113.9:5000/v2/")?, None);
+    Ok(())
+}
+
+/// As the representors of a DPU do.
+#[test]
+fn an_interface_that_comes_late_is_waited_for() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let network = Network::new()?;
+    let pierhead = Pierhead::start_while(on(&network, "late0", "60s"), |daemon| {
+        daemon.until("waiting", |log| {
+            Ok(log
+                .contains("waiting up to 1m for the interface")
+                .then_some(()))
+        })?;
+        network.ip("link add late0 type veth peer name late1")?;
+        network.ip("link set late0 up")?;
+        network.ip("address add 192.0.2.7/24 dev late0").map(drop)
+    })?;
+    assert_eq!(
+        network.get("http://192.0.2.7:5000/v2/")?,
+        Some(200),
+        "{}",
+        pierhead.log()
+    );
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_is_missing_or_bare_is_told_with_a_code_of_its_own() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let network = two()?;
+    network.ip("link add bare0 type veth peer name bare1")?;
+    network.ip("link add up0 type veth peer name up1")?;
+    network.ip("link set up0 up")?;
+    let folder = place::scratch("interface")?;
+    let data = folder.path().join("data");
+    for (interface, words) in [
+        ("gone0", &["\"gone0\"", "p0, ", "name one of these"][..]),
+        ("bare0", &["ip link set bare0 up"]),
+        ("up0", &["no IPv4 address", "ip address add"]),
+    ] {
+        let options = on(&network, interface, "0s").data(&data);
+        let (status, said) = Pierhead::refuses(&options)?;
+        assert_eq!(status.code(), Some(68), "{interface}: {said}");
+        for word in ["network.interface", "network.wait"].iter().chain(words) {
+            assert!(
+                said.contains(word),
+                "{interface}: {word:?} is missing in: {said}"
+            );
+        }
+        assert!(!data.exists(), "the data folder was taken before");
+    }
+    Ok(())
+}
