@@ -10,7 +10,7 @@ use crate::{Class, Error};
 /// of the aligned 8-byte words of both. Whoever needs an order makes one.
 ///
 /// Errors: [`Error::Range`] and [`Error::Unaligned`] for a wrong call, [`Error::Medium`] for a medium that
-/// failed, and from then on for every call.
+/// failed, and from then on for every call, but for [`Medium::inspect`].
 pub trait Medium: Send + Sync {
     /// Bytes in all; never changes.
     fn len(&self) -> u64;
@@ -26,7 +26,8 @@ pub trait Medium: Send + Sync {
     /// Fills `buf` with what was written last at `offset`, durable or not.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error>;
 
-    /// As [`read`](Self::read), of what may be broken: a place that cannot be read costs this call, and not the medium. Slower.
+    /// As [`read`](Self::read), of what may be broken: a place that cannot be read costs this call, and not the medium. One
+    /// system call more, where there is a map.
     fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         self.read(offset, buf)
     }

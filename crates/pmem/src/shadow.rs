@@ -157,7 +157,8 @@ impl ShadowMedium {
         state.fail_at = accesses.map(|accesses| state.accesses + accesses);
     }
 
-    /// The line at `offset` cannot be read from now on; all others can.
+    /// The line at `offset` cannot be read from now on, and all others can, by [`Medium::inspect`]; by [`Medium::read`] that ends the
+    /// medium.
     pub fn poison(&self, offset: u64) {
         self.lock().poison.insert(offset / LINE);
     }
@@ -215,6 +216,14 @@ impl Medium for ShadowMedium {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        self.inspect(offset, buf).inspect_err(|error| {
+            if matches!(error, Error::Medium { .. }) {
+                self.fail_after(Some(0));
+            }
+        })
+    }
+
+    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
         let state = self.access(offset, buf.len() as u64)?;
         let lines = offset / LINE..(offset + buf.len() as u64).div_ceil(LINE);
         if let Some(line) = state.poison.range(lines).next() {

@@ -44,12 +44,7 @@ impl<M: Medium> Log<M> {
             return Ok(());
         }
         let entry = match self.entry(Arc::clone(stored)) {
-            // It can never be had again.
-            Err(Error::Damaged { .. }) => {
-                self.bury(stored)?;
-                self.index_mut().remove(&stored.key);
-                return Ok(());
-            }
+            Err(Error::Damaged { .. } | Error::Medium { .. }) => return self.forget(stored),
             entry => entry?,
         };
         let mut writer = Writer::new(self.clone(), &stored.key, Stream::Moved)?;
@@ -62,9 +57,13 @@ impl<M: Medium> Log<M> {
             let mut at = 0;
             while at < extent.len {
                 let len = usize::try_from(extent.len - at).map_or(PIECE, |left| left.min(PIECE));
-                self.inner
-                    .medium
-                    .read(extent.offset + at, &mut piece[..len])?;
+                if let Err(error) = self.read_at(&entry, extent.start + at, &mut piece[..len]) {
+                    return match error {
+                        // Of a medium that works nowhere any more nothing can be removed either.
+                        Error::Medium { .. } => self.forget(stored),
+                        error => Err(error),
+                    };
+                }
                 writer.write(&piece[..len])?;
                 at += len as u64;
             }

@@ -133,9 +133,11 @@ impl<M: Medium> Log<M> {
     /// has its checksums.
     ///
     /// # Errors
-    /// [`Error::Range`] beyond the end of the value.
+    /// [`Error::Range`] beyond the end of the value; [`Error::Medium`] where it cannot be read, which costs that value
+    /// alone: the segment is not written to any more.
     pub fn read_at(&self, entry: &Entry, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        entry::read(&self.inner.medium, entry.extents(), offset, buf)
+        let read = entry::read(&self.inner.medium, entry.extents(), offset, buf);
+        read.inspect_err(|error| self.avoid(error))
     }
 
     /// Removes the value under `key`; `false` when there is none. Durable when it returns. Its space is free once nobody
@@ -219,7 +221,8 @@ impl<M: Medium> Log<M> {
             stored.tail_at,
             stored.tail_len,
             stored.tail_sum,
-        )?;
+        );
+        let tail = tail.inspect_err(|error| self.avoid(error))?;
         let from = stored.key.len();
         let meta = tail.get(from..from + stored.meta_len);
         let meta = meta
@@ -261,6 +264,20 @@ impl<M: Medium> Log<M> {
         self.inner.medium.store(at, 0)?;
         self.inner.medium.flush(at, 8)?;
         self.inner.medium.fence()
+    }
+
+    /// Where the medium failed nobody shall meet it again.
+    fn avoid(&self, error: &Error) {
+        if let Error::Medium { offset, .. } = error {
+            self.inner.space.retire(*offset);
+        }
+    }
+
+    /// Removes the value that lies under its key and can never be had again; [`turn`](Self::turn) is held.
+    fn forget(&self, stored: &Stored) -> Result<(), Error> {
+        self.bury(stored)?;
+        self.index_mut().remove(&stored.key);
+        Ok(())
     }
 
     /// A segment to append to. Compacts when there is none: the writer who needs the space pays for it.

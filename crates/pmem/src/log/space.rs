@@ -298,6 +298,24 @@ impl Space {
         inner.reclaim(index);
     }
 
+    /// The medium failed at `offset`: nobody begins to write to that segment before the log is opened again.
+    pub(super) fn retire(&self, offset: u64) {
+        let Some(index) = self.segment_of(offset) else {
+            return;
+        };
+        let mut inner = self.lock();
+        match inner.segments[index as usize].state {
+            State::Pooled(stream, _) => {
+                inner.pools[stream as usize].retain(|pooled| *pooled != index);
+            }
+            State::Free => inner.free.retain(|free| *free != index),
+            State::Full => {}
+            // Whoever has it meets the failure himself, or does not.
+            State::Leased | State::Retired => return,
+        }
+        inner.segments[index as usize].state = State::Retired;
+    }
+
     /// The least live segment that copying would free, with the values in it; none that a reader or a writer holds.
     /// Nobody appends to it any more.
     pub(super) fn victim(&self) -> Option<(u32, Vec<Arc<Stored>>)> {

@@ -197,24 +197,8 @@ impl<M: Medium> Writer<M> {
         else {
             return Ok(());
         };
-        let body = open.at - open.start - LINE;
-        let record = Record {
-            sequence: open.lease.sequence,
-            serial: 0,
-            body: u32::try_from(body).unwrap_or(u32::MAX),
-            meta: 0,
-            parts: 0,
-            key: 0,
-            kind: Kind::Part,
-            tail_sum: 0,
-        };
-        let (_, footprint) = record_durable(
-            &self.log,
-            &self.growing.hold,
-            open,
-            &record,
-            (body, self.stream == Stream::Fresh),
-        )?;
+        let record = open.part();
+        let (_, footprint) = open.seal(&self.log, &self.growing.hold, self.stream, &record)?;
         open.start += footprint;
         open.at = open.start + LINE;
         open.settled = open.at;
@@ -253,7 +237,6 @@ impl<M: Medium> Writer<M> {
         let Some(open) = &mut self.open else {
             return Err(Error::Spent);
         };
-        let body = open.at - open.start - LINE;
         let mut bytes = Vec::with_capacity(self.key.len() + meta.len());
         bytes.extend_from_slice(&self.key);
         bytes.extend_from_slice(meta);
@@ -263,25 +246,18 @@ impl<M: Medium> Writer<M> {
                 .encode(&mut bytes);
         }
         let record = Record {
-            sequence: open.lease.sequence,
             serial: self.log.next_serial(),
-            body: u32::try_from(body).unwrap_or(u32::MAX),
             meta: u32::try_from(meta.len()).unwrap_or(u32::MAX),
             parts: u32::try_from(parts.len()).unwrap_or(u32::MAX),
             key: u8::try_from(self.key.len()).unwrap_or(u8::MAX),
             kind: Kind::Last,
             tail_sum: crc32c::crc32c(&bytes),
+            ..open.part()
         };
         self.log.inner.medium.write(open.at, &bytes)?;
         let tail_at = open.at;
         open.at += bytes.len() as u64;
-        let (line, footprint) = record_durable(
-            &self.log,
-            &self.growing.hold,
-            open,
-            &record,
-            (body, self.stream == Stream::Fresh),
-        )?;
+        let (line, footprint) = open.seal(&self.log, &self.growing.hold, self.stream, &record)?;
         let stored = Stored {
             key: self.key.clone(),
             record: open.start,
@@ -302,9 +278,7 @@ impl<M: Medium> Writer<M> {
     }
 
     fn own_body(&self) -> u64 {
-        self.open
-            .as_ref()
-            .map_or(0, |open| open.at - open.start - LINE)
+        self.open.as_ref().map_or(0, Open::body)
     }
 
     fn tail_len(&self, meta: &[u8], parts: usize) -> u64 {
@@ -387,30 +361,54 @@ impl Growing {
     }
 }
 
-/// Puts the head before a record of which all else is written, makes all of it durable, and keeps it alive.
-fn record_durable<M: Medium>(
-    log: &Log<M>,
-    hold: &Hold,
-    open: &mut Open,
-    record: &Record,
-    (body, limited): (u64, bool),
-) -> Result<(Line, u64), Error> {
-    let medium = &log.inner.medium;
-    let line = record.encode(log.inner.head.id, open.start);
-    let footprint = record.footprint();
-    hold.charge(footprint - body, limited)?;
-    medium.write(open.start, &line)?;
-    let lead = if open.lease.fresh {
-        open.start - LINE
-    } else {
-        open.start
-    };
-    medium.flush(lead, open.start + LINE - lead)?;
-    medium.flush(open.settled, open.at - open.settled)?;
-    medium.fence()?;
-    open.lease.fresh = false;
-    hold.keep(open.lease.segment, footprint);
-    Ok((line, footprint))
+impl Open {
+    /// Bytes behind the head by now.
+    const fn body(&self) -> u64 {
+        self.at - self.start - LINE
+    }
+
+    /// What is written by now, as a part of a value.
+    fn part(&self) -> Record {
+        Record {
+            sequence: self.lease.sequence,
+            serial: 0,
+            body: u32::try_from(self.body()).unwrap_or(u32::MAX),
+            meta: 0,
+            parts: 0,
+            key: 0,
+            kind: Kind::Part,
+            tail_sum: 0,
+        }
+    }
+
+    /// Puts the head before a record of which all else is written, makes all of it durable, and keeps it alive: the head, and
+    /// the bytes that the record takes.
+    fn seal<M: Medium>(
+        &mut self,
+        log: &Log<M>,
+        hold: &Hold,
+        stream: Stream,
+        record: &Record,
+    ) -> Result<(Line, u64), Error> {
+        let medium = &log.inner.medium;
+        let line = record.encode(log.inner.head.id, self.start);
+        let footprint = record.footprint();
+        // The body was counted as it came.
+        let more = footprint - u64::from(record.body);
+        hold.charge(more, stream == Stream::Fresh)?;
+        medium.write(self.start, &line)?;
+        let lead = if self.lease.fresh {
+            self.start - LINE
+        } else {
+            self.start
+        };
+        medium.flush(lead, self.start + LINE - lead)?;
+        medium.flush(self.settled, self.at - self.settled)?;
+        medium.fence()?;
+        self.lease.fresh = false;
+        hold.keep(self.lease.segment, footprint);
+        Ok((line, footprint))
+    }
 }
 
 fn stride<M: Medium>(log: &Log<M>) -> u64 {

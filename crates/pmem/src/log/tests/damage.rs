@@ -174,6 +174,59 @@ fn a_line_that_cannot_be_read_costs_its_record_and_its_segment_is_left_alone() {
 }
 
 #[test]
+fn a_line_that_rots_in_use_costs_its_value_alone() {
+    let (medium, small) = spread();
+    let log = open(&medium);
+    let segment = small[1].start / SEGMENT;
+    medium.poison(small[1].start + 64 + 128);
+    let entry = log.get(b"b").unwrap().unwrap();
+    let error = log.read_at(&entry, 0, &mut [0; 500]);
+    assert!(matches!(error, Err(Error::Medium { .. })), "{error:?}");
+    log.read_at(&entry, 256, &mut [0; 200])
+        .expect("behind that line");
+    drop(entry);
+    assert!(log.remove(b"b").unwrap());
+    let mut taken = Vec::new();
+    for key in 0..6u8 {
+        log.remove(&[key]).unwrap();
+    }
+    for key in 20..28u8 {
+        let entry = put(&log, &[key], &[key; 3000]).unwrap();
+        taken.extend(entry.extents().iter().map(|it| it.offset / SEGMENT));
+    }
+    assert!(!taken.contains(&segment), "it is used again");
+    for key in b"acd" {
+        let entry = log.get(&[*key]).unwrap().unwrap();
+        assert_eq!(read(&log, &entry), vec![*key; 500]);
+    }
+}
+
+#[test]
+fn compaction_loses_what_it_cannot_read_and_nothing_else() {
+    let medium = medium();
+    let log = open(&medium);
+    // A third of each segment lives, the rest is written again and again.
+    for round in 0..24u8 {
+        put(&log, b"passing", &[round; 900]).unwrap();
+        put(&log, &[round], &[round; 700]).unwrap();
+    }
+    let rotten = [3u8, 10, 17];
+    for key in rotten {
+        let entry = log.get(&[key]).unwrap().unwrap();
+        medium.poison(entry.extents()[0].offset + 300);
+    }
+    put(&log, b"large", &[7; 12_000]).expect("emptied for it");
+    let gone = |key: &u8| log.get(&[*key]).unwrap().is_none();
+    assert!(rotten.iter().any(gone), "none was met");
+    for key in (0..24).filter(|key| !rotten.contains(key)) {
+        let entry = log.get(&[key]).unwrap().unwrap();
+        assert_eq!(read(&log, &entry), vec![key; 700]);
+    }
+    let large = log.get(b"large").unwrap().unwrap();
+    assert_eq!(read(&log, &large), [7; 12_000]);
+}
+
+#[test]
 fn rot_is_counted() {
     let (_, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
