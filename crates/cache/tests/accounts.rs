@@ -4,12 +4,10 @@
 
 mod common;
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{blob, lead, store, try_store};
-use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
+use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
 use pierhead_oci::Digest;
@@ -56,88 +54,13 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     store(&cache, &digest, &content).await;
 }
 
-/// Panics once: on a write, or when it is read after its commit.
-#[derive(Clone)]
-struct Panicking {
-    tier: MemoryTier,
-    write: Arc<AtomicBool>,
-    read: Arc<AtomicBool>,
-}
-
-struct Inner<T: ?Sized>(Box<T>, Panicking);
-
-impl Tier for Panicking {
-    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        Ok(Box::new(Inner(self.tier.stage(digest)?, self.clone())))
-    }
-    fn discard(&self, digest: &Digest) -> io::Result<()> {
-        self.tier.discard(digest)
-    }
-    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        self.tier.open(digest)
-    }
-    fn remove(&self, digest: &Digest) -> io::Result<()> {
-        self.tier.remove(digest)
-    }
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.tier.scan(visit)
-    }
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        self.tier.leftovers(visit)
-    }
-    fn free(&self) -> io::Result<u64> {
-        self.tier.free()
-    }
-}
-
-impl Staged for Inner<dyn Staged> {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.write(bytes)?;
-        assert!(!self.1.write.swap(false, Ordering::SeqCst), "on a write");
-        Ok(())
-    }
-    fn clear(&mut self) -> io::Result<()> {
-        self.0.clear()
-    }
-    fn reader(&self) -> Arc<dyn ReadAt> {
-        self.0.reader()
-    }
-    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
-        let blob = self.0.commit(trailer)?;
-        Ok(Arc::new(Inner(Box::new(blob), self.1)))
-    }
-}
-
-impl ReadAt for Inner<Arc<dyn Blob>> {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        assert!(!self.1.read.swap(false, Ordering::SeqCst), "on a read");
-        self.0.read_at(offset, buf)
-    }
-    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.try_read_at(offset, buf)
-    }
-}
-
-impl Blob for Inner<Arc<dyn Blob>> {
-    fn trailer(&self) -> &Trailer {
-        self.0.trailer()
-    }
-}
-
 #[tokio::test]
 async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let tier = Panicking {
-        tier: MemoryTier::default(),
-        write: Arc::default(),
-        read: Arc::default(),
-    };
-    let cache = on(tier.clone(), &folder);
+    let faults = Faulty::new(Arc::new(MemoryTier::default()));
+    let cache = on(faults.clone(), &folder);
     let (digest, content) = blob(1, 1_000_000);
-    tier.write.store(true, Ordering::SeqCst);
+    faults.panic(Op::Write, 0);
     let error = try_store(&cache, &digest, &content).await.unwrap_err();
     assert!(matches!(error, Error::Abandoned(_)), "{error}");
     let stat = cache.stat();
@@ -147,7 +70,7 @@ async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
 
     // After the commit: what was set aside is the blob's by now.
     let (digest, content) = blob(2, 5_000);
-    tier.read.store(true, Ordering::SeqCst);
+    faults.panic(Op::Read, 0);
     let error = try_store(&cache, &digest, &content).await.unwrap_err();
     assert!(matches!(error, Error::Abandoned(_)), "{error}");
     let stat = cache.stat();

@@ -111,6 +111,30 @@ fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
 }
 
 #[test]
+fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
+    for at_first in [Placement::Fast, Placement::Disk] {
+        let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
+        let tier = over(&fast, disk.path(), at_first);
+        let (digest, content) = blob(1, SIZE);
+        commit(&tier, &digest, &content);
+        flush(&tier);
+        tier.set_hot(digest, &[C..33 * C], 1.0);
+        flush(&tier);
+        let stat = tier.stat();
+        assert_eq!((stat.blobs, stat.hot), (1, 0), "{at_first:?}");
+        assert!(tier.holds(&digest));
+        assert_eq!(all(&tier, &digest), content[..]);
+        // What had left for room comes back like a copy of parts.
+        tier.set_limit(0);
+        assert!(!tier.holds(&digest));
+        tier.set_limit(8 << 20);
+        tier.rank_hot(&digest, 1.0);
+        flush(&tier);
+        assert!(tier.holds(&digest));
+    }
+}
+
+#[test]
 fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
     let tier = over(&fast, disk.path(), Placement::Disk);

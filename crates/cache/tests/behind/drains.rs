@@ -59,6 +59,29 @@ fn a_disk_that_fails_is_tried_again() {
 }
 
 #[test]
+fn a_panic_while_draining_keeps_nobody_waiting() {
+    for (op, pass) in [(Op::Stage, 0), (Op::Write, 0), (Op::Commit, 0)] {
+        let (fast, disk) = (MemoryTier::default(), Gate::shut());
+        let faulty = Faulty::new(Arc::new(disk.clone()));
+        faulty.panic(op, pass);
+        let tier =
+            WriteBehind::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+        let [(removed, first), (kept, second)] = [blob(1, 100_000), blob(2, 100_000)];
+        commit(&tier, &removed, &first);
+        disk.set(false);
+        // Whether it waits for the drain that panics, or comes before it.
+        tier.remove(&removed).unwrap();
+        commit(&tier, &kept, &second);
+        flush(&tier);
+        assert_eq!(content(&disk, &kept).unwrap(), second, "{op:?}");
+        assert!(!disk.has(&removed));
+        disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+            .unwrap();
+        assert_eq!((tier.stat().queue, tier.stat().owed), (0, 0));
+    }
+}
+
+#[test]
 fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
     let (digest, bytes) = blob(1, 3_000_000);
     for volatile in [false, true] {

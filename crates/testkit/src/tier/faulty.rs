@@ -43,7 +43,13 @@ struct Fault {
     op: Op,
     pass: u64,
     fail: u64,
-    errno: i32,
+    how: How,
+}
+
+#[derive(Clone, Copy)]
+enum How {
+    Errno(i32),
+    Panic,
 }
 
 impl Faulty {
@@ -57,11 +63,23 @@ impl Faulty {
 
     /// Lets `pass` calls of `op` through, and answers the `fail` after them with `errno`.
     pub fn fail(&self, op: Op, pass: u64, fail: u64, errno: i32) {
+        let how = How::Errno(errno);
         self.plan().faults.push(Fault {
             op,
             pass,
             fail,
-            errno,
+            how,
+        });
+    }
+
+    /// Lets `pass` calls of `op` through, and panics in the one after them.
+    pub fn panic(&self, op: Op, pass: u64) {
+        let (fail, how) = (1, How::Panic);
+        self.plan().faults.push(Fault {
+            op,
+            pass,
+            fail,
+            how,
         });
     }
 
@@ -105,6 +123,7 @@ impl Faulty {
         if plan.crash.is_some_and(|crash| plan.calls > crash) {
             return Err(io::Error::other("the medium is gone"));
         }
+        let mut how = None;
         for fault in plan
             .faults
             .iter_mut()
@@ -114,10 +133,17 @@ impl Faulty {
                 fault.pass -= 1;
             } else {
                 fault.fail -= 1;
-                return Err(io::Error::from_raw_os_error(fault.errno));
+                how = Some(fault.how);
+                break;
             }
         }
-        Ok(())
+        // Who panics holds no lock of this.
+        drop(plan);
+        match how {
+            Some(How::Panic) => panic!("{op:?} was to panic"),
+            Some(How::Errno(errno)) => Err(io::Error::from_raw_os_error(errno)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The thread that brings what lies on the fast tier to the disk: the oldest first, one at a time.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,10 @@ use pierhead_oci::Digest;
 
 use super::fill::PIECE;
 use super::ledger::Ledger;
+use super::quiet::Patience;
 use super::{Shared, count};
 use crate::lock;
-use crate::tier::{CHUNK, Staged, is_damage};
+use crate::tier::{CHUNK, is_damage};
 
 /// After so many bytes the disk is set to work on them: what is written behind never fills the memory.
 const SYNC: u64 = 8 << 20;
@@ -37,19 +39,42 @@ enum Work {
     MakeRoom,
 }
 
+/// The end of the thread, however it comes: nobody waits for it any more.
+struct Ended<'a>(&'a Shared);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        {
+            let mut ledger = lock(&self.0.ledger);
+            ledger.stopped = true;
+            ledger.draining = None;
+            ledger.busy = false;
+        }
+        self.0.told.notify_all();
+    }
+}
+
+/// A panic is a failure like others: what the thread does is tried again, or left, and it goes on with the next.
+fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    done.unwrap_or_else(|_| Err(io::Error::other("a panic, which was told before")))
+}
+
 impl Shared {
     /// Until it is stopped.
     pub(super) fn drain(self: Arc<Self>) {
+        let _ended = Ended(&self);
         let mut pause = PAUSE.0;
         while let Some(work) = self.next() {
-            let failed = match work {
-                Work::Drain(digest, number) => self.drain_next(&digest, number).err(),
-                Work::KeepHot(digest) => self.copied(self.keep_hot(&digest)).err(),
-                Work::Promote(digest, priority) => {
-                    self.copied(self.promote(&digest, priority)).err()
-                }
-                Work::MakeRoom => None,
-            };
+            let done = guarded(|| match work {
+                Work::Drain(digest, number) => self.drain_next(&digest, number),
+                Work::KeepHot(digest) => self.keep_hot(&digest),
+                Work::Promote(digest, priority) => self.promote(&digest, priority),
+                Work::MakeRoom => Ok(()),
+            });
+            lock(&self.ledger).draining = None;
+            self.told.notify_all();
+            let failed = done.err();
             // The bound may have been lowered meanwhile.
             self.make_room(0);
             lock(&self.ledger).busy = false;
@@ -86,22 +111,14 @@ impl Shared {
     }
 
     fn drain_next(&self, digest: &Digest, number: u64) -> io::Result<()> {
-        let ended = self.drain_one(digest);
-        let mut ledger = lock(&self.ledger);
+        let ended = guarded(|| self.drain_one(digest));
         if matches!(ended, Ok(Drained::Whole)) {
-            ledger.drained(digest, number);
+            lock(&self.ledger).drained(digest, number);
+            return Ok(());
         }
-        ledger.draining = None;
-        drop(ledger);
-        self.told.notify_all();
-        ended.map(|_| ())
-    }
-
-    /// A copy from the disk has ended so.
-    fn copied(&self, ended: io::Result<()>) -> io::Result<()> {
-        lock(&self.ledger).draining = None;
-        self.told.notify_all();
-        ended
+        // What was copied by then.
+        let discarded = self.slow.discard(digest);
+        ended.and(discarded)
     }
 
     /// What comes next; waits for it. `None` at the end.
@@ -180,12 +197,10 @@ impl Shared {
         // Half of an earlier copy.
         staged.clear()?;
         let trailer = blob.trailer().clone();
-        let (begun, mut unsynced) = (Instant::now(), 0);
+        let (begun, mut unsynced, mut patience) = (Instant::now(), 0, Patience::default());
         let mut buffer = vec![0; PIECE];
         while staged.len() < trailer.size() {
             if self.is_interrupted(digest) {
-                drop(staged);
-                self.slow.discard(digest)?;
                 return Ok(Drained::Interrupted);
             }
             let offset = staged.len();
@@ -201,16 +216,10 @@ impl Shared {
             };
             match read {
                 Ok(()) if whole() => {}
-                Err(error) if !is_damage(&error) => return Err(self.undo(digest, staged, error)),
-                _ => {
-                    drop(staged);
-                    self.slow.discard(digest)?;
-                    return self.damaged(digest);
-                }
+                Err(error) if !is_damage(&error) => return Err(error),
+                _ => return self.damaged(digest),
             }
-            if let Err(error) = staged.write(piece) {
-                return Err(self.undo(digest, staged, error));
-            }
+            staged.write(piece)?;
             count(&self.counters.drained, len as u64);
             unsynced += len as u64;
             if unsynced >= SYNC
@@ -220,23 +229,15 @@ impl Shared {
                 unsynced = 0;
             }
             self.pace(digest, begun, staged.len());
-            self.give_way(digest, begun);
+            self.give_way(digest, &mut patience);
         }
         match staged.commit(trailer) {
             Ok(_) => Ok(Drained::Whole),
             Err(error) => {
-                let _ = self.slow.discard(digest);
                 let _ = self.slow.remove(digest);
                 Err(error)
             }
         }
-    }
-
-    /// Deletes what was copied before the disk failed.
-    fn undo(&self, digest: &Digest, staged: Box<dyn Staged>, error: io::Error) -> io::Error {
-        drop(staged);
-        let _ = self.slow.discard(digest);
-        error
     }
 
     /// The only copy is not what was committed: whoever asks for it finds it missing, and fetches it again.

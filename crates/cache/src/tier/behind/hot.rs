@@ -4,84 +4,24 @@
 //! first) holds for it, too. It lies under the complement of the blob's digest: whoever found a content
 //! with such a digest would have found a collision.
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pierhead_oci::{Digest, MediaType};
 
+use super::known::Wish;
+use super::quiet::Patience;
 use super::room::Room;
-use super::spans::{Place, Spans};
+use super::spans::Spans;
 use super::{Shared, count};
 use crate::lock;
-use crate::tier::{Blob, Extent, Found, ReadAt, Sums, Trailer, is_damage};
+use crate::tier::{Blob, Found, Sums, Trailer, is_damage};
 
-/// Blobs whose hot ranges are remembered; of more the oldest are forgotten.
-const MAX_KNOWN: usize = 4096;
-/// A copy of more than this part of a blob saves too little: then it is as good to have all of it, or nothing.
+/// A copy of more than this part of a blob saves too little: then it is as good to have all of it.
 const WORTH: (u64, u64) = (3, 4);
 /// What says of a value of the fast tier that it is such a copy.
 const MEDIA_TYPE: &str = "application/vnd.pierhead.hot-chunks";
-
-/// What is known of starts, and what is to be made of it.
-#[derive(Default)]
-pub(super) struct Known {
-    spans: HashMap<Digest, Wish>,
-    /// Of `spans`, the oldest first.
-    order: VecDeque<Digest>,
-    /// Those to be looked at.
-    todo: VecDeque<Digest>,
-}
-
-#[derive(Clone)]
-struct Wish {
-    spans: Arc<Spans>,
-    priority: f64,
-}
-
-impl Known {
-    fn learn(&mut self, digest: Digest, wish: Wish) {
-        if self.spans.insert(digest, wish).is_none() {
-            self.order.push_back(digest);
-        }
-        if self.order.len() > MAX_KNOWN
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.spans.remove(&oldest);
-        }
-        self.look_at(&digest);
-    }
-
-    /// The disk has it now, or it is asked for.
-    pub(super) fn look_at(&mut self, digest: &Digest) {
-        if self.spans.contains_key(digest) && !self.todo.contains(digest) {
-            self.todo.push_back(*digest);
-        }
-    }
-
-    /// Not before it is said anew.
-    pub(super) fn forget(&mut self, digest: &Digest) {
-        self.spans.remove(digest);
-        self.order.retain(|it| it != digest);
-        self.take(digest);
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.todo.is_empty()
-    }
-
-    /// What is looked at next, of those that may be.
-    pub(super) fn next(&self, is_held: impl Fn(&Digest) -> bool) -> Option<Digest> {
-        self.todo.iter().find(|digest| !is_held(digest)).copied()
-    }
-
-    /// It is being looked at.
-    pub(super) fn take(&mut self, digest: &Digest) {
-        self.todo.retain(|it| it != digest);
-    }
-}
 
 /// Where the copy of a blob lies on the fast tier. The same the other way round.
 pub(super) fn key(digest: &Digest) -> Digest {
@@ -113,17 +53,16 @@ impl Shared {
     /// In how many runs and bytes a start reads a blob, as far as that is known.
     pub(super) fn wanted(&self, digest: &Digest) -> Option<(usize, u64)> {
         let ledger = lock(&self.ledger);
-        let wish = ledger.known.spans.get(digest)?;
+        let wish = ledger.known.wish(digest)?;
         Some((wish.spans.runs(), wish.spans.bytes(u64::MAX)))
     }
 
     /// Ranks what is hot of a blob anew; what is worth more than something else on the fast tier is brought there.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut ledger = lock(&self.ledger);
-        let Some(wish) = ledger.known.spans.get_mut(digest) else {
+        let Some(wish) = ledger.known.rank(digest, priority) else {
             return;
         };
-        wish.priority = priority;
         let (key, bytes) = (key(digest), wish.spans.bytes(u64::MAX));
         if ledger.entries.contains_key(&key) {
             ledger.rank(&key, priority);
@@ -140,7 +79,7 @@ impl Shared {
         let (wish, whole) = {
             let ledger = lock(&self.ledger);
             let whole = ledger.entries.get(digest).map(|it| (it.drained, it.number));
-            (ledger.known.spans.get(digest).cloned(), whole)
+            (ledger.known.wish(digest).cloned(), whole)
         };
         // What the disk has not yet is looked at when it has.
         let (Some(wish), None | Some((true, _))) = (wish, whole) else {
@@ -158,7 +97,10 @@ impl Shared {
         };
         let bytes = spans.bytes(size);
         if bytes > size / WORTH.1 * WORTH.0 {
-            return Ok(());
+            return match whole {
+                Some(_) => Ok(()),
+                None => self.copy_whole(digest, wish.priority),
+            };
         }
         let spans = Arc::new(spans);
         let is_there = {
@@ -203,7 +145,7 @@ impl Shared {
         let mut staged = self.fast.stage(&key)?;
         staged.clear()?;
         let mut sums = Sums::default();
-        let mut written = 0_u64;
+        let (mut written, mut patience) = (0_u64, Patience::default());
         let mut copied = || -> io::Result<bool> {
             let mut put = |bytes: &[u8]| {
                 sums.update(written, bytes);
@@ -212,7 +154,7 @@ impl Shared {
             };
             put(&spans.encode(digest, size))?;
             for range in spans.ranges(size) {
-                if !self.copy_from_disk(digest, slow, range, &mut put)? {
+                if !self.copy_from_disk(digest, slow, range, &mut patience, &mut put)? {
                     return Ok(false);
                 }
             }
@@ -276,139 +218,5 @@ impl Shared {
             copy.trailer().size() == spans.header_len() + spans.bytes(*size)
         };
         Some(spans.filter(fits).map(|(spans, _)| Arc::new(spans)))
-    }
-
-    /// The blob with what is hot of it read from the fast tier, if there is such a copy.
-    pub(super) fn open_hot(
-        self: &Arc<Self>,
-        digest: &Digest,
-        slow: Arc<dyn Blob>,
-    ) -> io::Result<Arc<dyn Blob>> {
-        let key = key(digest);
-        let spans = {
-            let ledger = lock(&self.ledger);
-            ledger.entries.get(&key).and_then(|entry| entry.hot.clone())
-        };
-        let Some(spans) = spans else { return Ok(slow) };
-        let size = slow.trailer().size();
-        match self.open_fast(&key)? {
-            Some(copy) if copy.trailer().size() == spans.header_len() + spans.bytes(size) => {
-                count(&self.counters.hot_hits, 1);
-                Ok(Arc::new(HotBlob {
-                    slow,
-                    copy,
-                    spans,
-                    failed: AtomicBool::new(false),
-                }))
-            }
-            _ => {
-                count(&self.counters.disk_hits, 1);
-                Ok(slow)
-            }
-        }
-    }
-}
-
-/// A blob of the disk, parts of which are read from the fast tier.
-struct HotBlob {
-    slow: Arc<dyn Blob>,
-    copy: Arc<dyn Blob>,
-    spans: Arc<Spans>,
-    /// The copy could not be read: from then on all is the disk's, or what was checked would not be what is sent.
-    failed: AtomicBool,
-}
-
-impl HotBlob {
-    fn place(&self, offset: u64) -> Place {
-        let size = self.slow.trailer().size();
-        match self.failed.load(Ordering::Relaxed) {
-            true => Place::Cold(size.saturating_sub(offset)),
-            false => self.spans.place(offset, size),
-        }
-    }
-
-    /// Calls `read` with each part of `offset..offset + len` in turn, as long as it gives all that is asked of it: which blob, where in it, which
-    /// part of the buffer. Returns what was read.
-    fn parts(
-        &self,
-        offset: u64,
-        len: usize,
-        mut read: impl FnMut(Part<'_>, Range<usize>) -> io::Result<usize>,
-    ) -> io::Result<usize> {
-        let mut done = 0;
-        while done < len {
-            let at = offset + done as u64;
-            let (from, left) = match self.place(at) {
-                Place::Hot(inside, left) => {
-                    let inside = self.spans.header_len() + inside;
-                    (
-                        Part {
-                            copy: Some((&*self.copy, inside)),
-                            at,
-                        },
-                        left,
-                    )
-                }
-                // Behind the end it is the disk that says so.
-                Place::Cold(0) => (Part { copy: None, at }, u64::MAX),
-                Place::Cold(left) => (Part { copy: None, at }, left),
-            };
-            let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(len - done);
-            let part = done..done + wanted;
-            let came = read(from, part)?;
-            done += came;
-            if came < wanted {
-                break;
-            }
-        }
-        Ok(done)
-    }
-}
-
-/// Where a part of a blob lies: on the disk at `at`, and maybe on the fast tier.
-struct Part<'a> {
-    copy: Option<(&'a dyn Blob, u64)>,
-    at: u64,
-}
-
-impl ReadAt for HotBlob {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let all = buf.len();
-        let read = |from: Part<'_>, part: Range<usize>| {
-            let (len, buf) = (part.len(), &mut buf[part]);
-            if let Some((copy, at)) = from.copy {
-                match copy.read_at(at, buf) {
-                    Ok(()) => return Ok(len),
-                    // The disk has it, too.
-                    Err(_) => self.failed.store(true, Ordering::Relaxed),
-                }
-            }
-            self.slow.read_at(from.at, buf).map(|()| len)
-        };
-        self.parts(offset, all, read).map(|_| ())
-    }
-
-    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.parts(offset, buf.len(), |from, part| match from.copy {
-            Some((copy, at)) => copy.try_read_at(at, &mut buf[part]),
-            None => self.slow.try_read_at(from.at, &mut buf[part]),
-        })
-    }
-}
-
-impl Blob for HotBlob {
-    fn trailer(&self) -> &Trailer {
-        self.slow.trailer()
-    }
-
-    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
-        let (extent, left) = match self.place(offset) {
-            Place::Hot(at, left) => (self.copy.extent(self.spans.header_len() + at)?, left),
-            Place::Cold(left) => (self.slow.extent(offset)?, left),
-        };
-        Some(Extent {
-            len: extent.len.min(left),
-            ..extent
-        })
     }
 }

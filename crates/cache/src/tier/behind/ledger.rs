@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-use super::hot::Known;
+use super::known::Known;
 use super::room::{Accounts, Room};
 use super::spans::Spans;
 use crate::staging::Placement;

@@ -1,17 +1,21 @@
 //! Two tiers as one: what the rules choose is written to the fast one, and from there to the disk behind everybody's back.
 
+mod both;
 mod drain;
 mod evict;
 mod figures;
 mod fill;
 mod hot;
+mod hot_blob;
+mod known;
 mod ledger;
 mod opened;
 mod promote;
+mod quiet;
+mod recover;
 mod room;
 mod spans;
 
-use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
@@ -22,11 +26,8 @@ use std::time::Instant;
 use pierhead_oci::{Digest, MediaType};
 
 use self::figures::{Counters, count};
-use self::fill::{DiskFill, FastFill};
 use self::ledger::Ledger;
-use self::opened::SlowBlob;
-use self::room::Room;
-use super::{Blob, Found, Staged, Tier, Trailer};
+use super::{Tier, Trailer};
 use crate::lock;
 use crate::staging::{Placement, Value};
 use crate::turns::Turns;
@@ -155,8 +156,8 @@ impl WriteBehind {
 
     /// Says which ranges of a blob a start reads, in bytes of it. As soon as the disk has the blob, the fast tier keeps just the chunks
     /// that these touch, in place of the whole copy if it had one, unless what would leave for them is worth more. What is said
-    /// of one that comes later, or comes again, is remembered, of the latest 4096 blobs. A copy of more than three quarters is
-    /// not made.
+    /// of one that comes later, or comes again, is remembered, of the latest 4096 blobs. Of one with more than three quarters to read all
+    /// is kept.
     pub fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], priority: f64) {
         self.shared.learn(digest, ranges, priority);
     }
@@ -273,60 +274,6 @@ impl Drop for Hold {
 }
 
 impl Shared {
-    /// What an earlier process left.
-    fn recover(&self) -> io::Result<()> {
-        let (mut fast, mut slow, mut cut) = (Vec::new(), HashSet::new(), Vec::new());
-        self.fast.scan(&mut |found| fast.push(found))?;
-        self.slow.scan(&mut |found| {
-            slow.insert(found.digest);
-        })?;
-        self.fast.leftovers(&mut |found| cut.push(found))?;
-        fast.sort_unstable_by_key(|found| (found.modified, found.digest));
-        let mut ledger = lock(&self.ledger);
-        self.slow.leftovers(&mut |found| {
-            ledger.on_disk.insert(found.digest);
-        })?;
-        for found in fast {
-            let drained = slow.contains(&found.digest);
-            if !drained && let Some(spans) = self.found_hot(&found) {
-                match spans.filter(|_| slow.contains(&hot::key(&found.digest))) {
-                    Some(spans) => {
-                        let room = Room::new(&ledger.accounts);
-                        room.resize(self.fast.footprint(found.bytes));
-                        ledger.enter_hot(found.digest, room, 0.0, spans);
-                    }
-                    None => self.fast.remove(&found.digest)?,
-                }
-                continue;
-            }
-            if self.options.volatile && !drained {
-                self.fast.remove(&found.digest)?;
-                continue;
-            }
-            // Half a copy of it.
-            if ledger.on_disk.remove(&found.digest) {
-                self.slow.discard(&found.digest)?;
-            }
-            let room = Room::new(&ledger.accounts);
-            room.resize(self.fast.footprint(found.bytes));
-            room.owe(found.bytes);
-            ledger.enter(found.digest, room, 0.0, drained);
-        }
-        for found in cut {
-            // Both have one: the disk's is the later.
-            let useless = self.options.volatile || ledger.on_disk.contains(&found.digest);
-            if useless {
-                self.fast.discard(&found.digest)?;
-                continue;
-            }
-            let room = Room::new(&ledger.accounts);
-            room.resize(self.fast.footprint(found.bytes));
-            room.owe(found.bytes);
-            ledger.cut(found.digest, room);
-        }
-        Ok(())
-    }
-
     /// Keeps a digest from being drained, and waits until a drain of it has stopped, which is soon.
     fn hold(self: &Arc<Self>, digest: &Digest) -> Hold {
         let mut ledger = lock(&self.ledger);
@@ -356,163 +303,5 @@ impl Shared {
     fn footprint(&self, len: u64, media_type: Option<&MediaType>) -> u64 {
         let trailer = Trailer::encoded_len(len, media_type);
         self.fast.footprint(len.saturating_add(trailer))
-    }
-
-    fn stage_fast(self: &Arc<Self>, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
-        let cut = lock(&self.ledger).resume(digest);
-        let room = cut.unwrap_or_else(|| Room::new(&lock(&self.ledger).accounts));
-        let expected = self.footprint(hint.bytes, None).max(1);
-        let staged = match self.grow(&room, expected.max(room.bytes())) {
-            true => self.fast.stage(digest),
-            false => Err(io::ErrorKind::StorageFull.into()),
-        };
-        match staged {
-            Ok(staged) => Some(Box::new(FastFill::new(
-                self.clone(),
-                *digest,
-                hint,
-                staged,
-                room,
-            ))),
-            Err(error) => {
-                tracing::debug!(%digest, %error, "staged on the disk");
-                let _ = self.fast.discard(digest);
-                None
-            }
-        }
-    }
-}
-
-impl Tier for WriteBehind {
-    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        let shared = &self.shared;
-        let (hint, there, cut) = {
-            let mut ledger = lock(&shared.ledger);
-            let default = Hint {
-                placement: shared.options.unhinted,
-                ..Hint::default()
-            };
-            let hint = ledger.take_hint(digest).unwrap_or(default);
-            let there = ledger.on_disk.contains(digest) || ledger.entries.contains_key(digest);
-            (hint, there, ledger.is_cut(digest))
-        };
-        let fast = !there && (cut || hint.placement == Placement::Fast);
-        // A blob is replaced where it will stay.
-        if fast
-            && (cut || shared.slow.open(digest)?.is_none())
-            && let Some(staged) = shared.stage_fast(digest, hint)
-        {
-            return Ok(staged);
-        }
-        Ok(Box::new(DiskFill::new(shared.clone(), *digest)?))
-    }
-
-    fn discard(&self, digest: &Digest) -> io::Result<()> {
-        let _hold = self.shared.hold(digest);
-        let _turn = self.shared.turns.take(*digest);
-        let (room, on_disk) = {
-            let mut ledger = lock(&self.shared.ledger);
-            (ledger.resume(digest), ledger.on_disk.remove(digest))
-        };
-        if room.is_some() {
-            self.shared.fast.discard(digest)?;
-        }
-        if on_disk {
-            self.shared.slow.discard(digest)?;
-        }
-        Ok(())
-    }
-
-    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let shared = &self.shared;
-        let (whole, part) = {
-            let ledger = lock(&shared.ledger);
-            let part = ledger.entries.contains_key(&hot::key(digest));
-            (ledger.has_whole(digest), part)
-        };
-        if whole && let Some(blob) = shared.open_fast(digest)? {
-            count(&shared.counters.hits, 1);
-            return Ok(Some(blob));
-        }
-        let slow = shared.slow.open(digest)?;
-        let slow = slow.map(|blob| -> Arc<dyn Blob> { Arc::new(SlowBlob::new(shared, blob)) });
-        match slow {
-            Some(blob) if part => shared.open_hot(digest, blob).map(Some),
-            blob => {
-                if blob.is_some() {
-                    count(&shared.counters.disk_hits, 1);
-                }
-                Ok(blob)
-            }
-        }
-    }
-
-    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
-        let _hold = self.shared.hold(digest);
-        let whole = {
-            let _turn = self.shared.turns.take(*digest);
-            self.shared.drop_fast(digest)
-        };
-        // Of a copy in parts the disk has all.
-        let Some(drained) = whole.or_else(|| self.shared.give_up_hot(digest)) else {
-            return Ok(false);
-        };
-        count(&self.shared.counters.damaged, 1);
-        Ok(drained)
-    }
-
-    fn remove(&self, digest: &Digest) -> io::Result<()> {
-        let _hold = self.shared.hold(digest);
-        {
-            let _turn = self.shared.turns.take(*digest);
-            self.shared.drop_fast(digest);
-        }
-        self.shared.drop_hot(digest);
-        self.shared.slow.remove(digest)
-    }
-
-    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        let mut seen = HashSet::new();
-        let shared = &self.shared;
-        shared.fast.scan(&mut |found| {
-            if lock(&shared.ledger).has_whole(&found.digest) && seen.insert(found.digest) {
-                visit(found);
-            }
-        })?;
-        shared.slow.scan(&mut |found| {
-            if !seen.contains(&found.digest) {
-                visit(found);
-            }
-        })
-    }
-
-    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        let shared = &self.shared;
-        shared.fast.leftovers(&mut |found| {
-            if lock(&shared.ledger).is_cut(&found.digest) {
-                visit(found);
-            }
-        })?;
-        // What is there besides is half a copy.
-        shared.slow.leftovers(&mut |found| {
-            if lock(&shared.ledger).on_disk.contains(&found.digest) {
-                visit(found);
-            }
-        })
-    }
-
-    /// Of the disk, less what it has still to take.
-    fn free(&self) -> io::Result<u64> {
-        let owed = lock(&self.shared.ledger).accounts.owed();
-        Ok(self.shared.slow.free()?.saturating_sub(owed))
-    }
-
-    fn close(&self) {
-        lock(&self.shared.ledger).stopped = true;
-        self.shared.told.notify_all();
-        if let Some(thread) = lock(&self.thread).take() {
-            // One that panicked has said so.
-            let _ = thread.join();
-        }
     }
 }

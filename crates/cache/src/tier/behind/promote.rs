@@ -1,14 +1,13 @@
-//! What is asked for and lies on the disk alone is copied to the fast tier, if it is worth it; and the disk is left to readers first.
+//! What is asked for and lies on the disk alone is copied to the fast tier, if it is worth it.
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
 
 use super::fill::PIECE;
 use super::ledger::Ledger;
+use super::quiet::Patience;
 use super::room::Room;
 use super::{Shared, count};
 use crate::lock;
@@ -16,10 +15,6 @@ use crate::tier::{Blob, CHUNK, Staged, Trailer};
 
 /// Blobs that wait to be copied.
 const MOST: usize = 256;
-/// After a read that waited for the disk it is left alone so long: between two reads of one client there is less.
-const QUIET: Duration = Duration::from_millis(30);
-/// Work on one blob gives way for so long in all: readers that never pause hold nothing up for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Shared {
     pub(super) fn want(&self, digest: Digest, bytes: u64, priority: f64) {
@@ -53,9 +48,14 @@ impl Shared {
     /// Copies a blob, if it is worth more than what leaves for it. It is being drained, as far as others are told.
     pub(super) fn promote(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         // Of what became known to be hot in parts meanwhile, these parts are kept.
-        if self.wanted(digest).is_some() {
-            return Ok(());
+        match self.wanted(digest) {
+            Some(_) => Ok(()),
+            None => self.copy_whole(digest, priority),
         }
+    }
+
+    /// Copies a blob to the fast tier, unless what would have to leave is worth as much.
+    pub(super) fn copy_whole(&self, digest: &Digest, priority: f64) -> io::Result<()> {
         let Some(slow) = self.slow.open(digest)? else {
             return Ok(());
         };
@@ -63,8 +63,9 @@ impl Shared {
         let need = self.footprint(trailer.size(), trailer.media_type());
         let room = {
             let ledger = lock(&self.ledger);
+            let is_free = ledger.floor(need) == 0.0;
             let is_here = ledger.entries.contains_key(digest);
-            if is_here || !self.is_worth(&ledger, need, priority) {
+            if is_here || !(is_free || self.is_worth(&ledger, need, priority)) {
                 return Ok(());
             }
             Room::new(&ledger.accounts)
@@ -77,7 +78,8 @@ impl Shared {
         let mut staged = self.fast.stage(digest)?;
         let copied = staged.clear().and_then(|()| {
             let range = 0..trailer.size();
-            self.copy_from_disk(digest, &*slow, range, |bytes| staged.write(bytes))
+            let put = |bytes: &[u8]| staged.write(bytes);
+            self.copy_from_disk(digest, &*slow, range, &mut Patience::default(), put)
         });
         if !matches!(copied, Ok(true)) {
             drop(staged);
@@ -114,12 +116,13 @@ impl Shared {
         digest: &Digest,
         slow: &dyn Blob,
         range: Range<u64>,
+        patience: &mut Patience,
         mut put: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<bool> {
-        let (begun, mut offset) = (Instant::now(), range.start);
+        let mut offset = range.start;
         let mut buffer = Vec::new();
         while offset < range.end {
-            self.give_way(digest, begun);
+            self.give_way(digest, patience);
             if self.is_interrupted(digest) {
                 return Ok(false);
             }
@@ -134,40 +137,5 @@ impl Shared {
             offset += buffer.len() as u64;
         }
         Ok(true)
-    }
-
-    /// Somebody waited for the disk.
-    pub(super) fn was_read(&self) {
-        let millis = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        // 0 is never.
-        self.read.store(millis.max(1), Ordering::Relaxed);
-    }
-
-    /// When the disk was left alone for long enough; `None` when it is.
-    fn quiet_at(&self) -> Option<Instant> {
-        let read = self.read.load(Ordering::Relaxed);
-        let quiet = self.begun + Duration::from_millis(read) + QUIET;
-        (read > 0 && quiet > Instant::now()).then_some(quiet)
-    }
-
-    /// Leaves the disk to those who read from it, unless the fast tier is filling up with what the disk lacks.
-    pub(super) fn give_way(&self, digest: &Digest, begun: Instant) {
-        while begun.elapsed() < PATIENCE
-            && let Some(quiet) = self.quiet_at()
-        {
-            let calm = {
-                let ledger = lock(&self.ledger);
-                ledger.accounts.owed() <= ledger.limit / 2
-                    && ledger.hurries == 0
-                    && !ledger.stopped
-                    && !ledger.is_held(digest)
-            };
-            if !calm {
-                return;
-            }
-            self.wait_until(quiet, |ledger| {
-                !ledger.stopped && ledger.hurries == 0 && !ledger.is_held(digest)
-            });
-        }
     }
 }

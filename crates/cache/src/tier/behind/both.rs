@@ -1,0 +1,175 @@
+//! The two as one [`Tier`]: where a fill goes, and which copy is opened.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use super::fill::{DiskFill, FastFill};
+use super::opened::SlowBlob;
+use super::room::Room;
+use super::{Hint, Shared, WriteBehind, count, hot};
+use crate::lock;
+use crate::staging::Placement;
+use crate::tier::{Blob, Found, Staged, Tier};
+
+impl Shared {
+    fn stage_fast(self: &Arc<Self>, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
+        let cut = lock(&self.ledger).resume(digest);
+        let room = cut.unwrap_or_else(|| Room::new(&lock(&self.ledger).accounts));
+        let expected = self.footprint(hint.bytes, None).max(1);
+        let staged = match self.grow(&room, expected.max(room.bytes())) {
+            true => self.fast.stage(digest),
+            false => Err(io::ErrorKind::StorageFull.into()),
+        };
+        match staged {
+            Ok(staged) => Some(Box::new(FastFill::new(
+                self.clone(),
+                *digest,
+                hint,
+                staged,
+                room,
+            ))),
+            Err(error) => {
+                tracing::debug!(%digest, %error, "staged on the disk");
+                let _ = self.fast.discard(digest);
+                None
+            }
+        }
+    }
+}
+
+impl Tier for WriteBehind {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let shared = &self.shared;
+        let (hint, there, cut) = {
+            let mut ledger = lock(&shared.ledger);
+            let default = Hint {
+                placement: shared.options.unhinted,
+                ..Hint::default()
+            };
+            let hint = ledger.take_hint(digest).unwrap_or(default);
+            let there = ledger.on_disk.contains(digest) || ledger.entries.contains_key(digest);
+            (hint, there, ledger.is_cut(digest))
+        };
+        let fast = !there && (cut || hint.placement == Placement::Fast);
+        // A blob is replaced where it will stay.
+        if fast
+            && (cut || shared.slow.open(digest)?.is_none())
+            && let Some(staged) = shared.stage_fast(digest, hint)
+        {
+            return Ok(staged);
+        }
+        Ok(Box::new(DiskFill::new(shared.clone(), *digest)?))
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        let _hold = self.shared.hold(digest);
+        let _turn = self.shared.turns.take(*digest);
+        let (room, on_disk) = {
+            let mut ledger = lock(&self.shared.ledger);
+            (ledger.resume(digest), ledger.on_disk.remove(digest))
+        };
+        if room.is_some() {
+            self.shared.fast.discard(digest)?;
+        }
+        if on_disk {
+            self.shared.slow.discard(digest)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let shared = &self.shared;
+        let (whole, part) = {
+            let ledger = lock(&shared.ledger);
+            let part = ledger.entries.contains_key(&hot::key(digest));
+            (ledger.has_whole(digest), part)
+        };
+        if whole && let Some(blob) = shared.open_fast(digest)? {
+            count(&shared.counters.hits, 1);
+            return Ok(Some(blob));
+        }
+        let slow = shared.slow.open(digest)?;
+        let slow = slow.map(|blob| -> Arc<dyn Blob> { Arc::new(SlowBlob::new(shared, blob)) });
+        match slow {
+            Some(blob) if part => shared.open_hot(digest, blob).map(Some),
+            blob => {
+                if blob.is_some() {
+                    count(&shared.counters.disk_hits, 1);
+                }
+                Ok(blob)
+            }
+        }
+    }
+
+    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
+        let _hold = self.shared.hold(digest);
+        let whole = {
+            let _turn = self.shared.turns.take(*digest);
+            self.shared.drop_fast(digest)
+        };
+        // Of a copy in parts the disk has all.
+        let Some(drained) = whole.or_else(|| self.shared.give_up_hot(digest)) else {
+            return Ok(false);
+        };
+        count(&self.shared.counters.damaged, 1);
+        Ok(drained)
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        let _hold = self.shared.hold(digest);
+        {
+            let _turn = self.shared.turns.take(*digest);
+            self.shared.drop_fast(digest);
+        }
+        self.shared.drop_hot(digest);
+        self.shared.slow.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        let mut seen = HashSet::new();
+        let shared = &self.shared;
+        shared.fast.scan(&mut |found| {
+            if lock(&shared.ledger).has_whole(&found.digest) && seen.insert(found.digest) {
+                visit(found);
+            }
+        })?;
+        shared.slow.scan(&mut |found| {
+            if !seen.contains(&found.digest) {
+                visit(found);
+            }
+        })
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        let shared = &self.shared;
+        shared.fast.leftovers(&mut |found| {
+            if lock(&shared.ledger).is_cut(&found.digest) {
+                visit(found);
+            }
+        })?;
+        // What is there besides is half a copy.
+        shared.slow.leftovers(&mut |found| {
+            if lock(&shared.ledger).on_disk.contains(&found.digest) {
+                visit(found);
+            }
+        })
+    }
+
+    /// Of the disk, less what it has still to take.
+    fn free(&self) -> io::Result<u64> {
+        let owed = lock(&self.shared.ledger).accounts.owed();
+        Ok(self.shared.slow.free()?.saturating_sub(owed))
+    }
+
+    fn close(&self) {
+        lock(&self.shared.ledger).stopped = true;
+        self.shared.told.notify_all();
+        if let Some(thread) = lock(&self.thread).take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

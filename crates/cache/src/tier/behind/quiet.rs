@@ -1,0 +1,88 @@
+//! The disk is left to those who read from it: what is done behind their backs gives way, for a while.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use pierhead_oci::Digest;
+
+use super::Shared;
+use crate::lock;
+
+/// After a read that waited for the disk it is left alone so long: between two reads of one client there is less.
+const QUIET: Duration = Duration::from_millis(30);
+
+/// How long work on one blob has still to give way. Of the time that it takes only that counts in which it stood back for somebody: a
+/// drain that is paced, or a disk that is slow, has given nothing.
+pub(super) struct Patience(Duration);
+
+impl Default for Patience {
+    /// Readers that never pause hold nothing up for ever.
+    fn default() -> Self {
+        Self(Duration::from_secs(10))
+    }
+}
+
+impl Patience {
+    /// Until when it gives way, if somebody wants it to until `quiet`; `None` when it does not any more.
+    fn until(&self, now: Instant, quiet: Instant) -> Option<Instant> {
+        let most = now.checked_add(self.0)?;
+        (!self.0.is_zero()).then_some(most.min(quiet))
+    }
+
+    fn spend(&mut self, waited: Duration) {
+        self.0 = self.0.saturating_sub(waited);
+    }
+}
+
+impl Shared {
+    /// Somebody waited for the disk.
+    pub(super) fn was_read(&self) {
+        let millis = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        // 0 is never.
+        self.read.store(millis.max(1), Ordering::Relaxed);
+    }
+
+    /// When the disk was left alone for long enough; `None` when it is.
+    fn quiet_at(&self) -> Option<Instant> {
+        let read = self.read.load(Ordering::Relaxed);
+        let quiet = self.begun + Duration::from_millis(read) + QUIET;
+        (read > 0 && quiet > Instant::now()).then_some(quiet)
+    }
+
+    /// Leaves the disk to those who read from it, unless the fast tier is filling up with what the disk lacks.
+    pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
+        while let Some(quiet) = self.quiet_at() {
+            let now = Instant::now();
+            let calm = {
+                let ledger = lock(&self.ledger);
+                ledger.accounts.owed() <= ledger.limit / 2
+                    && ledger.hurries == 0
+                    && !ledger.stopped
+                    && !ledger.is_held(digest)
+            };
+            let Some(until) = patience.until(now, quiet).filter(|_| calm) else {
+                return;
+            };
+            self.wait_until(until, |ledger| {
+                !ledger.stopped && ledger.hurries == 0 && !ledger.is_held(digest)
+            });
+            patience.spend(now.elapsed());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_gives_way_for_so_long_in_all() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut patience = Patience::default();
+        assert_eq!(patience.until(now, now + second), Some(now + second));
+        patience.spend(9 * second);
+        assert_eq!(patience.until(now, now + 5 * second), Some(now + second));
+        patience.spend(2 * second);
+        assert_eq!(patience.until(now, now + second), None);
+    }
+}
