@@ -4,7 +4,9 @@
 mod deploy;
 mod images;
 mod setting;
+mod start;
 mod stream;
+mod touched;
 mod warm;
 
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use anyhow::Result;
 use pierhead_pmem::Model;
 
 use setting::World;
+use start::Starts;
 use stream::Stream;
 
 /// What is measured, on what.
@@ -28,6 +31,10 @@ pub(crate) struct Options {
     /// Images with more MiB of layers are left out.
     #[arg(long, default_value_t = 160)]
     most_mib: u64,
+    /// A folder with what `pierhead trace --output` wrote of a start of each image, in files of the images' names. Of an image
+    /// without one, and of generated ones, a start reads a seeded sample: an eleventh of each layer.
+    #[arg(long)]
+    traces: Option<PathBuf>,
     /// Pulls of the stream.
     #[arg(long, default_value_t = 100)]
     pulls: usize,
@@ -37,7 +44,7 @@ pub(crate) struct Options {
     /// Percent of the stream's layers that fit into the fast tier.
     #[arg(long, default_value_t = 30)]
     fits: u32,
-    /// Which stream.
+    /// Which stream, and which samples.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Rate of the link to the upstream, in 10^6 bytes a second.
@@ -46,7 +53,7 @@ pub(crate) struct Options {
     /// Link, disk and NVM are so many times slower than they are, so that a busy machine falsifies less.
     #[arg(long, default_value_t = 1)]
     slower: u32,
-    /// Runs of each deployment; the quickest counts.
+    /// Runs of each deployment and each start; the quickest counts.
     #[arg(long, default_value_t = 1)]
     runs: usize,
     /// The pierhead that serves.
@@ -65,6 +72,8 @@ pub(crate) struct Options {
 enum Experiment {
     /// N-Docker's: deployments of single images.
     Deploy,
+    /// N-Docker's second: starts of single images, whose contents are on the disk, on the fast tier, or there as far as they are hot.
+    Start,
     /// CHERRY's: a mixed stream of pulls.
     Stream,
     /// CPU of serving from the tier, beside nginx.
@@ -95,15 +104,24 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Model::HARD_DISK,
         Model::NVDIMM
     );
+    // One of each name.
+    let mut names = std::collections::HashSet::new();
+    let mut single = images.clone();
+    single.retain(|image| match &options.layout {
+        Some(_) => names.insert(image.name.split(':').next().map(str::to_owned)),
+        None => true,
+    });
     if is_wanted(Experiment::Deploy) {
-        // One of each name.
-        let mut names = std::collections::HashSet::new();
-        let mut some = images.clone();
-        some.retain(|image| match &options.layout {
-            Some(_) => names.insert(image.name.split(':').next().map(str::to_owned)),
-            None => true,
-        });
-        runtime.block_on(deploy::run(&options.folder, &world, &some, options.runs))?;
+        let deployed = deploy::run(&options.folder, &world, &single, options.runs);
+        runtime.block_on(deployed)?;
+    }
+    if is_wanted(Experiment::Start) {
+        let starts = Starts {
+            traces: options.traces.as_deref(),
+            runs: options.runs,
+            seed: options.seed,
+        };
+        runtime.block_on(starts.run(&options.folder, &world, &single))?;
     }
     if is_wanted(Experiment::Stream) {
         let mut some = images;

@@ -44,6 +44,7 @@ pub(super) struct Fast {
 /// One run: a cache on media of its own.
 pub(super) struct Setting {
     pub(super) cache: Cache,
+    disk: Arc<ModelledTier>,
     link: Arc<Link>,
     _folder: tempfile::TempDir,
 }
@@ -63,13 +64,16 @@ impl Setting {
         config.fast = fast
             .map(|fast| fast.open(&folder.path().join("tier"), world))
             .transpose()?;
+        let mut disk = None;
         let cache = Cache::open_on(config, Box::new(Lru::default()), |config| {
             let below = Arc::new(DiskTier::new(&config.data)?);
-            let disk: Arc<dyn Tier> = Arc::new(ModelledTier::new(below, world.disk, world.memory));
-            Ok(disk)
+            let modelled = Arc::new(ModelledTier::new(below, world.disk, world.memory));
+            disk = Some(modelled.clone());
+            Ok(modelled as Arc<dyn Tier>)
         })?;
         Ok(Self {
             cache,
+            disk: disk.context("opened without a disk")?,
             link: Arc::new(Link::new(world.link)),
             _folder: folder,
         })
@@ -85,6 +89,11 @@ impl Setting {
     /// Bytes that were written to the fast tier so far.
     pub(super) fn staged(&self) -> u64 {
         self.cache.tier().map_or(0, |tier| tier.fast.staged)
+    }
+
+    /// As after a restart of the machine: nothing of the disk is in memory.
+    pub(super) fn forget(&self) {
+        self.disk.forget();
     }
 
     /// Fetches an image of which nothing is here, as a client makes the proxy do it.

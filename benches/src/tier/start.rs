@@ -1,0 +1,187 @@
+//! N-Docker's second experiment: how long a start reads from the disk, from everything on NVM, and from just its hot
+//! contents there; and how much NVM that takes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pierhead_cache::staging::Weights;
+
+use super::images::Image;
+use super::setting::{Fast, Setting, World};
+use super::touched::{Indices, Touched, sample};
+
+/// Bytes that a start reads at once, as a file system that is mounted does.
+const PIECE: usize = 128 << 10;
+/// What brings hot contents to the fast tier gives up after so long.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What starts read, and how often each is measured.
+pub(super) struct Starts<'a> {
+    pub(super) traces: Option<&'a Path>,
+    pub(super) runs: usize,
+    pub(super) seed: u64,
+}
+
+/// Where an image lies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Disk,
+    All,
+    Hot,
+}
+
+const PLACES: [(&str, Place); 3] = [
+    ("the disk alone", Place::Disk),
+    ("all on NVM", Place::All),
+    ("hot contents on NVM", Place::Hot),
+];
+
+/// While there is room, everything is worth to be there.
+const VALUE: Weights = Weights {
+    layer_aware: 0.0,
+    hot_files: 0.0,
+    value: 1.0,
+    sharing_runs: 0.0,
+};
+
+/// Seconds of all starts, and bytes of the fast tier.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    seconds: f64,
+    used: u64,
+}
+
+impl Starts<'_> {
+    /// Starts each image from each place, the disk cold; prints the table.
+    pub(super) async fn run(&self, folder: &Path, world: &World, images: &[Image]) -> Result<()> {
+        let mut indices = Indices::new()?;
+        let (mut sums, mut touched_bytes, mut traced) = ([Sum::default(); 3], 0, 0);
+        for image in images {
+            let trace = self.traces.map(|folder| folder.join(&image.name));
+            let touched = match trace.filter(|trace| trace.exists()) {
+                Some(trace) => {
+                    traced += 1;
+                    indices.of_trace(image, &trace)?
+                }
+                None => sample(image, self.seed),
+            };
+            let bytes: u64 = touched.iter().map(Touched::bytes).sum();
+            touched_bytes += bytes;
+            for ((name, place), sum) in PLACES.iter().zip(&mut sums) {
+                let one = self.one(folder, world, image, &touched, *place).await?;
+                eprintln!(
+                    "{name}: {}: {:.1} ms for {:.1} of {:.1} MB; {:.1} MB on NVM",
+                    image.name,
+                    one.seconds * 1e3,
+                    mega(bytes),
+                    mega(image.size()),
+                    mega(one.used),
+                );
+                sum.seconds += one.seconds;
+                sum.used += one.used;
+            }
+        }
+        let bytes: u64 = images.iter().map(Image::size).sum();
+        println!(
+            "\n{} starts ({traced} of them by traces), which read {:.1} of {:.0} MB of layers\n",
+            images.len(),
+            mega(touched_bytes),
+            mega(bytes)
+        );
+        println!(
+            "| a start reads from | s | against the disk | against all on NVM | MB on NVM | less than all |"
+        );
+        println!("|{}", "---|".repeat(6));
+        let [disk, nvm, _] = sums;
+        for ((name, _), sum) in PLACES.iter().zip(&sums) {
+            println!(
+                "| {name} | {:.3} | {:.2} × | {:+.1} % | {:.1} | {:.1} % |",
+                sum.seconds,
+                disk.seconds / sum.seconds,
+                100.0 * (sum.seconds / nvm.seconds - 1.0),
+                mega(sum.used),
+                100.0 * (1.0 - mega(sum.used) / mega(nvm.used)),
+            );
+        }
+        Ok(())
+    }
+
+    async fn one(
+        &self,
+        folder: &Path,
+        world: &World,
+        image: &Image,
+        touched: &[Touched],
+        place: Place,
+    ) -> Result<Sum> {
+        let fast = (place != Place::Disk).then(|| Fast {
+            size: (image.size() + (64 << 20)).next_multiple_of(1 << 21),
+            limit: 0,
+            weights: VALUE,
+        });
+        let setting = Setting::new(folder, world, fast)?;
+        let limit = setting.cache.tier().map_or(0, |tier| tier.fast.limit);
+        if place == Place::Hot {
+            // All of it goes to the disk first.
+            setting.cache.set_tier_limit(0).await;
+        }
+        setting.deploy(image).await?;
+        setting.settle().await;
+        if place == Place::Hot {
+            setting.cache.set_tier_limit(limit).await;
+            for layer in touched {
+                setting.cache.set_hot(layer.layer, &layer.ranges);
+            }
+            holds(&setting, touched.len() as u64).await?;
+        }
+        let mut least = f64::INFINITY;
+        for _ in 0..self.runs.max(1) {
+            setting.forget();
+            least = least.min(start(&setting, touched).await?.as_secs_f64());
+        }
+        let used = setting.cache.tier().map_or(0, |tier| tier.fast.used);
+        setting.cache.close().await;
+        Ok(Sum {
+            seconds: least,
+            used,
+        })
+    }
+}
+
+/// Waits until the fast tier has what is hot of so many layers.
+async fn holds(setting: &Setting, layers: u64) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let tier = setting.cache.tier().context("no fast tier")?;
+        if tier.fast.hot + tier.fast.blobs >= layers {
+            return Ok(());
+        }
+        ensure!(begun.elapsed() < PATIENCE, "{:?}", tier.fast);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Reads it all in order, one after the other.
+async fn start(setting: &Setting, touched: &[Touched]) -> Result<Duration> {
+    let begun = Instant::now();
+    for layer in touched {
+        let object = setting.cache.get(&layer.layer).await?;
+        let object = object.context("a layer is gone")?;
+        for range in &layer.ranges {
+            let mut offset = range.start;
+            while offset < range.end {
+                let left = usize::try_from(range.end - offset).unwrap_or(PIECE);
+                let read = object.read_at(offset, left.min(PIECE)).await?;
+                ensure!(!read.is_empty(), "a layer ends at {offset}");
+                offset += read.len() as u64;
+            }
+        }
+    }
+    Ok(begun.elapsed())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+fn mega(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
+}

@@ -1,0 +1,151 @@
+//! What a start reads of the layers of an image: by a trace of one, or a sample.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_bundle::{Content, Kind};
+use pierhead_oci::Digest;
+use serde_json::Value;
+
+use super::images::{Blob, Image};
+
+/// Ranges of one layer, in order.
+pub(super) struct Touched {
+    pub(super) layer: Digest,
+    pub(super) ranges: Vec<Range<u64>>,
+}
+
+impl Touched {
+    pub(super) fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|it| it.end - it.start).sum()
+    }
+}
+
+/// Indices of layers, each made once, in a folder of their own.
+pub(super) struct Indices {
+    folder: tempfile::TempDir,
+    made: HashMap<Digest, LayerIndex>,
+}
+
+struct InMemory(Bytes);
+
+impl pierhead_bundle::Blob for InMemory {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok();
+        let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+impl Indices {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            folder: tempfile::tempdir()?,
+            made: HashMap::new(),
+        })
+    }
+
+    fn index(&mut self, (digest, bytes): &Blob, request: &Request<'_>) -> Result<LayerIndex> {
+        if let Some(made) = self.made.get(digest) {
+            return Ok(made.clone());
+        }
+        let blob = InMemory(bytes.clone());
+        let out = self.folder.path().join(digest.hex());
+        let index = layer::index(&blob, request, &mut Unhurried, &out)?;
+        self.made.insert(*digest, index.clone());
+        Ok(index)
+    }
+
+    /// What a reader with an index needs of each layer for the files of a trace, one path a line.
+    pub(super) fn of_trace(&mut self, image: &Image, trace: &Path) -> Result<Vec<Touched>> {
+        let lines = std::fs::read_to_string(trace);
+        let lines = lines.with_context(|| trace.display().to_string())?;
+        let manifest: Value = serde_json::from_slice(&image.manifest.1)?;
+        let config: Value = serde_json::from_slice(&image.config.1)?;
+        let mut indices = Vec::new();
+        // By path, which layer has it, and what is in it: the uppermost counts.
+        let mut files: HashMap<Vec<u8>, (usize, Content)> = HashMap::new();
+        for (nth, layer) in image.layers.iter().enumerate() {
+            let diff_id = config["rootfs"]["diff_ids"][nth].as_str();
+            let media_type = manifest["layers"][nth]["mediaType"].as_str();
+            let request = Request {
+                media_type: media_type.context("no media type")?,
+                diff_id: &diff_id.context("no diff ID")?.parse()?,
+                limits: Limits::default(),
+            };
+            let index = self.index(layer, &request)?;
+            for entry in index.entries() {
+                let entry = entry?;
+                let content = match entry.kind {
+                    Kind::File { content, .. } => Some((nth, content)),
+                    Kind::HardLink { target } => files.get(&target).copied(),
+                    _ => None,
+                };
+                match content {
+                    Some(content) => files.insert(entry.path, content),
+                    None => files.remove(&entry.path),
+                };
+            }
+            indices.push(index);
+        }
+        let mut wanted = vec![Vec::new(); indices.len()];
+        for line in lines.lines() {
+            if let Some((nth, content)) = files.get(line.trim_start_matches('/').as_bytes()) {
+                wanted[*nth].push(*content);
+            }
+        }
+        let mut touched = Vec::new();
+        for ((index, contents), (layer, bytes)) in indices.iter().zip(wanted).zip(&image.layers) {
+            let blob = Arc::new(InMemory(bytes.clone()));
+            let ranges = index.touched(blob, &contents, &mut Unhurried)?;
+            if !ranges.is_empty() {
+                touched.push(Touched {
+                    layer: *layer,
+                    ranges,
+                });
+            }
+        }
+        Ok(touched)
+    }
+}
+
+/// An eleventh of each layer, in runs of 16 to 496 KiB: files of a start are libraries and scripts.
+pub(super) fn sample(image: &Image, seed: u64) -> Vec<Touched> {
+    const SHORTEST: u64 = 16 << 10;
+    const STEP: u64 = 32 << 10;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut touched = Vec::new();
+    for (layer, bytes) in &image.layers {
+        let (mut ranges, mut offset) = (Vec::new(), 0);
+        let size = bytes.len() as u64;
+        loop {
+            let len = SHORTEST + STEP * random.u64(..16);
+            // As much is left out before it and behind it, on the average, as makes it an eleventh.
+            let start = offset + random.u64(..20 * len);
+            if start >= size {
+                break;
+            }
+            let end = size.min(start + len);
+            ranges.push(start..end);
+            offset = end;
+        }
+        if !ranges.is_empty() {
+            touched.push(Touched {
+                layer: *layer,
+                ranges,
+            });
+        }
+    }
+    touched
+}
