@@ -20,6 +20,7 @@ const DEBIAN: &[(&str, &[&str])] = &[
     ("umoci", &["umoci"]),
     ("python3", &["python3"]),
     ("strace", &["strace"]),
+    ("systemd-analyze", &["systemd"]),
     (
         "aarch64-linux-gnu-gcc",
         &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context as _, Result};
+
 /// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -39,6 +41,24 @@ pub(crate) fn virtual_machine() -> std::io::Result<PathBuf> {
     let folder = target().join("pmem-vm");
     std::fs::create_dir_all(&folder)?;
     Ok(folder)
+}
+
+/// The files of a folder whose names end in `extension`, sorted by name.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|it| it == extension) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 /// Where `go install` puts programs.

@@ -49,6 +49,7 @@ size = "{{ include "pierhead.mebibytes" $v.tier.size }}MiB"
 limit = {{ toJson $v.tier.limit }}
 rules = {{ toJson $v.tier.rules }}
 drain = {{ toJson $v.tier.drain }}
+follow_pressure = {{ $v.tier.followPressure }}
 {{- end }}
 {{- if $v.tls.secretName }}
 

@@ -46,6 +46,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
+{{/* The kubelet asks the first address of the node, unless told otherwise. */}}
+{{- define "pierhead.probeHost" -}}
+{{- if not (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
+, host: {{ .Values.network.address | trimPrefix "[" | trimSuffix "]" | quote }}
+{{- end -}}
+{{- end -}}
+
 {{/* The container's part of the restricted Pod Security Standard, and a read-only root beyond it. */}}
 {{- define "pierhead.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -122,6 +129,9 @@ joined with each of the other.
 {{- end -}}
 {{- if and (eq $v.storage.mode "claim") (not $v.storage.claim.name) -}}
 {{- fail "storage.claim.name: is needed with storage.mode=claim" -}}
+{{- end -}}
+{{- if and (not $v.network.hostNetwork) (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
+{{- fail "network.address: one address needs network.hostNetwork=true: a pod's own is not known before" -}}
 {{- end -}}
 {{- if and (eq $v.tier.kind "pmem") (not $v.tier.hostPath) -}}
 {{- fail "tier.hostPath: is needed with tier.kind=pmem: a folder on a DAX file system of the node" -}}

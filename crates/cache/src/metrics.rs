@@ -140,6 +140,8 @@ impl Collector for Fullness {
         let Some(store) = self.0.upgrade() else {
             return Ok(());
         };
+        // A system call that reads no disk; not under the lock all the same.
+        let free = store.free();
         let (figures, labels, shown) = {
             let mut state = lock(&store.state);
             let tick = state.ranking.clock.read(now());
@@ -190,6 +192,12 @@ impl Collector for Fullness {
                     "The bound on used, reserved and names",
                     Some(Unit::Bytes),
                     state.capacity,
+                ),
+                (
+                    "free",
+                    "What the file system of the data folder can still take",
+                    Some(Unit::Bytes),
+                    free,
                 ),
                 (
                     "pinned",

@@ -309,7 +309,8 @@ impl Store {
         }
     }
 
-    fn free(&self) -> u64 {
+    /// Bytes that the medium can still take; the most there can be when it does not say.
+    pub(crate) fn free(&self) -> u64 {
         self.tier.free().unwrap_or(u64::MAX)
     }
 }

@@ -51,5 +51,10 @@ async fn events_and_fullness_are_counted() {
             "{line} is not in\n{text}"
         );
     }
+    let free = text
+        .lines()
+        .find_map(|line| line.strip_prefix("cache_free_bytes "))
+        .and_then(|it| it.parse().ok());
+    assert!(free > Some(0_u64), "no cache_free_bytes in\n{text}");
     drop(fill);
 }

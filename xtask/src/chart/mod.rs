@@ -1,9 +1,12 @@
-//! The charts of `bluefield/`: linted, rendered with many values, and held against schemas without a cluster.
+//! The charts of `bluefield/`: linted, rendered with many values, and held against schemas without a cluster, their
+//! configurations against pierhead itself.
 
+mod configs;
 mod configuration;
 mod matrix;
 mod metrics;
 mod readme;
+mod schema;
 
 use std::{
     fs,
@@ -84,40 +87,32 @@ const CHARTS: &[&str] = &["chart", "chart-host"];
 /// Its name is in that of every object, or the schemas' peer says so.
 const RELEASE: &str = "rel";
 
-/// Checks all charts.
+/// Checks all charts, and their configurations with the program `daemon`.
 ///
 /// # Errors
 /// When helm or Python cannot be started; what is wrong with a chart is a failed test.
-pub(crate) fn check(helm: &Path) -> Result<Count> {
+pub(crate) fn check(helm: &Path, daemon: &Path) -> Result<Count> {
     let mut count = Count::default();
-    note(
-        &mut count,
-        "made from others",
-        run(&Options { write: false }),
-    );
+    count.note("made from others", run(&Options { write: false }));
     let manifests = tempfile::tempdir()?;
     for chart in CHARTS {
         let chart = Chart::open(helm, chart)?;
-        let cases = matrix::cover(&chart.fragments()?);
-        chart.lint(cases.first().map_or(&[], Vec::as_slice), &mut count);
-        note(
-            &mut count,
-            &format!("{}::metrics", chart.name),
-            chart.metrics(),
-        );
-        for case in cases {
-            chart.render(&case, manifests.path(), &mut count)?;
-        }
-        for bad in files(&chart.folder.join("ci/bad"))? {
+        let case = chart.cases()?.into_iter().next().unwrap_or_default();
+        chart.lint(&case, &mut count);
+        count.note(&format!("{}::metrics", chart.name), chart.metrics());
+        count.note(&format!("{}::schema", chart.name), chart.schema());
+        for bad in place::files(&chart.folder.join("ci/bad"), "yaml")? {
             chart.refuses(&bad, &mut count)?;
         }
     }
+    render(helm, manifests.path(), &mut count)?;
+    configs::check(daemon, manifests.path(), &mut count)?;
     println!("  {} passed, {} failed: helm", count.passed, count.failed);
-    for sample in files(&place::root().join("bluefield/dpf"))? {
+    for sample in place::files(&place::root().join("bluefield/dpf"), "yaml")? {
         let stem = sample.file_stem().unwrap_or_default().to_string_lossy();
         fs::copy(&sample, manifests.path().join(format!("-.dpf-{stem}.yaml")))?;
     }
-    note(&mut count, "systemd", unit(manifests.path()));
+    count.note("systemd", unit(manifests.path()));
     let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
     let schemas = programs::count(
         Command::new(python)
@@ -132,6 +127,20 @@ pub(crate) fn check(helm: &Path) -> Result<Count> {
     );
     count += &schemas;
     Ok(count)
+}
+
+/// Renders every combination of values under test, each into a file below `into`.
+///
+/// # Errors
+/// When a file cannot be written; what helm refuses is a failed test.
+pub(crate) fn render(helm: &Path, into: &Path, count: &mut Count) -> Result<()> {
+    for chart in CHARTS {
+        let chart = Chart::open(helm, chart)?;
+        for case in chart.cases()? {
+            chart.render(&case, into, count)?;
+        }
+    }
+    Ok(())
 }
 
 struct Chart<'a> {
@@ -149,9 +158,12 @@ impl<'a> Chart<'a> {
         Ok(Self { helm, name, folder })
     }
 
-    /// Values to combine: `ci/AXIS-VALUE.yaml`.
-    fn fragments(&self) -> Result<Vec<PathBuf>> {
-        files(&self.folder.join("ci"))
+    /// Combinations of values: one file `ci/AXIS-VALUE.yaml` of each axis.
+    fn cases(&self) -> Result<Vec<Vec<PathBuf>>> {
+        Ok(matrix::cover(&place::files(
+            &self.folder.join("ci"),
+            "yaml",
+        )?))
     }
 
     /// With one combination of values: a chart may have one that must be given.
@@ -163,7 +175,19 @@ impl<'a> Chart<'a> {
             lint.arg("--values").arg(file);
         }
         let linted = exec::output(&mut lint);
-        note(count, &format!("{}::lint", self.name), linted.map(drop));
+        count.note(&format!("{}::lint", self.name), linted.map(drop));
+    }
+
+    /// Whether values and schema have the same keys.
+    fn schema(&self) -> Result<()> {
+        let read = |name: &str| fs::read_to_string(self.folder.join(name));
+        let keys = readme::keys(&read("values.yaml")?)?;
+        let schema = serde_json::from_str(&read("values.schema.json")?)?;
+        let wrong = schema::differences(&keys, &schema);
+        if !wrong.is_empty() {
+            bail!(wrong.join("; "));
+        }
+        Ok(())
     }
 
     /// Whether rules and dashboard name metrics that there are.
@@ -173,6 +197,9 @@ impl<'a> Chart<'a> {
             let Ok(text) = fs::read_to_string(self.folder.join(name)) else {
                 continue;
             };
+            if name.ends_with(".json") {
+                serde_json::from_str::<Value>(&text).context(name)?;
+            }
             let unknown = metrics::unknown(&text, &crates)?;
             if !unknown.is_empty() {
                 bail!("{name}: nothing registers {}", unknown.join(", "));
@@ -202,7 +229,7 @@ impl<'a> Chart<'a> {
         if let Ok(text) = &rendered {
             fs::write(into.join(format!("{RELEASE}.{case_name}.yaml")), text)?;
         }
-        note(count, &format!("render::{case_name}"), rendered.map(drop));
+        count.note(&format!("render::{case_name}"), rendered.map(drop));
         Ok(())
     }
 
@@ -220,17 +247,14 @@ impl<'a> Chart<'a> {
             Err(error) if format!("{error:#}").contains(wanted) => Ok(()),
             Err(error) => Err(error.context(format!("helm does not say {wanted:?}"))),
         };
-        note(count, &format!("{}::refuses::{name}", self.name), refused);
+        count.note(&format!("{}::refuses::{name}", self.name), refused);
         Ok(())
     }
 }
 
 /// What systemd says of the unit, with a program that is there in place of pierhead.
 fn unit(scratch: &Path) -> Result<()> {
-    let Some(analyze) = place::find("systemd-analyze") else {
-        println!("  no systemd-analyze: the unit was not looked at");
-        return Ok(());
-    };
+    let analyze = place::find("systemd-analyze").context("no systemd-analyze")?;
     let unit = fs::read_to_string(place::root().join("bluefield/systemd/pierhead.service"))?;
     let path = scratch.join("pierhead.service");
     fs::write(&path, unit.replace("/usr/bin/pierhead", "/bin/true"))?;
@@ -251,32 +275,4 @@ fn unit(scratch: &Path) -> Result<()> {
             .arg(&path),
     )
     .map(drop)
-}
-
-/// Counts one check, and tells what failed.
-fn note(count: &mut Count, name: &str, outcome: Result<()>) {
-    count.ended = true;
-    match outcome {
-        Ok(()) => count.passed += 1,
-        Err(error) => {
-            println!("  {name}: {error:#}");
-            count.failed += 1;
-            count.failures.push(name.to_owned());
-        }
-    }
-}
-
-/// The YAML files of a folder, sorted by name.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries =
-        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut files = Vec::new();
-    for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_some_and(|it| it == "yaml") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
 }

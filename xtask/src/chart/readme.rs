@@ -25,6 +25,14 @@ pub(crate) fn of(head: &str, values: &str) -> Result<String> {
     Ok(text)
 }
 
+/// The keys of values that the README tells of, dotted.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn keys(values: &str) -> Result<Vec<String>> {
+    Ok(rows(values)?.into_iter().map(|row| row.path).collect())
+}
+
 /// Reads the subset of YAML that values.yaml is written in: a key a line, indented by two blanks a level,
 /// `# -- ` before what the key means and `# ` before the rest of it.
 fn rows(values: &str) -> Result<Vec<Row>> {

@@ -2,6 +2,8 @@
 
 use std::ops::AddAssign;
 
+use anyhow::Result;
+
 /// Tests by what became of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -35,6 +37,21 @@ impl Count {
             .and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.failures.push(name.to_owned());
+        }
+    }
+}
+
+impl Count {
+    /// Counts one check of ours, and tells why it failed.
+    pub(crate) fn note(&mut self, name: &str, outcome: Result<()>) {
+        self.ended = true;
+        match outcome {
+            Ok(()) => self.passed += 1,
+            Err(error) => {
+                println!("  {name}: {error:#}");
+                self.failed += 1;
+                self.failures.push(name.to_owned());
+            }
         }
     }
 }

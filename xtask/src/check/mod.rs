@@ -91,11 +91,6 @@ const STEPS: &[Step] = &[
         run: steps::deny,
     },
     Step {
-        name: "chart",
-        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas",
-        run: steps::chart,
-    },
-    Step {
         name: "clippy",
         about: "cargo clippy, warnings are errors",
         run: steps::clippy,
@@ -109,6 +104,11 @@ const STEPS: &[Step] = &[
         name: "unit",
         about: "unit, property and architecture tests",
         run: steps::unit,
+    },
+    Step {
+        name: "chart",
+        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check",
+        run: steps::chart,
     },
     Step {
         name: "corpus",

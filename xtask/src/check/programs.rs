@@ -54,6 +54,16 @@ pub(crate) fn build() -> Result<Built> {
     })
 }
 
+/// Compiles the daemon alone.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) fn build_daemon() -> Result<PathBuf> {
+    let messages = cargo(&["build"], ["--package", "pierhead"].iter())?;
+    let daemon = messages.lines().find_map(daemon);
+    daemon.context("cargo built no pierhead")
+}
+
 /// Compiles the test programs of some packages.
 ///
 /// # Errors
@@ -73,9 +83,14 @@ pub(crate) fn build_one(package: &str, test: &str) -> Result<Vec<Program>> {
 
 /// What cargo says when it compiles tests.
 fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
+    cargo(&["test", "--no-run"], what)
+}
+
+fn cargo<'a>(command: &[&str], what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
     let mut child = Command::new("cargo")
         .current_dir(place::root())
-        .args(["test", "--no-run", "--quiet"])
+        .args(command)
+        .arg("--quiet")
         .args(what)
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
@@ -87,7 +102,7 @@ fn compile<'a>(what: impl Iterator<Item = &'a &'a str>) -> Result<String> {
         stdout.read_to_string(&mut messages)?;
     }
     if !child.wait()?.success() {
-        bail!("the tests do not compile");
+        bail!("cargo {} fails", command.join(" "));
     }
     Ok(messages)
 }

@@ -79,14 +79,22 @@ pub(super) fn deny(_: &mut State) -> Result<Outcome> {
     show(deny().args(["check", "--disable-fetch", "advisories"]))
 }
 
-pub(super) fn chart(_: &mut State) -> Result<Outcome> {
+pub(super) fn chart(state: &mut State) -> Result<Outcome> {
     let Some(helm) = place::find("helm") else {
         return Ok(Outcome::Cannot("no helm".into()));
     };
+    if place::find("systemd-analyze").is_none() {
+        return Ok(Outcome::Cannot("no systemd-analyze".into()));
+    }
     if !place::tools().join(install::SCHEMAS.0).exists() {
         return Ok(Outcome::Cannot(format!("no {}", install::SCHEMAS.0)));
     }
-    chart::check(&helm).map(Outcome::Tests)
+    // Alone, this step needs no more than the daemon; behind others that is there.
+    let daemon = match &state.built {
+        Some(built) => built.daemon.clone(),
+        None => programs::build_daemon()?,
+    };
+    chart::check(&helm, &daemon).map(Outcome::Tests)
 }
 
 pub(super) fn unit(state: &mut State) -> Result<Outcome> {
