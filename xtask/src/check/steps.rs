@@ -131,7 +131,7 @@ pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }
     let built = built(state)?;
-    pmem_vm::suite_of(&built.programs).map(Outcome::Tests)
+    pmem_vm::suite_of(&built.programs, &built.daemon).map(Outcome::Tests)
 }
 
 pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {

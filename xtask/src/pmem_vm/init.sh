@@ -55,8 +55,11 @@ if ! in_root blkid -s TYPE -o value /dev/pmem0 >/dev/null; then
   in_root mkfs.ext4 -q -F -b 4096 /dev/pmem0 || die "mkfs.ext4 /dev/pmem0"
 fi
 in_root mount -t ext4 -o dax=always /dev/pmem0 /mnt/pmem || die "mount /dev/pmem0 with dax=always"
-# The negative control: a file system of the same kind, on a disk that has no DAX.
-in_root mkfs.ext4 -q -F /dev/vda && in_root mount -t ext4 /dev/vda /mnt/disk || die "make /mnt/disk"
+# The negative control: a file system of the same kind, on a disk that has no DAX. It stays, too.
+if ! in_root blkid -s TYPE -o value /dev/vda >/dev/null; then
+  in_root mkfs.ext4 -q -F /dev/vda || die "mkfs.ext4 /dev/vda"
+fi
+in_root mount -t ext4 /dev/vda /mnt/disk || die "mount /dev/vda"
 
 cp -r /job /root/run/job
 # Held open: a terminal that nobody has open forgets its settings, and would end lines with CR LF.
@@ -66,7 +69,7 @@ tell() { echo "$@" >/root/dev/ttyS1; }
 tell "ready $(cut -d' ' -f1 /root/proc/uptime)"
 in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >&3 2>&1
 status=$?
-in_root umount /mnt/pmem
+in_root umount /mnt/pmem /mnt/disk
 tell "exit $status"
 sync
 poweroff -f

@@ -12,7 +12,7 @@ mod suite;
 
 use std::{
     env,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
     time::Duration,
 };
@@ -31,8 +31,11 @@ use machine::{Machine, Said, quote};
 
 /// Whose tests run in the guest, all of them.
 const PACKAGE: &str = "pierhead-pmem";
-/// Of another package: the tier of a cache on a region.
-const ALSO: (&str, &str) = ("pierhead-cache", "region");
+/// Of other packages: the tier on a region, and the daemon with one.
+const ALSO: [(&str, &str); 2] = [
+    ("pierhead-cache", "region"),
+    (suite::STAGED.0, suite::STAGED.1),
+];
 
 /// How to boot, and what to run.
 #[derive(clap::Args)]
@@ -80,8 +83,11 @@ impl Default for Options {
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if options.command.is_empty() {
         let mut programs = programs::build_of(&[PACKAGE])?;
-        programs.extend(programs::build_one(ALSO.0, ALSO.1)?);
-        let count = suite(options, &programs)?;
+        for (package, test) in ALSO {
+            programs.extend(programs::build_one(package, test)?);
+        }
+        let daemon = daemon()?;
+        let count = suite(options, &programs, &daemon)?;
         for failure in &count.failures {
             println!("failed: {failure}");
         }
@@ -106,22 +112,41 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     ))
 }
 
+/// `PIERHEAD_BIN`, as the tests take it, or what cargo builds.
+fn daemon() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("PIERHEAD_BIN") {
+        return Ok(std::path::absolute(path)?);
+    }
+    let mut build = Command::new("cargo");
+    exec::output(
+        build
+            .current_dir(place::root())
+            .args(["build", "--package", "pierhead"]),
+    )?;
+    Ok(place::target().join("debug/pierhead"))
+}
+
 /// Runs the suite with those of `programs` that belong in the guest.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(programs: &[Program]) -> Result<Count> {
-    suite(&Options::default(), programs)
+pub(crate) fn suite_of(programs: &[Program], daemon: &Path) -> Result<Count> {
+    suite(&Options::default(), programs, daemon)
 }
 
-fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
-    let also = format!("{}::{}", ALSO.0, ALSO.1);
+fn suite(options: &Options, programs: &[Program], daemon: &Path) -> Result<Count> {
+    let also = |it: &Program| {
+        let mut also = ALSO.iter();
+        also.any(|(package, test)| it.name == format!("{package}::{test}"))
+    };
     let wanted: Vec<_> = programs
         .iter()
-        .filter(|it| it.package == PACKAGE || it.name == also)
+        .filter(|it| it.package == PACKAGE || also(it))
         .collect();
-    if wanted.is_empty() {
-        bail!("there is no test program of {PACKAGE}");
+    for (package, _) in ALSO.into_iter().chain([(PACKAGE, "")]) {
+        if !wanted.iter().any(|it| it.package == package) {
+            bail!("there is no test program of {package}");
+        }
     }
     exec::output(Command::new("cargo").current_dir(place::root()).args([
         "build",
@@ -132,7 +157,7 @@ fn suite(options: &Options, programs: &[Program]) -> Result<Count> {
     ]))?;
     let (machine, _scratch) = machine(options)?;
     let survivor = place::target().join("debug/examples/survivor");
-    suite::run(&machine, &wanted, &survivor, options.cut)
+    suite::run(&machine, &wanted, (&survivor, daemon), options.cut)
 }
 
 /// The machine, and the folder that goes with it.

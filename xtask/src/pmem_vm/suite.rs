@@ -5,7 +5,10 @@ use std::{path::Path, time::Instant};
 use anyhow::{Result, bail};
 
 use super::machine::{Ended, Machine, Said, quote};
-use crate::check::{count::Count, programs::Program};
+use crate::{
+    check::{count::Count, programs::Program},
+    place,
+};
 
 /// The values that the first boot writes to its end, and those that the second is killed over.
 const WHOLE: &str = "1";
@@ -23,6 +26,13 @@ const NOT_EMULATED: &[&str] = &[
     "a_file_cut_under_the_map_is_an_error_for_good",
 ];
 
+/// The test of the daemon, which runs in all three boots: its package, its program, its name.
+pub(super) const STAGED: (&str, &str, &str) =
+    ("pierhead-tests", "e2e", "tier::machine::over_three_boots");
+
+/// Its region lies in the first, its daemon's folder in the second.
+const STAGED_AT: [&str; 2] = ["/mnt/pmem/staged", "/mnt/disk/staged"];
+
 /// The guest's words about its jobs, among what they print.
 const BEGIN: &str = "pmem-vm: begin";
 const END: &str = "pmem-vm: end ";
@@ -36,6 +46,29 @@ struct Job {
 }
 
 impl Job {
+    /// The daemon's test, in this boot; `last` is what the second said last.
+    fn staged(program: &Program, daemon: &Path, boot: u8, last: &str) -> Self {
+        let word = |path: &Path| quote(&path.display().to_string());
+        let (path, daemon) = (word(&program.path), word(daemon));
+        let (folder, scratch) = (word(&program.folder), word(&place::target().join("e2e")));
+        let (test, [fast, disk]) = (STAGED.2, STAGED_AT);
+        let anew = if boot == 1 {
+            format!("rm -rf {fast} {disk} && mkdir {fast} {disk} && ")
+        } else {
+            String::new()
+        };
+        // What it makes for itself lies in memory: the host's folder would keep it after the plug was pulled.
+        Self {
+            name: format!("{} {test}, boot {boot}", program.name),
+            command: format!(
+                "{anew}mkdir -p {scratch} && mount -t tmpfs e2e {scratch} && cd {folder} && PIERHEAD_BIN={daemon} \
+                 PIERHEAD_PMEM_DIR={fast} PIERHEAD_PMEM_DISK={disk} PIERHEAD_PMEM_BOOT={boot} \
+                 PIERHEAD_PMEM_LAST={last} {path} --exact {test} --nocapture"
+            ),
+            tests: true,
+        }
+    }
+
     /// The example program `survivor` of `crates/pmem`.
     fn survivor(survivor: &Path, what: &str) -> Self {
         Self {
@@ -73,9 +106,14 @@ impl Job {
 pub(super) fn run(
     machine: &Machine,
     programs: &[&Program],
-    survivor: &Path,
+    (survivor, daemon): (&Path, &Path),
     cut: u64,
 ) -> Result<Count> {
+    let of_daemon = |it: &&&Program| it.package == STAGED.0;
+    let Some(staged) = programs.iter().find(of_daemon) else {
+        bail!("there is no test of the daemon");
+    };
+    let staged = |boot, last: &str| Job::staged(staged, daemon, boot, last);
     let survivor = |what: &str| Job::survivor(survivor, what);
     let whole = || survivor(&format!("check /mnt/pmem {WHOLE} {}", WHOLE_STEPS - 1));
     let mut sum = Count::default();
@@ -85,19 +123,33 @@ pub(super) fn run(
         survivor("class /mnt/disk emulated-file"),
         survivor("class /dev/shm volatile"),
     ];
-    first.extend(programs.iter().map(|it| Job::program(it, machine.kvm)));
+    let others = programs.iter().filter(|it| !of_daemon(it));
+    first.extend(others.map(|it| Job::program(it, machine.kvm)));
+    first.push(staged(1, ""));
     first.push(survivor(&format!("write /mnt/pmem {WHOLE} {WHOLE_STEPS}")));
     sum += &to_the_end(machine, "first", &first)?;
 
-    let second = [whole(), survivor(&format!("write /mnt/pmem {CUT}"))];
-    let (count, last) = killed(machine, &second, cut)?;
+    let mut write = survivor(&format!("write /mnt/pmem {CUT}"));
+    // Both are at it when the power goes. Should the daemon's end before it has pulled anything, the third boot tells.
+    let pulling = format!("{}/pulling", STAGED_AT[0]);
+    write.command = format!(
+        "({} || touch {pulling}) & until [ -e {pulling} ]; do sleep 0.1; done; {}",
+        staged(2, "").command,
+        write.command
+    );
+    let (count, last) = killed(machine, &[whole(), write], cut)?;
     sum += &count;
-    let Some(last) = last else {
+    let Some(Last { committed, pulled }) = last else {
         return Ok(sum);
     };
-    println!("  killed after commit {last}");
+    println!("  killed after commit {committed}, pull {pulled:?}");
 
-    let third = [whole(), survivor(&format!("check /mnt/pmem {CUT} {last}"))];
+    let pulled = pulled.map_or_else(|| "none".to_owned(), |it| it.to_string());
+    let third = [
+        whole(),
+        survivor(&format!("check /mnt/pmem {CUT} {committed}")),
+        staged(3, &pulled),
+    ];
     sum += &to_the_end(machine, "third", &third)?;
     Ok(sum)
 }
@@ -119,15 +171,20 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
 
 /// A boot whose last job says `committed N` again and again, until the plug is pulled: the last of
 /// them is the second result, unless the job failed before.
-fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<u64>)> {
+fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<Last>)> {
     let begun = Instant::now();
     let mut boot = machine.boot("second", Path::new("/"), &script(jobs))?;
     let mut tally = Tally::of(jobs);
     let mut commits = 0;
     let mut last = None;
-    let mut pulled = false;
+    let mut pulled = None;
+    let mut unplugged = false;
     // After the kill there is still what the guest had printed before it.
     while let Said::Line(line) = boot.listen()? {
+        if let Some(number) = line.strip_prefix("pulled ") {
+            pulled = Some(number.trim().parse()?);
+            continue;
+        }
         let Some(number) = line.strip_prefix("committed ") else {
             tally.line(&line);
             continue;
@@ -136,10 +193,10 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<u6
         commits += 1;
         if commits == cut {
             boot.kill()?;
-            pulled = true;
+            unplugged = true;
         }
     }
-    if !pulled {
+    if !unplugged {
         // Its own end says why: the job failed, or the machine did.
         boot.end()?;
         let count = tally.close()?;
@@ -154,7 +211,16 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<u6
         "  second boot: killed after {:.1} s",
         begun.elapsed().as_secs_f64()
     );
+    let last = last.map(|committed| Last { committed, pulled });
     Ok((tally.close()?, last))
+}
+
+/// What was said last before the power went.
+struct Last {
+    /// By `survivor`.
+    committed: u64,
+    /// By the test of the daemon.
+    pulled: Option<u64>,
 }
 
 /// All jobs, one after the other, whatever becomes of each.
