@@ -320,14 +320,18 @@ fn classify(
             Flush::Sync,
             format!("MAP_SYNC would be possible, but {why}"),
         ),
-        (None, Err(errno), _) => (
-            Class::EmulatedFile,
-            Flush::Sync,
-            format!(
-                "the file system refuses MAP_SYNC: {}; it wants persistent memory, mounted with -o dax",
-                std::io::Error::from(errno)
-            ),
-        ),
+        (None, Err(errno), lines) => {
+            // Whoever thinks of buying such memory learns that it would not help here.
+            let mend = lines
+                .err()
+                .unwrap_or("it wants persistent memory, mounted with -o dax");
+            let errno = std::io::Error::from(errno);
+            (
+                Class::EmulatedFile,
+                Flush::Sync,
+                format!("the file system refuses MAP_SYNC: {errno}; {mend}"),
+            )
+        }
     }
 }
 
