@@ -9,6 +9,7 @@ mod corpus;
 mod eviction;
 mod exec;
 mod fuzz;
+mod guest;
 mod install;
 mod place;
 mod pmem_vm;

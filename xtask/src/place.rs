@@ -33,12 +33,12 @@ pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")
 }
 
-/// What `cargo xtask pmem-vm` keeps: a kernel, and a folder for each run.
+/// What a virtual machine of xtask keeps: a kernel, and a folder for each run. `name` is the command's.
 ///
 /// # Errors
 /// When it cannot be made.
-pub(crate) fn virtual_machine() -> std::io::Result<PathBuf> {
-    let folder = target().join("pmem-vm");
+pub(crate) fn virtual_machine(name: &str) -> std::io::Result<PathBuf> {
+    let folder = target().join(name);
     std::fs::create_dir_all(&folder)?;
     Ok(folder)
 }

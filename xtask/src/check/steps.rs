@@ -126,7 +126,7 @@ pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
 }
 
 pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
-    let missing = install::missing_for_machine();
+    let missing = pmem_vm::missing();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }

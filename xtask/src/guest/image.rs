@@ -14,32 +14,29 @@ use crate::{
     exec,
 };
 
-/// What the guest cannot do without; what they depend on comes along.
-const MODULES: &[&str] = &[
-    "virtio_pci",
-    "virtio_blk",
-    "virtio_console",
-    "9pnet_virtio",
-    "9p",
-    "overlay",
-    "nfit",
-    "nd_pmem",
-    // ext4 asks for it by name when it mounts, which no module says that it depends on.
-    "crc32c_generic",
-    "ext4",
-];
+/// What a kind of guest boots from.
+pub(crate) struct Recipe {
+    /// Its architecture, in Debian's words.
+    pub(crate) arch: &'static str,
+    /// Modules that it cannot do without, unless they are built in; what they depend on comes along.
+    pub(crate) modules: &'static [&'static str],
+    /// One of them that Debian's kernel has as a module for certain.
+    pub(crate) telling: &'static str,
+}
 
-/// What is kept was made by this recipe, or is made anew.
-fn recipe() -> String {
-    format!("1 {}", MODULES.join(" "))
+impl Recipe {
+    /// What is kept was made by this recipe, or is made anew.
+    fn text(&self) -> String {
+        format!("1 {}", self.modules.join(" "))
+    }
 }
 
 /// A kernel, and the part of its initramfs that is the same for every boot.
-pub(super) struct Image {
+pub(crate) struct Image {
     /// The kernel.
-    pub(super) kernel: PathBuf,
+    pub(crate) kernel: PathBuf,
     /// An archive with busybox and the modules.
-    pub(super) base: Vec<u8>,
+    pub(crate) base: Vec<u8>,
 }
 
 impl Image {
@@ -47,7 +44,7 @@ impl Image {
     ///
     /// # Errors
     /// When it is not there and no Debian mirror is reachable.
-    pub(super) fn prepare(folder: &Path) -> Result<Self> {
+    pub(crate) fn prepare(folder: &Path, recipe: &Recipe) -> Result<Self> {
         fs::create_dir_all(folder)?;
         // Two calls at once would unpack over each other. The lock goes with the file.
         let lock = fs::File::create(folder.join("lock"))?;
@@ -55,24 +52,31 @@ impl Image {
         let kernel = folder.join("vmlinuz");
         let base = folder.join("base.cpio");
         let made_by = folder.join("recipe");
-        let recipe = recipe();
-        if fs::read_to_string(&made_by).is_ok_and(|it| it == recipe) {
+        if fs::read_to_string(&made_by).is_ok_and(|it| it == recipe.text()) {
             return Ok(Self {
                 base: fs::read(&base)?,
                 kernel,
             });
         }
-        println!("  fetching a kernel for the virtual machine from Debian (70 MB, kept)");
-        let unpacked = unpack(&folder.join("apt"))
+        println!(
+            "  fetching a kernel of {} for the virtual machine from Debian (70 MB, kept)",
+            recipe.arch
+        );
+        let unpacked = unpack(&folder.join("apt"), recipe.arch)
             .context("the first run needs a Debian mirror; later ones need no network")?;
         let boot = unpacked.path().join("boot");
         let Some(found) = find(&boot, "vmlinuz-")? else {
             bail!("Debian's kernel package brought no kernel");
         };
-        let modules = Modules::find(&unpacked.path().join("lib/modules"))?.closure(MODULES)?;
-        // All of them are modules of Debian's kernel; a newer one may compress what this cannot read.
-        if !modules.iter().any(|(name, _)| name == "nd_pmem") {
-            bail!("{}: its modules have no nd_pmem.ko", found.display());
+        let modules =
+            Modules::find(&unpacked.path().join("lib/modules"))?.closure(recipe.modules)?;
+        // A newer kernel may compress what this cannot read.
+        if !modules.iter().any(|(name, _)| name == recipe.telling) {
+            bail!(
+                "{}: its modules have no {}.ko",
+                found.display(),
+                recipe.telling
+            );
         }
         let mut archive = Archive::default();
         for path in ["bin", "modules", "job"] {
@@ -95,7 +99,7 @@ impl Image {
         fs::write(&base, &bytes)?;
         fs::remove_dir_all(folder.join("apt"))?;
         // Last, so that what broke off in the middle is made anew.
-        fs::write(&made_by, recipe)?;
+        fs::write(&made_by, recipe.text())?;
         Ok(Self {
             kernel,
             base: bytes,
@@ -104,20 +108,16 @@ impl Image {
 }
 
 /// Fetches the packages and unpacks them, with apt's own state in `folder`: nothing is installed.
-fn unpack(folder: &Path) -> Result<tempfile::TempDir> {
-    let apt = Apt::prepare(folder, &["amd64"])?;
+fn unpack(folder: &Path, arch: &str) -> Result<tempfile::TempDir> {
+    let apt = Apt::prepare(folder, &[arch])?;
+    let latest = format!("linux-image-{arch}");
     let wanted = |package: &Package| {
         let name = package.name.as_str();
         // The package without a version only depends on the kernel of the day.
-        name == "busybox-static"
-            || (name.starts_with("linux-image-") && name != "linux-image-amd64")
+        name == "busybox-static" || (name.starts_with("linux-image-") && name != latest)
     };
     let packages: Vec<_> = apt
-        .closure(
-            apt::Suite::Updates,
-            "amd64",
-            &["linux-image-amd64", "busybox-static"],
-        )?
+        .closure(apt::Suite::Updates, arch, &[&latest, "busybox-static"])?
         .into_iter()
         .filter(wanted)
         .collect();

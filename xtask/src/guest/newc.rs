@@ -2,7 +2,7 @@
 
 /// An archive that grows in memory; archives laid end to end are unpacked one after the other.
 #[derive(Default)]
-pub(super) struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
     entries: u32,
 }
@@ -12,17 +12,17 @@ const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
     /// Adds a folder; those above it must be there already.
-    pub(super) fn folder(&mut self, path: &str) {
+    pub(crate) fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }
 
     /// Adds a file that may be executed.
-    pub(super) fn file(&mut self, path: &str, content: &[u8]) {
+    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, content);
     }
 
     /// The whole archive.
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
     }

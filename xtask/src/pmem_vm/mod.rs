@@ -4,10 +4,7 @@
 //! every program of the host is there, and the build folder, which it may write. `/mnt/pmem` is on the
 //! NVDIMM with DAX, where `MAP_SYNC` works; `/mnt/disk` is the same kind of file system without.
 
-mod image;
 mod machine;
-mod modules;
-mod newc;
 mod suite;
 
 use std::{
@@ -24,10 +21,11 @@ use crate::{
         count::Count,
         programs::{self, Program},
     },
-    exec, install, place,
+    exec,
+    guest::{Image, Said, quote},
+    install, place,
 };
-use image::Image;
-use machine::{Machine, Said, quote};
+use machine::Machine;
 
 /// Whose tests run in the guest, all of them.
 const PACKAGE: &str = "pierhead-pmem";
@@ -36,6 +34,9 @@ const ALSO: [(&str, &str); 2] = [
     ("pierhead-cache", "region"),
     (suite::STAGED.0, suite::STAGED.1),
 ];
+
+/// What it keeps lies there.
+const FOLDER: &str = "pmem-vm";
 
 /// How to boot, and what to run.
 #[derive(clap::Args)]
@@ -165,7 +166,7 @@ fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
     let image = prepare()?;
     let scratch = tempfile::Builder::new()
         .prefix("run-")
-        .tempdir_in(place::virtual_machine()?)?;
+        .tempdir_in(place::virtual_machine(FOLDER)?)?;
     let nvdimm = match &options.keep {
         Some(path) => std::path::absolute(path)?,
         None => scratch.path().join("nvdimm"),
@@ -183,13 +184,18 @@ fn machine(options: &Options) -> Result<(Machine, tempfile::TempDir)> {
     Ok((machine, scratch))
 }
 
+/// The programs that it takes and that are not here.
+pub(crate) fn missing() -> Vec<&'static str> {
+    install::missing_for_machine(machine::QEMU)
+}
+
 fn prepare() -> Result<Image> {
     if !cfg!(target_arch = "x86_64") {
         bail!("the guest is x86-64 and runs the host's programs: so must the host be");
     }
-    let missing = install::missing_for_machine();
+    let missing = missing();
     if !missing.is_empty() {
         bail!("no {}: `cargo xtask install` brings it", missing.join(", "));
     }
-    Image::prepare(&place::virtual_machine()?)
+    Image::prepare(&place::virtual_machine(FOLDER)?, &machine::RECIPE)
 }

@@ -1,26 +1,5 @@
-#!/bin/busybox sh
-# The first process of the guest: the host's own root, read only, below a memory overlay; the shared
-# folder; the NVDIMM; then /job, and off. What it prints is the console that a failure shows.
-/bin/busybox mkdir -p /bin /dev /proc /sys /host /over /root
-/bin/busybox --install -s /bin
-export PATH=/bin
-mount -t devtmpfs dev /dev
-exec >/dev/console 2>&1
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-
-# The host reads these lines: "ready SECONDS" when the job begins, "exit STATUS" when it ended.
-tell() { echo "$@" >/dev/ttyS1; }
-die() { echo "init: $*"; sync; poweroff -f; }
-
-. /job/settings
-# The host's clock ends the machine; if the host's process is killed, this one does.
-(sleep "$LIMIT"; die "still running after $LIMIT s") &
-
-while read -r module; do
-  insmod "/modules/$module.ko" || die "insmod $module"
-done </modules/order
-
+# The host's own root, read only, below a memory overlay; the shared folder; the NVDIMM; then /job/command, and off.
+mkdir -p /host /over /root
 plan9=trans=virtio,version=9p2000.L,msize=524288
 mount -t 9p -o "ro,cache=loose,$plan9" host /host || die "mount the host's root"
 mount -t tmpfs -o size=60% over /over && mkdir /over/upper /over/work
@@ -28,6 +7,7 @@ mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root 
 for folder in dev proc sys; do
   mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
 done
+TOP=/root
 mkdir -p /root/run /root/dev/shm /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t tmpfs run /root/run && mkdir -m 1777 /root/run/tmp
 mount -t tmpfs shm /root/dev/shm
@@ -65,8 +45,7 @@ cp -r /job /root/run/job
 # Held open: a terminal that nobody has open forgets its settings, and would end lines with CR LF.
 exec 3<>/root/dev/hvc0
 stty raw -echo <&3
-tell() { echo "$@" >/root/dev/ttyS1; }
-tell "ready $(cut -d' ' -f1 /root/proc/uptime)"
+ready
 in_root HOME=/root TMPDIR=/run/tmp PIERHEAD_PMEM_DIR=/mnt/pmem sh /run/job/command </dev/null >&3 2>&1
 status=$?
 in_root umount /mnt/pmem /mnt/disk

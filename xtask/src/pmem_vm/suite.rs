@@ -4,9 +4,10 @@ use std::{path::Path, time::Instant};
 
 use anyhow::{Result, bail};
 
-use super::machine::{Ended, Machine, Said, quote};
+use super::machine::Machine;
 use crate::{
     check::{count::Count, programs::Program},
+    guest::{Ended, Said, quote},
     place,
 };
 
@@ -15,9 +16,9 @@ const WHOLE: &str = "1";
 const WHOLE_STEPS: u64 = 200;
 const CUT: &str = "2";
 
-/// Left out: the log's own tests have the shadow medium below them, never the NVDIMM, and take minutes
-/// under emulation.
-const NOT_HERE: &[&str] = &["log::"];
+/// Left out: the log's own tests and the properties of its fuzz target have the shadow medium below them, never the
+/// NVDIMM, and take minutes under emulation.
+const NOT_HERE: &[&str] = &["log::", "fuzzing::"];
 
 /// Left out under the emulator, whose flush instructions touch no memory, so that one of a page that is
 /// gone faults on a processor only.

@@ -1,0 +1,56 @@
+//! Virtual machines under QEMU without a disk image of a system: Debian's kernel, busybox, and a script.
+
+mod boot;
+mod image;
+mod modules;
+mod newc;
+mod qemu;
+
+pub(crate) use boot::{Boot, Ended, Logs, Said};
+pub(crate) use image::{Image, Recipe};
+pub(crate) use newc::Archive;
+pub(crate) use qemu::{Qemu, blank, value};
+
+const INIT: &[u8] = include_bytes!("init.sh");
+
+/// An initramfs that runs `script` with `settings`; `job` may have more files.
+pub(crate) fn initramfs(
+    image: &Image,
+    settings: &[(&str, String)],
+    script: &[u8],
+    mut job: Archive,
+) -> Vec<u8> {
+    let settings: String = settings
+        .iter()
+        .map(|(name, value)| format!("{name}={}\n", quote(value)))
+        .collect();
+    job.file("init", INIT);
+    job.file("job/settings", settings.as_bytes());
+    job.file("job/script", script);
+    [image.base.as_slice(), &job.finish()].concat()
+}
+
+/// A word as the shell takes it literally.
+pub(crate) fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::exec;
+
+    #[test]
+    fn quoted_words_come_back_as_they_were() {
+        for word in ["plain", "two words", "it's", "$HOME `id` \\", ""] {
+            let shell = exec::text(
+                Command::new("sh")
+                    .arg("-c")
+                    .arg(format!("printf %s {}", quote(word))),
+            );
+            assert_eq!(shell.unwrap(), word);
+        }
+    }
+}
