@@ -22,11 +22,17 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-eviction", &[]),
     ("pierhead-plot", &[]),
     ("pierhead-pmem", &[]),
+    ("pierhead-rest", &[]),
     ("pierhead-remote", &["pierhead-oci"]),
-    ("pierhead-bundle", &["pierhead-oci"]),
+    ("pierhead-bundle", &["pierhead-oci", "pierhead-rest"]),
     (
         "pierhead-cache",
-        &["pierhead-oci", "pierhead-eviction", "pierhead-pmem"],
+        &[
+            "pierhead-oci",
+            "pierhead-eviction",
+            "pierhead-pmem",
+            "pierhead-rest",
+        ],
     ),
     (
         "pierhead-proxy",
@@ -48,6 +54,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-plot",
             "pierhead-pmem",
             "pierhead-proxy",
+            "pierhead-rest",
         ],
     ),
     (

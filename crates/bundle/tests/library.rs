@@ -15,6 +15,7 @@ use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Strea
 use pierhead_bundle::store::{Begin, Outcome, Store};
 use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
 use pierhead_oci::Digest;
+use pierhead_rest::Rest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 
 /// Blobs in memory, which can be taken away, and how often one was opened.
@@ -257,6 +258,74 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
         assert_eq!(again.etag(), bundle.etag());
         assert_eq!(bytes(again.stream(None).unwrap()), sent);
     }
+    library.close();
+}
+
+/// Waits until both threads have looked for work again, and found that they should rest.
+fn looked(rest: &Rest) {
+    let before = rest.rests();
+    while rest.rests() < before + 5 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let rest = Rest::default();
+    rest.set(true);
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    (config.share, config.level, config.rest) = (100, 3, rest.clone());
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let versions = [text(1), format!("{}changed", text(1)), text(2)].map(|lib| {
+        let tar = tar(&[("usr/lib/a.so", &lib)]);
+        images::Image::of_tars("amd64", &[tar])
+    });
+    let [first, second, third] = versions.each_ref();
+    let add = |image: &images::Image| {
+        blobs.put(image);
+        library.offer(Image {
+            manifest: image.root,
+            repository: "registry/app".into(),
+        });
+    };
+    let is_working =
+        |image: &images::Image| matches!(library.state(&image.root), State::Working(_));
+    add(first);
+    looked(&rest);
+    assert!(is_working(first));
+    assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
+    // Somebody waits for one of two, and then nobody waits.
+    add(second);
+    library.awaited(&first.root);
+    assert_eq!(settled(&library, &first.root), State::Ready);
+    looked(&rest);
+    assert!(is_working(second));
+    library.awaited(&second.root);
+    assert_eq!(settled(&library, &second.root), State::Ready);
+    looked(&rest);
+    assert_eq!(library.stat().pairs, 0, "patches can wait");
+    rest.set(false);
+    while library.stat().jobs > 0 {
+        std::thread::yield_now();
+    }
+    assert!(library.stat().pairs > 0);
+    // In the middle of an image.
+    let layer = third.blobs.iter().max_by_key(|blob| blob.bytes.len());
+    blobs.1.close(layer.map(|blob| blob.digest));
+    let before = blobs.2.load(Ordering::Relaxed);
+    add(third);
+    while blobs.2.load(Ordering::Relaxed) == before {
+        std::thread::yield_now();
+    }
+    rest.set(true);
+    blobs.1.close(None);
+    while rest.resting() < 2 {
+        std::thread::yield_now();
+    }
+    assert!(is_working(third));
+    rest.set(false);
+    assert_eq!(settled(&library, &third.root), State::Ready);
     library.close();
 }
 

@@ -87,7 +87,7 @@ impl Cache {
         let pins = Pins::open(&config.data).map_err(failed)?;
         let disk = tier(&config).map_err(failed)?;
         let placing = config.fast.as_ref();
-        let placing = placing.map(|fast| Placing::new(fast, disk.clone()));
+        let placing = placing.map(|fast| Placing::new(fast, disk.clone(), &config.rest));
         let placing = placing.transpose().map_err(failed)?;
         let tier = placing.as_ref().map_or(disk, Placing::tier);
         let ranking = Ranking::new(eviction.into(), config.recorder.clone(), now());

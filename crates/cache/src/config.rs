@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pierhead_rest::Rest;
+
 use crate::{FastTier, Recorder};
 
 /// Settings of one [`Cache`](crate::Cache).
@@ -38,6 +40,8 @@ pub struct Config {
     pub fast: Option<FastTier>,
     /// Is told of each request.
     pub recorder: Option<Recorder>,
+    /// Training and copies between the tiers rest while this is due, the latter as long as the fast tier has room.
+    pub rest: Rest,
 }
 
 impl fmt::Debug for Config {
@@ -66,6 +70,7 @@ impl Config {
             ranks_interval: Duration::from_secs(300),
             fast: None,
             recorder: None,
+            rest: Rest::default(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use pierhead_oci::{Digest, Manifest};
+use pierhead_rest::Rest;
 
 use crate::flight::Flight;
 use crate::staging::{Advisor, Placement, Progress, Value, Weights};
@@ -53,12 +54,12 @@ pub(crate) struct Placing {
 
 impl Placing {
     /// Puts `fast` in front of `disk`.
-    pub(crate) fn new(fast: &FastTier, disk: Arc<dyn Tier>) -> std::io::Result<Self> {
+    pub(crate) fn new(fast: &FastTier, disk: Arc<dyn Tier>, rest: &Rest) -> std::io::Result<Self> {
         let options = Options {
             margin: fast.weights.margin(),
             ..fast.options
         };
-        let behind = WriteBehind::open(fast.tier.clone(), disk, options)?;
+        let behind = WriteBehind::open_resting(fast.tier.clone(), disk, options, rest)?;
         Ok(Self {
             behind: Arc::new(behind),
             advisor: Mutex::new(Advisor::new(fast.weights)),

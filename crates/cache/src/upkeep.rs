@@ -104,7 +104,13 @@ impl Upkeep {
     /// Lets the policy do what it put off, a little at a time, since requests wait for the lock. `false` when there
     /// was no access since `tick`, which is brought up to date.
     fn train(&self, tick: &mut u64) -> bool {
+        let rest = &self.store.config.rest;
         for _ in 0..TRAIN_STEPS {
+            if rest.is_due() {
+                drop(rest.enter());
+                // What is put off is not forgotten, though nobody may ask for anything meanwhile.
+                return true;
+            }
             if !lock(&self.store.state).ranking.policy.idle() {
                 break;
             }

@@ -9,12 +9,13 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
 use pierhead_oci::{Digest, MediaType};
+use pierhead_rest::Rest;
 
 const LEN: usize = 100_000;
 /// One blob of [`LEN`] with its trailer, in whole blocks.
@@ -27,12 +28,14 @@ struct Watched(
     Arc<Mutex<Box<dyn Policy<Digest>>>>,
     Arc<AtomicUsize>,
     Arc<Mutex<HashSet<Digest>>>,
+    /// How often it was given time.
+    Arc<AtomicUsize>,
 );
 
 impl Watched {
     fn new(named: Named) -> Self {
         let policy = Arc::new(Mutex::new(named.build(ROOMY, 0)));
-        Self(policy, Arc::default(), Arc::default())
+        Self(policy, Arc::default(), Arc::default(), Arc::default())
     }
 
     fn held(&self) -> Vec<(Digest, u64)> {
@@ -76,6 +79,7 @@ impl Policy<Digest> for Watched {
         self.0.lock().unwrap().resize(capacity);
     }
     fn idle(&mut self) -> bool {
+        self.3.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().idle()
     }
     fn figures(&self, show: &mut dyn FnMut(&'static str, f64)) {
@@ -134,6 +138,25 @@ async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
     assert_eq!(digests, listed, "{what}");
     let bytes: u64 = held.iter().map(|(_, size)| size).sum();
     assert_eq!(bytes, cache.stat().used, "{what}");
+}
+
+#[tokio::test]
+async fn a_policy_is_not_trained_while_others_are_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let (policy, rest) = (Watched::new(Named::Lru), Rest::default());
+    rest.set(true);
+    let mut config = Config::new(folder.path(), ROOMY);
+    (config.rest, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
+    let cache = Cache::open(config, Box::new(policy.clone())).unwrap();
+    while rest.rests() < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(policy.3.load(Ordering::Relaxed), 0);
+    rest.set(false);
+    while policy.3.load(Ordering::Relaxed) == 0 {
+        tokio::task::yield_now().await;
+    }
+    cache.close().await;
 }
 
 #[tokio::test]

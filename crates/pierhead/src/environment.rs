@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::machine::Machine;
+
 /// Read once at the start and handed down.
 #[derive(Clone)]
 pub(crate) struct Environment {
@@ -22,6 +24,8 @@ pub(crate) struct Environment {
     pub(crate) user_state: Option<PathBuf>,
     /// Where `docker login` of this user keeps logins.
     pub(crate) docker_config: Option<PathBuf>,
+    /// What it may use of this machine.
+    pub(crate) machine: Machine,
     /// Who started this process and wants to know how it goes.
     pub(crate) supervisor: Supervisor,
 }
@@ -74,6 +78,7 @@ impl Environment {
             user_state: of_user("XDG_STATE_HOME", ".local/state"),
             docker_config: of_user("DOCKER_CONFIG", ".docker")
                 .map(|folder| folder.join("config.json")),
+            machine: Machine::read(Path::new("/")),
             supervisor: Supervisor::new(
                 env::var_os("NOTIFY_SOCKET"),
                 env::var("WATCHDOG_USEC").ok().as_deref(),

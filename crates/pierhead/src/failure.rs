@@ -26,7 +26,6 @@ pub(crate) enum Exit {
     /// `EX_UNAVAILABLE`: an address or the data folder belongs to another process.
     Taken = 69,
     /// `EX_OSERR`: the machine is not the one that was described.
-    #[allow(dead_code, reason = "for profiles")]
     Machine = 71,
     /// `EX_OSFILE`: the data folder is somebody else's, or of another version.
     Foreign = 72,

@@ -5,6 +5,7 @@ mod configs;
 mod configuration;
 mod matrix;
 mod metrics;
+mod profiles;
 mod readme;
 mod schema;
 
@@ -77,6 +78,14 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
         }
         made.push((path, format!("{schema:#}\n")));
     }
+    let bluefield = place::root().join("bluefield");
+    made.push((
+        bluefield.join("chart/templates/_profiles.tpl"),
+        profiles::template(),
+    ));
+    let sizing = bluefield.join("docs/sizing.md");
+    let page = fs::read_to_string(&sizing)?;
+    made.push((sizing, profiles::page(&page)?));
     Ok(made)
 }
 

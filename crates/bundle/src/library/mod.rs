@@ -40,6 +40,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pierhead_oci::Digest;
+use pierhead_rest::Rest;
 
 use crate::api::{Progress, Stage as At};
 use crate::directory::{Directory, ImageRow, Stage};
@@ -83,6 +84,8 @@ pub struct Config {
     pub earlier: Duration,
     /// What a layer may ask for.
     pub limits: Limits,
+    /// What nobody waits for rests while this is due.
+    pub rest: Rest,
 }
 
 impl Config {
@@ -101,6 +104,7 @@ impl Config {
             apart: 256 << 20,
             earlier: Duration::from_secs(900),
             limits: Limits::default(),
+            rest: Rest::default(),
         }
     }
 }
@@ -176,6 +180,8 @@ pub(crate) struct Inner {
     packing: RwLock<()>,
     /// Images that are being made ready: what can wait rests meanwhile.
     busy: Arc<AtomicUsize>,
+    /// Whether somebody waits for an image that is not ready: then no image rests.
+    wanted: Arc<AtomicBool>,
     /// Bytes of plans on disk, or a little more: those that left one by one are not taken off.
     plans: AtomicU64,
     figures: Figures,
@@ -260,6 +266,7 @@ impl Library {
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),
+                wanted: Arc::default(),
                 planning: Flights::new(PLANNING),
                 pairing: Flights::new(PLANNING),
                 plans: AtomicU64::new(plans),
@@ -308,6 +315,9 @@ impl Library {
     /// of a core. Does not block.
     pub fn awaited(&self, manifest: &Digest) -> State {
         let state = self.state(manifest);
+        if matches!(state, State::Working(_)) {
+            self.inner.wanted.store(true, Ordering::Relaxed);
+        }
         if matches!(state, State::Working(_))
             && let Some(row) = lock(&self.inner.images).get(manifest)
             && !row.awaited.swap(true, Ordering::Relaxed)

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use pierhead_rest::Rest;
+
 use crate::Error;
 use crate::layer::Pace;
 
 /// The longest sleep: a stop is seen within this.
-const NAP: Duration = Duration::from_millis(200);
+pub(super) const NAP: Duration = Duration::from_millis(200);
 
 /// How often it is asked whether there still is something that goes first.
 const REST: Duration = Duration::from_millis(20);
@@ -22,6 +24,9 @@ pub(super) struct Share {
     awaited: Arc<AtomicBool>,
     /// Jobs that go first: while there are any, this one rests.
     before: Arc<AtomicUsize>,
+    rest: Rest,
+    /// Whether it goes on all the same: it stands in the way of something that somebody waits for.
+    wanted: Arc<AtomicBool>,
     since: Instant,
     /// Processor time of this thread at `since`.
     spent: Duration,
@@ -34,6 +39,8 @@ impl Share {
             stop,
             awaited: Arc::default(),
             before: Arc::default(),
+            rest: Rest::default(),
+            wanted: Arc::default(),
             since: Instant::now(),
             spent: processor_time(),
         }
@@ -42,6 +49,15 @@ impl Share {
     /// For what somebody may wait for.
     pub(super) fn awaited(self, awaited: Arc<AtomicBool>) -> Self {
         Self { awaited, ..self }
+    }
+
+    /// For what rests while `rest` is due, unless something is `wanted`.
+    pub(super) fn resting(self, rest: Rest, wanted: Arc<AtomicBool>) -> Self {
+        Self {
+            rest,
+            wanted,
+            ..self
+        }
     }
 
     /// For what rests while there are any `before` it.
@@ -60,10 +76,15 @@ impl Pace for Share {
                 std::thread::sleep(REST);
                 continue;
             }
+            let is_awaited = self.awaited.load(Ordering::Relaxed);
+            if self.rest.is_due() && !is_awaited && !self.wanted.load(Ordering::Relaxed) {
+                self.rest.nap(NAP);
+                continue;
+            }
             if self.percent >= 100 {
                 return Ok(());
             }
-            if self.awaited.load(Ordering::Relaxed) {
+            if is_awaited {
                 break;
             }
             let worked = processor_time().saturating_sub(self.spent);

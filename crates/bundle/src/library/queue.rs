@@ -2,14 +2,14 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
 
 use super::figures::count;
-use super::pace::Share;
+use super::pace::{NAP, Share};
 use super::{Inner, lock};
 use crate::api::{Progress, Stage as At};
 use crate::directory::Stage;
@@ -157,6 +157,11 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
     }
     while let Some(job) = wait(inner, lane) {
         let share = Share::new(inner.config.share, inner.stop.clone());
+        let wanted = match lane {
+            Lane::Images => inner.wanted.clone(),
+            Lane::Later => Arc::<AtomicBool>::default(),
+        };
+        let share = share.resting(inner.config.rest.clone(), wanted);
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
             Job::Image(manifest, tries) => {
                 let awaited = lock(&inner.images)
@@ -183,6 +188,9 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 Ok(())
             }
         });
+        if lane == Lane::Images {
+            inner.look_for_wanted();
+        }
         // Under the lock: whoever just saw that it is busy waits by now, and is woken.
         let mut queue = lock(&inner.queue);
         queue.at -= 1;
@@ -211,6 +219,13 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
         // Nothing else goes on with it: the lane of images packs again what it does not find.
         if lane == Lane::Later && inner.directory.take_lost() {
             return Some(Job::Tell);
+        }
+        let is_wanted = lane == Lane::Images && inner.wanted.load(Ordering::Relaxed);
+        if inner.config.rest.is_due() && !is_wanted {
+            drop(queue);
+            inner.config.rest.nap(NAP);
+            queue = lock(&inner.queue);
+            continue;
         }
         if !is_later && let Some(job) = queue.next(lane, Instant::now()) {
             queue.at += 1;
@@ -286,6 +301,15 @@ impl Inner {
         if let Some(row) = lock(&self.images).get_mut(manifest) {
             row.progress = Some(Progress { stage, done, total });
         }
+    }
+
+    /// Whether somebody still waits for an image. One who asks meanwhile and is overlooked asks again.
+    fn look_for_wanted(&self) {
+        let is_wanted = |row: &super::Row| {
+            row.awaited.load(Ordering::Relaxed) && row.row.stage == Stage::Waiting
+        };
+        let wanted = lock(&self.images).values().any(is_wanted);
+        self.wanted.store(wanted, Ordering::Relaxed);
     }
 
     /// Writes down that an image waits, so that a crash does not forget it.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pierhead_cache::tier::{Options, Owed, Tier, WriteBehind};
+use pierhead_rest::Rest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 use crate::EIO;
@@ -41,6 +42,72 @@ fn removing_and_replacing_stop_a_drain() {
         (tier.stat().used, tier.stat().owed, tier.stat().queue),
         (0, 0, 0)
     );
+}
+
+/// Waits until the drain has looked again, twice, and found that it should rest.
+fn looked(rest: &Rest) {
+    let before = rest.rests();
+    while rest.rests() < before + 2 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = Rest::default();
+    rest.set(true);
+    let limit = all_fast(4_000_000);
+    let tier = WriteBehind::open_resting(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
+    let blobs = [1, 2, 3, 4].map(|seed| blob(seed, 900_000));
+    let put = |nth: usize| commit(&tier, &blobs[nth].0, &blobs[nth].1);
+    put(0);
+    put(1);
+    looked(&rest);
+    assert_eq!((tier.stat().drained, tier.stat().queue), (0, 2));
+    put(2);
+    while tier.stat().queue > 2 {
+        std::thread::yield_now();
+    }
+    looked(&rest);
+    assert_eq!((tier.stat().drained, tier.stat().queue), (900_000, 2));
+    // Who waits for the end is not kept waiting.
+    flush(&tier);
+    assert_eq!(tier.stat().queue, 0);
+    put(3);
+    looked(&rest);
+    assert_eq!(tier.stat().queue, 1);
+    rest.set(false);
+    while tier.stat().queue > 0 {
+        std::thread::yield_now();
+    }
+    for (digest, bytes) in &blobs {
+        assert_eq!(content(&disk, digest).unwrap(), *bytes);
+    }
+}
+
+#[test]
+fn what_is_drained_rests_in_the_middle_and_goes_on() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = Rest::default();
+    let slow = Options {
+        drain_rate: 1,
+        ..all_fast(ROOMY)
+    };
+    let tier = WriteBehind::open_resting(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    while tier.stat().drained == 0 {
+        std::thread::yield_now();
+    }
+    rest.set(true);
+    // It pauses for its rate, and whoever removes the blob has it at once all the same.
+    tier.remove(&digest).unwrap();
+    assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
+    commit(&tier, &digest, &bytes);
+    looked(&rest);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::pressure::TierLimit;
+use crate::pressure::{Figures, TierLimit};
 use crate::serve::Trace;
 
 /// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
@@ -59,6 +59,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) library: Option<Library>,
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
+    pub(crate) pressure: Figures,
 }
 
 /// What the listener says of this process.
@@ -86,6 +87,7 @@ impl Admin {
             trace,
             library,
             tier_limit,
+            pressure,
         } = parts;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started);
@@ -99,8 +101,10 @@ impl Admin {
             let registry = metrics.sub_registry_with_prefix("pierhead_bundle");
             registry.register_collector(Box::new(bundle::Figures(library.clone())));
         }
+        let registry = metrics.sub_registry_with_prefix("pierhead_pressure");
+        pressure.register(registry);
         if let Some(limit) = &tier_limit {
-            limit.register(metrics.sub_registry_with_prefix("pierhead_pressure"));
+            limit.register(registry);
         }
         Self {
             tier_limit,

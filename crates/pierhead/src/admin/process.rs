@@ -10,6 +10,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry as Metrics, Unit};
 
+use crate::machine::kibibytes;
+
 /// Registers memory, open files, processor time, start and uptime, and which build this is.
 pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
     let build = Info::new(vec![
@@ -26,13 +28,6 @@ pub(crate) fn resident_bytes() -> u64 {
         &fs::read_to_string("/proc/self/status").unwrap_or_default(),
         "VmRSS:",
     ) << 10
-}
-
-fn kibibytes(status: &str, name: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|line| line.split_whitespace().next())
-        .and_then(|number| number.parse().ok())
-        .unwrap_or(0)
 }
 
 #[derive(Debug)]
@@ -133,10 +128,5 @@ mod tests {
     fn reads_its_own_memory_and_time() {
         assert!(resident_bytes() > 100_000);
         assert!(cpu_seconds() >= 0.0);
-        assert_eq!(
-            kibibytes("VmHWM:\t 7 kB\nVmRSS:\t  1234 kB\n", "VmRSS:"),
-            1234
-        );
-        assert_eq!(kibibytes("", "VmRSS:"), 0);
     }
 }

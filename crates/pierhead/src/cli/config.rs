@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::serve::{ProfileName, cli_profile};
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::machine::Machine;
 use crate::wiring;
 
 /// What to do with the configuration.
@@ -23,32 +25,48 @@ pub(crate) enum ConfigCommand {
     },
     /// Print the configuration in effect as a commented TOML file, secrets masked
     #[command(
-        after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml"
+        after_help = "Examples:\n  pierhead config show --default > pierhead.toml\n  pierhead config show /etc/pierhead/pierhead.toml\n  pierhead config show --profile bluefield2"
     )]
     Show {
         /// The file; without one, the defaults
         file: Option<PathBuf>,
+        /// As `serve --profile` on this machine
+        #[arg(long, value_name = "NAME", value_parser = cli_profile)]
+        profile: Option<ProfileName>,
         /// The defaults, as a file to start from
-        #[arg(long, conflicts_with = "file")]
+        #[arg(long, conflicts_with_all = ["file", "profile"])]
         default: bool,
     },
 }
 
 /// Runs it.
 pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), Failure> {
-    let load = |file| config::load(Some(file), &Overrides::default(), &environment.default_data);
+    let load = |file, profile: Option<ProfileName>, machine| {
+        let overrides = Overrides {
+            profile: profile.map(|it| it.0),
+            ..Overrides::default()
+        };
+        config::load(file, &overrides, &environment.default_data, machine)
+    };
     let text = match command {
         ConfigCommand::Check { file } => {
-            for warning in wiring::warnings(&load(file)?, Some(file)) {
+            // It may be for another machine.
+            let config = load(Some(file), None, &Machine::default())?;
+            for warning in wiring::warnings(&config, Some(file)) {
                 eprintln!("warning: {warning}");
+            }
+            if let Err(refused) = load(Some(file), None, &environment.machine) {
+                eprintln!("warning: {refused}");
             }
             format!("{}: good\n", file.display())
         }
         ConfigCommand::Show {
-            file: Some(file), ..
-        } => config::show(&load(file)?),
-        ConfigCommand::Show { file: None, .. } => {
-            config::show(&Config::with_data(environment.default_data.clone()))
+            file: None,
+            profile: None,
+            ..
+        } => config::show(&Config::with_data(environment.default_data.clone())),
+        ConfigCommand::Show { file, profile, .. } => {
+            config::show(&load(file.as_deref(), *profile, &environment.machine)?)
         }
     };
     io::stdout().write_all(text.as_bytes())?;

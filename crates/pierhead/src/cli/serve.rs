@@ -7,6 +7,7 @@ use clap::Args;
 use pierhead_oci::Registry;
 
 use crate::config::{self, LogFormat, Overrides, Size};
+use crate::profile::Profile;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -14,6 +15,7 @@ Examples:
   pierhead serve --listen 127.0.0.1:5000 --data /srv/pierhead --cache-size 50GiB
   pierhead serve --upstream docker.io=https://mirror.example --upstream registry.lab=http://10.0.0.5:5000
   pierhead serve --config /etc/pierhead/pierhead.toml
+  pierhead serve --profile bluefield2
 
 What the command line says wins over the file. SIGHUP reads the file again, without dropping a
 connection; SIGTERM or SIGINT lets answers under way finish, a second one ends at once.";
@@ -26,6 +28,10 @@ pub(crate) struct ServeArgs {
     /// TOML file; every key of it has a default (see `pierhead config show --default`)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+
+    /// How much of this machine it takes: small, bluefield2, bluefield3, server, or none
+    #[arg(long, value_name = "NAME", value_parser = cli_profile)]
+    profile: Option<ProfileName>,
 
     /// Address for clients; may be given several times [default: 0.0.0.0:5000]
     #[arg(long, value_name = "IP:PORT", value_parser = config::parse_address)]
@@ -63,6 +69,17 @@ pub(crate) struct ServeArgs {
 
 /// A type of its own, because clap reads meaning into nested options.
 #[derive(Clone, Copy)]
+pub(crate) struct ProfileName(pub(super) Option<&'static Profile>);
+
+pub(super) fn cli_profile(text: &str) -> Result<ProfileName, String> {
+    match text {
+        "none" => Ok(ProfileName(None)),
+        name => Profile::named(name).map(|profile| ProfileName(Some(profile))),
+    }
+}
+
+/// A type of its own, because clap reads meaning into nested options.
+#[derive(Clone, Copy)]
 struct Admin(Option<SocketAddr>);
 
 /// With a scheme, too, as `pierhead cache --admin` takes it.
@@ -78,6 +95,7 @@ impl ServeArgs {
         Overrides {
             listen: self.listen.clone(),
             data: self.data.clone(),
+            profile: self.profile.map(|profile| profile.0),
             admin: self.admin.map(|admin| admin.0),
             cache_size: self.cache_size,
             upstreams: self.upstreams.clone(),

@@ -12,8 +12,10 @@ use zeroize::Zeroizing;
 use super::files::Unfit;
 use super::parse::{Lines, parse};
 use super::validate::validate;
-use super::{Config, LogFormat, Problem, Size, files, value};
+use super::{Config, LogFormat, Problem, Size, TierKind, files, value};
 use crate::failure::Exit;
+use crate::machine::Machine;
+use crate::profile::{self, Misfit, Origins, Profile};
 
 /// A configuration file that is larger is something else.
 const MAX_FILE: u64 = 1 << 20;
@@ -23,6 +25,8 @@ const MAX_FILE: u64 = 1 << 20;
 pub(crate) struct Overrides {
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: Option<PathBuf>,
+    /// `Some(None)`: none.
+    pub(crate) profile: Option<Option<&'static Profile>>,
     /// `Some(None)`: off.
     pub(crate) admin: Option<Option<SocketAddr>>,
     pub(crate) cache_size: Option<Size>,
@@ -72,20 +76,20 @@ pub(crate) fn load(
     file: Option<&Path>,
     overrides: &Overrides,
     default_data: &Path,
+    machine: &Machine,
 ) -> Result<Config, Refused> {
     let refuse = |problems| Refused {
         file: file.map(Path::to_owned),
         problems,
     };
-    let defaults = Config::with_data(default_data.to_owned());
-    let (mut config, lines) = match file {
-        None => (defaults, Lines::new()),
-        Some(path) => {
-            let text = read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?;
-            let base = path.parent().unwrap_or(Path::new(""));
-            parse(&text, base, defaults).map_err(|problems| refuse(of_text(problems)))?
-        }
+    let text = match file {
+        None => Zeroizing::default(),
+        Some(path) => read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?,
     };
+    let base = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    let defaults = Config::with_data(default_data.to_owned());
+    let settled = settled(&text, base, defaults, overrides, machine);
+    let (mut config, lines) = settled.map_err(refuse)?;
     apply(overrides, &mut config);
     // Log and `cache stat` name the folder to people who do not know where the daemon was started.
     if let Ok(data) = std::path::absolute(&config.data) {
@@ -104,6 +108,48 @@ pub(crate) fn load(
 fn of_text(problems: Vec<Problem>) -> Vec<(Exit, Problem)> {
     let problems = problems.into_iter();
     problems.map(|it| (Exit::Refused, it)).collect()
+}
+
+/// Reads `text` over the defaults, and over what the profile that it names gives these.
+fn settled(
+    text: &str,
+    base: &Path,
+    defaults: Config,
+    overrides: &Overrides,
+    machine: &Machine,
+) -> Result<(Config, Lines), Vec<(Exit, Problem)>> {
+    let misfit = |message, line| vec![(Exit::Machine, Problem::new(line, message))];
+    let (first, lines) = parse(text, base, defaults.clone()).map_err(of_text)?;
+    let profile = overrides.profile.unwrap_or(first.profile);
+    let mut settled = defaults;
+    let given = profile::settle(&mut settled, profile, first.limits.memory, machine);
+    let mut origins = given.map_err(|Misfit(message)| {
+        let key = match overrides.profile {
+            None => "profile",
+            Some(_) => "limits.memory",
+        };
+        let line = lines.get(key).or_else(|| lines.get("limits.memory"));
+        misfit(message, line.copied())
+    })?;
+    let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
+    config.profile = profile;
+    // Persistent memory gives none back to the machine.
+    let follows = profile.filter(|_| config.tier.kind == TierKind::File);
+    if let Some(profile) = follows
+        && !lines.contains_key("tier.follow_pressure")
+    {
+        config.tier.follow_pressure = true;
+        let of = format!("profile {}: a tier in memory gives way", profile.name);
+        origins.push(("tier.follow_pressure", of));
+    }
+    let said = |key: &str| {
+        lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
+    };
+    let origins = origins.into_iter().filter(|(key, _)| !said(key));
+    config.origins = origins.collect::<Origins>();
+    let cores = config.limits.cores.of(machine);
+    cores.map_err(|message| misfit(message, lines.get("limits.cores").copied()))?;
+    Ok((config, lines))
 }
 
 fn read(path: &Path) -> Result<Zeroizing<String>, Unfit> {

@@ -26,6 +26,12 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_oci::Registry;
 
+use crate::machine::Cores;
+use crate::pressure::Resource;
+use crate::profile::{Origins, Profile};
+
+#[cfg(test)]
+pub(crate) use keys::paths;
 pub(crate) use keys::{MANAGEMENT, check_level};
 pub(crate) use load::{Overrides, Refused, can_be_read_again, load, parse_upstream};
 pub(crate) use secret::Secret;
@@ -38,6 +44,9 @@ pub(crate) use value::{parse_address, parse_admin};
 /// Everything that can be configured; [`keys`] says what each means.
 #[derive(Clone)]
 pub(crate) struct Config {
+    pub(crate) profile: Option<&'static Profile>,
+    /// The keys whose value is a default that this machine, or a profile, gave.
+    pub(crate) origins: Origins,
     pub(crate) listen: Vec<SocketAddr>,
     pub(crate) data: PathBuf,
     pub(crate) admin: Option<SocketAddr>,
@@ -205,6 +214,10 @@ pub(crate) struct Limits {
     pub(crate) drain: Duration,
     /// 0: one a core.
     pub(crate) threads: usize,
+    /// Bytes that defaults are made from.
+    pub(crate) memory: Option<u64>,
+    pub(crate) cores: Cores,
+    pub(crate) rest_under: Vec<Resource>,
 }
 
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -315,6 +328,8 @@ impl Config {
         let remote = pierhead_remote::Config::default();
         let proxy = pierhead_proxy::Config::default();
         Self {
+            profile: None,
+            origins: Origins::new(),
             listen: vec![SocketAddr::from((Ipv4Addr::UNSPECIFIED, 5000))],
             data,
             admin: Some(Self::DEFAULT_ADMIN),
@@ -387,6 +402,9 @@ impl Config {
                 client_stall: proxy.client_stall,
                 drain: proxy.drain,
                 threads: 0,
+                memory: None,
+                cores: Cores::All,
+                rest_under: vec![Resource::Memory],
             },
             tls: Tls::default(),
             auth: Auth {

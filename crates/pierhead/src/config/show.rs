@@ -11,6 +11,9 @@ pub(crate) fn show(config: &Config) -> String {
     let mut text = String::from(
         "# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n",
     );
+    if !config.origins.is_empty() {
+        text.push_str("# What stands behind a value says where it is from, if not from the file or pierhead itself.\n");
+    }
     section(&mut text, "", config);
     for (name, doc) in SECTIONS {
         let _ = write!(text, "\n# {doc}\n[{name}]\n");
@@ -67,6 +70,12 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
 fn section(text: &mut String, name: &str, config: &Config) {
     for key in keys().filter(|key| key.section == name) {
         entry(text, key.doc, key.name, key.example, (key.show)(config));
+        let path = key.path();
+        if let Some((_, of)) = config.origins.iter().find(|(key, _)| *key == path)
+            && text.pop().is_some()
+        {
+            let _ = writeln!(text, " # {of}");
+        }
     }
 }
 

@@ -8,6 +8,10 @@ use super::keys::{SECTIONS, UPSTREAM_KEYS, keys};
 use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::*;
+use crate::failure::Exit;
+use crate::machine::cgroup::Version;
+use crate::machine::{Limit, Machine};
+use crate::profile::Profile;
 
 fn defaults() -> Config {
     Config::with_data("/data".into())
@@ -396,4 +400,101 @@ fn the_documented_file_is_the_default_one() {
         page.contains(&format!("```toml\n{file}```")),
         "put this into docs/configuration.md:\n{file}"
     );
+}
+
+/// Loads `text` on a card with 16 GiB, 8 cores and a group of 1 GiB.
+fn loaded(text: &str, overrides: &Overrides) -> Result<Config, Refused> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pierhead.toml");
+    std::fs::write(&file, text).expect("a file");
+    let machine = Machine {
+        memory: 16 << 30,
+        memory_limit: Some(Limit {
+            amount: 1 << 30,
+            version: Version::Two,
+        }),
+        cores: (0..8).collect(),
+        quota: None,
+    };
+    load(Some(&file), overrides, Path::new("/data"), &machine)
+}
+
+fn by(profile: &str) -> Overrides {
+    let profile = Profile::named(profile).ok();
+    Overrides {
+        profile: Some(profile),
+        ..Overrides::default()
+    }
+}
+
+#[test]
+fn a_profile_is_under_the_file_and_the_command_line_over_both() {
+    let text = "profile = \"bluefield2\"\n[limits]\nthreads = 7\nrest_under = [\"io\"]\n[cache]\nmemory = \"1MiB\"";
+    let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
+    assert_eq!((config.limits.threads, config.cache.memory), (7, 1 << 20));
+    assert_eq!(config.limits.memory, Some(1 << 30));
+    assert_eq!(config.limits.connections, 2048);
+    let shown = show(&config);
+    for line in [
+        "profile = \"bluefield2\"\n",
+        "memory = \"1GiB\" # profile bluefield2: the limit of the control group (version 2)\n",
+        "connections = 2048 # profile bluefield2: what limits.memory leaves for it\n",
+        "cores = \"last 2\" # profile bluefield2: of its table\n",
+        "threads = 7\n",
+        "rest_under = [\"io\"]\n",
+        "memory = \"1MiB\"\n",
+        "follow_pressure = false\n",
+    ] {
+        assert!(shown.contains(&format!("\n{line}")), "{line} in {shown}");
+    }
+    assert_eq!(good(&shown).limits.connections, 2048, "and it reads back");
+    let none = Overrides {
+        profile: Some(None),
+        cache_size: Some(Size::Percent(7)),
+        ..Overrides::default()
+    };
+    let config = loaded(text, &none).unwrap_or_else(|it| panic!("{it}"));
+    assert_eq!(
+        (config.limits.memory, config.limits.connections),
+        (None, 4096)
+    );
+    assert!(!show(&config).contains("# profile "));
+    let sized = Overrides {
+        cache_size: Some(Size::Percent(7)),
+        ..by("small")
+    };
+    let config = loaded("", &sized).unwrap_or_else(|it| panic!("{it}"));
+    assert!(show(&config).contains("size = \"7%\"\n"));
+    // Only a tier in memory gives way.
+    for (kind, follows) in [("file", true), ("pmem", false), ("off", false)] {
+        let text = format!("[tier]\nkind = \"{kind}\"\npath = \"/t\"");
+        let config = loaded(&text, &by("small")).unwrap_or_else(|it| panic!("{it}"));
+        assert_eq!(config.tier.follow_pressure, follows, "{kind}");
+    }
+}
+
+#[test]
+fn what_the_machine_does_not_have_is_told_apart() {
+    let refused = |text: &str, overrides: &Overrides| {
+        let refused = loaded(text, overrides).err().expect("it is refused");
+        (refused.exit() == Exit::Machine, refused.to_string())
+    };
+    let (unfit, said) = refused("\nprofile = \"server\"", &Overrides::default());
+    assert!(
+        unfit && said.contains("pierhead.toml:2: profile \"server\" does not fit"),
+        "{said}"
+    );
+    let (unfit, said) = refused("[limits]\nmemory = \"2GiB\"", &Overrides::default());
+    assert!(
+        unfit && said.contains(":2: limits.memory is 2.0 GiB"),
+        "{said}"
+    );
+    let (unfit, said) = refused("[limits]\ncores = \"7-8\"", &Overrides::default());
+    assert!(
+        unfit && said.contains("may run on 0-7 and not on 8"),
+        "{said}"
+    );
+    let (unfit, _) = refused("profile = \"huge\"", &Overrides::default());
+    assert!(!unfit, "a name that there is not is a mistake");
+    assert!(loaded("", &by("bluefield3")).is_ok());
 }

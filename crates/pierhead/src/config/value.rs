@@ -45,6 +45,11 @@ impl Value<'_> {
         self.text().map(|text| Secret::new(text.to_owned()))
     }
 
+    /// Whether it says so.
+    pub(crate) fn is_off(&self) -> bool {
+        self.toml.as_str() == Some("off")
+    }
+
     pub(crate) fn boolean(&self) -> Result<bool, String> {
         self.toml.as_bool().ok_or_else(|| self.not("true or false"))
     }

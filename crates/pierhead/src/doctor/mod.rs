@@ -55,7 +55,12 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         running.complete(&mut overrides);
     }
     let mut findings = Vec::new();
-    let config = match config::load(file.as_deref(), &overrides, &environment.default_data) {
+    let config = match config::load(
+        file.as_deref(),
+        &overrides,
+        &environment.default_data,
+        &environment.machine,
+    ) {
         Ok(config) => {
             findings.push(Finding::ok("configuration", shown(file.as_ref())));
             config
@@ -66,8 +71,13 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 findings.push(Finding::fail("configuration", line, mend));
             }
             overrides.upstreams.clear();
-            config::load(None, &overrides, &environment.default_data)
-                .unwrap_or_else(|_| Config::with_data(environment.default_data.clone()))
+            config::load(
+                None,
+                &overrides,
+                &environment.default_data,
+                &environment.machine,
+            )
+            .unwrap_or_else(|_| Config::with_data(environment.default_data.clone()))
         }
     };
     if config.admin != admin {

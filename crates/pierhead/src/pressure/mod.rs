@@ -2,8 +2,12 @@
 
 mod follow;
 mod psi;
+mod strain;
 mod tier;
+mod watch;
 
-pub(crate) use follow::Follow;
-pub(crate) use psi::{Resource, Stalled, Stalls};
+use follow::Follow;
+pub(crate) use psi::Resource;
+use psi::{Stalled, Stalls};
 pub(crate) use tier::TierLimit;
+pub(crate) use watch::{Figures, Watch};

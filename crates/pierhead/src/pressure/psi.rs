@@ -1,23 +1,35 @@
 //! Pressure stall information: which share of the time somebody had to wait for a resource, by the kernel's own count.
 //!
-//! The kernel counts for the machine (`/proc/pressure`) and for each group of version 2 (`memory.pressure` beside its limits);
-//! what presses harder counts. Its averages lag by their ten seconds; the differences of its totals do not.
+//! The kernel counts for the machine (`/proc/pressure`) and for each group of version 2, some also for those of version 1
+//! (`memory.pressure` beside the limits); what presses harder counts. Its averages lag by their ten seconds; the differences of its totals do not.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use crate::machine::cgroup::{Controller, Group};
+use crate::machine::{below, text};
 
 /// What somebody waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Resource {
     Memory,
+    Cpu,
+    Io,
 }
 
 impl Resource {
-    fn name(self) -> &'static str {
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Io];
+
+    /// The kernel's.
+    pub(crate) fn name(self) -> &'static str {
+        self.controller().name()
+    }
+
+    fn controller(self) -> Controller {
         match self {
-            Self::Memory => "memory",
+            Self::Memory => Controller::Memory,
+            Self::Cpu => Controller::Cpu,
+            Self::Io => Controller::Io,
         }
     }
 }
@@ -38,9 +50,6 @@ struct Totals {
     full: Duration,
 }
 
-/// Files are some hundred bytes.
-const MAX_FILE: u64 = 4096;
-
 /// A resource, watched: each look tells of the time since the one before.
 pub(crate) struct Stalls {
     /// With what was read last, and when.
@@ -52,8 +61,8 @@ impl Stalls {
     /// (`CONFIG_PSI`, `psi=1`).
     pub(crate) fn of(resource: Resource, root: &Path) -> Option<Self> {
         let machine = root.join("proc/pressure").join(resource.name());
-        let files = [Some(machine), group(resource, root)];
-        let mut places: Vec<_> = files.into_iter().flatten().map(|it| (it, None)).collect();
+        let files = std::iter::once(machine).chain(groups(resource, root));
+        let mut places: Vec<_> = files.map(|it| (it, None)).collect();
         places.retain(|(path, _)| read(path).is_some());
         (!places.is_empty()).then_some(Self { places })
     }
@@ -90,19 +99,14 @@ impl Stalls {
     }
 }
 
-/// Where the group of this process counts.
-fn group(resource: Resource, root: &Path) -> Option<PathBuf> {
-    let groups = text(&root.join("proc/self/cgroup"))?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let folder = root.join("sys/fs/cgroup").join(own);
-    Some(folder.join(format!("{}.pressure", resource.name())))
-}
-
-fn text(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    let file = File::open(path).ok()?;
-    file.take(MAX_FILE).read_to_string(&mut text).ok()?;
-    Some(text)
+/// Where the groups of this process count, if they do.
+fn groups(resource: Resource, root: &Path) -> impl Iterator<Item = PathBuf> {
+    let proc = |name: &str| text(&root.join("proc/self").join(name)).unwrap_or_default();
+    let found = Group::find(resource.controller(), &proc("cgroup"), &proc("mountinfo"));
+    found.into_iter().filter_map(move |group| {
+        let folder = group.folders().next()?;
+        Some(below(root, &folder).join(format!("{}.pressure", resource.name())))
+    })
 }
 
 fn read(path: &Path) -> Option<Totals> {
@@ -165,6 +169,11 @@ mod tests {
         fs::write(
             root.path().join("proc/self/cgroup"),
             "4:memory:/old\n0::/a.slice/b\n",
+        )
+        .unwrap();
+        fs::write(
+            root.path().join("proc/self/mountinfo"),
+            "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 c rw\n",
         )
         .unwrap();
         put(machine.clone(), 0, 0);

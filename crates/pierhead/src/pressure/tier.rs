@@ -1,18 +1,13 @@
 //! The limit of the fast tier: an operator's, and less while this machine is short of memory.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use pierhead_cache::Cache;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
-use super::{Follow, Resource, Stalled, Stalls};
-
-/// The kernel adds up what its processors counted every two seconds.
-const INTERVAL: Duration = Duration::from_secs(2);
+use super::{Follow, Stalled};
 
 /// A handle; clones share everything.
 #[derive(Clone)]
@@ -85,25 +80,6 @@ impl TierLimit {
         }
     }
 
-    /// Follows the pressure of the machine below `root` (`/` but in tests) until it is dropped. Ends at once, and says so,
-    /// where the kernel does not count it.
-    pub(crate) async fn follow_pressure(self, root: &Path) {
-        let Some(mut stalls) = Stalls::of(Resource::Memory, root) else {
-            tracing::warn!(
-                "tier.follow_pressure: this kernel does not count pressure (CONFIG_PSI, psi=1); the limit stays"
-            );
-            return;
-        };
-        let mut ticks = tokio::time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            if let Some(stalled) = stalls.look(Instant::now()) {
-                self.step(stalled).await;
-            }
-        }
-    }
-
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("memory_some", "Share of the last two seconds in which a task waited for memory, where the limit of the fast tier follows that", self.figures.some.clone());
         registry.register(
@@ -128,7 +104,7 @@ impl Figures {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use pierhead_cache::FastTier;
     use pierhead_cache::staging::Weights;
     use pierhead_cache::tier::{DiskTier, Options};
@@ -136,8 +112,8 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn the_tier_has_the_limit_that_pressure_leaves_of_the_operators() {
+    /// A cache with a fast tier of 1600 bytes, and where both lie.
+    pub(in crate::pressure) fn tiered() -> (Cache, TierLimit, [tempfile::TempDir; 2]) {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let mut config = pierhead_cache::Config::new(folders[0].path(), 1 << 30);
         config.fast = Some(FastTier {
@@ -149,6 +125,12 @@ mod tests {
         });
         let cache = Cache::open(config, Box::new(Lru::new())).unwrap();
         let limit = TierLimit::of(&cache).unwrap();
+        (cache, limit, folders)
+    }
+
+    #[tokio::test]
+    async fn the_tier_has_the_limit_that_pressure_leaves_of_the_operators() {
+        let (cache, limit, _folders) = tiered();
         let now = || (cache.tier().unwrap().fast.limit, limit.ceiling());
         let pressed = Stalled {
             some: 0.5,

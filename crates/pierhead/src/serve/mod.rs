@@ -17,6 +17,7 @@ use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
+use pierhead_rest::Rest;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,7 +30,8 @@ use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::logging::{self, Level};
-use crate::pressure::TierLimit;
+use crate::machine::{self, Machine};
+use crate::pressure::{TierLimit, Watch};
 use crate::wiring;
 use notify::{Notify, State};
 use reload::Running;
@@ -53,8 +55,10 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Fail
         args.config.as_deref(),
         &args.overrides(),
         &environment.default_data,
+        &environment.machine,
     )?;
     let level = logging::start(&config.log);
+    stay(&config, &environment.machine);
     raise_open_files();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = threads(config.limits.threads) {
@@ -85,6 +89,21 @@ fn raise_open_files() {
         },
     ) {
         tracing::warn!(%error, soft = limit.current, "cannot raise the limit of open files");
+    }
+}
+
+/// Before any thread is started: they stay where the first one is.
+fn stay(config: &Config, machine: &Machine) {
+    if let Some(profile) = config.profile {
+        let memory = config.limits.memory.unwrap_or(0);
+        tracing::info!(memory, "profile {}", profile.name);
+    }
+    let Ok(Some(cores)) = config.limits.cores.of(machine) else {
+        return;
+    };
+    match machine::stay_on(&cores) {
+        Ok(()) => tracing::info!(cores = machine::list(&cores), "limits.cores"),
+        Err(error) => tracing::warn!(%error, "limits.cores: the system lets it run elsewhere only"),
     }
 }
 
@@ -126,9 +145,10 @@ async fn serve(
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let notes = Arc::<Notes>::default();
-    let cache = open_cache(&config, &notes).await?;
+    let rest = Rest::default();
+    let cache = open_cache(&config, &notes, &rest).await?;
     let trace = start_trace(&config, notes).await?;
-    let library = open_library(&config, &cache).await?;
+    let library = open_library(&config, &cache, &rest).await?;
     let (settings, parts) = (wiring::proxy(&config), (cache.clone(), client.clone()));
     let of_proxy = library.clone();
     let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
@@ -144,9 +164,11 @@ async fn serve(
 
     let tier_limit = TierLimit::of(&cache);
     let mut behind = JoinSet::new();
-    if let Some(limit) = tier_limit.clone().filter(|_| config.tier.follow_pressure) {
-        behind.spawn(async move { limit.follow_pressure(Path::new("/")).await });
-    }
+    let following = tier_limit.clone().filter(|_| config.tier.follow_pressure);
+    let under = &config.limits.rest_under;
+    let watch = Watch::new(rest, under, following, Path::new("/"));
+    let pressure = watch.figures();
+    behind.spawn(watch.run());
     let of_traces = proxy.clone();
     behind.spawn(async move { of_traces.tell_hot().await });
     let of_stored = proxy.clone();
@@ -174,6 +196,7 @@ async fn serve(
                 trace: trace.as_ref(),
                 library: library.clone(),
                 tier_limit: tier_limit.clone(),
+                pressure,
             },
             started,
             About {
@@ -307,13 +330,20 @@ async fn start_trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Optio
 }
 
 /// The library of bundles, unless there are to be none. Without it pulls are served as ever.
-async fn open_library(config: &Config, cache: &Cache) -> anyhow::Result<Option<Library>> {
+async fn open_library(
+    config: &Config,
+    cache: &Cache,
+    rest: &Rest,
+) -> anyhow::Result<Option<Library>> {
     if !config.bundle.enabled {
         return Ok(None);
     }
     let space = wiring::space(&config.data)?;
-    let (config, blobs) = (config.clone(), Proxy::blobs(cache));
-    let open = move || Library::open(wiring::library(&config, space), blobs);
+    let (config, blobs, rest) = (config.clone(), Proxy::blobs(cache), rest.clone());
+    let open = move || {
+        let library = wiring::library(&config, space);
+        Library::open(pierhead_bundle::library::Config { rest, ..library }, blobs)
+    };
     Ok(match tokio::task::spawn_blocking(open).await? {
         Ok(library) => Some(library),
         Err(error) => {
@@ -323,7 +353,7 @@ async fn open_library(config: &Config, cache: &Cache) -> anyhow::Result<Option<L
     })
 }
 
-async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache> {
+async fn open_cache(config: &Config, notes: &Arc<Notes>, rest: &Rest) -> anyhow::Result<Cache> {
     let space = wiring::space(&config.data).map_err(|error| data::unseen(&config.data, error))?;
     // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
     let provisional = match config.cache.size {
@@ -334,6 +364,7 @@ async fn open_cache(config: &Config, notes: &Arc<Notes>) -> anyhow::Result<Cache
     settings.min_free = config.cache.min_free.resolve(space.total, 0);
     settings.max_blob = config.cache.max_blob;
     settings.memory = config.cache.memory;
+    settings.rest = rest.clone();
     settings.recorder = config.trace.file.is_some().then(|| notes.recorder());
     let eviction = wiring::eviction(config, provisional);
     let fast = config.tier.clone();

@@ -70,6 +70,7 @@ fn prepare(
         args.config.as_deref(),
         &args.overrides(),
         &environment.default_data,
+        &environment.machine,
     )?;
     settle(old, &mut new)?;
     let remote = wiring::remote(&new, environment).map_err(anyhow::Error::msg)?;
@@ -113,6 +114,13 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     keep("trace", old.trace != new.trace);
     keep("bundle", old.bundle != new.bundle);
     keep("tier", old.tier != new.tier);
+    keep("limits.memory", old.limits.memory != new.limits.memory);
+    keep("limits.cores", old.limits.cores != new.limits.cores);
+    keep(
+        "limits.rest_under",
+        old.limits.rest_under != new.limits.rest_under,
+    );
+    keep("profile", old.profile != new.profile);
     keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
     // The contents of the same files are reread when they change; other paths are not.
@@ -128,6 +136,10 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.bundle.clone_from(&old.bundle);
     new.tier.clone_from(&old.tier);
     new.limits.threads = old.limits.threads;
+    new.limits.memory = old.limits.memory;
+    new.limits.cores.clone_from(&old.limits.cores);
+    new.limits.rest_under.clone_from(&old.limits.rest_under);
+    new.profile = old.profile;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);
     let contradiction = config::auth(new)

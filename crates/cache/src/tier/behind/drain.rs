@@ -2,7 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
@@ -121,8 +121,8 @@ impl Shared {
         ended.and(discarded)
     }
 
-    /// What comes next; waits for it. `None` at the end.
-    fn next(&self) -> Option<Work> {
+    /// Waits until there is something to do, or it is the end.
+    fn until_work(&self) -> MutexGuard<'_, Ledger> {
         let ledger = lock(&self.ledger);
         let idle = self.told.wait_while(ledger, |ledger| {
             !ledger.stopped
@@ -131,7 +131,14 @@ impl Shared {
                 && ledger.next_hot().is_none()
                 && ledger.next_wanted().is_none()
         });
-        let mut ledger = idle.unwrap_or_else(PoisonError::into_inner);
+        idle.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What comes next; waits for it. `None` at the end.
+    fn next(&self) -> Option<Work> {
+        drop(self.until_work());
+        self.rest_while(Ledger::has_room);
+        let mut ledger = self.until_work();
         if ledger.stopped {
             return None;
         }

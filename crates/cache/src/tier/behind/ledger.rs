@@ -361,6 +361,11 @@ impl Ledger {
         Some((*digest, *number))
     }
 
+    /// Whether what the disk has still to take can wait: the fast tier has room for as much again, and nobody waits for the end.
+    pub(super) fn has_room(&self) -> bool {
+        self.accounts.owed() <= self.limit / 2 && self.hurries == 0 && !self.stopped
+    }
+
     /// Whether the draining thread has something to do, or does it.
     pub(super) fn is_at_work(&self) -> bool {
         self.busy || self.is_over || !self.queue.is_empty()

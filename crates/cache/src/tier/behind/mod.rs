@@ -24,6 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use pierhead_oci::{Digest, MediaType};
+use pierhead_rest::Rest;
 
 use self::figures::{Counters, count};
 use self::ledger::Ledger;
@@ -89,6 +90,7 @@ struct Shared {
     fast: Arc<dyn Tier>,
     slow: Arc<dyn Tier>,
     options: Options,
+    rest: Rest,
     ledger: Mutex<Ledger>,
     /// Told when there is something to drain, when a drain is over, and at the end.
     told: Condvar,
@@ -109,10 +111,24 @@ impl WriteBehind {
     /// # Errors
     /// Those of the tiers, and of the system that should start a thread.
     pub fn open(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>, options: Options) -> io::Result<Self> {
+        Self::open_resting(fast, slow, options, &Rest::default())
+    }
+
+    /// The same, for a drain that rests while that is due: until the disk lacks half of what the fast tier may hold.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_resting(
+        fast: Arc<dyn Tier>,
+        slow: Arc<dyn Tier>,
+        options: Options,
+        rest: &Rest,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             fast,
             slow,
             options,
+            rest: rest.clone(),
             ledger: Mutex::new(Ledger::new(options.limit)),
             told: Condvar::new(),
             turns: Turns::default(),

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 use pierhead_oci::Digest;
 
 use super::Shared;
+use super::ledger::Ledger;
 use crate::lock;
 
 /// After a read that waited for the disk it is left alone so long: between two reads of one client there is less.
 const QUIET: Duration = Duration::from_millis(30);
+
+/// While it rests, whether it still should is asked this often.
+const NAP: Duration = Duration::from_millis(200);
 
 /// How long work on one blob has still to give way. Of the time that it takes only that counts in which it stood back for somebody: a
 /// drain that is paced, or a disk that is slow, has given nothing.
@@ -49,16 +53,22 @@ impl Shared {
         (read > 0 && quiet > Instant::now()).then_some(quiet)
     }
 
+    /// Rests for as long as that is due and `may` says so.
+    pub(super) fn rest_while(&self, may: impl Fn(&Ledger) -> bool) {
+        while self.rest.is_due() && may(&lock(&self.ledger)) {
+            let _resting = self.rest.enter();
+            self.wait_until(Instant::now() + NAP, &may);
+        }
+    }
+
     /// Leaves the disk to those who read from it, unless the fast tier is filling up with what the disk lacks.
     pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
+        self.rest_while(|ledger| ledger.has_room() && !ledger.is_held(digest));
         while let Some(quiet) = self.quiet_at() {
             let now = Instant::now();
             let calm = {
                 let ledger = lock(&self.ledger);
-                ledger.accounts.owed() <= ledger.limit / 2
-                    && ledger.hurries == 0
-                    && !ledger.stopped
-                    && !ledger.is_held(digest)
+                ledger.has_room() && !ledger.is_held(digest)
             };
             let Some(until) = patience.until(now, quiet).filter(|_| calm) else {
                 return;

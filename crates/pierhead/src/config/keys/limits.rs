@@ -5,10 +5,29 @@ use std::time::Duration;
 use super::{HOUR, Key, MILLISECOND, SECOND, quote, quote_duration};
 use crate::config::Config;
 use crate::config::units::exact_bytes;
+use crate::pressure::Resource;
 
 /// A number of bytes that fits into memory.
 fn quote_bytes(bytes: usize) -> String {
     quote(&exact_bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
+}
+
+/// By the kernel's names, each once.
+fn resources(names: &[String]) -> Result<Vec<Resource>, String> {
+    let mut resources = Vec::new();
+    for name in names {
+        let found = Resource::ALL.into_iter().find(|it| it.name() == name);
+        match found {
+            Some(resource) if !resources.contains(&resource) => resources.push(resource),
+            Some(_) => return Err(format!("{name:?} is named twice: keep one")),
+            None => {
+                return Err(format!(
+                    "{name:?} is nothing that pressure is counted of: write \"memory\", \"cpu\" or \"io\""
+                ));
+            }
+        }
+    }
+    Ok(resources)
 }
 
 /// What `[limits]` may hold.
@@ -228,8 +247,49 @@ pub(super) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "limits",
+        name: "memory",
+        doc: "Memory that pierhead plans with, or \"off\": what bundle.enabled, bundle.workers, cache.memory, connections and answer_memory are not\nset to follows from it. Of it a quarter is left to the page cache and the sockets. Needs a restart to change.",
+        example: "\"off\"",
+        set: |config, value| {
+            config.limits.memory = match value.is_off() {
+                true => None,
+                false => Some(value.memory(128 << 20, 1 << 44)?)
+                    .and_then(|bytes| u64::try_from(bytes).ok()),
+            };
+            Ok(())
+        },
+        show: |config| {
+            let memory = config.limits.memory;
+            Some(memory.map_or_else(|| quote("off"), |it| quote(&exact_bytes(it))))
+        },
+    },
+    Key {
+        section: "limits",
+        name: "cores",
+        doc: "Processors that it runs on: \"all\" that it may, the \"last 4\" of these, or their numbers such as \"4-7\". Needs a restart to change.",
+        example: "\"all\"",
+        set: |config, value| {
+            config.limits.cores = value.text()?.parse()?;
+            Ok(())
+        },
+        show: |config| Some(quote(&config.limits.cores.to_string())),
+    },
+    Key {
+        section: "limits",
+        name: "rest_under",
+        doc: "What the machine, or our control group, may be short of before work in the background rests: \"memory\", \"cpu\", \"io\"; []\nis nothing (docs/profiles.md). Needs a restart to change.",
+        example: "[\"memory\", \"cpu\"]",
+        set: |config, value| resources(&value.names()?).map(|it| config.limits.rest_under = it),
+        show: |config| {
+            let under = config.limits.rest_under.iter();
+            let names: Vec<_> = under.map(|it| quote(it.name())).collect();
+            Some(format!("[{}]", names.join(", ")))
+        },
+    },
+    Key {
+        section: "limits",
         name: "threads",
-        doc: "Worker threads; 0 is one for each core, at most 16. Needs a restart to change.",
+        doc: "Worker threads; 0 is one for each of these cores, but no more than the quota of the control group keeps busy, and at most 16.\nNeeds a restart to change.",
         example: "0",
         set: |config, value| value.count(0, 1024).map(|it| config.limits.threads = it),
         show: |config| Some(config.limits.threads.to_string()),

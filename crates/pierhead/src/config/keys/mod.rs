@@ -16,6 +16,7 @@ use tracing_subscriber::filter::Targets;
 use super::units::exact_bytes;
 use super::value::{Value, parse_admin};
 use super::{AuthMode, Config, LogFormat};
+use crate::profile::Profile;
 
 pub(crate) use network::MANAGEMENT;
 pub(crate) use upstream::UPSTREAM_KEYS;
@@ -111,7 +112,27 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static Key<Config>> {
         .chain(limits::KEYS)
 }
 
+/// As people name them.
+#[cfg(test)]
+pub(crate) fn paths() -> impl Iterator<Item = String> {
+    keys().map(Key::path)
+}
+
 static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "",
+        name: "profile",
+        doc: "How much of this machine pierhead takes: \"small\", \"bluefield2\", \"bluefield3\" or \"server\" give other keys their defaults, and\nlimits.memory from the limit of the control group or the machine's memory; \"none\" gives none (docs/profiles.md). Needs a restart\nto change.",
+        example: "\"none\"",
+        set: |config, value| {
+            config.profile = match value.text()? {
+                "none" => None,
+                name => Some(Profile::named(name)?),
+            };
+            Ok(())
+        },
+        show: |config| Some(quote(config.profile.map_or("none", |it| it.name))),
+    },
     Key {
         section: "",
         name: "listen",

@@ -1,0 +1,236 @@
+//! The control groups of this process: where their files lie, in version 1, 2 or both side by side, and what these say.
+
+use std::path::{Path, PathBuf};
+
+/// Of the kernel's interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Version {
+    One,
+    Two,
+}
+
+/// What a group bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Controller {
+    Memory,
+    Cpu,
+    /// Named `blkio` in version 1.
+    Io,
+}
+
+impl Controller {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Io => "io",
+        }
+    }
+
+    /// In version 1.
+    fn old_name(self) -> &'static str {
+        match self {
+            Self::Io => "blkio",
+            other => other.name(),
+        }
+    }
+}
+
+/// A group, in one hierarchy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Group {
+    pub(crate) version: Version,
+    /// Where its hierarchy is mounted: the highest group that this process sees.
+    top: PathBuf,
+    /// Below that.
+    inside: PathBuf,
+}
+
+impl Group {
+    /// Its own folder, then that of each group around it: all of them bound it.
+    pub(crate) fn folders(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.inside.ancestors().map(|inside| self.top.join(inside))
+    }
+
+    /// The group of a process in the hierarchies that bound `controller`: of version 1 that controller's, of version 2 the one there is.
+    /// `cgroup` is the text of `/proc/self/cgroup`, `mounts` that of `/proc/self/mountinfo`.
+    pub(crate) fn find(controller: Controller, cgroup: &str, mounts: &str) -> Vec<Self> {
+        cgroup
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.splitn(3, ':');
+                let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+                let version = match controllers {
+                    "" => Version::Two,
+                    names if names.split(',').any(|it| it == controller.old_name()) => Version::One,
+                    _ => return None,
+                };
+                let (root, top) = mount(version, controller, mounts)?;
+                Some(Self {
+                    version,
+                    top,
+                    inside: inside(path, &root),
+                })
+            })
+            .collect()
+    }
+}
+
+/// What of a group's path is below the mount. Where the mount shows another part of the hierarchy (a container without a namespace of
+/// groups), its top is as near as this process can see.
+fn inside(path: &str, root: &Path) -> PathBuf {
+    let path = Path::new(path);
+    let below = path.strip_prefix(root).unwrap_or(Path::new(""));
+    let is_plain = below
+        .components()
+        .all(|part| matches!(part, std::path::Component::Normal(_)));
+    if is_plain {
+        below.to_owned()
+    } else {
+        PathBuf::new()
+    }
+}
+
+/// Which part of the hierarchy is mounted, and where; proc(5) has the format.
+fn mount(version: Version, controller: Controller, mounts: &str) -> Option<(PathBuf, PathBuf)> {
+    mounts.lines().find_map(|line| {
+        let (ours, theirs) = line.split_once(" - ")?;
+        let mut theirs = theirs.split(' ');
+        let (kind, _, options) = (theirs.next()?, theirs.next()?, theirs.next()?);
+        let is_it = match version {
+            Version::Two => kind == "cgroup2",
+            Version::One => {
+                kind == "cgroup" && options.split(',').any(|it| it == controller.old_name())
+            }
+        };
+        let mut ours = ours.split(' ').skip(3);
+        let (root, point) = (ours.next()?, ours.next()?);
+        is_it.then(|| (unescape(root), unescape(point)))
+    })
+}
+
+/// Blanks, tabs, line ends and backslashes stand there as three octal digits.
+fn unescape(text: &str) -> PathBuf {
+    let mut plain = text.to_owned();
+    for (code, sign) in [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ] {
+        plain = plain.replace(code, sign);
+    }
+    PathBuf::from(plain)
+}
+
+/// Bytes, of `memory.max`, `memory.high` (version 2) or `memory.limit_in_bytes` (version 1); `None` is no limit.
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
+    // Version 1 writes the largest number of pages there is.
+    const NONE: u64 = 1 << 60;
+    let bytes = text.trim().parse().ok()?;
+    (bytes < NONE).then_some(bytes)
+}
+
+/// Thousandths of a core: of `cpu.max` (version 2), which has quota and period on one line, or of `cpu.cfs_quota_us` and `cpu.cfs_period_us`
+/// (version 1) in that order. `None` is no limit.
+pub(crate) fn parse_quota(text: &str) -> Option<u64> {
+    let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+    let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    let thousandths = u128::from(quota) * 1000 / u128::from(period.max(1));
+    u64::try_from(thousandths).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOTH: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    fn found(controller: Controller, cgroup: &str, mounts: &str) -> Vec<(Version, Vec<String>)> {
+        let told = |group: Group| {
+            let folders = group.folders().map(|it| it.display().to_string());
+            (group.version, folders.collect())
+        };
+        let groups = Group::find(controller, cgroup, mounts);
+        groups.into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn a_group_is_found_with_those_around_it() {
+        let own = "9:name=systemd:/\n4:memory:/a/b\n1:cpu,cpuacct:/\n0::/c\n";
+        let unified = (
+            Version::Two,
+            vec![
+                "/sys/fs/cgroup/unified/c".to_owned(),
+                "/sys/fs/cgroup/unified/".to_owned(),
+            ],
+        );
+        let memory = [
+            "/sys/fs/cgroup/memory/a/b",
+            "/sys/fs/cgroup/memory/a",
+            "/sys/fs/cgroup/memory/",
+        ];
+        assert_eq!(
+            found(Controller::Memory, own, BOTH),
+            [
+                (Version::One, memory.map(str::to_owned).to_vec()),
+                unified.clone()
+            ]
+        );
+        let cpu = vec!["/sys/fs/cgroup/cpu/".to_owned()];
+        assert_eq!(
+            found(Controller::Cpu, own, BOTH),
+            [(Version::One, cpu), unified]
+        );
+    }
+
+    #[test]
+    fn a_container_sees_its_part_alone() {
+        let mounts = "5 4 0:2 /docker/x /sys/fs/my\\040groups ro - cgroup2 cgroup ro\n";
+        let folder = |own: &str| found(Controller::Cpu, own, mounts)[0].1[0].clone();
+        assert_eq!(folder("0::/docker/x\n"), "/sys/fs/my groups/");
+        assert_eq!(folder("0::/docker/x/y\n"), "/sys/fs/my groups/y");
+        // Moved away from where the mount looks.
+        assert_eq!(folder("0::/../z\n"), "/sys/fs/my groups/");
+        assert_eq!(folder("0::/docker/x/../../z\n"), "/sys/fs/my groups/");
+        assert_eq!(
+            found(Controller::Cpu, "0::/a\n", "").len(),
+            0,
+            "nothing is mounted"
+        );
+        assert_eq!(found(Controller::Cpu, "3:pids:/a\n", BOTH).len(), 0);
+    }
+
+    #[test]
+    fn limits_of_both_versions() {
+        assert_eq!(parse_bytes("268435456\n"), Some(256 << 20));
+        for none in ["max\n", "9223372036854771712\n", "", "-1", "1.5"] {
+            assert_eq!(parse_bytes(none), None, "{none:?}");
+        }
+        assert_eq!(parse_quota("50000 100000\n"), Some(500));
+        assert_eq!(parse_quota("250000\n100000\n"), Some(2500));
+        for none in ["max 100000\n", "-1\n100000\n", "", "100000"] {
+            assert_eq!(parse_quota(none), None, "{none:?}");
+        }
+        assert_eq!(parse_quota("7 0"), Some(7000));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(cgroup in "(\\PC|[:\n/])*", mounts in "(\\PC|[ \n/-])*") {
+            for controller in [Controller::Memory, Controller::Cpu] {
+                for group in Group::find(controller, &cgroup, &mounts) {
+                    prop_assert!(group.folders().all(|it| it.starts_with(&group.top)));
+                }
+            }
+            let _ = (parse_bytes(&cgroup), parse_quota(&mounts));
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Which processors this process runs on.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::Machine;
+
+/// What `limits.cores` says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Cores {
+    /// Wherever the system puts it.
+    All,
+    /// As many, the last of those that it may run on: interrupts and what else is bound by hand lie on the first.
+    Last(usize),
+    /// These.
+    These(Vec<usize>),
+}
+
+impl Cores {
+    /// Their numbers, ascending, or that nothing is to be changed.
+    ///
+    /// # Errors
+    /// For people: one of them this process may not run on.
+    pub(crate) fn of(&self, machine: &Machine) -> Result<Option<Vec<usize>>, String> {
+        let allowed = &machine.cores;
+        match self {
+            Self::All => Ok(None),
+            Self::Last(count) if *count >= allowed.len() => Ok(None),
+            Self::Last(count) => Ok(Some(allowed[allowed.len() - count..].to_vec())),
+            Self::These(cores) => match cores.iter().find(|it| !allowed.contains(it)) {
+                None => Ok(Some(cores.clone())),
+                Some(missing) => Err(format!(
+                    "limits.cores = \"{self}\": this process may run on {} and not on {missing}",
+                    list(allowed)
+                )),
+            },
+        }
+    }
+}
+
+/// Runs the calling thread, and all that it starts from now on, on these cores.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn stay_on(cores: &[usize]) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    for core in cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
+        set.set(*core);
+    }
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+impl FromStr for Cores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} names no cores: write \"all\", \"last 4\", or their numbers such as \"4-7\" or \"2,3\""
+            )
+        };
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        if let Some(count) = text.strip_prefix("last ") {
+            return match count.trim().parse() {
+                Ok(count @ 1..=CpuSet::MAX_CPU) => Ok(Self::Last(count)),
+                _ => Err(wrong()),
+            };
+        }
+        parse_list(text).map(Self::These).map_err(|()| wrong())
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Last(count) => write!(f, "last {count}"),
+            Self::These(cores) => f.write_str(&list(cores)),
+        }
+    }
+}
+
+/// `0-3,6`, as the kernel writes it, too: ascending, each once.
+pub(super) fn parse_list(text: &str) -> Result<Vec<usize>, ()> {
+    let mut cores = BTreeSet::new();
+    for run in text.split(',') {
+        let (first, last) = run.split_once('-').unwrap_or((run, run));
+        let number = |text: &str| text.trim().parse::<usize>().map_err(|_| ());
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last >= CpuSet::MAX_CPU {
+            return Err(());
+        }
+        cores.extend(first..=last);
+    }
+    Ok(cores.into_iter().collect())
+}
+
+/// The other way round.
+pub(crate) fn list(cores: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &core in cores {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == core => *last = core,
+            _ => runs.push((core, core)),
+        }
+    }
+    let one = |&(first, last): &(usize, usize)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    };
+    runs.iter().map(one).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_people_and_the_kernel_write_them() {
+        for (text, cores) in [
+            ("all", Cores::All),
+            ("last 4", Cores::Last(4)),
+            ("4-7", Cores::These(vec![4, 5, 6, 7])),
+            ("0,2-3,9", Cores::These(vec![0, 2, 3, 9])),
+        ] {
+            assert_eq!(text.parse(), Ok(cores.clone()));
+            assert_eq!(cores.to_string(), text);
+        }
+        assert_eq!("3,1,2,1".parse(), Ok(Cores::These(vec![1, 2, 3])));
+        for wrong in [
+            "", "last", "last 0", "none", "3-1", "1-99999", "1,,2", "-1", "last -1",
+        ] {
+            assert!(wrong.parse::<Cores>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_are_those_of_this_process() {
+        let machine = Machine {
+            cores: vec![0, 1, 6, 7],
+            ..Machine::default()
+        };
+        let of = |text: &str| text.parse::<Cores>().unwrap().of(&machine);
+        assert_eq!(of("all"), Ok(None));
+        assert_eq!(of("last 2"), Ok(Some(vec![6, 7])));
+        assert_eq!(of("last 4"), Ok(None));
+        assert_eq!(of("last 9"), Ok(None));
+        assert_eq!(of("1,6"), Ok(Some(vec![1, 6])));
+        let said = of("1-2").unwrap_err();
+        assert!(said.contains("may run on 0-1,6-7 and not on 2"), "{said}");
+    }
+
+    #[test]
+    fn a_thread_stays_where_it_is_told() {
+        let ours = || rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU)
+            .find(|core| ours().is_set(*core))
+            .unwrap();
+        let inside = std::thread::spawn(move || {
+            stay_on(&[first]).unwrap();
+            let after =
+                std::thread::spawn(move || rustix::thread::sched_getaffinity(None).unwrap());
+            after.join().unwrap()
+        });
+        let set = inside.join().unwrap();
+        assert!(set.is_set(first) && set.count() == 1);
+    }
+}

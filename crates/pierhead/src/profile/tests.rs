@@ -1,0 +1,164 @@
+//! What a machine gets of a profile, and when it gets none.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::machine::Limit;
+
+fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
+    let version = Version::Two;
+    Machine {
+        memory,
+        memory_limit: limit.map(|amount| Limit { amount, version }),
+        cores: (0..cores).collect(),
+        quota: None,
+    }
+}
+
+fn settled(name: &str, machine: &Machine) -> Result<Config, Misfit> {
+    let mut config = Config::with_data("/data".into());
+    let profile = Profile::named(name).unwrap();
+    settle(&mut config, Some(profile), None, machine).map(|_| config)
+}
+
+fn said(name: &str, machine: &Machine) -> String {
+    settled(name, machine).err().unwrap().0
+}
+
+#[test]
+fn a_budget_is_the_groups_limit_else_a_share() {
+    let budget = |name, machine: &Machine| settled(name, machine).unwrap().limits.memory;
+    let card = |limit| machine(16 << 30, limit, 8);
+    assert_eq!(
+        budget("bluefield2", &card(None)),
+        Some(1 << 30),
+        "the profile's own bound"
+    );
+    assert_eq!(
+        budget("bluefield2", &card(Some(700 * MIB))),
+        Some(700 * MIB)
+    );
+    assert_eq!(budget("bluefield2", &card(Some(3 << 30))), Some(1 << 30));
+    // A small simulated card: a share, but no less than it needs.
+    assert_eq!(
+        budget("bluefield2", &machine(4 << 30, None, 8)),
+        Some(512 * MIB)
+    );
+    assert_eq!(
+        budget("server", &machine(10_000 * MIB, None, 8)),
+        Some(2500 * MIB)
+    );
+    // Where the kernel says nothing nothing is held against it.
+    assert_eq!(budget("small", &Machine::default()), Some(128 * MIB));
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_what_does() {
+    let said = |name, machine: &Machine| said(name, machine);
+    let few = said("bluefield3", &machine(32 << 30, None, 2));
+    assert!(
+        few.contains("wants 4 cores") && few.contains("on 2 (0-1)"),
+        "{few}"
+    );
+    assert!(few.ends_with("--profile bluefield2 fits"), "{few}");
+    let tight = said("server", &machine(32 << 30, Some(600 * MIB), 8));
+    assert!(
+        tight.contains("needs 2.0 GiB") && tight.contains("is 600.0 MiB"),
+        "{tight}"
+    );
+    assert!(tight.ends_with("--profile bluefield2 fits"), "{tight}");
+    let little = said("bluefield2", &machine(1 << 30, None, 2));
+    assert!(
+        little.contains("machines of 2.0 GiB") && little.contains("has 1.0 GiB"),
+        "{little}"
+    );
+    let none = said("small", &machine(1 << 30, Some(100 * MIB), 1));
+    assert!(none.contains("no profile fits"), "{none}");
+    assert!(
+        Profile::named("bluefield9")
+            .unwrap_err()
+            .contains("\"bluefield2\"")
+    );
+}
+
+#[test]
+fn a_profile_gives_defaults_that_say_where_they_are_from() {
+    let mut card = machine(16 << 30, Some(1 << 30), 8);
+    let mut config = Config::with_data("/data".into());
+    let profile = Profile::named("bluefield2").unwrap();
+    let origins = settle(&mut config, Some(profile), None, &card).unwrap();
+    assert_eq!((config.limits.threads, config.bundle.workers), (2, 1));
+    assert_eq!(config.limits.cores, Cores::Last(2));
+    assert_eq!(config.cache.size, Size::Percent(25));
+    assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
+    assert_eq!(config.eviction.max_written_per_day, 8 << 30);
+    assert!(config.bundle.enabled);
+    let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
+    assert!(
+        of("limits.memory")
+            .starts_with("profile bluefield2: the limit of the control group (version 2)")
+    );
+    let known: Vec<_> = crate::config::paths().collect();
+    for (key, _) in &origins {
+        assert!(known.iter().any(|it| it == key), "{key} is no key");
+    }
+    // A quota of half a core keeps no more than one thread busy.
+    card.quota = Some(Limit {
+        amount: 500,
+        version: Version::One,
+    });
+    assert_eq!(settled("bluefield2", &card).unwrap().limits.threads, 1);
+}
+
+#[test]
+fn an_operators_budget_counts_alone_and_over_a_profiles() {
+    let card = machine(16 << 30, Some(1 << 30), 8);
+    let profile = Profile::named("bluefield2").ok();
+    let mut config = Config::with_data("/data".into());
+    settle(&mut config, profile, Some(200 * MIB), &card).unwrap();
+    assert!(!config.bundle.enabled, "no room for a worker");
+    let mut config = Config::with_data("/data".into());
+    let origins = settle(&mut config, None, Some(512 * MIB), &card).unwrap();
+    assert!(config.limits.connections < 4096);
+    assert!(
+        origins
+            .iter()
+            .all(|(key, of)| *key != "limits.threads" && !of.contains("profile"))
+    );
+    let more = settle(&mut config, None, Some(2 << 30), &card).unwrap_err();
+    assert!(more.0.contains("there are 1.0 GiB"), "{more:?}");
+    let mut plain = Config::with_data("/data".into());
+    assert_eq!(settle(&mut plain, None, None, &card), Ok(Vec::new()));
+    assert_eq!(plain.limits.connections, 4096);
+}
+
+#[test]
+fn each_profile_fits_the_pod_that_the_chart_makes_for_it() {
+    for profile in &PROFILES {
+        let cores = profile.least_cores;
+        let pod = machine(64 << 30, Some(profile.memory * MIB), cores);
+        assert!(settled(profile.name, &pod).is_ok(), "{}", profile.name);
+        let config = settled(profile.name, &pod).unwrap();
+        let wanted = Budget {
+            workers: profile.workers,
+            connections: profile.connections,
+            answers: profile.answers * MIB,
+            small_blobs: profile.small_blobs * MIB,
+        };
+        let got = Budget::of(profile.memory * MIB, &config, Some(profile));
+        assert_eq!(got, wanted, "{} has what its table says", profile.name);
+        assert!(profile.least_memory <= profile.memory);
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_given_stays_within_three_quarters(mib in 128_u64..64_000, nth in 0_usize..4) {
+        let config = Config::with_data("/data".into());
+        for profile in [None, Some(&PROFILES[nth])] {
+            let budget = Budget::of(mib * MIB, &config, profile);
+            prop_assert!(budget.most() <= mib * MIB / 4 * 3, "{budget:?}");
+            prop_assert!(budget.connections >= 16 && budget.answers >= 8 * MIB);
+        }
+    }
+}
