@@ -265,7 +265,7 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
 fn looked(rest: &Rest) {
     let before = rest.rests();
     while rest.rests() < before + 5 {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -307,7 +307,7 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     assert_eq!(library.stat().pairs, 0, "patches can wait");
     rest.set(false);
     while library.stat().jobs > 0 {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(2));
     }
     assert!(library.stat().pairs > 0);
     // In the middle of an image.
@@ -316,12 +316,12 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     let before = blobs.2.load(Ordering::Relaxed);
     add(third);
     while blobs.2.load(Ordering::Relaxed) == before {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(2));
     }
     rest.set(true);
     blobs.1.close(None);
     while rest.resting() < 2 {
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(2));
     }
     assert!(is_working(third));
     rest.set(false);

@@ -41,7 +41,7 @@ pub(crate) enum ConfigCommand {
 
 /// Runs it.
 pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<(), Failure> {
-    let load = |file, profile: Option<ProfileName>, machine| {
+    let load = |file, profile: Option<ProfileName>, machine: &Machine| {
         let overrides = Overrides {
             profile: profile.map(|it| it.0),
             ..Overrides::default()
@@ -51,7 +51,8 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
     let text = match command {
         ConfigCommand::Check { file } => {
             // It may be for another machine.
-            let config = load(Some(file), None, &Machine::default())?;
+            let another = Machine::default();
+            let config = load(Some(file), None, &another)?;
             for warning in wiring::warnings(&config, Some(file)) {
                 eprintln!("warning: {warning}");
             }

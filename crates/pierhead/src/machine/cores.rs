@@ -30,7 +30,10 @@ impl Cores {
             Self::All => Ok(None),
             Self::Last(count) if *count >= allowed.len() => Ok(None),
             Self::Last(count) => Ok(Some(allowed[allowed.len() - count..].to_vec())),
-            Self::These(cores) => match cores.iter().find(|it| !allowed.contains(it)) {
+            Self::These(cores) => match cores
+                .iter()
+                .find(|it| !allowed.is_empty() && !allowed.contains(it))
+            {
                 None => Ok(Some(cores.clone())),
                 Some(missing) => Err(format!(
                     "limits.cores = \"{self}\": this process may run on {} and not on {missing}",
@@ -151,6 +154,8 @@ mod tests {
         assert_eq!(of("last 4"), Ok(None));
         assert_eq!(of("last 9"), Ok(None));
         assert_eq!(of("1,6"), Ok(Some(vec![1, 6])));
+        let unknown = Machine::default();
+        assert_eq!(Cores::These(vec![9]).of(&unknown), Ok(Some(vec![9])));
         let said = of("1-2").unwrap_err();
         assert!(said.contains("may run on 0-1,6-7 and not on 2"), "{said}");
     }
