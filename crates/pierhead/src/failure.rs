@@ -115,8 +115,8 @@ pub(crate) enum Failure {
     Refused(String),
     /// The same with a code of its own.
     Unfit(Exit, String),
-    /// 1: the command did what it was asked, and what it found is bad and already said.
-    Found,
+    /// The command did what it was asked, and what it found is bad and already said.
+    Found(Exit),
     /// Another code, whose meaning the command's help tells; all was said.
     Exit(u8),
 }
@@ -131,7 +131,7 @@ impl Failure {
                 eprintln!("pierhead: {}", told(&error));
                 exit_of(&error).into()
             }
-            Self::Found => Exit::Failed.into(),
+            Self::Found(exit) => exit.into(),
             Self::Exit(code) => ExitCode::from(code),
             Self::Refused(message) => Self::Unfit(Exit::Refused, message).report(),
             Self::Unfit(exit, message) => {

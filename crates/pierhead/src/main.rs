@@ -6,6 +6,7 @@ mod admin;
 mod api;
 mod cli;
 mod client;
+mod clock;
 mod config;
 mod doctor;
 mod environment;

@@ -30,6 +30,7 @@ mod operations;
 mod outage;
 mod pull;
 mod random;
+mod refusals;
 mod secrets;
 mod setup;
 mod tier;

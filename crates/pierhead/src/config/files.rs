@@ -7,6 +7,7 @@ use std::path::Path;
 
 use pierhead_oci::Registry;
 use pierhead_remote::{Credentials, open_file};
+use rustls::RootCertStore;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
@@ -65,13 +66,11 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
             problems.push(Unfit { message, ..unfit }.at(lines.get(key).copied()));
         }
     };
-    for (key, path) in [
-        ("tls.cert", &config.tls.cert),
-        ("tls.client_ca", &config.tls.client_ca),
-    ] {
-        if let Some(path) = path {
-            report(key, key, certificates(path));
-        }
+    if let Some(path) = &config.tls.cert {
+        report("tls.cert", "tls.cert", certificates(path).map(drop));
+    }
+    if let Some(path) = &config.tls.client_ca {
+        report("tls.client_ca", "tls.client_ca", authorities(path));
     }
     if let Some(path) = &config.tls.key {
         report("tls.key", "tls.key", private_key(path));
@@ -92,7 +91,7 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
         let key = format!("upstreams.{registry}");
         let name = |name: &str| format!("[upstreams.\"{registry}\"] {name}");
         if let Some(path) = &upstream.ca {
-            let checked = certificates(path).map_err(|unfit| match unfit.exit {
+            let checked = authorities(path).map_err(|unfit| match unfit.exit {
                 Exit::WrongFile => Unfit::new(Exit::Tls, unfit.message),
                 _ => unfit,
             });
@@ -147,25 +146,31 @@ pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
-fn certificates(path: &Path) -> Result<(), Unfit> {
+/// Certificates that others can be trusted by.
+fn authorities(path: &Path) -> Result<(), Unfit> {
+    let mut roots = RootCertStore::empty();
+    let mut all = certificates(path)?.into_iter();
+    all.try_for_each(|it| roots.add(it)).map_err(|error| {
+        Unfit::wrong(format!(
+            "{} holds what is no certificate of an authority: {error}",
+            path.display()
+        ))
+    })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Unfit> {
     let file = open_file(path).map_err(|error| Unfit::unread("no certificate in", path, &error))?;
-    let mut count = 0;
-    for certificate in CertificateDer::pem_reader_iter(file) {
-        certificate.map_err(|error| {
-            Unfit::wrong(format!(
-                "no certificate can be read in {}: {}",
-                path.display(),
-                pem(&error)
-            ))
-        })?;
-        count += 1;
-    }
-    match count {
-        0 => Err(Unfit::wrong(format!(
+    let all = CertificateDer::pem_reader_iter(file).collect::<Result<Vec<_>, _>>();
+    let all = all.map_err(|error| {
+        let why = pem(&error);
+        Unfit::wrong(format!("{}: {why}", path.display()))
+    })?;
+    match all.is_empty() {
+        true => Err(Unfit::wrong(format!(
             "no certificate in {}: a PEM file with BEGIN CERTIFICATE is expected",
             path.display()
         ))),
-        _ => Ok(()),
+        false => Ok(all),
     }
 }
 

@@ -1,10 +1,12 @@
-//! The machine: memory and open files.
+//! The machine: memory, open files and the clock.
 
 use std::fs;
+use std::time::SystemTime;
 
 use rustix::process::{Resource, getrlimit};
 
 use super::report::Finding;
+use crate::clock;
 use crate::config::{Config, human_bytes};
 
 /// What pierhead needs under load, with room for the page cache that makes hits fast.
@@ -12,13 +14,14 @@ const MEMORY: u64 = 256 << 20;
 /// Files of its own beside those of connections.
 const FILES: u64 = 256;
 
-/// Both.
+/// All of it.
 pub(crate) fn look(config: &Config) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = getrlimit(Resource::Nofile).maximum;
     memory(&text)
         .into_iter()
         .chain(files(limit, config))
+        .chain(clock::wrong(SystemTime::now()).map(|what| Finding::clock("clock", what)))
         .collect()
 }
 

@@ -22,7 +22,7 @@ use anyhow::Context as _;
 use crate::cli::doctor::DoctorArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure};
 use report::{Finding, Level};
 
 /// No check takes longer; each has smaller limits inside.
@@ -39,10 +39,14 @@ pub(crate) fn run(args: &DoctorArgs, environment: &Environment) -> Result<(), Fa
     // What hangs in a read of a dead disk must not keep us.
     runtime.shutdown_background();
     report::print(&findings, args.json)?;
-    if report::worst(&findings) == Level::Fail {
-        return Err(Failure::Found);
+    let failed = |finding: &&Finding| finding.level == Level::Fail;
+    if findings.iter().filter(failed).any(|it| it.is_clock) {
+        return Err(Failure::Found(Exit::Clock));
     }
-    Ok(())
+    match report::worst(&findings) {
+        Level::Fail => Err(Failure::Found(Exit::Failed)),
+        _ => Ok(()),
+    }
 }
 
 async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {

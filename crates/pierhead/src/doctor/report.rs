@@ -4,6 +4,8 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
+use crate::clock;
+
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -26,6 +28,9 @@ pub(crate) struct Finding {
     /// A command to run or a key to set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mend: Option<String>,
+    /// The clock is years off, which makes whatever else fails.
+    #[serde(skip)]
+    pub(crate) is_clock: bool,
 }
 
 impl Finding {
@@ -35,6 +40,15 @@ impl Finding {
             level: Level::Ok,
             what: what.into(),
             mend: None,
+            is_clock: false,
+        }
+    }
+
+    /// A failure that a wrong clock explains.
+    pub(crate) fn clock(about: impl Into<String>, what: impl Into<String>) -> Self {
+        Self {
+            is_clock: true,
+            ..Self::fail(about, what, clock::MEND)
         }
     }
 

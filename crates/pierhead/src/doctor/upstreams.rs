@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Registry;
-use pierhead_remote::{Answered, Client, Error, Probe};
+use pierhead_remote::{Answered, Client, Error, Probe, Untrusted};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -164,6 +164,13 @@ fn failed(
         Some(at) => format!("{at}: {what}"),
         None => what.to_owned(),
     };
+    if let Error::Transport {
+        untrusted: Some(Untrusted::Clock),
+        ..
+    } = error
+    {
+        return Finding::clock(about, what);
+    }
     let mend = match error {
         Error::Forbidden { .. } | Error::Config { .. } => {
             format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")

@@ -10,7 +10,7 @@ mod trace;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use pierhead_bundle::library::Library;
@@ -26,9 +26,10 @@ use tokio::task::JoinSet;
 
 use crate::admin::{About, Admin, Parts};
 use crate::cli::serve::ServeArgs;
+use crate::clock;
 use crate::config::{self, Config, Size, human_bytes};
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure, Told};
 use crate::logging::{self, Level};
 use crate::machine::{self, Machine};
 use crate::pressure::{TierLimit, Watch};
@@ -147,6 +148,7 @@ async fn serve(
     let notes = Arc::<Notes>::default();
     let rest = Rest::default();
     let cache = open_cache(&config, &notes, &rest).await?;
+    check_clock(&cache)?;
     let trace = start_trace(&config, notes).await?;
     let library = open_library(&config, &cache, &rest).await?;
     let (settings, parts) = (wiring::proxy(&config), (cache.clone(), client.clone()));
@@ -319,6 +321,20 @@ async fn drained(servers: &mut JoinSet<std::io::Result<()>>) {
     }
 }
 
+/// A clock that cannot be right is no reason to keep back what is here, and no upstream will give anything by it.
+fn check_clock(cache: &Cache) -> Result<(), Told> {
+    let Some(what) = clock::wrong(SystemTime::now()) else {
+        return Ok(());
+    };
+    let mend = clock::MEND;
+    if cache.stat().blobs == 0 {
+        let message = format!("the clock: {what}, and the cache is empty. Set it: {mend}");
+        return Err(Told::new(Exit::Clock, message));
+    }
+    tracing::error!("{what}: what is in the cache is served, and nothing else. Set it: {mend}");
+    Ok(())
+}
+
 /// Where requests are recorded, if they are to be.
 async fn start_trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Option<Trace>> {
     let Some(file) = config.trace.file.clone() else {
@@ -396,7 +412,7 @@ fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
     let min_free = config.cache.min_free.resolve(space.total, 0);
     if space.free.saturating_add(own) <= min_free {
         tracing::warn!(
-            "{} has {} free, and cache.min_free keeps {}: nothing new will be stored",
+            "{} has {} free, and cache.min_free keeps {}: what is in the cache is served, and nothing new stored, until there is room (`df -h`), or less to be kept free",
             config.data.display(),
             human_bytes(space.free),
             human_bytes(min_free)

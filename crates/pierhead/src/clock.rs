@@ -1,0 +1,40 @@
+//! Whether this machine's clock can be right at all: one without a battery starts in 1970, or where it was built.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// 2026-01-01 00:00 UTC: this program is younger.
+const WRITTEN: Duration = Duration::from_secs(1_767_225_600);
+
+/// How a clock is set, here and on a DPU.
+pub(crate) const MEND: &str = "`timedatectl set-ntp true`, or run chrony; on a DPU without a clock of its own, NTP must be \
+                               reached (or `date -s` over its console)";
+
+/// What is wrong with `now`, for people, if it is a time before this program was written.
+pub(crate) fn wrong(now: SystemTime) -> Option<String> {
+    (now < UNIX_EPOCH + WRITTEN).then(|| {
+        format!(
+            "by this machine's clock it is {}, which is before this program was written: no certificate of a registry is \
+             good by it",
+            humantime::format_rfc3339_seconds(now.max(UNIX_EPOCH))
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_the_program_are_wrong() {
+        let written = UNIX_EPOCH + WRITTEN;
+        let second = Duration::from_secs(1);
+        assert_eq!(wrong(written), None);
+        assert_eq!(wrong(SystemTime::now()), None);
+        let said = wrong(written - second).unwrap();
+        assert!(said.contains("2025-12-31T23:59:59Z"), "{said}");
+        for early in [UNIX_EPOCH, UNIX_EPOCH - second] {
+            let said = wrong(early).unwrap();
+            assert!(said.contains("1970-01-01T00:00:00Z"), "{said}");
+        }
+    }
+}
