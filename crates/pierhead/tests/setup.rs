@@ -2,9 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Far beyond what anything here takes, so that only a hang ends so.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A machine's root folder.
 struct Machine(tempfile::TempDir);
@@ -28,12 +36,34 @@ impl Machine {
         fs::read_to_string(self.path(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    fn run(&self, client: &str, more: &[&str]) -> Output {
+    fn command(&self, client: &str, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
         // Nobody listens there.
         command.args(["setup", client, "--admin", "127.0.0.1:1", "--root"]);
         command.arg(self.0.path()).args(more);
-        command.output().expect("it runs")
+        command
+    }
+
+    fn run(&self, client: &str, more: &[&str]) -> Output {
+        self.command(client, more).output().expect("it runs")
+    }
+
+    /// Starts `setup --hold`, as the container of a host's pod does.
+    fn hold(&self, client: &str, more: &[&str]) -> Held {
+        let mut command = self.command(client, more);
+        command
+            .args(["--hold", "--yes"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
+        let pipe = BufReader::new(child.stderr.take().expect("a pipe"));
+        let (sender, said) = channel();
+        std::thread::spawn(move || {
+            for line in pipe.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        Held { child, said }
     }
 
     /// Runs it; what it showed.
@@ -75,6 +105,50 @@ impl Machine {
         let mut found = BTreeMap::new();
         visit(self.0.path(), &mut found);
         found
+    }
+}
+
+/// A setup that holds; killed when dropped.
+struct Held {
+    child: Child,
+    /// Line by line; closed with the process.
+    said: Receiver<String>,
+}
+
+impl Held {
+    /// Until everything is written.
+    fn holds(&self) {
+        loop {
+            let line = self.said.recv_timeout(PATIENCE);
+            if line.expect("it holds").contains("until this process") {
+                return;
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("an id"), signal).expect("it is there");
+    }
+
+    /// How it ended, and what it said since.
+    fn ended(mut self) -> (ExitStatus, String) {
+        let mut all = String::new();
+        loop {
+            match self.said.recv_timeout(PATIENCE) {
+                Ok(line) => all.push_str(&(line + "\n")),
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(error) => panic!("it did not end ({error}): {all}"),
+            }
+        }
+        (self.child.wait().expect("it is our child"), all)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -464,4 +538,130 @@ fn what_cannot_be_is_refused_with_its_line() {
             .refuses("podman", &[])
             .contains("move it away first")
     );
+}
+
+/// A container's end is a SIGTERM; on a terminal it is a SIGINT.
+#[test]
+fn what_is_held_comes_back_byte_for_byte_by_a_signal() {
+    let files: [(&str, &[(&str, &str)]); 3] = [
+        ("docker", &[(DOCKER, "{\r\n\t\"debug\" : true\r\n}")]),
+        (
+            "containerd",
+            &[
+                (CONTAINERD, "# mine\nversion = 2"),
+                (DEFAULT, "server = 'https://x'"),
+            ],
+        ),
+        ("crio", &[]),
+    ];
+    for (client, files) in files {
+        for signal in [Signal::TERM, Signal::INT] {
+            let machine = Machine::new(files);
+            if client == "docker" {
+                let mode = fs::Permissions::from_mode(0o640);
+                fs::set_permissions(machine.path(DOCKER), mode).expect("it is ours");
+            }
+            let before = machine.everything();
+            let held = machine.hold(client, &["--address", "http://192.0.2.1:5000"]);
+            held.holds();
+            let during = machine.everything();
+            let ours = during
+                .values()
+                .any(|(_, bytes)| String::from_utf8_lossy(bytes).contains("192.0.2.1:5000"));
+            assert!(ours, "{client}: nothing was written");
+            held.signal(signal);
+            let (status, said) = held.ended();
+            assert!(status.success(), "{client}: {said}");
+            assert!(said.contains("as it was before"), "{client}: {said}");
+            assert_eq!(machine.everything(), before, "{client}");
+        }
+    }
+}
+
+/// What no signal announces: the next one, or `--undo`, still knows what was there before.
+#[test]
+fn what_was_held_by_a_killed_one_comes_back_too() {
+    let files = [
+        (CONTAINERD, "version = 3\n# mine"),
+        (DEFAULT, "server = 'https://x'"),
+    ];
+    let one = ["--address", "http://192.0.2.1:5000"];
+    let other = ["--address", "http://192.0.2.2:5000"];
+    for end in ["undo", "held again", "wrong"] {
+        let machine = Machine::new(&files);
+        let before = machine.everything();
+        let held = machine.hold("containerd", &one);
+        held.holds();
+        held.signal(Signal::KILL);
+        let (status, said) = held.ended();
+        assert!(
+            !status.success() && !said.contains("as it was before"),
+            "{said}"
+        );
+        assert_ne!(machine.everything(), before);
+        match end {
+            "undo" => drop(machine.ok("containerd", &["--undo"])),
+            "held again" => {
+                let held = machine.hold("containerd", &other);
+                held.holds();
+                assert!(machine.read(DEFAULT).contains("192.0.2.2"));
+                assert!(!machine.read(DEFAULT).contains("192.0.2.1"));
+                held.signal(Signal::TERM);
+                assert!(held.ended().0.success());
+            }
+            // It cannot be held any more, so nothing of it stays.
+            _ => {
+                let none = machine.path("none");
+                let words = ["--address-file", none.to_str().expect("UTF-8")];
+                let (status, said) = machine.hold("containerd", &words).ended();
+                assert_eq!(status.code(), Some(66), "{said}");
+            }
+        }
+        assert_eq!(machine.everything(), before, "{end}");
+    }
+}
+
+/// One file for each machine, whose first line is the address.
+#[test]
+fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
+    let machine = Machine::new(&[(DEFAULT, "server = 'https://x'")]);
+    // As in a ConfigMap that is mounted.
+    let pairs = tempfile::tempdir().expect("a folder");
+    let file = pairs.path().join("node-1");
+    let words = ["--address-file", file.to_str().expect("UTF-8")];
+    let before = machine.everything();
+    for (text, code, said) in [
+        (None, 66, "has no \"node-1\""),
+        (Some(&b""[..]), 65, "is empty"),
+        (Some(b"\nhttp://192.0.2.1:5000\n"), 65, "is empty"),
+        (
+            Some(b"http://192.0.2.1:5000/path\n"),
+            65,
+            "write http://HOST:PORT",
+        ),
+        (Some(b"\xff\xfe\n"), 66, "UTF-8"),
+    ] {
+        if let Some(text) = text {
+            fs::write(&file, text).expect("written");
+        }
+        let output = machine.run("containerd", &words);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{text:?}: {message}");
+        assert!(message.contains(said), "{text:?}: {message}");
+        assert!(message.contains("--address-file: "), "{message}");
+        assert_eq!(machine.everything(), before, "a refusal changes nothing");
+    }
+    for address in ["192.0.2.1:5000", "192.0.2.2:5000"] {
+        fs::write(&file, format!("  http://{address} \n# the rest\n")).expect("written");
+        machine.ok("containerd", &words);
+        assert!(machine.read(DEFAULT).contains(&format!("http://{address}")));
+        assert_eq!(
+            machine.ok("containerd", &words),
+            "",
+            "nothing is left to do"
+        );
+    }
+    assert!(!machine.read(DEFAULT).contains("192.0.2.1"));
+    machine.ok("containerd", &["--undo"]);
+    assert_eq!(machine.everything(), before);
 }

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::parse::Lines;
 use super::{Config, Problem, Secret};
-use crate::failure::Exit;
+use crate::failure::{Exit, Told};
 
 /// A password or token that is longer is another file.
 const MAX_SECRET: u64 = 64 << 10;
@@ -44,6 +44,11 @@ impl Unfit {
     /// There, and not what it should be.
     fn wrong(message: impl Into<String>) -> Self {
         Self::new(Exit::WrongFile, message)
+    }
+
+    /// Where no configuration names the file, but something else does.
+    pub(crate) fn told(self, named_by: &str) -> Told {
+        Told::new(self.exit, format!("{named_by}: {}", self.message))
     }
 
     pub(super) fn at(self, line: Option<usize>) -> (Exit, Problem) {
@@ -118,7 +123,8 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, Unfit> {
         .map_err(|error| cannot_read(path, &error))?;
     match text.lines().next() {
         None | Some("") => Err(Unfit::wrong(format!(
-            "the first line of {} is empty: write the password or token there (in a Secret: the key's value)",
+            "the first line of {} is empty: the password, token or address belongs there (of a Secret or ConfigMap: the \
+             key's value)",
             path.display()
         ))),
         Some(line) => Ok(Secret::new(line.to_owned())),

@@ -38,14 +38,17 @@ pub(crate) use place::Place;
 use crate::api::Stat;
 use crate::cli::setup::{Client, SetupArgs};
 use crate::client::Daemon;
+use crate::config::files;
 use crate::environment::Environment;
-use crate::failure::Failure;
+use crate::failure::{Exit, Failure, Told};
 use apply::Change;
 use plan::{Ask, Before, Plan};
 use record::{Entry, Lock, Record};
 
 /// It is near; when it does not answer by then, people are told so.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+const ADDRESS_FILE: &str = "--address-file";
 
 /// Runs it.
 pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Failure> {
@@ -87,23 +90,33 @@ fn hold(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         // a container does not even end by a signal that it does not ask for.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        set_up(args, place)?;
-        eprintln!("it stays so until this process is told to end");
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        let done = set_up(args, place);
+        if done.is_ok() {
+            eprintln!("it stays so until this process is told to end");
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
         }
-        undo(args, place)
+        // Also of what a run left that was killed: whoever does not hold it leaves nothing of it.
+        let undone = undo(args, place);
+        match (done, undone) {
+            (Err(error), Err(worse)) => {
+                Err(error.context(format!("and {worse:#} while undoing it")))
+            }
+            (done, undone) => done.and(undone),
+        }
     })
 }
 
 /// The address that a file holds: one file for each machine, whose name says whose it is.
 fn address_in(file: &Path) -> anyhow::Result<Address> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("--address-file: cannot read {}", file.display()))?;
-    let line = text.lines().next().unwrap_or_default().trim();
-    line.parse()
-        .map_err(|error| anyhow!("--address-file: {}: {error}", file.display()))
+    let line = files::first_line(file).map_err(|unfit| unfit.told(ADDRESS_FILE))?;
+    let address = line.reveal().trim().parse().map_err(|error| {
+        let message = format!("{ADDRESS_FILE}: {}: {error}", file.display());
+        Told::new(Exit::WrongFile, message)
+    })?;
+    Ok(address)
 }
 
 fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
