@@ -6,12 +6,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
 pub mod clients;
 pub mod image;
 pub mod layout;
 pub mod namespace;
 pub mod pierhead;
 pub mod place;
+pub mod pod;
 pub mod process;
 pub mod registry;
 pub mod relay;

@@ -1,12 +1,15 @@
 //! A network or a tree of mounts that a process has to itself: what a machine of its own would show it.
 
 use std::{
-    fs,
+    fs::{self, File},
+    os::fd::AsFd as _,
     path::Path,
     process::{Child, Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context, Result};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::{
     process,
@@ -109,6 +112,18 @@ impl Network {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).arg(program);
         command
+    }
+
+    /// Runs it in a thread that is in it: sockets and processes that come of it stay there. Root only.
+    pub fn inside<T: Send>(&self, what: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let file = File::open(format!("/proc/{}/ns/net", self.holder.id()))?;
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+                what()
+            });
+            inside.join().ok().context("it panicked")?
+        })
     }
 
     /// `ip` with these words.

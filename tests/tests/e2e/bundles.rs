@@ -31,10 +31,10 @@ use crate::ask::behind;
 const MIB: usize = 1 << 20;
 
 /// Names and contents of one layer.
-type Files = Vec<(String, Vec<u8>)>;
+pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
 /// Text that compresses by half, as programs do.
-fn content(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
     let digits = b"0123456789abcdef";
     let random = random_bytes(seed, len);
     random
@@ -53,7 +53,7 @@ fn files(version: u64) -> Files {
     files
 }
 
-fn image(files: &Files) -> Image {
+pub(crate) fn image(files: &Files) -> Image {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, bytes) in files {
         let mut header = tar::Header::new_ustar();
@@ -77,7 +77,7 @@ fn stage(options: Options) -> Result<(pierhead_testkit::registry::Background, Pi
 }
 
 /// Runs `pierhead pull --json`; what it printed, or what it said.
-fn pull(via: &str, version: &str, store: &Path, more: &[&str]) -> Result<Value> {
+pub(crate) fn pull(via: &str, version: &str, store: &Path, more: &[&str]) -> Result<Value> {
     let mut command = Command::new(place::pierhead()?);
     let image = format!("app:{version}");
     command
@@ -90,11 +90,11 @@ fn pull(via: &str, version: &str, store: &Path, more: &[&str]) -> Result<Value> 
     serde_json::from_slice(&output.stdout).with_context(|| said)
 }
 
-fn http(address: SocketAddr) -> String {
+pub(crate) fn http(address: SocketAddr) -> String {
     format!("http://{address}")
 }
 
-fn same(root: &Path, expected: &Files) -> Result<()> {
+pub(crate) fn same(root: &Path, expected: &Files) -> Result<()> {
     for (path, bytes) in expected {
         let found = fs::read(root.join(path)).with_context(|| path.clone())?;
         ensure!(found == *bytes, "{path} has other bytes");

@@ -3,6 +3,7 @@
 //! A failing step does not keep the next ones from running, so that one run tells all there is to
 //! mend. The last line is `N passed, M failed`: tests, and each other check as one.
 
+mod aarch64;
 pub(crate) mod count;
 pub(crate) mod programs;
 mod steps;
@@ -111,6 +112,11 @@ const STEPS: &[Step] = &[
         run: steps::chart,
     },
     Step {
+        name: "dist",
+        about: "the container image, the Debian package and the bill of materials, of the program under test",
+        run: steps::dist,
+    },
+    Step {
         name: "corpus",
         about: "the images that the end-to-end tests pull",
         run: steps::corpus,
@@ -127,7 +133,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "aarch64",
-        about: "the binary for the DPU: built, and started under emulation",
+        about: "the binary for the DPU: built, and pulled through under emulation",
         run: steps::aarch64,
     },
 ];

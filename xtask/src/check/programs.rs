@@ -158,11 +158,24 @@ impl Program {
     /// # Errors
     /// When it cannot be started, ends in the middle, or takes longer than the limit.
     pub(crate) fn run(&self, environment: &[(String, PathBuf)]) -> Result<Count> {
+        self.run_those(environment, &[])
+    }
+
+    /// As [`Program::run`], of those tests alone whose names contain one of `filters`; of all if there is none.
+    ///
+    /// # Errors
+    /// As [`Program::run`].
+    pub(crate) fn run_those(
+        &self,
+        environment: &[(String, PathBuf)],
+        filters: &[&str],
+    ) -> Result<Count> {
         let mut command = Command::new(&self.path);
         command
             .current_dir(&self.folder)
             .env("CARGO_MANIFEST_DIR", &self.folder)
-            .envs(environment.iter().map(|(name, value)| (name, value)));
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .args(filters);
         count(&mut command)
     }
 }

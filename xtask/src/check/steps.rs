@@ -6,13 +6,15 @@ use anyhow::{Context, Result, bail};
 
 use super::{
     Outcome, State,
+    aarch64::Dpu,
     count::Count,
     programs::{self, Built, Program},
 };
-use crate::{chart, corpus, exec, install, place, pmem_vm};
+use crate::{chart, corpus, dist, exec, install, place, pmem_vm};
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
 const END_TO_END: &str = "pierhead-tests";
+const STORIES: &str = "pierhead-tests::e2e";
 const ARCHITECTURE: &str = "pierhead-tests::architecture";
 
 pub(super) fn install(state: &mut State) -> Result<Outcome> {
@@ -103,6 +105,16 @@ pub(super) fn unit(state: &mut State) -> Result<Outcome> {
     })
 }
 
+pub(super) fn dist(state: &mut State) -> Result<Outcome> {
+    let missing = dist::missing_for_trial();
+    if !missing.is_empty() {
+        return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
+    }
+    let program = built(state)?.daemon.clone();
+    dist::trial(&program, &place::dist_trial())?;
+    Ok(Outcome::Passed)
+}
+
 pub(super) fn corpus(_: &mut State) -> Result<Outcome> {
     let missing = corpus::missing_tools();
     if !missing.is_empty() {
@@ -116,6 +128,10 @@ pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
     let mut environment = vec![("PIERHEAD_BIN".to_owned(), built(state)?.daemon.clone())];
     if place::corpus().join("index.json").exists() {
         environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
+    }
+    let image = place::dist_trial().join(dist::IMAGE);
+    if image.exists() {
+        environment.push(("PIERHEAD_IMAGE".to_owned(), image));
     }
     if let Some(bin) = place::go_bin() {
         environment.push(("GOBIN".to_owned(), bin));
@@ -134,50 +150,27 @@ pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
     pmem_vm::suite_of(&built.programs, &built.daemon).map(Outcome::Tests)
 }
 
-pub(super) fn aarch64(_: &mut State) -> Result<Outcome> {
-    let Some(linker) = place::find("aarch64-linux-gnu-gcc") else {
-        return Ok(Outcome::Cannot("no aarch64-linux-gnu-gcc".into()));
+pub(super) fn aarch64(state: &mut State) -> Result<Outcome> {
+    let Some(dpu) = Dpu::find() else {
+        return Ok(Outcome::Cannot(
+            "no aarch64-linux-gnu-gcc or no qemu-aarch64-static".into(),
+        ));
     };
-    let target = install::DPU;
-    let variable = target.to_uppercase().replace('-', "_");
-    let cross = |command: &str, package: &str| {
-        let mut cargo = cargo();
-        cargo
-            .env(format!("CARGO_TARGET_{variable}_LINKER"), &linker)
-            .env(format!("CC_{}", target.replace('-', "_")), &linker)
-            // It is built and started, not measured: what costs is the optimiser.
-            .args(["--config", "profile.dev.package.\"*\".opt-level=0"])
-            .args(["--config", "profile.dev.debug=false"])
-            .args([command, "--quiet", "--package", package, "--target", target]);
-        cargo
-    };
-    show(&mut cross("build", "pierhead"))?;
-    let Some(emulator) = place::find("qemu-aarch64-static") else {
-        return Ok(Outcome::Cannot("no qemu-aarch64-static".into()));
-    };
-    let binary = place::target().join(target).join("debug/pierhead");
-    let version = exec::text(
-        Command::new(&emulator)
-            .args(["-L", "/usr/aarch64-linux-gnu"])
-            .arg(&binary)
-            .arg("--version"),
-    )?;
-    if !version.starts_with("pierhead ") {
-        bail!("pierhead --version says {version:?}");
+    show(&mut dpu.cargo("build", "pierhead"))?;
+    println!("  {}", dpu.version()?);
+    // What differs there are copies, flushes and faults.
+    show(dpu.cargo("test", "pierhead-pmem").arg("--lib"))?;
+    let environment = [("PIERHEAD_BIN".to_owned(), dpu.program()?)];
+    let program = built(state)?
+        .programs
+        .iter()
+        .find(|it| it.name == STORIES)
+        .context("no end-to-end tests were built")?;
+    let count = program.run_those(&environment, &["smoke::"])?;
+    if count.passed + count.failed == 0 {
+        bail!("no smoke test ran");
     }
-    println!("  {}", version.trim());
-    // What differs there are copies, flushes and faults. As a Cortex-A72: the emulator claims dc cvap for its own processor, but
-    // knows it only since 8.1.
-    let runner = format!(
-        "{} -L /usr/aarch64-linux-gnu -cpu cortex-a72",
-        emulator.display()
-    );
-    show(
-        cross("test", "pierhead-pmem")
-            .arg("--lib")
-            .env(format!("CARGO_TARGET_{variable}_RUNNER"), runner),
-    )?;
-    Ok(Outcome::Passed)
+    Ok(Outcome::Tests(count))
 }
 
 /// All that tests need, compiled once.

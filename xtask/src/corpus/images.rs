@@ -7,11 +7,15 @@ use serde_json::{Value, json};
 
 use super::{
     apt::{self, Apt, Package, Suite},
-    layer::{Node, Tree},
-    layout::{Dialect, Layer, Layout, Packing},
     pypi,
 };
-use crate::exec;
+use crate::{
+    exec,
+    image::{
+        layer::{Node, Tree},
+        layout::{Dialect, Layer, Layout, Packing},
+    },
+};
 
 /// Both versions of an image: the tag, and where its Debian packages come from.
 const VERSIONS: [(&str, Suite); 2] = [("v1", Suite::Release), ("v2", Suite::Updates)];

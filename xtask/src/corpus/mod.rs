@@ -4,8 +4,6 @@
 //! times are fixed, and compressed streams carry nothing of this machine.
 
 mod images;
-mod layer;
-mod layout;
 mod pypi;
 
 use std::{fs, path::Path, time::Instant};
@@ -13,7 +11,7 @@ use std::{fs, path::Path, time::Instant};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::{apt, place};
+use crate::{apt, image::layout, place};
 use images::Builder;
 pub(crate) use images::missing_tools;
 
@@ -24,8 +22,8 @@ const STAMP: &str = "recipe";
 const RECIPE: &[&str] = &[
     include_str!("../apt.rs"),
     include_str!("images.rs"),
-    include_str!("layer.rs"),
-    include_str!("layout.rs"),
+    include_str!("../image/layer.rs"),
+    include_str!("../image/layout.rs"),
     include_str!("pypi.rs"),
 ];
 

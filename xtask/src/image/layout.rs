@@ -39,7 +39,7 @@ pub(crate) struct Layer {
     /// Digest of the blob, as it travels.
     digest: String,
     /// Size of the blob, in bytes.
-    size: u64,
+    pub(crate) size: u64,
     /// Digest of the archive in it, as the image config wants it.
     diff_id: String,
     packing: Packing,
@@ -128,7 +128,7 @@ impl Layout {
             },
             "history": layers
                 .iter()
-                .map(|_| json!({"created": created, "created_by": "cargo xtask corpus"}))
+                .map(|_| json!({"created": created, "created_by": "cargo xtask"}))
                 .collect::<Vec<_>>(),
         });
         let config = self.put(&config, config_type(dialect))?;

@@ -20,6 +20,8 @@ const MERGED: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64"];
 pub(crate) enum Node {
     /// A folder with its mode.
     Folder(u32),
+    /// A folder of this user and group, with its mode.
+    Owned { mode: u32, id: u64 },
     /// A file with its mode and content.
     File(u32, Vec<u8>),
     /// A file of that many bytes that no compression makes smaller, the same for the same seed.
@@ -54,6 +56,16 @@ impl Tree {
         self.put(path, Node::File(0o644, content.into()));
     }
 
+    /// What is at a path.
+    pub(crate) fn get(&self, path: &str) -> Option<&Node> {
+        self.nodes.get(path)
+    }
+
+    /// All paths with what is there, sorted.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &Node)> {
+        self.nodes.iter().map(|(path, node)| (path.as_str(), node))
+    }
+
     /// All entries of a tar stream whose paths `keep` wants, with the merged `/usr` in mind.
     ///
     /// # Errors
@@ -79,7 +91,7 @@ impl Tree {
                     entry.read_to_end(&mut content)?;
                     Node::File(mode, content)
                 }
-                (kind, _) => bail!("{path}: a {kind:?} has no place in this corpus"),
+                (kind, _) => bail!("{path}: a {kind:?} has no place in an image of ours"),
             };
             self.put(&path, node);
         }
@@ -137,6 +149,13 @@ impl Tree {
                     header.set_mode(*mode);
                     archive.append_data(&mut header, format!("{path}/"), io::empty())?;
                 }
+                Node::Owned { mode, id } => {
+                    header.set_entry_type(EntryType::Directory);
+                    header.set_mode(*mode);
+                    header.set_uid(*id);
+                    header.set_gid(*id);
+                    archive.append_data(&mut header, format!("{path}/"), io::empty())?;
+                }
                 Node::File(mode, content) => {
                     header.set_entry_type(EntryType::Regular);
                     header.set_mode(*mode);
@@ -166,8 +185,8 @@ impl Tree {
     }
 }
 
-/// `path` without its leading `./`, and below `usr/` if it lies in a folder that moved there.
-fn merged(path: &str) -> String {
+/// `path` without its leading `./` or `/`, and below `usr/` if it lies in a folder that moved there.
+pub(crate) fn merged(path: &str) -> String {
     let path = path.trim_start_matches("./").trim_matches('/');
     let first = path.split('/').next().unwrap_or_default();
     if MERGED.contains(&first) {

@@ -1,0 +1,293 @@
+//! The container of a rendered pod, run by podman as a kubelet has it run by containerd: the same image, words,
+//! user, volumes, limits and security settings. A setting that is not understood here is an error, so that none is
+//! left out unseen.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+use crate::{chart::Chart, clients::Podman, namespace, place, tool::Missing};
+
+/// A running container. Dropped, it is removed.
+#[derive(Debug)]
+pub struct Pod {
+    podman: Podman,
+    id: String,
+    grace: u64,
+    volumes: TempDir,
+}
+
+/// The OCI layout with the image that is released, made of the program under test: `PIERHEAD_IMAGE`, else in the
+/// build folder.
+pub fn image() -> Result<PathBuf, Missing> {
+    let built = || Some(place::profile().ok()?.parent()?.join("dist-trial/image"));
+    let named = std::env::var_os("PIERHEAD_IMAGE").map(PathBuf::from);
+    named
+        .or_else(built)
+        .filter(|folder| folder.join("index.json").exists())
+        .ok_or_else(|| {
+            Missing::new("no image of pierhead: `cargo xtask test --only dist` makes it")
+        })
+}
+
+/// What a pod needs to run here.
+pub fn find() -> Result<(), Missing> {
+    Chart::find()?;
+    Podman::find()?;
+    namespace::available()?;
+    image().map(drop)
+}
+
+impl Pod {
+    /// Starts the one container of the chart's pod in the network of the calling thread. `environment` says what the
+    /// node would for `fieldRef`s.
+    pub fn start(chart: &Chart, environment: &[(&str, &str)]) -> Result<Self> {
+        // It pulls nothing by a name.
+        let podman = Podman::with_mirror("docker.io", ([127, 0, 0, 1], 1).into())?;
+        let layout = image().map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let id = podman.load(&layout)?;
+        let pod = chart.pod()?;
+        let container = match pod["containers"].as_array().map(Vec::as_slice) {
+            Some([one]) if pod.get("initContainers").is_none() => one,
+            _ => bail!("more than one container: {pod}"),
+        };
+        let volumes = place::scratch("volumes")?;
+        let mut words: Vec<String> = ["run", "--detach", "--network=host", "--pull=never"]
+            .map(str::to_owned)
+            .into();
+        let settings = Settings::of(&pod["securityContext"], &container["securityContext"])?;
+        words.extend(settings.words());
+        words.extend(limits(&container["resources"]["limits"])?);
+        for volume in list(&pod["volumes"]) {
+            let path = volumes.path().join(text(&volume["name"])?);
+            make(volume, &path, chart, settings.volumes)?;
+        }
+        for mount in list(&container["volumeMounts"]) {
+            let mut from = volumes.path().join(text(&mount["name"])?);
+            if let Some(inner) = mount["subPath"].as_str() {
+                from.push(inner);
+            }
+            let read_only = mount["readOnly"].as_bool().unwrap_or(false);
+            let mode = if read_only { "ro" } else { "rw" };
+            let at = text(&mount["mountPath"])?;
+            words.push(format!("--volume={}:{at}:{mode}", from.display()));
+        }
+        for variable in list(&container["env"]) {
+            let name = text(&variable["name"])?;
+            let given = environment.iter().find(|it| it.0 == name);
+            let value = variable["value"].as_str().or(given.map(|it| it.1));
+            let value = value.with_context(|| format!("no value for {name}"))?;
+            words.push(format!("--env={name}={value}"));
+        }
+        if let Some(command) = container.get("command") {
+            words.push(format!("--entrypoint={command}"));
+        }
+        words.push(id);
+        for word in list(&container["args"]) {
+            let mut word = text(word)?.to_owned();
+            // As a kubelet does.
+            for (name, value) in environment {
+                word = word.replace(&format!("$({name})"), value);
+            }
+            words.push(word);
+        }
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let id = podman.podman(&words)?.trim().to_owned();
+        let grace = pod["terminationGracePeriodSeconds"].as_u64();
+        Ok(Self {
+            podman,
+            id,
+            grace: grace.context("no terminationGracePeriodSeconds")?,
+            volumes,
+        })
+    }
+
+    /// The folder that stands for a volume.
+    pub fn volume(&self, name: &str) -> PathBuf {
+        self.volumes.path().join(name)
+    }
+
+    /// What it wrote to both outputs.
+    pub fn log(&self) -> String {
+        let log = self.podman.podman(&["logs", &self.id]);
+        log.unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    /// Whether it runs.
+    pub fn runs(&self) -> Result<bool> {
+        Ok(self.inspect("{{.State.Running}}")? == "true")
+    }
+
+    /// A line of `/proc/<its process>/status`, such as `CapEff`.
+    pub fn status(&self, key: &str) -> Result<String> {
+        let status = self.proc("status")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(key));
+        let value = line.and_then(|it| it.strip_prefix(':'));
+        Ok(value
+            .with_context(|| format!("no {key}"))?
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" "))
+    }
+
+    /// Options of what is mounted at a path in it.
+    pub fn mounted(&self, at: &str) -> Result<String> {
+        let mounts = self.proc("mounts")?;
+        let mut lines = mounts.lines().map(|line| line.split(' '));
+        // The last one lies above the others.
+        let options = lines.rfind(|words| words.clone().nth(1) == Some(at));
+        let options = options.and_then(|mut words| words.nth(3).map(str::to_owned));
+        options.with_context(|| format!("nothing is mounted at {at}"))
+    }
+
+    /// Asks it to end, as a kubelet does: its exit status.
+    pub fn stop(&self) -> Result<i32> {
+        self.podman
+            .podman(&["stop", "--time", &self.grace.to_string(), &self.id])?;
+        Ok(self.inspect("{{.State.ExitCode}}")?.parse()?)
+    }
+
+    fn proc(&self, file: &str) -> Result<String> {
+        let pid = self.inspect("{{.State.Pid}}")?;
+        fs::read_to_string(format!("/proc/{pid}/{file}"))
+            .with_context(|| format!("it ended:\n{}", self.log()))
+    }
+
+    fn inspect(&self, format: &str) -> Result<String> {
+        let said = self
+            .podman
+            .podman(&["container", "inspect", "--format", format, &self.id])?;
+        Ok(said.trim().to_owned())
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the log of the pod:\n{}", self.log());
+        }
+        let _ = self
+            .podman
+            .podman(&["rm", "--force", "--time", "0", &self.id]);
+    }
+}
+
+/// The security settings of a container, those of its pod included.
+struct Settings {
+    user: u64,
+    group: u64,
+    /// Of the volumes.
+    volumes: Option<u64>,
+}
+
+impl Settings {
+    /// Those that pierhead's charts make, and no others.
+    fn of(pod: &Value, container: &Value) -> Result<Self> {
+        let mut left = Map::new();
+        // What the container says wins.
+        for of in [pod, container] {
+            left.extend(of.as_object().cloned().unwrap_or_default());
+        }
+        let mut take = |key: &str| left.remove(key).unwrap_or_default();
+        let expected = [
+            ("allowPrivilegeEscalation", "false"),
+            ("privileged", "false"),
+            ("readOnlyRootFilesystem", "true"),
+            ("capabilities", r#"{"drop":["ALL"]}"#),
+            ("seccompProfile", r#"{"type":"RuntimeDefault"}"#),
+        ];
+        for (key, value) in expected {
+            let found = take(key).to_string();
+            ensure!(found == value, "{key} is {found}");
+        }
+        let user = take("runAsUser").as_u64().context("no runAsUser")?;
+        let group = take("runAsGroup").as_u64().context("no runAsGroup")?;
+        let volumes = take("fsGroup").as_u64();
+        let not_root = take("runAsNonRoot") == true;
+        ensure!(!not_root || user != 0, "root, and not root");
+        // How volumes of other kinds are given to the group.
+        take("fsGroupChangePolicy");
+        ensure!(left.is_empty(), "not understood: {left:?}");
+        Ok(Self {
+            user,
+            group,
+            volumes,
+        })
+    }
+
+    fn words(&self) -> Vec<String> {
+        let files = getrlimit(Resource::Nofile).maximum.unwrap_or(65536);
+        let mut words = vec![
+            format!("--user={}:{}", self.user, self.group),
+            "--read-only".to_owned(),
+            // Without folders in memory, which a kubelet adds neither.
+            "--read-only-tmpfs=false".to_owned(),
+            "--cap-drop=all".to_owned(),
+            "--security-opt=no-new-privileges".to_owned(),
+            // podman raises the limits to the kernel's, which a sandbox may not allow even root.
+            format!("--ulimit=nofile={files}:{files}"),
+            "--ulimit=nproc=1024:1024".to_owned(),
+        ];
+        words.extend(self.volumes.map(|group| format!("--group-add={group}")));
+        words
+    }
+}
+
+fn limits(limits: &Value) -> Result<Vec<String>> {
+    let mut words = Vec::new();
+    for (name, amount) in limits.as_object().into_iter().flatten() {
+        let amount = match amount {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        words.push(match name.as_str() {
+            "memory" => format!("--memory={}", amount.trim_end_matches('i')),
+            "cpu" => match amount.strip_suffix('m') {
+                Some(milli) => format!("--cpus={}", milli.parse::<f64>()? / 1000.0),
+                None => format!("--cpus={amount}"),
+            },
+            other => bail!("a limit of {other}"),
+        });
+    }
+    Ok(words)
+}
+
+/// Makes what a kubelet would mount.
+fn make(volume: &Value, path: &Path, chart: &Chart, group: Option<u64>) -> Result<()> {
+    fs::create_dir(path)?;
+    if let Some(map) = volume.get("configMap") {
+        let object = chart.object("ConfigMap", Some(text(&map["name"])?))?;
+        for (name, content) in object["data"].as_object().into_iter().flatten() {
+            fs::write(path.join(name), text(content)?)?;
+        }
+    } else if volume.get("emptyDir").is_some() {
+        // For everybody, and what is made in it for the group of the volumes.
+        let group = group.map(u32::try_from).transpose()?;
+        chown(path, None, group)?;
+        fs::set_permissions(path, Permissions::from_mode(0o2777))?;
+    } else if let Some(node) = volume.get("hostPath") {
+        ensure!(
+            node["type"] == "DirectoryOrCreate",
+            "a folder that must be there: {node}"
+        );
+        fs::set_permissions(path, Permissions::from_mode(0o755))?;
+    } else {
+        bail!("a volume of another kind: {volume}");
+    }
+    Ok(())
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn text(value: &Value) -> Result<&str> {
+    value.as_str().with_context(|| format!("no text: {value}"))
+}

@@ -1,0 +1,215 @@
+//! Debian packages, written here: an `ar` archive of a version, of what dpkg wants to know, and of the files.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use flate2::{Compression, GzBuilder};
+
+use super::{arch::Arch, elf::Elf, program::Program};
+use crate::{
+    exec,
+    image::layer::{EPOCH, Node, Tree},
+    place,
+};
+
+/// What is the same for every architecture.
+pub(crate) struct Common {
+    pub(crate) version: String,
+    /// The manual page.
+    pub(crate) manual: Vec<u8>,
+    /// What bash completes.
+    pub(crate) completions: Vec<u8>,
+}
+
+/// A package for one architecture; `materials` is its bill of materials.
+///
+/// # Errors
+/// When the program needs what no package has.
+pub(crate) fn package(common: &Common, program: &Program, materials: &[u8]) -> Result<Vec<u8>> {
+    let files = files(common, program, materials)?;
+    let mut control = Tree::default();
+    control.text("control", &description(common, program, &files)?);
+    control.text("conffiles", "/etc/pierhead/pierhead.toml\n");
+    for (name, script) in [
+        ("postinst", include_str!("debian/postinst")),
+        ("prerm", include_str!("debian/prerm")),
+        ("postrm", include_str!("debian/postrm")),
+    ] {
+        control.put(name, Node::File(0o755, script.into()));
+    }
+    let mut package = b"!<arch>\n".to_vec();
+    member(&mut package, "debian-binary", b"2.0\n")?;
+    // gzip: dpkg of Ubuntu 20.04 reads no zstd.
+    for (name, tree) in [("control.tar.gz", &control), ("data.tar.gz", &files)] {
+        let mut archive = Vec::new();
+        tree.write(&mut archive)?;
+        member(&mut package, name, &gzip(&archive)?)?;
+    }
+    Ok(package)
+}
+
+fn files(common: &Common, program: &Program, materials: &[u8]) -> Result<Tree> {
+    let unit = place::root().join("bluefield/systemd/pierhead.service");
+    let unit = fs::read_to_string(&unit).with_context(|| unit.display().to_string())?;
+    let mut files = Tree::default();
+    files.put("usr/bin/pierhead", Node::File(0o755, program.bytes.clone()));
+    files.text("usr/lib/systemd/system/pierhead.service", &unit);
+    files.text(
+        "usr/lib/sysusers.d/pierhead.conf",
+        include_str!("debian/sysusers.conf"),
+    );
+    // Only for the user: it may come to hold a password.
+    files.put("etc/pierhead", Node::Folder(0o755));
+    files.text(
+        "etc/pierhead/pierhead.toml",
+        include_str!("debian/pierhead.toml"),
+    );
+    let changes = format!(
+        "pierhead ({}) stable; urgency=medium\n\n  * See the history of the repository.\n\n \
+         -- {MAINTAINER}  Wed, 01 Jan 2025 00:00:00 +0000\n",
+        common.version
+    );
+    for (path, content) in [
+        ("man/man1/pierhead.1.gz", gzip(&common.manual)?),
+        (
+            "bash-completion/completions/pierhead",
+            common.completions.clone(),
+        ),
+        ("doc/pierhead/changelog.gz", gzip(changes.as_bytes())?),
+        (
+            "doc/pierhead/copyright",
+            include_str!("debian/copyright").into(),
+        ),
+        ("doc/pierhead/pierhead.cdx.json.gz", gzip(materials)?),
+    ] {
+        files.put(&format!("usr/share/{path}"), Node::File(0o644, content));
+    }
+    Ok(files)
+}
+
+const MAINTAINER: &str = "The pierhead maintainers <maintainers@pierhead.example>";
+
+fn description(common: &Common, program: &Program, files: &Tree) -> Result<String> {
+    let depends = program.libraries()?.into_iter().map(|(name, version)| {
+        version.map_or_else(
+            || name.to_owned(),
+            |(major, minor)| format!("{name} (>= {major}.{minor})"),
+        )
+    });
+    let depends: Vec<String> = depends.chain(["ca-certificates".to_owned()]).collect();
+    let bytes: usize = files
+        .nodes()
+        .map(|(_, node)| match node {
+            Node::File(_, bytes) => bytes.len(),
+            _ => 0,
+        })
+        .sum();
+    Ok(format!(
+        "Package: pierhead\nVersion: {}\nArchitecture: {}\nMaintainer: {MAINTAINER}\n\
+         Installed-Size: {}\nDepends: {}\nRecommends: systemd\nSection: net\nPriority: optional\n\
+         Description: {}\n \
+         A layer crosses the uplink once and is then served to Docker, containerd, CRI-O\n \
+         and podman, unchanged, also while the upstream is down.\n",
+        common.version,
+        program.elf.arch.name(),
+        bytes.div_ceil(1024),
+        depends.join(", "),
+        super::DESCRIPTION,
+    ))
+}
+
+/// A member of an `ar` archive, with its head of 60 bytes.
+fn member(archive: &mut Vec<u8>, name: &str, content: &[u8]) -> Result<()> {
+    writeln!(
+        archive,
+        "{name:<16}{EPOCH:<12}{:<6}{:<6}{:<8}{:<10}`",
+        0,
+        0,
+        "100644",
+        content.len()
+    )?;
+    archive.extend_from_slice(content);
+    if content.len() % 2 == 1 {
+        archive.push(b'\n');
+    }
+    Ok(())
+}
+
+fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().write(Vec::new(), Compression::best());
+    gzip.write_all(bytes)?;
+    Ok(gzip.finish()?)
+}
+
+/// Holds a package against dpkg: it reads it, and installs, configures and purges it in a root made for that.
+///
+/// # Errors
+/// What dpkg says, and what is not there afterwards.
+pub(crate) fn examine(package: &Path, arch: Arch) -> Result<()> {
+    let dpkg_deb = |option: &str| exec::text(Command::new("dpkg-deb").arg(option).arg(package));
+    let about = dpkg_deb("--info")?;
+    for wanted in ["Package: pierhead", "libc6 (>= 2.", "conffiles", "postinst"] {
+        ensure!(about.contains(wanted), "no {wanted:?} in:\n{about}");
+    }
+    let listed = dpkg_deb("--contents")?;
+    for line in listed.lines() {
+        ensure!(line.contains(" 0/0 "), "not root's: {line}");
+    }
+    let scratch = tempfile::tempdir()?;
+    let root = scratch.path();
+    for folder in [
+        "etc",
+        "var/lib/dpkg/info",
+        "var/lib/dpkg/updates",
+        "usr/bin",
+    ] {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    fs::write(root.join("var/lib/dpkg/status"), "")?;
+    fs::write(root.join("var/lib/dpkg/arch"), format!("{}\n", arch.name()))?;
+    for file in ["passwd", "group", "shadow", "gshadow"] {
+        fs::write(root.join("etc").join(file), "")?;
+    }
+    let dpkg = |arguments: &[&str], package: &Path| {
+        exec::output(
+            Command::new("dpkg")
+                .arg(format!("--root={}", root.display()))
+                // Nothing but this package is there: neither a shell for its scripts nor what it depends upon.
+                .args([
+                    "--force-script-chrootless",
+                    "--force-depends",
+                    "--force-architecture",
+                ])
+                .args(arguments)
+                .arg(package),
+        )
+    };
+    dpkg(&["--install"], package)?;
+    let installed = Elf::read(&fs::read(root.join("usr/bin/pierhead"))?)?;
+    ensure!(installed.arch == arch, "the program is for another machine");
+    let users = fs::read_to_string(root.join("etc/passwd"))?;
+    ensure!(
+        users.lines().any(|it| it.starts_with("pierhead:x:")),
+        "no user was made: {users:?}"
+    );
+    let config = root.join("etc/pierhead/pierhead.toml");
+    ensure!(config.exists(), "no configuration");
+    fs::create_dir_all(root.join("var/lib/pierhead/blobs"))?;
+    let name = PathBuf::from("pierhead");
+    dpkg(&["--remove"], &name)?;
+    ensure!(config.exists(), "a removal took the configuration");
+    ensure!(
+        root.join("var/lib/pierhead").exists(),
+        "a removal took the data"
+    );
+    dpkg(&["--purge"], &name)?;
+    for gone in ["etc/pierhead", "var/lib/pierhead", "usr/bin/pierhead"] {
+        ensure!(!root.join(gone).exists(), "{gone} outlives its package");
+    }
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! The container image: an OCI layout with an index over both platforms, and a look at what came out.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, bail, ensure};
+use flate2::read::GzDecoder;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    hex,
+    rootfs::{PROGRAM, Rootfs, USER},
+};
+use crate::image::{
+    layer::{Node, Tree},
+    layout::{Dialect, Layout, Packing},
+};
+
+/// Compressed bytes of a platform's layers, at most: what a DPU with a small eMMC can spare.
+pub(crate) const LARGEST: u64 = 20_000_000;
+
+/// An image for one platform.
+pub(crate) struct Platform<'a> {
+    /// In the words of images.
+    pub(crate) arch: &'a str,
+    pub(crate) rootfs: &'a Rootfs,
+}
+
+/// Writes a layout with an index over `platforms` that is called `version`; the layers' compressed bytes, for
+/// each platform.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> Result<Vec<u64>> {
+    let mut layout = Layout::create(path)?;
+    let run = json!({
+        "User": format!("{USER}:{USER}"),
+        "Entrypoint": [format!("/{PROGRAM}")],
+        "Cmd": ["serve"],
+        // Without a configuration the cache is there, whoever the user is.
+        "Env": ["PATH=/usr/bin", "XDG_DATA_HOME=/var/lib"],
+        "ExposedPorts": {"5000/tcp": {}},
+        "WorkingDir": "/",
+        "StopSignal": "SIGTERM",
+        "Labels": {
+            "org.opencontainers.image.title": "pierhead",
+            "org.opencontainers.image.description": super::DESCRIPTION,
+            "org.opencontainers.image.licenses": "Apache-2.0",
+            "org.opencontainers.image.version": version,
+        },
+    });
+    let (mut manifests, mut sizes) = (Vec::new(), Vec::new());
+    for platform in platforms {
+        let layers = [&platform.rootfs.base, &platform.rootfs.program]
+            .map(|tree| layout.layer(tree, Packing::Gzip));
+        let layers = layers.into_iter().collect::<Result<Vec<_>>>()?;
+        sizes.push(layers.iter().map(|it| it.size).sum());
+        manifests.push(layout.image(Dialect::Oci, platform.arch, &layers, &run)?);
+    }
+    let index = layout.index(&manifests)?;
+    layout.name(index, version);
+    layout.finish()?;
+    Ok(sizes)
+}
+
+/// Reads the layout as a client would, and holds it against what is promised of it: every digest, a user that is
+/// not root, one program and the dynamic linker, no shell, nothing that anybody may write but the usual.
+///
+/// # Errors
+/// The first promise that it breaks.
+pub(crate) fn examine(path: &Path, platforms: usize) -> Result<()> {
+    let index: Value = serde_json::from_slice(&fs::read(path.join("index.json"))?)?;
+    let index = document(path, &index["manifests"][0])?;
+    let manifests = index["manifests"].as_array().context("no index")?;
+    ensure!(
+        manifests.len() == platforms,
+        "{} platforms",
+        manifests.len()
+    );
+    for descriptor in manifests {
+        let manifest = document(path, descriptor)?;
+        let config = document(path, &manifest["config"])?;
+        let arch = &descriptor["platform"]["architecture"];
+        ensure!(config["architecture"] == *arch, "of {arch}: {config}");
+        let user = config["config"]["User"].as_str().unwrap_or_default();
+        ensure!(user == format!("{USER}:{USER}"), "its user is {user:?}");
+        let mut tree = Tree::default();
+        for layer in manifest["layers"].as_array().context("no layers")? {
+            let bytes = blob(path, layer)?;
+            tree.unpack(GzDecoder::new(bytes.as_slice()), |_| true)?;
+        }
+        contents(&tree).with_context(|| arch.to_string())?;
+    }
+    Ok(())
+}
+
+fn contents(tree: &Tree) -> Result<()> {
+    let entry = tree.get(PROGRAM).context("no program")?;
+    ensure!(matches!(entry, Node::File(0o755, _)), "the program's mode");
+    ensure!(
+        tree.get("etc/ssl/certs/ca-certificates.crt").is_some(),
+        "no authorities"
+    );
+    for (path, node) in tree.nodes() {
+        match node {
+            Node::File(mode, bytes) => {
+                ensure!(mode & 0o7022 == 0, "{path} has the mode {mode:o}");
+                let runs = mode & 0o111 != 0 && bytes.starts_with(b"\x7fELF");
+                let known = path == PROGRAM || path.contains(".so");
+                ensure!(
+                    known || !runs && !bytes.starts_with(b"#!"),
+                    "{path} is a program"
+                );
+            }
+            Node::Folder(mode) => {
+                ensure!(
+                    mode & 0o022 == 0 || path == "tmp",
+                    "{path} is for everybody"
+                );
+            }
+            Node::Symlink(_) | Node::Hardlink(_) => {}
+            Node::Owned { .. } | Node::Noise { .. } => bail!("{path} was not unpacked"),
+        }
+    }
+    Ok(())
+}
+
+fn document(layout: &Path, descriptor: &Value) -> Result<Value> {
+    Ok(serde_json::from_slice(&blob(layout, descriptor)?)?)
+}
+
+fn blob(layout: &Path, descriptor: &Value) -> Result<Vec<u8>> {
+    let digest = descriptor["digest"].as_str().context("no digest")?;
+    let name = digest.strip_prefix("sha256:").context("another hash")?;
+    let bytes = fs::read(layout.join("blobs/sha256").join(name))?;
+    ensure!(hex(&Sha256::digest(&bytes)) == name, "{digest} is damaged");
+    ensure!(
+        descriptor["size"].as_u64() == Some(bytes.len() as u64),
+        "{digest} has another size"
+    );
+    Ok(bytes)
+}
