@@ -1,4 +1,4 @@
-//! The machine: memory, open files and the clock.
+//! The machine: memory, open files, the clock, and what its processor helps with.
 
 use std::fs;
 use std::time::SystemTime;
@@ -22,7 +22,55 @@ pub(crate) fn look(config: &Config) -> Vec<Finding> {
         .into_iter()
         .chain(files(limit, config))
         .chain(clock::wrong(SystemTime::now()).map(|what| Finding::clock("clock", what)))
+        .chain(instructions(&features()))
         .collect()
+}
+
+/// Instructions for what pierhead does with every byte. The crates that use them ask the same when they run, so
+/// that one program serves processors with and without.
+#[cfg(target_arch = "aarch64")]
+fn features() -> [(&'static str, bool); 3] {
+    use std::arch::is_aarch64_feature_detected as has;
+    [
+        ("SHA-256", has!("sha2")),
+        ("CRC-32", has!("crc")),
+        ("AES", has!("aes")),
+    ]
+}
+
+/// The same of another processor.
+#[cfg(target_arch = "x86_64")]
+fn features() -> [(&'static str, bool); 3] {
+    use std::arch::is_x86_feature_detected as has;
+    [
+        ("SHA-256", has!("sha") && has!("sse4.1")),
+        ("CRC-32", has!("sse4.2")),
+        ("AES", has!("aes")),
+    ]
+}
+
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+fn features() -> [(&'static str, bool); 0] {
+    []
+}
+
+/// Nothing can be done about it, so it is told and not judged.
+fn instructions(features: &[(&str, bool)]) -> Option<Finding> {
+    let names = |wanted: bool| {
+        let names = features.iter().filter(|it| it.1 == wanted);
+        names.map(|it| it.0).collect::<Vec<_>>().join(", ")
+    };
+    let what = match (names(true), names(false)) {
+        (used, missing) if used.is_empty() && missing.is_empty() => return None,
+        (used, missing) if missing.is_empty() => format!("has instructions for {used}"),
+        (used, missing) if used.is_empty() => {
+            format!("has no instructions for {missing}: done by others, slower")
+        }
+        (used, missing) => {
+            format!("has instructions for {used}, not for {missing}: done by others, slower")
+        }
+    };
+    Some(Finding::ok("processor", what))
 }
 
 fn memory(meminfo: &str) -> Option<Finding> {
@@ -62,6 +110,16 @@ fn files(limit: Option<u64>, config: &Config) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::doctor::report::Level;
+
+    #[test]
+    fn what_the_processor_lacks_is_told() {
+        let told = |features: &[(&str, bool)]| instructions(features).map(|it| it.what);
+        let both = told(&[("SHA-256", true), ("AES", true)]);
+        assert_eq!(both.as_deref(), Some("has instructions for SHA-256, AES"));
+        let one = told(&[("SHA-256", false), ("AES", true)]).unwrap_or_default();
+        assert!(one.contains("for AES, not for SHA-256"), "{one}");
+        assert_eq!(told(&[]), None);
+    }
 
     #[test]
     fn both_are_judged() {
