@@ -7,26 +7,13 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pierhead_bundle::layer::{self, Limits, Request, Unhurried};
-use pierhead_bundle::{Blob, Source};
+use pierhead_bundle::{Blob, FileBlob, Source};
 use pierhead_oci::Digest;
-
-struct Opened(File, u64);
-
-impl Blob for Opened {
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
-    }
-}
 
 struct Layer {
     media_type: String,
@@ -50,12 +37,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut bytes, mut blobs, mut indexes) = (0u64, 0u64, 0u64);
     let mut spent = Duration::ZERO;
     for (digest, layer) in &layers {
-        let file = File::open(blob(root, digest))?;
-        let size = file.metadata()?.len();
+        let opened = Arc::new(FileBlob::new(File::open(blob(root, digest))?)?);
+        let size = opened.size();
         if size < least {
             continue;
         }
-        let opened = Arc::new(Opened(file, size));
         let request = Request {
             media_type: &layer.media_type,
             diff_id: &layer.diff_id,

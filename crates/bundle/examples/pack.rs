@@ -7,30 +7,17 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_bundle::pack::{Config, Contents, InMemory, Item, Packs, Settings, pack};
-use pierhead_bundle::{Blob, Content, Kind, Source};
+use pierhead_bundle::{Blob, Content, FileBlob, Kind, Source};
 use pierhead_oci::Digest;
 use serde_json::Value;
 
 type Done<T> = Result<T, Box<dyn Error>>;
-
-struct OnDisk(File, u64);
-
-impl Blob for OnDisk {
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
-    }
-}
 
 /// Nothing: what is not in the packs is not here.
 struct Nothing;
@@ -142,9 +129,7 @@ fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex
         .enumerate()
     {
         let path = blob_path(layout, layer)?;
-        let file = File::open(&path)?;
-        let size = file.metadata()?.len();
-        let blob: Arc<dyn Blob> = Arc::new(OnDisk(file, size));
+        let blob: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&path)?)?);
         let diff_id: Digest = config["rootfs"]["diff_ids"][nth]
             .as_str()
             .unwrap_or_default()

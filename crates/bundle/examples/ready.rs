@@ -5,43 +5,15 @@
 
 use std::error::Error;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::library::{Config, Image, Library, State};
-use pierhead_bundle::{Blob, Blobs};
 use pierhead_oci::Digest;
+use pierhead_testkit::source::BlobFolder;
 use serde_json::Value;
-
-struct Layout(PathBuf);
-
-struct OnDisk(File, u64);
-
-impl Blob for OnDisk {
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
-    }
-}
-
-impl Blobs for Layout {
-    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let file = File::open(
-            self.0
-                .join("blobs")
-                .join(digest.to_string().replace(':', "/")),
-        )?;
-        let len = file.metadata()?.len();
-        Ok(Some(Arc::new(OnDisk(file, len))))
-    }
-}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -64,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if let [quick, level] = rest {
         (config.quick, config.level) = (quick.parse()?, level.parse()?);
     }
-    let library = Library::open(config, Arc::new(Layout(layout.to_owned())))?;
+    let blobs = BlobFolder::new(layout.join("blobs/sha256"));
+    let library = Library::open(config, Arc::new(blobs))?;
     let began = Instant::now();
     let repository = "example/image".to_owned();
     library.offer(Image {

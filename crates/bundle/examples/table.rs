@@ -16,20 +16,8 @@ use std::time::Instant;
 use pierhead_bundle::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_bundle::table::{Table, decode, encode};
-use pierhead_bundle::{Blob, Content, Source, Time};
+use pierhead_bundle::{Blob, Content, FileBlob, Source, Time};
 use serde_json::Value;
-
-struct Opened(File, u64);
-
-impl Blob for Opened {
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
-    }
-}
 
 /// A folder of contents.
 struct Store<'a>(&'a Path);
@@ -194,9 +182,7 @@ fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn
         .iter()
         .enumerate()
     {
-        let file = File::open(blob(layer))?;
-        let size = file.metadata()?.len();
-        let opened: Arc<dyn Blob> = Arc::new(Opened(file, size));
+        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(blob(layer))?)?);
         let request = Request {
             media_type: layer["mediaType"].as_str().unwrap_or_default(),
             diff_id: &config["rootfs"]["diff_ids"][nth]

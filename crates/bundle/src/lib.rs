@@ -38,5 +38,5 @@ pub use content::Content;
 pub use entry::{Entry, Kind, Time};
 pub use error::{Error, Fault};
 pub use frame::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Place, RECORD_HEAD, RecordHead, Slice};
-pub use source::{Blob, Blobs, Source};
+pub use source::{Blob, Blobs, FileBlob, Source};
 pub use table::Table;

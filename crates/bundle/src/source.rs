@@ -1,6 +1,8 @@
 //! Where bytes come from: contents on either side, layers on the server.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
@@ -44,4 +46,32 @@ pub trait Blobs: Send + Sync {
     /// # Errors
     /// Those of the medium.
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>>;
+}
+
+/// A blob that is a file of its own.
+#[derive(Debug)]
+pub struct FileBlob {
+    file: File,
+    size: u64,
+}
+
+impl FileBlob {
+    /// As long as the file is now.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub fn new(file: File) -> io::Result<Self> {
+        let size = file.metadata()?.len();
+        Ok(Self { file, size })
+    }
+}
+
+impl Blob for FileBlob {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buf, offset)
+    }
 }

@@ -9,24 +9,10 @@ use std::sync::Arc;
 use pierhead_bundle::export::{Names, ORIGINAL, archive, layout};
 use pierhead_bundle::layer::{self, Limits, Unhurried};
 use pierhead_bundle::store::Image;
-use pierhead_bundle::{Blob, Error, Source as _, Table};
+use pierhead_bundle::{Error, Source as _, Table};
 use pierhead_oci::{Algorithm, Digest};
-use pierhead_testkit::source::MemorySource;
+use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use serde_json::{Value, json};
-
-struct Plain(Vec<u8>);
-
-impl Blob for Plain {
-    fn size(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        let start = usize::try_from(offset).unwrap();
-        buf.copy_from_slice(&self.0[start..start + buf.len()]);
-        Ok(())
-    }
-}
 
 fn tar(seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
@@ -62,11 +48,12 @@ fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
             limits: Limits::default(),
         };
         let path = folder.path().join(number.to_string());
-        let index = layer::index(&Plain(tar.clone()), &request, &mut Unhurried, &path).unwrap();
+        let index =
+            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unhurried, &path).unwrap();
         let (skeleton, size) = index.skeleton();
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         index
-            .reader(Arc::new(Plain(tar.clone())))
+            .reader(Arc::new(MemoryBlob(tar.clone())))
             .read_at(&skeleton, 0, &mut bytes)
             .unwrap();
         source.add(bytes);

@@ -20,11 +20,12 @@ use pierhead_bundle::layer::{self, LayerIndex, Unhurried};
 use pierhead_bundle::{Blob, Content, Kind, Source};
 
 use pierhead_testkit::images::{Image, TreeOptions};
+use pierhead_testkit::source::MemoryBlob;
 
-use making::{Memory, Packing, Tar, indexed, random};
+use making::{Packing, Tar, indexed, random};
 
 /// Reads every file back whole and in pieces, and makes the tar again.
-fn check(tar: &[u8], blob: &Arc<Memory>, index: &LayerIndex) {
+fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
     let reader = index.reader(blob.clone());
     for file in index.files() {
         let (content, size) = file.unwrap();
@@ -141,7 +142,7 @@ fn random_images_read_back_and_are_made_again() {
 }
 
 /// A blob that has no other bytes than these.
-struct Only(Arc<Memory>, Vec<std::ops::Range<u64>>);
+struct Only(Arc<MemoryBlob>, Vec<std::ops::Range<u64>>);
 
 impl Blob for Only {
     fn size(&self) -> u64 {

@@ -17,10 +17,11 @@ use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Ta
 use pierhead_oci::Digest;
 use pierhead_rest::Rest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
+use pierhead_testkit::source::MemoryBlob;
 
 /// Blobs in memory, which can be taken away, and how often one was opened.
 #[derive(Default)]
-struct InMemory(Mutex<HashMap<Digest, Arc<Bytes>>>, Gate, AtomicUsize);
+struct InMemory(Mutex<HashMap<Digest, Arc<MemoryBlob>>>, Gate, AtomicUsize);
 
 /// While a blob is named, opening it waits.
 #[derive(Default)]
@@ -33,8 +34,6 @@ impl Gate {
     }
 }
 
-struct Bytes(Vec<u8>);
-
 impl Blobs for InMemory {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
         let closed = self.1.0.lock().unwrap();
@@ -46,27 +45,14 @@ impl Blobs for InMemory {
     }
 }
 
-impl Blob for Bytes {
-    fn size(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let offset = usize::try_from(offset).unwrap();
-        let found = self.0.get(offset..offset + buf.len());
-        buf.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-}
-
 impl InMemory {
     fn put(&self, image: &images::Image) {
         let mut blobs = self.0.lock().unwrap();
         for blob in &image.blobs {
-            blobs.insert(blob.digest, Arc::new(Bytes(blob.bytes.to_vec())));
+            blobs.insert(blob.digest, Arc::new(MemoryBlob(blob.bytes.to_vec())));
         }
         for document in &image.documents {
-            let bytes = Arc::new(Bytes(document.bytes.to_vec()));
+            let bytes = Arc::new(MemoryBlob(document.bytes.to_vec()));
             blobs.insert(document.digest, bytes);
         }
     }

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Decoder, Event};
 use pierhead_bundle::library::{Config, Image, Library, Piece, State};
 use pierhead_bundle::store::{Begin, Outcome, Store};
-use pierhead_bundle::{Blob, Blobs};
 use pierhead_oci::{Algorithm, Digest, Hasher};
+use pierhead_testkit::source::BlobFolder;
 use serde_json::json;
 
 /// With 100 000 the server takes 34 to 67 MiB and the worker 12 to 33, by shape; an empty process has 7.
@@ -30,40 +30,6 @@ const TOLD: &str = "MEMORY_STEP";
 
 /// What an image has very many of.
 const SHAPES: [&str; 2] = ["xattrs", "distinct"];
-
-/// Blobs in a folder, under their digests.
-struct Folder(PathBuf);
-
-struct OnDisk(File, u64);
-
-impl Blob for OnDisk {
-    fn size(&self) -> u64 {
-        self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(buf, offset)
-    }
-}
-
-impl Blobs for Folder {
-    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let file = match File::open(self.0.join(digest.hex())) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
-        let len = file.metadata()?.len();
-        Ok(Some(Arc::new(OnDisk(file, len))))
-    }
-}
-
-impl Folder {
-    fn put(&self, bytes: &[u8]) -> (Digest, usize) {
-        let digest = Digest::of(Algorithm::Sha256, bytes);
-        fs::write(self.0.join(digest.hex()), bytes).unwrap();
-        (digest, bytes.len())
-    }
-}
 
 fn digest_of(path: &Path) -> Digest {
     let mut hash = Hasher::new(Algorithm::Sha256);
@@ -105,30 +71,31 @@ fn tar(shape: &str, path: &Path) {
 }
 
 /// An image of one such layer; its manifest.
-fn image(shape: &str, blobs: &Folder) -> Digest {
-    let path = blobs.0.join("tar");
+fn image(shape: &str, blobs: &BlobFolder) -> Digest {
+    let path = blobs.path().join("tar");
     tar(shape, &path);
     let layer = digest_of(&path);
     let len = fs::metadata(&path).unwrap().len();
-    fs::rename(&path, blobs.0.join(layer.hex())).unwrap();
+    fs::rename(&path, blobs.path().join(layer.hex())).unwrap();
     let config = json!({
         "architecture": "amd64", "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [layer.to_string()]},
     });
-    let (config, size) = blobs.put(config.to_string().as_bytes());
+    let config = config.to_string();
+    let (config, size) = (blobs.put(config.as_bytes()), config.len());
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config.to_string(), "size": size},
         "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer.to_string(), "size": len}],
     });
-    blobs.put(manifest.to_string().as_bytes()).0
+    blobs.put(manifest.to_string().as_bytes())
 }
 
 /// The server's side: an image of that shape is made ready, and its bundle written to a file.
 fn serve(shape: &str, folder: &Path) {
-    let blobs = Folder(folder.join("blobs"));
-    fs::create_dir(&blobs.0).unwrap();
+    let blobs = BlobFolder::new(folder.join("blobs"));
+    fs::create_dir(blobs.path()).unwrap();
     let manifest = image(shape, &blobs);
     let mut config = Config::new(folder.join("data"), 256 << 20, 64 << 20);
     config.share = 100;

@@ -10,24 +10,9 @@ use std::path::Path;
 use pierhead_bundle::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Pace, Request, Unhurried};
 use pierhead_bundle::table::{LayerEntries, Node};
-use pierhead_bundle::{Blob, Content, Entry, Error, Kind, Table, Time};
+use pierhead_bundle::{Content, Entry, Error, Kind, Table, Time};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
-use pierhead_testkit::source::MemorySource;
-
-struct Memory(Vec<u8>);
-
-impl Blob for Memory {
-    fn size(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let from = usize::try_from(offset).ok();
-        let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
-}
+use pierhead_testkit::source::{MemoryBlob, MemorySource};
 
 fn table(image: &TreeImage) -> Table {
     let layers = layers(image);
@@ -46,7 +31,7 @@ fn layers(image: &TreeImage) -> Vec<LayerIndex> {
                 limits: Limits::default(),
             };
             let out = folder.path().join(nth.to_string());
-            layer::index(&Memory(tar.clone()), &request, &mut Unhurried, &out).expect("indexed")
+            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unhurried, &out).expect("indexed")
         })
         .collect()
 }

@@ -3,27 +3,14 @@
 use std::fs;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_bundle::{Blob, Content, Error, Kind, Source};
 use pierhead_oci::{Algorithm, Digest};
+use pierhead_testkit::source::MemoryBlob;
 
-use crate::making::{Memory, Packing, Tar, indexed, random};
-
-/// Counts what is read of a blob.
-struct Counted(Memory, AtomicU64);
-
-impl Blob for Counted {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
-        self.0.read_at(offset, buf)
-    }
-}
+use crate::making::{Counted, Packing, Tar, indexed, random};
 
 #[test]
 fn a_read_begins_at_the_checkpoint_before_it() {
@@ -43,14 +30,14 @@ fn a_read_begins_at_the_checkpoint_before_it() {
         let blob = packing.pack(&tar);
         let index = indexed(&blob, &tar).unwrap();
         let size = blob.size();
-        let blob = Arc::new(Counted(Memory(blob.0.clone()), AtomicU64::new(0)));
+        let blob = Arc::new(Counted::new(MemoryBlob(blob.0.clone())));
         let reader = index.reader(blob.clone());
         let mut bytes = [0; 12];
         reader
             .read_at(&Content::of(b"the last one"), 0, &mut bytes)
             .unwrap();
         assert_eq!(&bytes, b"the last one");
-        let read = blob.1.load(Ordering::Relaxed);
+        let read = blob.bytes.load(Ordering::Relaxed);
         assert!(read < size / 3, "{packing:?}: {read} of {size}");
         // What comes next is had without going back: not half a checkpoint's distance for 20 reads in a row.
         let (first, len) = index.files().next().unwrap().unwrap();
@@ -61,7 +48,7 @@ fn a_read_begins_at_the_checkpoint_before_it() {
                 .unwrap();
         }
         assert_eq!(len, 30_000_000);
-        let read = blob.1.load(Ordering::Relaxed);
+        let read = blob.bytes.load(Ordering::Relaxed);
         assert!(read < 2 * size / 3, "{packing:?}: {read} of {size}");
     }
 }
@@ -99,7 +86,7 @@ fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
 }
 
 /// All that an index tells, or the first error.
-fn told(index: &LayerIndex, blob: &Arc<Memory>) -> Result<Vec<u8>, Error> {
+fn told(index: &LayerIndex, blob: &Arc<MemoryBlob>) -> Result<Vec<u8>, Error> {
     let mut all = Vec::new();
     let reader = index.reader(blob.clone());
     let io = |_| Error::Missing("a content".to_owned());
@@ -220,7 +207,7 @@ fn a_hostile_skeleton_is_refused() {
 }
 
 /// Indexes the same layer to the same place, once, in the middle of being told of progress.
-struct Twin<'a>(&'a Memory, &'a Request<'a>, &'a std::path::Path, bool);
+struct Twin<'a>(&'a MemoryBlob, &'a Request<'a>, &'a std::path::Path, bool);
 
 impl layer::Pace for Twin<'_> {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {

@@ -1,16 +1,16 @@
 //! Layers that lie, are damaged, or ask for too much.
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use pierhead_bundle::layer::{self, Limits, Pace, Request};
-use pierhead_bundle::{Blob, Content, Entry, Error, Kind};
+use pierhead_bundle::{Content, Entry, Error, Kind};
 use pierhead_oci::{Algorithm, Digest};
+use pierhead_testkit::source::MemoryBlob;
 
-use crate::making::{Memory, Packing, Tar, gzip, indexed, indexed_with};
+use crate::making::{Counted, Packing, Tar, gzip, indexed, indexed_with};
 
 /// What a layer is refused for.
-fn refused(blob: &Memory, tar: &[u8], limits: Limits) -> String {
+fn refused(blob: &MemoryBlob, tar: &[u8], limits: Limits) -> String {
     match indexed_with(blob, tar, limits) {
         Err(Error::Image(why)) => why,
         other => panic!("not refused: {other:?}"),
@@ -50,7 +50,7 @@ fn a_bomb_is_refused_by_the_limit_that_it_goes_over() {
         assert!(why.contains("bytes than the limit of 10485760"), "{why}");
     }
     // Without compression there is no ratio to go over.
-    assert!(indexed_with(&Memory(tar.clone()), &tar, ratio).is_ok());
+    assert!(indexed_with(&MemoryBlob(tar.clone()), &tar, ratio).is_ok());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn holes_count_against_the_ratio() {
         max_ratio: 100,
         ..Limits::default()
     };
-    let why = refused(&Memory(tar.clone()), &tar, limits);
+    let why = refused(&MemoryBlob(tar.clone()), &tar, limits);
     assert!(why.contains("limit of 100 times"), "{why}");
 }
 
@@ -94,20 +94,6 @@ fn values_of_attributes_are_bounded() {
     bad_entry(with((64 << 10) + 1), "extended attribute");
     let tar = with(64 << 10).finish();
     assert!(indexed(&Packing::Plain.pack(&tar), &tar).is_ok());
-}
-
-/// Counts how often it is read.
-struct Counted(Memory, AtomicU64);
-
-impl Blob for Counted {
-    fn size(&self) -> u64 {
-        self.0.size()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.read_at(offset, buf)
-    }
 }
 
 /// A gzip of stored blocks: the tar, and so many empty ones in its middle, where checkpoints are looked for.
@@ -143,7 +129,7 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
     let mut tar = Tar::new();
     tar.file("a", &vec![7; 6 << 20]);
     let tar = tar.finish();
-    let blob = Counted(Memory(with_empty_blocks(&tar, 50_000)), AtomicU64::new(0));
+    let blob = Counted::new(MemoryBlob(with_empty_blocks(&tar, 50_000)));
     let diff_id = Digest::of(Algorithm::Sha256, &tar);
     let request = Request {
         media_type: "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -162,7 +148,7 @@ fn empty_blocks_are_not_each_tried_for_a_checkpoint() {
         &blob,
     );
     layer::index(&blob, &request, &mut pace, &out).unwrap();
-    let reads = blob.1.load(Ordering::Relaxed);
+    let reads = blob.reads.load(Ordering::Relaxed);
     assert!(reads < 300, "{reads} reads");
     assert!(most <= 8, "{most} reads without a pause");
 }
@@ -172,7 +158,7 @@ struct Told<'a>(&'a mut dyn FnMut(u64) -> Result<(), Error>, &'a Counted);
 
 impl Pace for Told<'_> {
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
-        (self.0)(self.1.1.load(Ordering::Relaxed))
+        (self.0)(self.1.reads.load(Ordering::Relaxed))
     }
 }
 
@@ -187,9 +173,9 @@ fn entries_are_counted() {
         max_entries,
         ..Limits::default()
     };
-    let why = refused(&Memory(tar.clone()), &tar, limits(10));
+    let why = refused(&MemoryBlob(tar.clone()), &tar, limits(10));
     assert!(why.contains("more entries than the limit of 10"), "{why}");
-    assert!(indexed_with(&Memory(tar.clone()), &tar, limits(11)).is_ok());
+    assert!(indexed_with(&MemoryBlob(tar.clone()), &tar, limits(11)).is_ok());
 }
 
 #[test]
@@ -215,11 +201,11 @@ fn what_is_cut_short_or_goes_on_is_refused() {
         let whole = packing.pack(&tar);
         assert!(indexed(&whole, &tar).is_ok());
         for cut in [1, 4, 8, 9, whole.0.len() / 2, whole.0.len() - 5] {
-            let short = Memory(whole.0[..whole.0.len() - cut].to_vec());
+            let short = MemoryBlob(whole.0[..whole.0.len() - cut].to_vec());
             refused(&short, &tar, Limits::default());
         }
         for more in [&b"\0"[..], &[0; 512], b"junk behind it", b"\x1f\x8b\x08"] {
-            let long = Memory([&whole.0[..], more].concat());
+            let long = MemoryBlob([&whole.0[..], more].concat());
             refused(&long, &tar, Limits::default());
         }
     }
@@ -227,7 +213,7 @@ fn what_is_cut_short_or_goes_on_is_refused() {
     let mut gzip = gzip(&tar, 6);
     let at = gzip.len() - 8;
     gzip[at] ^= 1;
-    refused(&Memory(gzip), &tar, Limits::default());
+    refused(&MemoryBlob(gzip), &tar, Limits::default());
     // The tar itself: in a header, in a content. Whole headers without an end's mark will do, as for Go.
     for (len, good) in [
         (100, false),
@@ -238,7 +224,7 @@ fn what_is_cut_short_or_goes_on_is_refused() {
     ] {
         let short = &tar[..len];
         assert_eq!(
-            indexed(&Memory(short.to_vec()), short).is_ok(),
+            indexed(&MemoryBlob(short.to_vec()), short).is_ok(),
             good,
             "{len}"
         );
@@ -256,7 +242,7 @@ fn a_layer_that_is_not_its_diff_id_is_reported_and_leaves_nothing() {
             diff_id,
             limits: Limits::default(),
         };
-        layer::index(&Memory(tar.clone()), &request, pace, &out)
+        layer::index(&MemoryBlob(tar.clone()), &request, pace, &out)
     };
     let right = Digest::of(Algorithm::Sha256, &tar);
     let wrong = Digest::of(Algorithm::Sha256, b"other");

@@ -2,26 +2,41 @@
 
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_bundle::{Blob, Error};
 use pierhead_oci::{Algorithm, Digest};
+use pierhead_testkit::source::MemoryBlob;
 
-/// A blob in memory.
-pub(crate) struct Memory(pub(crate) Vec<u8>);
+/// A blob that counts how often it is read, and how many bytes.
+pub(crate) struct Counted {
+    blob: MemoryBlob,
+    pub(crate) reads: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+}
 
-impl Blob for Memory {
+impl Counted {
+    pub(crate) fn new(blob: MemoryBlob) -> Self {
+        Self {
+            blob,
+            reads: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Blob for Counted {
     fn size(&self) -> u64 {
-        self.0.len() as u64
+        self.blob.size()
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let from = usize::try_from(offset).ok();
-        let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
-        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.blob.read_at(offset, buf)
     }
 }
 
@@ -49,8 +64,8 @@ impl Packing {
         Self::ZstdFrames,
     ];
 
-    pub(crate) fn pack(self, tar: &[u8]) -> Arc<Memory> {
-        Arc::new(Memory(match self {
+    pub(crate) fn pack(self, tar: &[u8]) -> Arc<MemoryBlob> {
+        Arc::new(MemoryBlob(match self {
             Self::Plain => tar.to_vec(),
             Self::Gzip => gzip(tar, 6),
             Self::GzipStored => gzip(tar, 0),
@@ -94,11 +109,15 @@ pub(crate) fn random(rng: &mut fastrand::Rng, len: usize) -> Vec<u8> {
 }
 
 /// Indexes a layer whose diff ID is right, with the usual limits.
-pub(crate) fn indexed(blob: &Memory, tar: &[u8]) -> Result<LayerIndex, Error> {
+pub(crate) fn indexed(blob: &MemoryBlob, tar: &[u8]) -> Result<LayerIndex, Error> {
     indexed_with(blob, tar, Limits::default())
 }
 
-pub(crate) fn indexed_with(blob: &Memory, tar: &[u8], limits: Limits) -> Result<LayerIndex, Error> {
+pub(crate) fn indexed_with(
+    blob: &MemoryBlob,
+    tar: &[u8],
+    limits: Limits,
+) -> Result<LayerIndex, Error> {
     let diff_id = Digest::of(Algorithm::Sha256, tar);
     let request = Request {
         media_type: "application/vnd.oci.image.layer.v1.tar+gzip",

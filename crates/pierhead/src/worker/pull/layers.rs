@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Frames, Header, Sizes, WireTable};
 use pierhead_bundle::layer::{self, LayerIndex, Limits, Unhurried};
 use pierhead_bundle::store::{Begin, Image, Outcome};
-use pierhead_bundle::{Blob, Content, Source as _, Table, table};
+use pierhead_bundle::{Content, FileBlob, Source as _, Table, table};
 use pierhead_oci::{Descriptor, Digest};
 use serde::Deserialize;
 
@@ -71,7 +70,7 @@ pub(super) fn pull(
     pull.view
         .begin(&format!("{} is indexed", pull.args.image), total);
     for (blob, diff_id) in resolved.layers.iter().zip(&diff_ids) {
-        let file = FileBlob::open(&path(blob))?;
+        let file = received(&path(blob))?;
         let request = layer::Request {
             media_type: blob.media_type.as_str(),
             diff_id,
@@ -201,27 +200,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 /// A layer as it was received.
-struct FileBlob {
-    file: File,
-    size: u64,
-}
-
-impl FileBlob {
-    fn open(path: &Path) -> Result<Self, Error> {
-        let opened = pierhead_remote::open_file(path).and_then(|file| {
-            let size = file.metadata()?.len();
-            Ok(Self { file, size })
-        });
-        opened.map_err(Error::file(format!("cannot read {}", path.display())))
-    }
-}
-
-impl Blob for FileBlob {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buf, offset)
-    }
+fn received(path: &Path) -> Result<FileBlob, Error> {
+    let opened = pierhead_remote::open_file(path).and_then(FileBlob::new);
+    opened.map_err(Error::file(format!("cannot read {}", path.display())))
 }

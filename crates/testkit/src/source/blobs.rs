@@ -1,0 +1,61 @@
+//! Blobs as layers are read from: one in memory, and a folder of files.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use pierhead_bundle::{Blob, Blobs, FileBlob};
+use pierhead_oci::{Algorithm, Digest};
+
+/// A blob in memory.
+#[derive(Clone, Debug)]
+pub struct MemoryBlob(pub Vec<u8>);
+
+impl Blob for MemoryBlob {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).ok();
+        let from = from.and_then(|from| self.0.get(from..)?.get(..buf.len()));
+        buf.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+/// Blobs as files of one folder, each under the hex digits of its digest: what `blobs/sha256` of an OCI layout is.
+#[derive(Clone, Debug)]
+pub struct BlobFolder(PathBuf);
+
+impl BlobFolder {
+    /// One that is there.
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self(folder.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Has one blob more from now on; its digest.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn put(&self, bytes: &[u8]) -> Digest {
+        let digest = Digest::of(Algorithm::Sha256, bytes);
+        fs::write(self.0.join(digest.hex()), bytes).expect("written");
+        digest
+    }
+}
+
+impl Blobs for BlobFolder {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        match File::open(self.0.join(digest.hex())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            file => Ok(Some(Arc::new(FileBlob::new(file?)?))),
+        }
+    }
+}
