@@ -101,8 +101,8 @@ impl Image {
         format!("/v2/{REPOSITORY}/manifests/v1")
     }
 
-    /// The file behind a path of the API, and its content type.
-    pub(crate) fn find(&self, path: &str) -> Option<(PathBuf, &'static str)> {
+    /// What a path of the API names, and its content type.
+    pub(crate) fn find(&self, path: &str) -> Option<(Digest, &'static str)> {
         let rest = path.strip_prefix("/v2/")?.strip_prefix(REPOSITORY)?;
         if let Some(reference) = rest.strip_prefix("/manifests/") {
             let digest = if reference == "v1" {
@@ -110,9 +110,9 @@ impl Image {
             } else {
                 reference.parse().ok()?
             };
-            return Some((self.blobs.join(digest.hex()), MediaType::OCI_MANIFEST));
+            return Some((digest, MediaType::OCI_MANIFEST));
         }
-        let digest: Digest = rest.strip_prefix("/blobs/")?.parse().ok()?;
-        Some((self.blobs.join(digest.hex()), "application/octet-stream"))
+        let digest = rest.strip_prefix("/blobs/")?.parse().ok()?;
+        Some((digest, "application/octet-stream"))
     }
 }

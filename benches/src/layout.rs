@@ -2,28 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use pierhead_oci::{Algorithm, Digest, MediaType};
+use pierhead_tests::layout::architecture;
 use serde_json::{Value, json};
+
+use crate::registry::{self, Content, Document};
 
 /// What an index entry's name is called.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
-
-/// What images call that of this machine.
-pub(crate) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
 
 /// A folder with `index.json` and blobs.
 #[derive(Clone)]
@@ -114,7 +108,8 @@ impl Layout {
         })
     }
 
-    fn blob(&self, digest: &Digest) -> PathBuf {
+    /// The file of a blob or manifest.
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
         self.folder.join("blobs/sha256").join(digest.hex())
     }
 
@@ -156,67 +151,10 @@ impl Layout {
 
     /// Answers pulls of `library/<name>` until the process ends, as fast as it can.
     pub(crate) fn serve(&self, listener: TcpListener) {
-        let layout = Arc::new(self.clone());
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let layout = Arc::clone(&layout);
-                // An error ends the one connection: the other side sees it, and the figures show it.
-                std::thread::spawn(move || layout.converse(&stream));
-            }
-        });
+        registry::serve(listener, Arc::new(self.clone()));
     }
 
-    fn converse(&self, stream: &TcpStream) -> Result<()> {
-        stream.set_nodelay(true)?;
-        let mut reader = BufReader::new(stream);
-        loop {
-            let mut line = String::new();
-            if reader.read_line(&mut line)? == 0 {
-                return Ok(());
-            }
-            let mut words = line.split_whitespace();
-            let method = words.next().context("no method")?.to_owned();
-            let target = words.next().context("no path")?.to_owned();
-            loop {
-                line.clear();
-                ensure!(reader.read_line(&mut line)? > 0, "cut inside the headers");
-                if line.trim_end().is_empty() {
-                    break;
-                }
-            }
-            let path = target.split('?').next().unwrap_or_default();
-            self.answer(stream, path, method != "HEAD")?;
-        }
-    }
-
-    fn answer(&self, mut stream: &TcpStream, path: &str, body: bool) -> Result<()> {
-        if path == "/v2/" {
-            return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
-        }
-        let Some((digest, is_manifest)) = self.find(path) else {
-            return Ok(stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?);
-        };
-        let media_type = match is_manifest {
-            true => {
-                let document = self.json(&digest)?;
-                let media_type = document["mediaType"].as_str();
-                media_type.unwrap_or(MediaType::OCI_MANIFEST).to_owned()
-            }
-            false => "application/octet-stream".to_owned(),
-        };
-        let mut file = File::open(self.blob(&digest))?;
-        let length = file.metadata()?.len();
-        write!(
-            stream,
-            "HTTP/1.1 200 OK\r\nContent-Type: {media_type}\r\nDocker-Content-Digest: {digest}\r\nContent-Length: {length}\r\n\r\n"
-        )?;
-        if body {
-            io::copy(&mut file, &mut stream)?;
-        }
-        Ok(())
-    }
-
-    fn find(&self, path: &str) -> Option<(Digest, bool)> {
+    fn named(&self, path: &str) -> Option<(Digest, bool)> {
         let rest = path.strip_prefix("/v2/library/")?;
         if let Some((_, digest)) = rest.split_once("/blobs/") {
             let digest: Digest = digest.parse().ok()?;
@@ -228,6 +166,33 @@ impl Layout {
             Err(_) => *self.tags.get(&format!("{name}:{reference}"))?,
         };
         self.blob(&digest).exists().then_some((digest, true))
+    }
+}
+
+impl Content for Layout {
+    fn find(&self, path: &str) -> Result<Option<Document<'_>>> {
+        let Some((digest, is_manifest)) = self.named(path) else {
+            return Ok(None);
+        };
+        let media_type = match is_manifest {
+            true => {
+                let document = self.json(&digest)?;
+                let media_type = document["mediaType"].as_str();
+                media_type.unwrap_or(MediaType::OCI_MANIFEST).to_owned()
+            }
+            false => "application/octet-stream".to_owned(),
+        };
+        let mut file = File::open(self.blob(&digest))?;
+        Ok(Some(Document {
+            media_type,
+            digest,
+            size: file.metadata()?.len(),
+            body: Box::new(move |mut stream, from| {
+                file.seek(SeekFrom::Start(from))?;
+                io::copy(&mut file, &mut stream)?;
+                Ok(())
+            }),
+        }))
     }
 }
 

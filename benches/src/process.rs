@@ -1,6 +1,7 @@
 //! A measured process: started in a folder of its own, accounted by the kernel, ended by its id.
 
 use std::fs;
+use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -122,6 +123,19 @@ impl Drop for Process {
             self.end();
         }
     }
+}
+
+/// Waits until somebody listens on a port of loopback.
+///
+/// # Errors
+/// After twenty seconds.
+pub(crate) fn listens(port: u16) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        ensure!(Instant::now() < end, "nobody listens on port {port}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Runs it to its end.

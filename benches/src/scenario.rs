@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Arguments;
 use crate::client::{self, Dial, Requests};
+use crate::figures::median;
 use crate::image::Image;
 use crate::process::Process;
 use crate::target::{Kind, Running, Target};
@@ -107,7 +108,7 @@ impl Scenario {
                 for _ in 0..stage.arguments.cold {
                     runs.push(stage.download(&dial)?);
                 }
-                let (first, total) = median(&mut runs);
+                let (first, total) = middle(&runs)?;
                 println!(
                     "| direct | {first:.3} / {total:.2} | | | {} |",
                     arguments(None)
@@ -174,7 +175,7 @@ impl Stage<'_> {
         for _ in 0..self.arguments.cold {
             single.push(self.download(&self.start(target)?.dial)?);
         }
-        let (first, total) = median(&mut single);
+        let (first, total) = middle(&single)?;
         let running = self.start(target)?;
         let before = self.upstream.blob_gets();
         let path = self.image.blob_path();
@@ -327,13 +328,8 @@ fn ingest(program: &Path) -> Result<Vec<String>> {
         .collect())
 }
 
-fn median(runs: &mut [(f64, f64)]) -> (f64, f64) {
-    let middle = |values: &mut Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    (
-        middle(&mut runs.iter().map(|run| run.0).collect()),
-        middle(&mut runs.iter().map(|run| run.1).collect()),
-    )
+/// Of first bytes, and of totals.
+fn middle(runs: &[(f64, f64)]) -> Result<(f64, f64)> {
+    let of = |part: fn(&(f64, f64)) -> f64| median(&mut runs.iter().map(part).collect::<Vec<_>>());
+    Ok((of(|run| run.0)?, of(|run| run.1)?))
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use pierhead_oci::Digest;
+use pierhead_tests::layout::architecture;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::layout::architecture;
 use crate::process::{Process, checked};
 
 /// How long an image may take until it is indexed.

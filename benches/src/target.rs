@@ -2,16 +2,16 @@
 
 use std::fmt;
 use std::fs;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::client::Dial;
 use crate::image::{Image, REPOSITORY};
-use crate::process::Process;
+use crate::nginx;
+use crate::process::{Process, listens};
 use crate::tls::Tls;
 use crate::upstream::Upstream;
 
@@ -148,40 +148,12 @@ impl Target {
                         root.join(name).join(digest.to_string()),
                     )?;
                 }
-                let secure = tls.map(|tls| {
-                    let (cert, key) = (tls.certificate.display(), tls.key.display());
-                    format!("ssl_certificate {cert}; ssl_certificate_key {key};")
-                });
-                let ssl = if tls.is_some() { " ssl" } else { "" };
-                let secure = secure.unwrap_or_default();
-                let config = folder.path().join("nginx.conf");
-                let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-                    .map(|name| format!("{name}_temp_path {at}/{name};"))
-                    .concat();
-                fs::write(
-                    &config,
-                    format!(
-                        "daemon off; user root; worker_processes 2; pid {at}/pid; error_log {at}/log;\nevents {{ worker_connections 4096; }}\n\
-                         http {{ access_log off; sendfile on; tcp_nopush on; {temporary} open_file_cache max=100; keepalive_requests 10000000;\n\
-                         default_type application/octet-stream; server {{ listen 127.0.0.1:{port}{ssl} backlog=4096; {secure} root {at}/root; }} }}\n"
-                    ),
-                )?;
-                command.arg("-c").arg(config).args([
-                    "-p",
-                    &at.to_string(),
-                    "-e",
-                    &format!("{at}/log"),
-                ]);
+                let root = folder.path().join("root");
+                command = nginx::command(&self.program, folder.path(), &root, port, tls)?;
             }
         }
         let process = Process::spawn(&mut command)?;
-        let end = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            if Instant::now() > end {
-                bail!("{} does not answer on port {port}", self.kind);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        listens(port).with_context(|| self.kind.to_string())?;
         Ok(Running {
             dial: Dial::loopback(port, tls.map(Tls::client)),
             process,

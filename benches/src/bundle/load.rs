@@ -2,15 +2,16 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use super::Bench;
 use crate::figures::{median, mega};
-use crate::process::Process;
+use crate::nginx;
+use crate::process::{Process, listens};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -136,32 +137,14 @@ struct Nginx {
 impl Nginx {
     fn start(bytes: u64) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("bundle-bench").tempdir()?;
-        let at = folder.path().display();
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut content = vec![0; usize::try_from(bytes)?];
         fastrand::Rng::with_seed(1).fill(&mut content);
         std::fs::write(folder.path().join("bundle"), content)?;
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("{name}_temp_path {at}/{name};"))
-            .concat();
-        let config = folder.path().join("nginx.conf");
-        std::fs::write(
-            &config,
-            format!(
-                "daemon off; user root; worker_processes 2; pid {at}/pid; error_log {at}/log;\nevents {{ }}\n\
-                 http {{ access_log off; sendfile on; tcp_nopush on; {temporary}\n\
-                 server {{ listen 127.0.0.1:{port}; root {at}; }} }}\n"
-            ),
-        )?;
-        let mut command = Command::new("nginx");
-        command.arg("-c").arg(config);
-        command.args(["-p", &at.to_string(), "-e", &format!("{at}/log")]);
+        let at = folder.path();
+        let mut command = nginx::command(Path::new("nginx"), at, at, port, None)?;
         let process = Process::spawn(&mut command).context("nginx, to compare with")?;
-        let end = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            ensure!(Instant::now() < end, "nginx does not answer");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        listens(port).context("nginx")?;
         Ok(Self {
             process,
             port,

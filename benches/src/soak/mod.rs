@@ -5,16 +5,16 @@ mod client;
 mod content;
 mod upstream;
 
-use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
+use crate::figures::median;
 use crate::process::Process;
+use crate::server::Server;
 use client::Tally;
 use upstream::Upstream;
 
@@ -52,35 +52,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     eprintln!("preparing {} MiB of images …", options.wanted_mib);
     let images = Arc::new(content::images(IMAGES, options.wanted_mib << 20));
     let upstream = Upstream::start(&images)?;
-    // Beside the program, where a disk is: a folder for temporary files may be memory.
-    let program = options
-        .pierhead
-        .canonicalize()
-        .with_context(|| format!("{}: cargo build --release", options.pierhead.display()))?;
-    let folder = tempfile::tempdir_in(program.parent().context("a program in no folder")?)?;
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let config = folder.path().join("pierhead.toml");
-    std::fs::write(
+    let config = format!(
+        "[cache]\nsize = \"{}MiB\"\n[tags]\nfreshness = \"1s\"\n",
+        options.wanted_mib / 3
+    );
+    let server = Server::start(
+        &options.pierhead,
+        &[],
+        "127.0.0.1:0",
+        upstream.address,
         &config,
-        format!(
-            "listen = [\"127.0.0.1:{port}\"]\nadmin = \"off\"\n[cache]\nsize = \"{}MiB\"\n[tags]\nfreshness = \"1s\"\n[upstreams.\"docker.io\"]\nurl = \"http://127.0.0.1:{}\"\n",
-            options.wanted_mib / 3,
-            upstream.port
-        ),
     )?;
-    let process = Process::spawn(
-        Command::new(&program)
-            .arg("serve")
-            .arg("--config")
-            .arg(&config)
-            .arg("--data")
-            .arg(folder.path().join("data")),
-    )?;
-    let end = Instant::now() + Duration::from_secs(20);
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        ensure!(Instant::now() < end, "pierhead does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let (process, port) = (&server.process, server.address.port());
     let (tally, done) = (Tally::default(), AtomicBool::new(false));
     let cpu = process.cpu_seconds()?;
     let samples = std::thread::scope(|scope| {
@@ -88,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             let (images, tally, done) = (&images, &tally, &done);
             scope.spawn(move || client::pulls(port, number, images, tally, done));
         }
-        let samples = watch(&process, Duration::from_secs_f64(options.minutes * 60.0));
+        let samples = watch(process, Duration::from_secs_f64(options.minutes * 60.0));
         done.store(true, Ordering::Relaxed);
         samples
     })?;
@@ -177,12 +160,14 @@ impl Growth {
         let quarter = samples.len() / 4;
         ensure!(quarter > 0, "too short to say anything");
         let quarters = [&samples[quarter..2 * quarter], &samples[3 * quarter..]];
-        let of = |figure: fn(&Sample) -> f64| {
-            quarters.map(|quarter| median(quarter.iter().map(figure).collect()))
+        let of = |figure: fn(&Sample) -> f64| -> Result<[f64; 2]> {
+            let [before, after] =
+                quarters.map(|quarter| median(&mut quarter.iter().map(figure).collect::<Vec<_>>()));
+            Ok([before?, after?])
         };
         Ok(Self {
-            memory: of(|it| it.resident_mib),
-            files: of(|it| it.files as f64),
+            memory: of(|it| it.resident_mib)?,
+            files: of(|it| it.files as f64)?,
         })
     }
 
@@ -199,11 +184,6 @@ impl Growth {
         }
         wrong
     }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 #[cfg(test)]

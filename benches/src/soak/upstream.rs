@@ -1,34 +1,34 @@
 //! A registry of generated content that never fails: whatever goes wrong is pierhead's.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pierhead_oci::{Digest, MediaType};
 
-use super::content::{Image, REPOSITORY};
+use super::content::{Blob, Image, REPOSITORY};
+use crate::registry::{self, Content, Document};
 
 /// Serves until the process ends.
 pub(crate) struct Upstream {
-    pub(crate) port: u16,
-    sent: Arc<AtomicU64>,
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
 }
 
 struct Shared {
     images: Arc<Vec<Image>>,
     /// Image and layer.
     blobs: HashMap<Digest, (usize, usize)>,
-    sent: Arc<AtomicU64>,
+    sent: AtomicU64,
 }
 
 impl Upstream {
     pub(crate) fn start(images: &Arc<Vec<Image>>) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        let sent = Arc::new(AtomicU64::new(0));
+        let address = listener.local_addr()?;
         let mut blobs = HashMap::new();
         for (nth, image) in images.iter().enumerate() {
             for (layer, blob) in image.blobs.iter().enumerate() {
@@ -38,96 +38,53 @@ impl Upstream {
         let shared = Arc::new(Shared {
             images: images.clone(),
             blobs,
-            sent: sent.clone(),
+            sent: AtomicU64::new(0),
         });
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = shared.clone();
-                // Its end is pierhead's to say: it leaves in the middle of what it no longer wants.
-                std::thread::spawn(move || shared.converse(&stream));
-            }
-        });
-        Ok(Self { port, sent })
+        registry::serve(listener, Arc::clone(&shared));
+        Ok(Self { address, shared })
     }
 
     /// Bytes of blobs so far.
     pub(crate) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
+        self.shared.sent.load(Ordering::Relaxed)
     }
 }
 
-impl Shared {
-    fn converse(&self, stream: &TcpStream) -> Result<()> {
-        stream.set_nodelay(true)?;
-        let mut reader = BufReader::new(stream);
-        let mut line = String::new();
-        while reader.read_line(&mut line)? > 0 {
-            let mut words = line.split_whitespace();
-            let method = words.next().context("no method")?.to_owned();
-            let path = words.next().context("no path")?.to_owned();
-            let mut from = 0;
-            loop {
-                line.clear();
-                anyhow::ensure!(reader.read_line(&mut line)? > 0, "cut inside the headers");
-                let header = line.trim_end().to_ascii_lowercase();
-                if header.is_empty() {
-                    break;
-                }
-                if let Some(range) = header.strip_prefix("range: bytes=") {
-                    from = range.trim_end_matches('-').parse()?;
-                }
-            }
-            self.answer(stream, &method, &path, from)?;
-            line.clear();
-        }
-        Ok(())
-    }
-
-    fn answer(&self, mut stream: &TcpStream, method: &str, path: &str, from: u64) -> Result<()> {
-        if path == "/v2/" {
-            return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
-        }
+impl Content for Shared {
+    fn find(&self, path: &str) -> Result<Option<Document<'_>>> {
         let rest = path
             .strip_prefix("/v2/")
             .and_then(|rest| rest.strip_prefix(REPOSITORY))
             .unwrap_or_default();
-        if let Some(image) = rest
-            .strip_prefix("/manifests/")
-            .and_then(|it| self.image(it))
-        {
-            let head = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: {}\r\nDocker-Content-Digest: {}\r\n\r\n",
-                MediaType::OCI_MANIFEST,
-                image.manifest.len(),
-                image.digest
-            );
-            stream.write_all(head.as_bytes())?;
-            if method == "GET" {
-                stream.write_all(&image.manifest)?;
-            }
-            return Ok(());
+        if let Some(reference) = rest.strip_prefix("/manifests/") {
+            return Ok(self.image(reference).map(|image| Document {
+                media_type: MediaType::OCI_MANIFEST.to_owned(),
+                digest: image.digest,
+                size: image.manifest.len() as u64,
+                body: Box::new(|mut stream, from| {
+                    let from = usize::try_from(from)?;
+                    Ok(stream.write_all(&image.manifest[from..])?)
+                }),
+            }));
         }
         let blob = rest
             .strip_prefix("/blobs/")
             .and_then(|digest| self.blobs.get(&digest.parse().ok()?))
             .map(|(image, layer)| &self.images[*image].blobs[*layer]);
-        let Some(blob) = blob else {
-            return Ok(stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?);
-        };
-        let size = blob.size;
-        let status = match from {
-            0 => "200 OK\r\n".to_owned(),
-            _ => format!(
-                "206 Partial Content\r\nContent-Range: bytes {from}-{}/{size}\r\n",
-                size - 1
-            ),
-        };
-        let head = format!("HTTP/1.1 {status}Content-Length: {}\r\n\r\n", size - from);
-        stream.write_all(head.as_bytes())?;
+        Ok(blob.map(|blob| Document {
+            media_type: "application/octet-stream".to_owned(),
+            digest: blob.digest,
+            size: blob.size,
+            body: Box::new(|stream, from| self.send(blob, stream, from)),
+        }))
+    }
+}
+
+impl Shared {
+    fn send(&self, blob: &Blob, mut stream: &TcpStream, mut at: u64) -> Result<()> {
         let mut piece = vec![0; 256 << 10];
-        let mut at = from;
-        while method == "GET" && at < size {
-            let len = usize::try_from(size - at)?.min(piece.len());
+        while at < blob.size {
+            let len = usize::try_from(blob.size - at)?.min(piece.len());
             blob.read(at, &mut piece[..len]);
             stream.write_all(&piece[..len])?;
             self.sent.fetch_add(len as u64, Ordering::Relaxed);

@@ -1,13 +1,15 @@
 //! The images that are pulled, in memory: those of an OCI layout, or generated ones.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use serde_json::{Value, json};
+
+use crate::layout::Layout;
 
 /// A blob whole.
 pub(super) type Blob = (Digest, Bytes);
@@ -36,49 +38,37 @@ impl Image {
     }
 }
 
-/// The images of a layout with at most `most` bytes of layers, by name.
+/// The images of a layout with at most `most` bytes of layers, by name; those of several platforms are left out.
 pub(super) fn from_layout(folder: &Path, most: u64) -> Result<Vec<Image>> {
+    let layout = Layout::open(folder)?;
     let mut blobs: HashMap<Digest, Bytes> = HashMap::new();
-    let mut read = |digest: &str| -> Result<Blob> {
-        let digest: Digest = digest.parse()?;
+    let mut read = |digest: Digest| -> Result<Blob> {
         let bytes = match blobs.get(&digest) {
             Some(bytes) => bytes.clone(),
-            None => fs::read(folder.join("blobs/sha256").join(digest.hex()))?.into(),
+            None => fs::read(layout.blob(&digest))?.into(),
         };
         blobs.insert(digest, bytes.clone());
         Ok((digest, bytes))
     };
-    let index = fs::read(folder.join("index.json"));
-    let index = index.with_context(|| format!("{} is no layout", folder.display()))?;
-    let index: Value = serde_json::from_slice(&index)?;
-    let mut images = BTreeMap::new();
-    for entry in index["manifests"].as_array().context("an empty layout")? {
-        let manifest = read(entry["digest"].as_str().context("no digest")?)?;
-        let document: Value = serde_json::from_slice(&manifest.1)?;
-        let Some(layers) = document["layers"].as_array() else {
-            continue;
+    let mut images = Vec::new();
+    for name in layout.names() {
+        let image = match layout.image(name) {
+            Ok(image) if image.root == image.manifest && image.compressed() <= most => image,
+            _ => continue,
         };
-        let bytes: u64 = layers.iter().filter_map(|it| it["size"].as_u64()).sum();
-        if bytes > most {
-            continue;
-        }
-        let name = entry["annotations"]["org.opencontainers.image.ref.name"].as_str();
-        let name = name
-            .context("no name")?
-            .rsplit('/')
-            .next()
-            .unwrap_or_default();
-        let mut part = |of: &Value| read(of["digest"].as_str().context("no digest")?);
-        let image = Image {
+        images.push(Image {
             name: name.to_owned(),
-            manifest,
-            config: part(&document["config"])?,
-            layers: layers.iter().map(part).collect::<Result<_>>()?,
-        };
-        images.insert(name.to_owned(), image);
+            manifest: read(image.manifest)?,
+            config: read(image.config.digest)?,
+            layers: image
+                .layers
+                .iter()
+                .map(|it| read(it.digest))
+                .collect::<Result<_>>()?,
+        });
     }
     ensure!(!images.is_empty(), "no image of at most {most} bytes");
-    Ok(images.into_values().collect())
+    Ok(images)
 }
 
 /// Applications upon a few bases, sized as those of public registries are: a base of 27 MB, an engine, an application.

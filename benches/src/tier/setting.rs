@@ -1,7 +1,7 @@
 //! A cache as the experiments use it: the real one, on modelled media that lie in memory.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,6 +14,7 @@ use pierhead_oci::{Digest, MediaType};
 use pierhead_pmem::{Log, Model, Modelled, Region};
 
 use super::images::{Blob, Image};
+use crate::pacer::Pacer;
 
 /// Bytes that a connection brings at once.
 const PIECE: usize = 64 << 10;
@@ -45,7 +46,8 @@ pub(super) struct Fast {
 pub(super) struct Setting {
     pub(super) cache: Cache,
     disk: Arc<ModelledTier>,
-    link: Arc<Link>,
+    /// To the upstream, which all fetches share.
+    link: Arc<Pacer>,
     _folder: tempfile::TempDir,
 }
 
@@ -74,7 +76,7 @@ impl Setting {
         Ok(Self {
             cache,
             disk: disk.context("opened without a disk")?,
-            link: Arc::new(Link::new(world.link)),
+            link: Arc::new(Pacer::new(world.link)),
             _folder: folder,
         })
     }
@@ -132,7 +134,7 @@ impl Setting {
     async fn each<'a, W, T>(
         &self,
         blobs: impl Iterator<Item = &'a Blob>,
-        work: impl Fn(Cache, Arc<Link>, Blob) -> W,
+        work: impl Fn(Cache, Arc<Pacer>, Blob) -> W,
     ) -> Result<Vec<T>>
     where
         W: Future<Output = Result<T>> + Send + 'static,
@@ -155,14 +157,14 @@ impl Setting {
 }
 
 /// Stores one blob as it comes: says when its last byte was here.
-async fn fetch(cache: Cache, link: Arc<Link>, (digest, bytes): Blob) -> Result<Instant> {
+async fn fetch(cache: Cache, link: Arc<Pacer>, (digest, bytes): Blob) -> Result<Instant> {
     let mut fill = match cache.claim(&digest).await? {
         Claim::Leader(fill, _) => fill,
         _ => bail!("{digest} is there already"),
     };
     fill.begin(Some(bytes.len() as u64)).await?;
     for piece in pieces(&bytes) {
-        link.carry(piece.len()).await;
+        carry(&link, piece.len()).await;
         fill.write(piece).await?;
     }
     let end = Instant::now();
@@ -171,7 +173,7 @@ async fn fetch(cache: Cache, link: Arc<Link>, (digest, bytes): Blob) -> Result<I
 }
 
 /// Reads one blob, from the cache or while it comes.
-async fn pull(cache: Cache, link: Arc<Link>, blob: Blob) -> Result<()> {
+async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
     let (digest, bytes) = &blob;
     if let Some(object) = cache.get(digest).await? {
         let mut offset = 0;
@@ -186,7 +188,7 @@ async fn pull(cache: Cache, link: Arc<Link>, blob: Blob) -> Result<()> {
         Claim::Leader(mut fill, content) => {
             fill.begin(Some(bytes.len() as u64)).await?;
             for piece in pieces(bytes) {
-                link.carry(piece.len()).await;
+                carry(&link, piece.len()).await;
                 fill.write(piece).await?;
             }
             tokio::spawn(async move { fill.finish().await.map(drop) });
@@ -227,32 +229,10 @@ impl Fast {
     }
 }
 
-/// The link to the upstream, which all fetches share.
-struct Link {
-    rate: u64,
-    free: Mutex<Instant>,
-}
-
-impl Link {
-    fn new(rate: u64) -> Self {
-        Self {
-            rate,
-            free: Mutex::new(Instant::now()),
-        }
-    }
-
-    /// Takes as long as carrying so many bytes. Up to 5 ms may be caught up, since sleeps overshoot.
-    async fn carry(&self, bytes: usize) {
-        let free = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = Instant::now();
-            let earliest = now.checked_sub(Duration::from_millis(5)).unwrap_or(now);
-            let time = Duration::from_nanos(bytes as u64 * 1_000_000_000 / self.rate);
-            *free = (*free).max(earliest) + time;
-            *free
-        };
-        if free.saturating_duration_since(Instant::now()) > Duration::from_millis(1) {
-            tokio::time::sleep_until(free.into()).await;
-        }
+/// Takes as long as carrying so many bytes over the link.
+async fn carry(link: &Pacer, bytes: usize) {
+    let passed = link.reserve(bytes as u64);
+    if passed.saturating_duration_since(Instant::now()) > Duration::from_millis(1) {
+        tokio::time::sleep_until(passed.into()).await;
     }
 }

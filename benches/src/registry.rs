@@ -1,0 +1,99 @@
+//! What the upstreams of all experiments have in common: a registry that answers pulls, a thread a connection, until the process ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use pierhead_oci::Digest;
+
+/// What a registry has.
+pub(crate) trait Content: Send + Sync + 'static {
+    /// What a path of the API names, without its query.
+    fn find(&self, path: &str) -> Result<Option<Document<'_>>>;
+}
+
+/// Sends all bytes from an offset on.
+type Body<'a> = Box<dyn FnOnce(&TcpStream, u64) -> Result<()> + 'a>;
+
+/// A manifest or a blob.
+pub(crate) struct Document<'a> {
+    pub(crate) media_type: String,
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    pub(crate) body: Body<'a>,
+}
+
+/// Answers whoever connects.
+pub(crate) fn serve(listener: TcpListener, content: Arc<impl Content>) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let content = Arc::clone(&content);
+            // An error ends the one connection: the other side sees it, and the figures show it.
+            std::thread::spawn(move || converse(&*content, &stream));
+        }
+    });
+}
+
+fn converse(content: &impl Content, stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    while reader.read_line(&mut line)? > 0 {
+        let mut words = line.split_whitespace();
+        let method = words.next().context("no method")?.to_owned();
+        let target = words.next().context("no path")?.to_owned();
+        let mut from = 0;
+        loop {
+            line.clear();
+            ensure!(reader.read_line(&mut line)? > 0, "cut inside the headers");
+            let header = line.trim_end().to_ascii_lowercase();
+            if header.is_empty() {
+                break;
+            }
+            if let Some(range) = header.strip_prefix("range: bytes=") {
+                from = range.trim_end_matches('-').parse()?;
+            }
+        }
+        let path = target.split('?').next().unwrap_or_default();
+        answer(content, stream, path, method != "HEAD", from)?;
+        line.clear();
+    }
+    Ok(())
+}
+
+fn answer(
+    content: &impl Content,
+    mut stream: &TcpStream,
+    path: &str,
+    has_body: bool,
+    from: u64,
+) -> Result<()> {
+    if path == "/v2/" {
+        return Ok(stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")?);
+    }
+    let Some(document) = content.find(path)? else {
+        return Ok(stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?);
+    };
+    let size = document.size;
+    ensure!(from <= size, "{path} has no byte {from}");
+    let status = match from {
+        0 => "200 OK".to_owned(),
+        _ => format!(
+            "206 Partial Content\r\nContent-Range: bytes {from}-{}/{size}",
+            size - 1
+        ),
+    };
+    // In one piece: what is sent in two waits for an acknowledgement in between.
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {}\r\nDocker-Content-Digest: {}\r\nContent-Length: {}\r\n\r\n",
+        document.media_type,
+        document.digest,
+        size - from
+    );
+    stream.write_all(head.as_bytes())?;
+    if has_body {
+        (document.body)(stream, from)?;
+    }
+    Ok(())
+}
