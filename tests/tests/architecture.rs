@@ -23,8 +23,12 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-plot", &[]),
     ("pierhead-pmem", &[]),
     ("pierhead-rest", &[]),
+    ("pierhead-engine", &["pierhead-oci"]),
     ("pierhead-remote", &["pierhead-oci"]),
-    ("pierhead-bundle", &["pierhead-oci", "pierhead-rest"]),
+    (
+        "pierhead-bundle",
+        &["pierhead-oci", "pierhead-rest", "pierhead-engine"],
+    ),
     (
         "pierhead-cache",
         &[
@@ -32,6 +36,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-eviction",
             "pierhead-pmem",
             "pierhead-rest",
+            "pierhead-engine",
         ],
     ),
     (
@@ -55,6 +60,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-pmem",
             "pierhead-proxy",
             "pierhead-rest",
+            "pierhead-engine",
         ],
     ),
     (
@@ -64,6 +70,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-eviction",
             "pierhead-bundle",
             "pierhead-cache",
+            "pierhead-engine",
         ],
     ),
     // These see pierhead from outside, as a process: what they know of it is what it promises.

@@ -11,6 +11,9 @@ mod attributes;
 #[path = "layer/damage.rs"]
 mod damage;
 
+#[path = "layer/engines.rs"]
+mod engines;
+
 #[path = "layer/hostile.rs"]
 mod hostile;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use pierhead_oci::{Hasher, MediaType};
+use pierhead_engine::Hashing;
+use pierhead_oci::{Digest, MediaType};
 
 use crate::buffer::BUFFER;
 use crate::flight::{Flight, Order, Work};
@@ -32,10 +33,15 @@ impl Drop for SyncTurn {
     }
 }
 
+fn hasher(flight: &Flight) -> Hashing {
+    let offload = &flight.store.config.offload;
+    offload.hasher(flight.digest.algorithm())
+}
+
 pub(crate) struct Ingest {
     staged: Box<dyn Staged>,
     reader: Arc<dyn ReadAt>,
-    hasher: Hasher,
+    hasher: Hashing,
     sums: Sums,
     /// Bytes hashed; less than staged until what an earlier fill left has been read again.
     hashed: u64,
@@ -49,7 +55,7 @@ impl Ingest {
     pub(crate) fn new(flight: &Flight, staged: Box<dyn Staged>) -> Self {
         Self {
             reader: staged.reader(),
-            hasher: Hasher::new(flight.digest.algorithm()),
+            hasher: hasher(flight),
             sums: Sums::default(),
             hashed: 0,
             resumed: !staged.is_empty(),
@@ -101,11 +107,49 @@ impl Ingest {
                 .read_at(self.hashed, bytes)
                 .map_err(|error| flight.store.io("read again", &flight.digest, error))?;
             self.sums.update(self.hashed, bytes);
-            self.hasher.update(bytes);
+            let is_hashed = self.hasher.update(bytes);
             self.hashed += now as u64;
+            if let Err(error) = is_hashed {
+                self.hash_again(flight, &error)?;
+            }
             self.show(flight);
         }
         Ok(())
+    }
+
+    /// The engine has given up: the processor hashes all that it had.
+    fn hash_again(&mut self, flight: &Flight, error: &pierhead_engine::Error) -> Result<(), Error> {
+        tracing::warn!(digest = %flight.digest, %error, "hashed again by the processor");
+        self.hasher = Hashing::cpu(flight.digest.algorithm());
+        let mut buffer = flight.store.pool.take(BUFFER);
+        let mut at = 0;
+        while at < self.hashed {
+            let left = usize::try_from(self.hashed - at).unwrap_or(BUFFER);
+            let bytes = &mut buffer.as_mut()[..left.min(BUFFER)];
+            self.reader
+                .read_at(at, bytes)
+                .map_err(|error| flight.store.io("read again", &flight.digest, error))?;
+            at += bytes.len() as u64;
+            // The processor's never fails.
+            let _ = self.hasher.update(bytes);
+        }
+        Ok(())
+    }
+
+    /// The digest of all that was hashed; what is hashed from now on is another content.
+    fn digest(&mut self, flight: &Flight) -> Result<Digest, Error> {
+        let next = || hasher(flight);
+        let error = match std::mem::replace(&mut self.hasher, next()).finish() {
+            Ok(digest) => return Ok(digest),
+            Err(error) => error,
+        };
+        self.hash_again(flight, &error)?;
+        let again = std::mem::replace(&mut self.hasher, next()).finish();
+        again.map_err(|error| {
+            flight
+                .store
+                .io("hash", &flight.digest, io::Error::other(error))
+        })
     }
 
     fn take(&mut self, flight: &Arc<Flight>, pieces: Vec<Bytes>) -> Result<(), Error> {
@@ -142,10 +186,14 @@ impl Ingest {
         // Readers go on with it, on other cores, while it is hashed here.
         self.show(flight);
         self.sync_early(flight, len);
+        let mut is_hashed = Ok(());
         for piece in batch {
             self.sums.update(position, piece);
-            self.hasher.update(piece);
+            is_hashed = is_hashed.and_then(|()| self.hasher.update(piece));
             position += piece.len() as u64;
+        }
+        if let Err(error) = is_hashed {
+            self.hash_again(flight, &error)?;
         }
         flight.store.metrics.written_bytes.inc_by(len);
         flight.done(bytes);
@@ -189,7 +237,7 @@ impl Ingest {
         self.staged
             .clear()
             .map_err(|error| flight.store.io("empty", &flight.digest, error))?;
-        (self.hasher, self.sums) = (Hasher::new(flight.digest.algorithm()), Sums::default());
+        (self.hasher, self.sums) = (hasher(flight), Sums::default());
         (self.hashed, self.resumed) = (0, false);
         flight.staged.store(0, Ordering::Relaxed);
         flight.progress.send_modify(|progress| {
@@ -201,8 +249,10 @@ impl Ingest {
     }
 
     fn finish(mut self: Box<Self>, flight: Arc<Flight>, media_type: Option<MediaType>) {
-        let actual =
-            std::mem::replace(&mut self.hasher, Hasher::new(flight.digest.algorithm())).finish();
+        let actual = match self.digest(&flight) {
+            Ok(actual) => actual,
+            Err(error) => return self.fail(&flight, error, false),
+        };
         if actual != flight.digest {
             let error = Error::WrongDigest {
                 expected: flight.digest,

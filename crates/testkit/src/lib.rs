@@ -8,6 +8,7 @@
 
 pub mod admission;
 pub mod corpus;
+pub mod engine;
 pub mod http;
 pub mod images;
 pub mod policy;

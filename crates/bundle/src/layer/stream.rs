@@ -1,12 +1,12 @@
 //! The uncompressed bytes of a layer, from its begin or from a checkpoint, a portion at a time.
 
+use pierhead_engine::{self as engine, Gzip, Offload, WINDOW};
 use serde::{Deserialize, Serialize};
-use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use crate::{Blob, Error};
 
 use super::Pace;
-use super::gzip::{self, Candidate, Gzip, PROBED, WINDOW};
+use super::probe::{Candidate, PROBED, probe};
 
 /// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
 /// a window takes some 10 KiB in the index.
@@ -74,8 +74,19 @@ pub(super) struct Found {
 
 enum Decode {
     Plain,
-    Gzip(Box<Gzip>),
-    Zstd(Decoder<'static>, bool),
+    Coded(Box<dyn engine::Decode>),
+}
+
+impl Decode {
+    /// At the head of a layer, a member or a frame.
+    fn new(coding: Coding, max_window: u64, offload: &Offload) -> Result<Self, Error> {
+        let coding = match coding {
+            Coding::Plain => return Ok(Self::Plain),
+            Coding::Gzip => engine::Coding::Gzip,
+            Coding::Zstd => engine::Coding::Zstd(max_window),
+        };
+        Ok(Self::Coded(offload.decoder(coding)?))
+    }
 }
 
 /// A position in the uncompressed bytes. About 250 KiB, and the window if it is zstd.
@@ -112,8 +123,8 @@ struct Pending {
 
 impl Stream {
     /// At the begin, in search of checkpoints.
-    pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
-        let mut this = Self::at(coding, 0, 0, max_window)?;
+    pub(super) fn begin(coding: Coding, max_window: u64, offload: &Offload) -> Result<Self, Error> {
+        let mut this = Self::with(Decode::new(coding, max_window, offload)?, 0, 0);
         this.seeking = Some(Seeking {
             last: 0,
             tried: 0,
@@ -130,19 +141,8 @@ impl Stream {
         blob_at: u64,
         max_window: u64,
     ) -> Result<Self, Error> {
-        let decode = match coding {
-            Coding::Plain => Decode::Plain,
-            Coding::Gzip => Decode::Gzip(Box::new(Gzip::new())),
-            Coding::Zstd => {
-                let io = |e| Error::io("start zstd", e);
-                let mut decoder = Decoder::new().map_err(io)?;
-                let log = max_window.max(1 << 10).ilog2().min(31);
-                decoder
-                    .set_parameter(DParameter::WindowLogMax(log))
-                    .map_err(io)?;
-                Decode::Zstd(decoder, true)
-            }
-        };
+        // A few frames at a time: not worth an engine's while.
+        let decode = Decode::new(coding, max_window, &Offload::default())?;
         Ok(Self::with(decode, at, blob_at))
     }
 
@@ -153,8 +153,9 @@ impl Stream {
         entry: &Entry,
         window: &[u8],
     ) -> Result<Self, Error> {
-        let gzip = Gzip::enter(window, entry.bits, entry.byte)?;
-        Ok(Self::with(Decode::Gzip(Box::new(gzip)), at, blob_at))
+        let gzip = Gzip::enter(window, entry.bits, entry.byte)
+            .map_err(|_| Error::malformed("layer index", "a checkpoint that cannot be entered"))?;
+        Ok(Self::with(Decode::Coded(Box::new(gzip)), at, blob_at))
     }
 
     fn with(decode: Decode, at: u64, blob_at: u64) -> Self {
@@ -247,8 +248,7 @@ impl Stream {
     fn check_end(&self) -> Result<(), Error> {
         let whole = match &self.decode {
             Decode::Plain => true,
-            Decode::Gzip(gzip) => gzip.may_end(),
-            Decode::Zstd(_, between) => *between,
+            Decode::Coded(decoder) => decoder.may_end(),
         };
         if whole {
             Ok(())
@@ -272,18 +272,12 @@ impl Stream {
                 output[..len].copy_from_slice(&input[..len]);
                 (len, len, false, false)
             }
-            Decode::Gzip(gzip) => {
-                let step = gzip.step(input, output, due)?;
+            Decode::Coded(decoder) => {
+                let step = decoder.step(input, output, due)?;
+                if step.taken > input.len() || step.given > output.len() {
+                    return Err(engine::Error::Failed("more than there was".to_owned()).into());
+                }
                 (step.taken, step.given, step.boundary, step.between)
-            }
-            Decode::Zstd(decoder, between) => {
-                let mut from = InBuffer::around(input);
-                let mut into = OutBuffer::around(output);
-                let hint = decoder.run(&mut from, &mut into).map_err(|e| {
-                    Error::Image(format!("the layer's zstd is damaged or over a limit: {e}"))
-                })?;
-                *between = hint == 0;
-                (from.pos(), into.pos(), false, *between)
             }
         };
         self.ahead.0 += taken;
@@ -345,7 +339,7 @@ impl Stream {
         } else if boundary {
             let window = &self.output[self.ready.1.saturating_sub(WINDOW)..self.ready.1];
             seeking.tried = at + RETRY;
-            let candidates = gzip::probe(blob, blob_at, window)?;
+            let candidates = probe(blob, blob_at, window)?;
             if !candidates.is_empty() {
                 seeking.pending = Some(Pending {
                     at,

@@ -39,6 +39,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pierhead_engine::Offload;
 use pierhead_oci::Digest;
 use pierhead_rest::Rest;
 
@@ -86,6 +87,8 @@ pub struct Config {
     pub limits: Limits,
     /// What nobody waits for rests while this is due.
     pub rest: Rest,
+    /// Where layers are hashed and decompressed.
+    pub offload: Offload,
 }
 
 impl Config {
@@ -105,6 +108,7 @@ impl Config {
             earlier: Duration::from_secs(900),
             limits: Limits::default(),
             rest: Rest::default(),
+            offload: Offload::default(),
         }
     }
 }

@@ -88,7 +88,7 @@ impl Inner {
             diff_id: &layer.diff_id,
             limits: self.config.limits,
         };
-        let indexed = layer::index(&*blob, &request, share, &path);
+        let indexed = layer::index_on(&self.config.offload, &*blob, &request, share, &path);
         if let Err(Error::Digest { found, .. }) = &indexed {
             count(&self.figures.lies);
             tracing::warn!(layer = %layer.blob, says = %layer.diff_id, found, "a layer is not what its image says: it is never bundled");
@@ -410,7 +410,7 @@ pub(super) fn frame(table: &Table, packed: &PackedFrame) -> Result<Frame, Error>
         let number = table.find(&part.content);
         // The packing promises it; a bundle never holds what its image does not.
         let content = number.ok_or_else(|| Error::Missing(part.content.to_string()))?;
-        Ok(Slice {
+        Ok::<_, Error>(Slice {
             content,
             offset: part.offset,
             len: part.len,

@@ -19,6 +19,12 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
         ("arch", std::env::consts::ARCH),
     ]);
     metrics.register("pierhead_build", "Which pierhead this is", build);
+    let engine = Info::new(vec![("name", pierhead_engine::Offload::default().name())]);
+    metrics.register(
+        "pierhead_engine",
+        "What hashes and decompresses (docs/offload.md)",
+        engine,
+    );
     metrics.register_collector(Box::new(Process { started }));
 }
 

@@ -143,6 +143,9 @@ async fn serve(
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
     };
+    // A processor, or a build, whose hashes are wrong would store nothing and serve nothing.
+    pierhead_engine::check(&pierhead_engine::Cpu)
+        .context("the self-check of hashing and decompression failed")?;
     let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
     let client = Client::new(remote)?;
     let notes = Arc::<Notes>::default();

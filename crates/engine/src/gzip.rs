@@ -1,26 +1,19 @@
-//! Gzip, all members, that can be entered at any deflate block: checkpoints as in zlib's `zran` example.
+//! Gzip on the processor, all members, that can be entered at any deflate block: checkpoints as in zlib's `zran` example.
 //!
-//! flate2 tells nothing of block boundaries, so its engine (zlib-rs) is driven directly. That one stops at them, but
-//! keeps the position within the byte to itself; [`probe`] finds it by decoding from each of the eight.
+//! flate2 tells nothing of block boundaries, so its engine (zlib-rs) is driven directly.
 
 use zlib_rs::{Inflate, InflateFlush, Status};
 
-use crate::{Blob, Error};
+use crate::{Decode, Error, Step};
 
 /// How far back deflate refers.
-pub(super) const WINDOW: usize = 32 << 10;
-
-/// Uncompressed bytes by which candidates for a position are told apart.
-pub(super) const PROBED: usize = 2 << 10;
-
-/// Compressed bytes that a probe may take: a block's code tables and [`PROBED`] bytes behind them, with a lot to spare.
-const PROBE_INPUT: u64 = 16 << 10;
+pub const WINDOW: usize = 32 << 10;
 
 /// CRC-32 and length behind a member.
 const TRAILER: u8 = 8;
 
 /// The decoder, between calls.
-pub(super) struct Gzip {
+pub struct Gzip {
     inflate: Inflate,
     phase: Phase,
 }
@@ -36,19 +29,17 @@ enum Phase {
     Trailer(u8),
 }
 
-/// What one step did.
-pub(super) struct Step {
-    pub(super) taken: usize,
-    pub(super) given: usize,
-    /// It stopped where a deflate block ends; only if told to.
-    pub(super) boundary: bool,
-    /// The output goes on with a new member, which needs no window.
-    pub(super) between: bool,
-}
-
 impl Gzip {
+    /// The first bytes that decoding gives from such a place; `None` when there can be none.
+    pub fn glimpse(window: &[u8], bits: u8, byte: u8, input: &[u8], len: usize) -> Option<Vec<u8>> {
+        let mut inflate = entered(window, bits, byte).ok()?;
+        let mut output = vec![0; len];
+        let outcome = inflate.decompress(input, &mut output, InflateFlush::NoFlush);
+        (outcome.is_ok() && inflate.total_out() == len as u64).then_some(output)
+    }
+
     /// At the head of a member.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             inflate: gzip_mode(),
             phase: Phase::Between,
@@ -56,25 +47,29 @@ impl Gzip {
     }
 
     /// In a member, so many bits into a block boundary's byte, which is given unless the boundary is between bytes.
-    pub(super) fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Damaged`]: there is no such place.
+    pub fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
         Ok(Self {
             inflate: entered(window, bits, byte)?,
             phase: Phase::Entered,
         })
     }
+}
 
-    /// Whether the blob may end here.
-    pub(super) fn may_end(&self) -> bool {
+impl Default for Gzip {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Decode for Gzip {
+    fn may_end(&self) -> bool {
         matches!(self.phase, Phase::Between)
     }
 
-    /// Decodes what it can. With `stop`, no further than the end of the block.
-    pub(super) fn step(
-        &mut self,
-        input: &[u8],
-        output: &mut [u8],
-        stop: bool,
-    ) -> Result<Step, Error> {
+    fn step(&mut self, input: &[u8], output: &mut [u8], stop: bool) -> Result<Step, Error> {
         let mut step = Step {
             taken: 0,
             given: 0,
@@ -107,7 +102,7 @@ impl Gzip {
         let (taken, given) = (self.inflate.total_in(), self.inflate.total_out());
         let status = self.inflate.decompress(input, output, flush).map_err(|e| {
             let why = self.inflate.error_message().unwrap_or(e.as_str());
-            Error::Image(format!("the layer's gzip is damaged: {why}"))
+            Error::Damaged(format!("gzip is damaged: {why}"))
         })?;
         let width = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         step.taken = width(self.inflate.total_in() - taken);
@@ -134,7 +129,7 @@ fn gzip_mode() -> Inflate {
 
 /// A raw decoder with a window, fed with empty blocks up to the bit where the next block begins.
 fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
-    let bad = || Error::malformed("layer index", "a checkpoint that cannot be entered");
+    let bad = || Error::Damaged("a checkpoint that cannot be entered".to_owned());
     let mut inflate = Inflate::new(false, 15);
     if !window.is_empty() {
         inflate.set_dictionary(window).map_err(|_| bad())?;
@@ -209,44 +204,6 @@ impl Bits {
             self.count += 1;
         }
     }
-}
-
-/// A position that a block may begin at, and what decoding from there gives.
-pub(super) struct Candidate {
-    /// Bits of the byte before the position that belong to the block before; 0 when it is between bytes.
-    pub(super) bits: u8,
-    /// That byte; 0 when it is between bytes.
-    pub(super) byte: u8,
-    /// The first [`PROBED`] bytes.
-    pub(super) output: Vec<u8>,
-}
-
-/// Decodes from each bit at which a block may begin, given that the decoder stopped having taken the bytes before `at`.
-///
-/// Which candidate is the right one the output tells that follows. If more than one gives that, they only differ in
-/// where the padding before a stored block is cut.
-pub(super) fn probe(blob: &dyn Blob, at: u64, window: &[u8]) -> Result<Vec<Candidate>, Error> {
-    let from = at.saturating_sub(1);
-    let len = PROBE_INPUT.min(blob.size().saturating_sub(from));
-    let mut input = vec![0; usize::try_from(len).unwrap_or(0)];
-    blob.read_at(from, &mut input)
-        .map_err(|e| Error::io("read the layer", e))?;
-    let Some((&before, rest)) = input.split_first() else {
-        return Ok(Vec::new());
-    };
-    let mut candidates = Vec::new();
-    for bits in 0..8 {
-        let byte = if bits == 0 { 0 } else { before };
-        let Ok(mut inflate) = entered(window, bits, byte) else {
-            continue;
-        };
-        let mut output = vec![0; PROBED];
-        let outcome = inflate.decompress(rest, &mut output, InflateFlush::NoFlush);
-        if outcome.is_ok() && inflate.total_out() == PROBED as u64 {
-            candidates.push(Candidate { bits, byte, output });
-        }
-    }
-    Ok(candidates)
 }
 
 #[cfg(test)]
