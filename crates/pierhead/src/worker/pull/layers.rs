@@ -1,8 +1,8 @@
 //! An image by its layers, where there is no bundle: indexed here, as a server does it, and taken apart into the store.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
