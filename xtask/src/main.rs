@@ -7,6 +7,7 @@ mod chart;
 mod check;
 mod corpus;
 mod dist;
+mod dpu_vm;
 mod eviction;
 mod exec;
 mod fuzz;
@@ -62,6 +63,12 @@ enum Task {
     /// `PIERHEAD_PMEM_DIR` names a folder on persistent memory, where `MAP_SYNC` works.
     /// CMD's exit status is passed through. A kernel is fetched from Debian once, and kept.
     PmemVm(pmem_vm::Options),
+    /// Boot a whole simulated DPU with pierhead on it, and run the suite, or CMD in it.
+    ///
+    /// QEMU emulates eight Cortex-A72 and 4 GiB. The suite: this machine pulls through it, from its cache, after a
+    /// restart and after a power cut. CMD runs in the guest, which has busybox and pierhead; its exit status is passed
+    /// through. A kernel is fetched from Debian once, and kept.
+    DpuVm(dpu_vm::Options),
     /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
     Fuzz {
         /// Only targets whose names contain this.
@@ -84,6 +91,7 @@ fn main() -> ExitCode {
         Task::Dist(options) => dist::run(&options).map(|()| ExitCode::SUCCESS),
         Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
         Task::PmemVm(options) => pmem_vm::run(&options),
+        Task::DpuVm(options) => dpu_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),
         Task::Corpus { out, anew } => {
             corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| ExitCode::SUCCESS)

@@ -17,14 +17,14 @@ const CPU: &str = "cortex-a72";
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
 /// What builds and what runs.
-pub(super) struct Dpu {
+pub(crate) struct Dpu {
     linker: PathBuf,
     emulator: PathBuf,
 }
 
 impl Dpu {
     /// Both, if they are here.
-    pub(super) fn find() -> Option<Self> {
+    pub(crate) fn find() -> Option<Self> {
         Some(Self {
             linker: place::find("aarch64-linux-gnu-gcc")?,
             emulator: place::find("qemu-aarch64-static")?,
@@ -32,7 +32,7 @@ impl Dpu {
     }
 
     /// `cargo build` or `cargo test` of a package for it.
-    pub(super) fn cargo(&self, command: &str, package: &str) -> Command {
+    pub(crate) fn cargo(&self, command: &str, package: &str) -> Command {
         let target = Arch::Arm64.target();
         let variable = target.to_uppercase().replace('-', "_");
         let runner = format!("{} -L {LIBRARIES} -cpu {CPU}", self.emulator.display());
@@ -47,6 +47,13 @@ impl Dpu {
             .args(["--config", "profile.dev.debug=false"])
             .args([command, "--quiet", "--package", package, "--target", target]);
         cargo
+    }
+
+    /// What `cargo("build", "pierhead")` makes.
+    pub(crate) fn binary() -> PathBuf {
+        place::target()
+            .join(Arch::Arm64.target())
+            .join("debug/pierhead")
     }
 
     /// What the built program calls itself.
@@ -71,7 +78,7 @@ impl Dpu {
         let text = format!(
             "#!/bin/sh\nexec '{}' -L {LIBRARIES} -cpu {CPU} '{}' \"$@\"\n",
             self.emulator.display(),
-            folder.join("debug/pierhead").display()
+            Self::binary().display()
         );
         fs::write(&program, text)?;
         fs::set_permissions(&program, Permissions::from_mode(0o755))?;

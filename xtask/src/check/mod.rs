@@ -3,7 +3,7 @@
 //! A failing step does not keep the next ones from running, so that one run tells all there is to
 //! mend. The last line is `N passed, M failed`: tests, and each other check as one.
 
-mod aarch64;
+pub(crate) mod aarch64;
 pub(crate) mod count;
 pub(crate) mod programs;
 mod steps;
@@ -67,7 +67,7 @@ enum Outcome {
 /// What steps leave for later ones.
 #[derive(Default)]
 struct State {
-    /// Whether the virtual machine is going to be used: it is much to install.
+    /// Whether a virtual machine is going to be used: it is much to install.
     machine: bool,
     /// Test programs and the daemon, once built.
     built: Option<Built>,
@@ -136,6 +136,11 @@ const STEPS: &[Step] = &[
         about: "the binary for the DPU: built, and pulled through under emulation",
         run: steps::aarch64,
     },
+    Step {
+        name: "dpu",
+        about: "a whole simulated DPU: pulled through, restarted, and its power cut",
+        run: steps::dpu,
+    },
 ];
 
 /// Runs the checks and says whether all hold.
@@ -160,7 +165,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let chosen = STEPS.iter().filter(|step| options.chooses(step.name));
     let started = Instant::now();
     let mut state = State {
-        machine: options.chooses("pmem"),
+        machine: options.chooses("pmem") || options.chooses("dpu"),
         ..State::default()
     };
     let mut report = Report::default();

@@ -10,7 +10,7 @@ use super::{
     count::Count,
     programs::{self, Built, Program},
 };
-use crate::{chart, corpus, dist, exec, install, place, pmem_vm};
+use crate::{chart, corpus, dist, dpu_vm, exec, install, place, pmem_vm};
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
 const END_TO_END: &str = "pierhead-tests";
@@ -150,11 +150,11 @@ pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
     pmem_vm::suite_of(&built.programs, &built.daemon).map(Outcome::Tests)
 }
 
+const NO_CROSS: &str = "no aarch64-linux-gnu-gcc or no qemu-aarch64-static";
+
 pub(super) fn aarch64(state: &mut State) -> Result<Outcome> {
     let Some(dpu) = Dpu::find() else {
-        return Ok(Outcome::Cannot(
-            "no aarch64-linux-gnu-gcc or no qemu-aarch64-static".into(),
-        ));
+        return Ok(Outcome::Cannot(NO_CROSS.into()));
     };
     show(&mut dpu.cargo("build", "pierhead"))?;
     println!("  {}", dpu.version()?);
@@ -171,6 +171,18 @@ pub(super) fn aarch64(state: &mut State) -> Result<Outcome> {
         bail!("no smoke test ran");
     }
     Ok(Outcome::Tests(count))
+}
+
+pub(super) fn dpu(_: &mut State) -> Result<Outcome> {
+    let missing = dpu_vm::missing();
+    if !missing.is_empty() {
+        return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
+    }
+    let Some(dpu) = Dpu::find() else {
+        return Ok(Outcome::Cannot(NO_CROSS.into()));
+    };
+    show(&mut dpu.cargo("build", "pierhead"))?;
+    dpu_vm::suite_of(Dpu::binary()).map(Outcome::Tests)
 }
 
 /// All that tests need, compiled once.

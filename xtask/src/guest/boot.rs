@@ -2,9 +2,9 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -40,6 +40,7 @@ impl Logs {
 /// A boot in progress. Dropped, it pulls the plug.
 pub(crate) struct Boot {
     child: Child,
+    input: Option<ChildStdin>,
     lines: Receiver<String>,
     begun: Instant,
     limit: Duration,
@@ -65,17 +66,18 @@ pub(crate) enum Said {
 }
 
 impl Boot {
-    /// Starts `qemu`, whose standard output is that of the guest's job, for at most `limit`.
+    /// Starts `qemu`, whose standard output and input are those of the guest's job, for at most `limit`.
     ///
     /// # Errors
     /// When it cannot be started.
     pub(crate) fn start(qemu: &mut Command, logs: Logs, limit: Duration) -> Result<Self> {
         let name = qemu.get_program().display().to_string();
         let mut child = qemu
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("start {name}"))?;
+        let input = child.stdin.take();
         let stdout = child.stdout.take().context("no standard output")?;
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
@@ -92,6 +94,7 @@ impl Boot {
         });
         Ok(Self {
             child,
+            input,
             lines,
             begun: Instant::now(),
             limit,
@@ -116,6 +119,18 @@ impl Boot {
                 )
             }
         }
+    }
+
+    /// Writes a line to the job's input.
+    ///
+    /// # Errors
+    /// When the machine is off.
+    pub(crate) fn say(&mut self, line: &str) -> Result<()> {
+        let input = self.input.as_mut().context("it has no input")?;
+        input
+            .write_all(format!("{line}\n").as_bytes())
+            .and_then(|()| input.flush())
+            .context("the virtual machine does not listen")
     }
 
     /// Pulls the plug: the process gets no chance to write anything back.
@@ -154,6 +169,11 @@ impl Boot {
     /// What the guest's clock showed when the command began.
     pub(crate) fn ready(&self) -> String {
         self.told("ready ").unwrap_or_else(|| "?".to_owned())
+    }
+
+    /// Since it was started.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// The rest of the line that begins so, of those that the first process told.

@@ -1,0 +1,103 @@
+//! A registry, and a client of what stands between the two, for tests across machines. It prints its URL, then does
+//! what each line of its input says, and answers with a line of JSON, `{"error": …}` when something is wrong:
+//!
+//! ```text
+//! pull ADDRESS          # the image, every byte compared: seconds, requests that it took the registry, answers from a cache
+//! get ADDRESS PATH      # status and body of an answer
+//! down, up              # ends the registry, and starts it again
+//! ```
+
+use std::error::Error;
+use std::io::{BufRead as _, Write as _};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use pierhead_testkit::http::{End, Request, Response};
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::{Background, FakeRegistry};
+use serde_json::{Value, json};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// An emulated machine takes its time.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const REPOSITORY: &str = "library/app";
+
+fn main() -> Outcome<()> {
+    let client = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let registry = FakeRegistry::builder().start_in_background();
+    let image = Image::random(1, &[100_000, 6_000_000, 1_000_000]);
+    registry.push(REPOSITORY, "1", &image);
+    say(&json!({"url": registry.url()}))?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = match words.as_slice() {
+            ["pull", address] => client.block_on(pull(address, &registry, &image)),
+            ["get", address, path] => client.block_on(get(address, path)).map(|answer| {
+                let body = String::from_utf8_lossy(&answer.body);
+                json!({"status": answer.status, "body": body})
+            }),
+            ["down"] => {
+                registry.stop();
+                Ok(json!({}))
+            }
+            ["up"] => {
+                registry.restart();
+                Ok(json!({}))
+            }
+            _ => Err(format!("what is {line:?}?").into()),
+        };
+        say(&answer.unwrap_or_else(|error| json!({"error": error.to_string()})))?;
+    }
+    Ok(())
+}
+
+fn say(answer: &Value) -> Outcome<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{answer}")?;
+    Ok(out.flush()?)
+}
+
+async fn pull(address: &str, registry: &Background, image: &Image) -> Outcome<Value> {
+    registry.clear_requests();
+    let begun = Instant::now();
+    let document = image.root_document();
+    let path = format!("/v2/{REPOSITORY}/manifests/1");
+    let mut hits = u32::from(whole(address, &path, &document.bytes).await?);
+    let manifest = begun.elapsed();
+    let mut bytes = document.bytes.len();
+    for blob in &image.blobs {
+        let path = format!("/v2/{REPOSITORY}/blobs/{}", blob.digest);
+        hits += u32::from(whole(address, &path, &blob.bytes).await?);
+        bytes += blob.bytes.len();
+    }
+    Ok(json!({
+        "seconds": begun.elapsed().as_secs_f64(),
+        "manifest_seconds": manifest.as_secs_f64(),
+        "bytes": bytes,
+        "answers": image.blobs.len() + 1,
+        "hits": hits,
+        "asked": registry.requests().len(),
+    }))
+}
+
+/// Whether it came from a cache; an error unless it is `expected`.
+async fn whole(address: &str, path: &str, expected: &[u8]) -> Outcome<bool> {
+    let answer = get(address, path).await?;
+    if answer.status != 200 || answer.end != End::Clean {
+        return Err(format!("{path}: {} {:?}", answer.status, answer.end).into());
+    }
+    if answer.body != expected {
+        return Err(format!("{path}: other bytes").into());
+    }
+    Ok(matches!(answer.header("x-cache"), Some("HIT" | "STALE")))
+}
+
+async fn get(address: &str, path: &str) -> Outcome<Response> {
+    let address: SocketAddr = address.parse()?;
+    Ok(tokio::time::timeout(PATIENCE, Request::get(path).send(address)).await??)
+}

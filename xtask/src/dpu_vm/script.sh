@@ -1,0 +1,36 @@
+# A DPU with its eMMC and its link: pierhead serves, as a service that is restarted by hand, and /dev/hvc0 is a shell.
+mkdir -p /data /run /tmp /root
+date -s "@$NOW" >/dev/null
+export HOME=/root
+ip link set lo up
+# What QEMU's network calls its guest, its router, and its name server.
+ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && ip route add default via 10.0.2.2 || die "no network"
+echo nameserver 10.0.2.3 >/etc/resolv.conf
+mount -t ext4 /dev/vda /data || die "mount /dev/vda"
+mkdir -p /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup
+
+# Starts pierhead and waits until it is ready.
+begin() {
+  rm -f /run/ready
+  pierhead serve --config /etc/pierhead.toml --ready-file /run/ready >>/run/log 2>&1 &
+  daemon=$!
+  until [ -e /run/ready ]; do
+    kill -0 $daemon 2>/dev/null || { cat /run/log; return 1; }
+    sleep 0.1
+  done
+}
+# Sends it a signal and waits for its end, whose status is the result.
+finish() {
+  kill -"$1" $daemon
+  wait $daemon
+}
+
+exec 3<>/dev/hvc0
+stty raw -echo <&3
+begin || die "pierhead does not start"
+ready
+echo "dpu-vm: ready" >&3
+while read -r line <&3; do
+  eval "$line" </dev/null >&3 2>&1
+  echo "dpu-vm: end $?" >&3
+done
