@@ -8,6 +8,7 @@
 
 pub mod chart;
 pub mod clients;
+pub mod group;
 pub mod image;
 pub mod layout;
 pub mod namespace;

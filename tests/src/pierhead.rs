@@ -211,6 +211,17 @@ impl Pierhead {
     }
 }
 
+/// The same behind some words, such as those of [`crate::group::Group::enter`].
+pub fn run_in(inside: &[String], arguments: &[&str]) -> Result<(ExitStatus, String)> {
+    let (first, words) = inside.split_first().context("no words")?;
+    process::output(
+        Command::new(first)
+            .args(words)
+            .arg(place::pierhead()?)
+            .args(arguments),
+    )
+}
+
 /// Runs `pierhead` to its end: how it ended and what it said.
 pub fn run(arguments: &[&str]) -> Result<(ExitStatus, String)> {
     process::output(Command::new(place::pierhead()?).args(arguments))

@@ -29,6 +29,7 @@ mod names;
 mod operations;
 mod outage;
 mod pod;
+mod polite;
 mod pull;
 mod random;
 mod refusals;
