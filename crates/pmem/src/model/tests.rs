@@ -165,3 +165,22 @@ proptest! {
         prop_assert!(passed(&clock) + GRAIN * 2 >= wanted);
     }
 }
+
+#[test]
+fn what_is_modelled_is_as_durable_as_what_lies_below() {
+    use crate::shadow::ShadowMedium;
+    for (flushes, fences) in [(true, true), (true, false), (false, true)] {
+        let (clock, _) = pacer(SLOW, Duration::ZERO);
+        let medium = Modelled::with_clock(ShadowMedium::new(4096), SLOW, clock);
+        medium.write(100, b"here").expect("in range");
+        if flushes {
+            medium.flush(100, 4).expect("in range");
+        }
+        if fences {
+            medium.fence().expect("sound");
+        }
+        // Takes all that may be taken.
+        let left = medium.inner().cut(0).bytes();
+        assert_eq!(&left[100..104] == b"here", flushes && fences);
+    }
+}

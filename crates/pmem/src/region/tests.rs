@@ -53,6 +53,70 @@ fn fences_wait_for_the_hull_of_what_was_flushed() {
 }
 
 #[test]
+fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
+    use crate::sys::told::{Told, take};
+    let Ok(lines) = Lines::detect() else {
+        return;
+    };
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+    let mut region = open(&folder.path().join("r"), 1 << 20).expect("a region");
+    region.flush = Flush::Lines(lines);
+    region.write(4990, &[1; 300]).expect("in range");
+    assert_eq!(take(), []);
+    region.flush(4990, 300).expect("in range");
+    let told = take();
+    let lines: Vec<_> = told
+        .iter()
+        .map(|told| match told {
+            Told::Line(at) => *at % 4096,
+            Told::Fence => panic!("not yet"),
+        })
+        .collect();
+    let [first, second, ..] = lines[..] else {
+        panic!("{told:?}");
+    };
+    let line = second - first;
+    assert!(line.is_power_of_two() && first % line == 0);
+    // The region begins with a page.
+    assert!(first <= 4990 - 4096 && 4990 - 4096 < second, "{lines:?}");
+    let end = first + line * lines.len();
+    assert!(
+        (5290 - 4096..5290 - 4096 + line).contains(&end),
+        "{lines:?}"
+    );
+    assert!(lines.windows(2).all(|pair| pair[1] - pair[0] == line));
+    region.fence().expect("sound");
+    assert_eq!(take(), [Told::Fence]);
+}
+
+/// Bytes of a mapped file that are newer in memory than on its disk; none where the system does not tell.
+fn dirty(path: &Path) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let mut lines = maps.lines();
+    lines.find(|line| line.ends_with(&path.display().to_string()));
+    let figures = lines.take_while(|line| !line.starts_with("VmFlags"));
+    let dirty = figures.filter(|line| line.contains("_Dirty:"));
+    let kilobytes = dirty.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kilobytes.sum::<u64>() * 1024
+}
+
+#[test]
+fn a_fence_brings_what_was_flushed_to_the_disk_below() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("r");
+    let region = open(&path, 1 << 20).expect("a region");
+    if !matches!(region.flush, Flush::Sync) {
+        return;
+    }
+    region.store(4096, 1).expect("aligned");
+    region.write(300_000, b"here").expect("in range");
+    region.flush(4096, 8).expect("in range");
+    region.flush(300_000, 4).expect("in range");
+    region.fence().expect("sound");
+    assert_eq!(dirty(&path), 0);
+}
+
+#[test]
 fn a_region_can_be_flushed_by_instructions_and_its_cut_is_seen_by_them() {
     let Ok(lines) = Lines::detect() else {
         return;

@@ -9,4 +9,6 @@ mod map;
 mod sigbus;
 
 pub(crate) use flush::Lines;
+#[cfg(test)]
+pub(crate) use flush::told;
 pub(crate) use map::{Failed, Map};

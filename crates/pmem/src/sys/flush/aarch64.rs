@@ -35,6 +35,8 @@ pub(super) const fn name(_: Instruction) -> &'static str {
 pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines: usize) {
     for n in 0..lines {
         let at = first.wrapping_add(n * line);
+        #[cfg(test)]
+        super::told::note(super::told::Told::Line(at.addr()));
         // SAFETY: the caller's promise; the processor has it, as detected. It is written as `sys` because an
         // assembler that was not told of FEAT_DPB refuses its name. It changes no memory, and comes after the
         // stores before it, since it is not said to leave memory alone.
@@ -43,6 +45,8 @@ pub(super) unsafe fn flush(_: Instruction, first: *const u8, line: usize, lines:
 }
 
 pub(super) fn fence(_: Instruction) {
+    #[cfg(test)]
+    super::told::note(super::told::Told::Fence);
     // SAFETY: a barrier, which does nothing but wait.
     unsafe { asm!("dsb sy", options(nostack, preserves_flags)) };
 }

@@ -15,6 +15,30 @@ mod none;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 use none as arch;
 
+/// What a thread told its processor, for tests: nothing else shows it.
+#[cfg(test)]
+pub(crate) mod told {
+    use std::cell::RefCell;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Told {
+        /// To write back the line at this address.
+        Line(usize),
+        Fence,
+    }
+
+    thread_local!(static TOLD: RefCell<Vec<Told>> = const { RefCell::new(Vec::new()) });
+
+    pub(super) fn note(told: Told) {
+        TOLD.with_borrow_mut(|all| all.push(told));
+    }
+
+    /// What this thread has told since this was asked last.
+    pub(crate) fn take() -> Vec<Told> {
+        TOLD.take()
+    }
+}
+
 /// An instruction that writes a cache line back, found at run time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lines {

@@ -55,6 +55,8 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
         ($name:literal) => {
             for n in 0..lines {
                 let at = first.wrapping_add(n * line);
+                #[cfg(test)]
+                super::told::note(super::told::Told::Line(at.addr()));
                 // SAFETY: the caller's promise; the processor has the instruction, as detected. It changes no memory, and
                 // comes after the stores before it in the program, since it is not said to leave memory alone.
                 unsafe { asm!(concat!($name, " [{}]"), in(reg) at, options(nostack, preserves_flags)) };
@@ -69,6 +71,8 @@ pub(super) unsafe fn flush(instruction: Instruction, first: *const u8, line: usi
 }
 
 pub(super) fn fence(_: Instruction) {
+    #[cfg(test)]
+    super::told::note(super::told::Told::Fence);
     // SAFETY: every x86-64 has it, and it does nothing but order stores.
     unsafe { _mm_sfence() };
 }
