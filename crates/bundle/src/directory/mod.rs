@@ -85,6 +85,7 @@ impl Directory {
     /// # Errors
     /// There can be none at all there.
     pub(crate) fn open(folder: &Path) -> Result<(Self, Option<String>), Error> {
+        take_over(folder).map_err(|error| failed("open the directory", &error.into()))?;
         let was = folder.exists();
         match guard(|| open(folder)) {
             Ok((open, is_new)) => {
@@ -201,15 +202,17 @@ impl Directory {
         if !Arc::ptr_eq(&open, &damaged) {
             return Ok(open.clone());
         }
-        if self.renewed.fetch_add(1, Ordering::Relaxed) >= MAX_RENEWED {
+        let number = self.renewed.fetch_add(1, Ordering::Relaxed);
+        if number >= MAX_RENEWED {
             return Err(Failure::other(format!("damaged again and again: {what}")));
         }
         tracing::warn!(%what, "the directory is damaged; it is made anew");
-        let (new, _) = guard(|| renew(&self.folder))?;
+        // Whoever is at work with the damaged one may still write by its path: the new one lies elsewhere until the next start.
+        let (new, _) = guard(|| renew(&beside(&self.folder, number + 1)))?;
         *open = Arc::new(new);
         self.is_lost.store(true, Ordering::Relaxed);
         let new = open.clone();
-        // Its files are gone; sled may panic once more as it closes them.
+        // sled may panic once more as it closes its files, which go with the next start.
         let _ = guard(|| {
             drop(damaged);
             Ok(())
@@ -309,6 +312,26 @@ fn open(folder: &Path) -> Result<(Open, bool), Failure> {
         db,
     };
     Ok((open, is_new))
+}
+
+/// Where the database lies that was made in place of so many others while they were open.
+fn beside(folder: &Path, number: u32) -> PathBuf {
+    match number {
+        0 => folder.to_owned(),
+        _ => folder.with_extension(format!("renewed-{number}")),
+    }
+}
+
+/// Gives the last one that an earlier process made its usual place. Cut short, the next start does the same.
+fn take_over(folder: &Path) -> io::Result<()> {
+    let mut numbers = (1..=MAX_RENEWED).rev();
+    let Some(last) = numbers.find(|number| beside(folder, *number).exists()) else {
+        return Ok(());
+    };
+    for number in 0..last {
+        remove(&beside(folder, number))?;
+    }
+    fs::rename(beside(folder, last), folder)
 }
 
 /// Moves what is there aside, deletes it, and starts empty.

@@ -120,6 +120,41 @@ fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_says_so() {
 }
 
 #[test]
+fn what_is_damaged_cannot_write_into_what_replaced_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("directory");
+    let (directory, _) = Directory::open(&path).unwrap();
+    let content = Content::of(b"x");
+    let mut earlier = Vec::new();
+    for number in 1..4 {
+        let damaged = directory.read();
+        let what = Failure {
+            what: "as a test wants it".to_owned(),
+            is_damage: true,
+        };
+        drop(directory.renew(damaged.clone(), &what).unwrap());
+        assert!(beside(&path, number).exists());
+        directory.put(&content, &[place(number)]).unwrap();
+        earlier.push(damaged);
+    }
+    // Large enough for a file of its own, which sled finds by the path of the database.
+    for damaged in &earlier {
+        damaged.places.insert("large", vec![7; 600_000]).unwrap();
+        damaged.db.flush().unwrap();
+    }
+    drop(earlier);
+    directory.flush().unwrap();
+    assert_eq!(directory.get(&content).unwrap(), [place(3)]);
+    drop(directory);
+    let (directory, damage) = Directory::open(&path).unwrap();
+    assert!(!directory.is_new() && damage.is_none());
+    assert_eq!(directory.get(&content).unwrap(), [place(3)]);
+    drop(directory);
+    let names = fs::read_dir(folder.path()).unwrap();
+    assert_eq!(names.count(), 1, "nothing is left beside it");
+}
+
+#[test]
 fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
