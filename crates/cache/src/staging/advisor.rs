@@ -187,14 +187,20 @@ impl Advisor {
         let image = self.images.get(self.named.get(digest)?)?;
         let index = image.layers.iter().position(|(layer, _)| layer == digest);
         let bytes = index.map_or(image.config.1, |index| image.layers[index].1);
-        let arriving = index.map(|index| {
-            let layers: Vec<_> = image
-                .layers
-                .iter()
-                .map(|(layer, size)| progress(layer, *size))
-                .collect();
-            self.lass.place(&layers, index)
-        });
+        let arriving = index.map_or_else(
+            || {
+                let pace = self.lass.pace?;
+                pace.is_small(bytes).then_some(Placement::Fast)
+            },
+            |index| {
+                let layers: Vec<_> = image
+                    .layers
+                    .iter()
+                    .map(|(layer, size)| progress(layer, *size))
+                    .collect();
+                Some(self.lass.place(&layers, index))
+            },
+        );
         let temperature = index.and_then(|index| image.temperatures.as_ref()?.get(index).copied());
         let facts = Facts {
             bytes,

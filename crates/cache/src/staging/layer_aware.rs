@@ -7,8 +7,9 @@ use super::{Placement, Speed};
 /// the former go to the fast tier (N-Docker 2019, "Layer-Aware Storing Scheme"; their Last Downloading Layer).
 ///
 /// A cache stores each layer as it comes, in no order: there the place in the image only stands for the time. So where
-/// the speeds of link and disk are known ([`LayerAware::pace`]) they decide: a layer that the disk has stored by the time that the
-/// last one is here goes to the disk, wherever in the image it is, and all others to the fast tier.
+/// the speeds of link and disk are known ([`LayerAware::pace`]) they decide: what the disk can have stored by the time that the
+/// last layer is here goes to the disk, wherever in the image it is, and all else to the fast tier: so does what is so small that
+/// the disk would be busy with finding places for it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LayerAware {
     /// How many layers a client fetches at once: docker and containerd three.
@@ -30,6 +31,8 @@ pub struct Pace {
 const CAUTION: f64 = 1.1;
 /// What the disk may not have been given yet of a layer whose last byte is here: so often the ingest sets it to work.
 pub(crate) const TAIL: u64 = 4 << 20;
+/// A deployment may end so much after its last byte: for a part in thirty of its time the disk can often have one layer more.
+const SLACK: f64 = 1.03;
 /// To make a layer durable, so many places are found: the end of its content, the file's length, its name.
 const PLACES: f64 = 3.0;
 
@@ -155,30 +158,83 @@ impl LayerAware {
         }
     }
 
-    /// Whether the disk would still be storing each layer when the last one is here. It stores layers while they come, so
-    /// that of each an end is left; it is as fast as that end tells, or as all bytes that it was given.
+    /// Whether the disk would still be storing each layer when the last one is here. Of those that it would not, as many bytes as can
+    /// be together: the largest first, or the first to come, whichever is more. O(layers²).
     fn late(&self, layers: &[Progress], pace: &Pace) -> Vec<bool> {
         let arrivals = self.arrivals(layers, pace.link);
-        let mut order: Vec<_> = (0..layers.len())
-            .filter_map(|index| Some((arrivals[index]?, index)))
+        let mut coming: Vec<Coming> = (0..layers.len())
+            .filter_map(|index| {
+                let (arrival, layer) = (arrivals[index]?, layers[index]);
+                Some(Coming {
+                    index,
+                    arrival,
+                    left: layer.size.min(layer.left().saturating_add(TAIL)),
+                })
+            })
             .collect();
-        order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let end = order.last().map_or(0.0, |(arrival, _)| *arrival);
-        let Speed { latency, per_byte } = pace.disk;
-        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
-        let seconds = |bytes: u64| bytes as f64 * per_byte * CAUTION;
-        let (mut late, mut given) = (vec![false; layers.len()], 0);
-        for (arrival, index) in order {
-            let size = layers[index].size;
-            let with = size.saturating_add(given);
-            let alone = arrival + seconds(size.min(TAIL));
-            if alone.max(seconds(with)) + latency * PLACES <= end {
-                given = with;
-            } else {
-                late[index] = true;
-            }
+        coming.sort_by(|a, b| a.arrival.total_cmp(&b.arrival));
+        let end = SLACK * coming.last().map_or(0.0, |last| last.arrival);
+        coming.retain(|it| !pace.is_small(layers[it.index].size));
+        let first = pace.stored(&coming, end);
+        coming.sort_by_key(|it| std::cmp::Reverse(it.left));
+        let largest = pace.stored(&coming, end);
+        let bytes = |stored: &[Coming]| stored.iter().map(|it| it.left).sum::<u64>();
+        let stored = if bytes(&largest) > bytes(&first) {
+            largest
+        } else {
+            first
+        };
+        let mut late = vec![true; layers.len()];
+        for it in stored {
+            late[it.index] = false;
         }
         late
+    }
+}
+
+/// A layer on its way to the disk.
+#[derive(Clone, Copy)]
+struct Coming {
+    index: usize,
+    /// Seconds from now until its last byte is here.
+    arrival: f64,
+    /// Bytes that the disk has still to be given.
+    left: u64,
+}
+
+impl Pace {
+    fn seconds(&self, bytes: u64) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        let bytes = bytes as f64;
+        bytes * self.disk.per_byte * CAUTION
+    }
+
+    /// Whether finding a place for so many bytes takes the disk longer than to write them: the fast tier has that time for next to
+    /// nothing, and the disk has it for others.
+    pub(crate) fn is_small(&self, bytes: u64) -> bool {
+        self.seconds(bytes) < self.disk.latency * PLACES
+    }
+
+    /// Which of them the disk can have stored by `end`, each taken in turn if it still can be. It stores while they come, so that
+    /// of each an end is left; it is as fast as that end tells, or as all that it was given.
+    fn stored(&self, coming: &[Coming], end: f64) -> Vec<Coming> {
+        let mut stored: Vec<Coming> = Vec::new();
+        for one in coming {
+            let at = stored.partition_point(|it| it.arrival <= one.arrival);
+            stored.insert(at, *one);
+            let (mut given, mut places) = (0_u64, 0.0);
+            let in_time = stored.iter().all(|it| {
+                given = given.saturating_add(it.left);
+                let alone = it.arrival + self.seconds(it.left.min(TAIL));
+                let after = alone.max(self.seconds(given) + places);
+                places += self.disk.latency * PLACES;
+                after + self.disk.latency * PLACES <= end
+            });
+            if !in_time {
+                stored.remove(at);
+            }
+        }
+        stored
     }
 }
 

@@ -85,7 +85,7 @@ fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
     // What is stored already is not in the way.
     let layers = [running(90 * MB, 90 * MB, None), waiting(500 * MB)];
     assert_eq!(rule.place(&layers, 1), Placement::Fast);
-    // A disk that is as slow as this has no time for the second as well.
+    // A disk that is as slow as this has time for one of them: the larger of those that it can have.
     let slow = LayerAware {
         pace: rule.pace.map(|pace| Pace {
             disk: Speed {
@@ -98,7 +98,37 @@ fn what_the_disk_has_stored_before_the_last_is_here_goes_there() {
     };
     let layers = [100, 600, 200].map(|size| waiting(size * MB));
     let all = (0..3).map(|index| slow.place(&layers, index) == Placement::Fast);
-    assert_eq!(all.collect::<Vec<_>>(), [false, true, true]);
+    assert_eq!(all.collect::<Vec<_>>(), [true, true, false]);
+}
+
+#[test]
+fn by_time_the_disk_has_as_many_bytes_as_it_can_have_stored() {
+    let rule = LayerAware {
+        pace: Some(Pace {
+            link: 250e6,
+            disk: Speed::HARD_DISK,
+        }),
+        ..LayerAware::default()
+    };
+    // In units of 100 kB, as images of public registries are: a base, what was installed, the application.
+    let on_disk = |sizes: &[u64]| {
+        let layers: Vec<_> = sizes.iter().map(|size| waiting(size * 100_000)).collect();
+        let places = (0..layers.len()).filter(|index| {
+            let place = rule.place(&layers, *index);
+            place == Placement::Disk
+        });
+        places.collect::<Vec<_>>()
+    };
+    // The base is stored a hundredth of the time after the last is here: two layers of one size need not both be staged.
+    assert_eq!(on_disk(&[279, 408]), [0]);
+    assert!(on_disk(&[279, 343]).is_empty());
+    // The larger of two that the disk has time for.
+    assert_eq!(on_disk(&[279, 113, 111]), [1]);
+    assert_eq!(on_disk(&[279, 336, 448]), [1]);
+    assert_eq!(on_disk(&[279, 791, 393]), [0, 2]);
+    // Places are to be found for small ones, too: the disk has no time for that.
+    assert_eq!(on_disk(&[279, 142, 1, 1, 1]), [1]);
+    assert!(on_disk(&[30, 30, 3000]).is_empty());
 }
 
 fn steps(texts: &[&str]) -> Vec<Step> {
