@@ -7,6 +7,16 @@ use crate::common::blob;
 use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
 
 #[test]
+fn what_the_medium_had_lost_is_counted() {
+    let options = Options {
+        damaged: 3,
+        ..all_fast(ROOMY)
+    };
+    let tier = over(&MemoryTier::default(), &Gate::default(), options);
+    assert_eq!(tier.stat().damaged, 3);
+}
+
+#[test]
 fn a_restart_finds_what_is_durable_and_goes_on_draining() {
     for volatile in [false, true] {
         let (fast, disk) = (MemoryTier::default(), Gate::default());

@@ -64,6 +64,28 @@ fn room_comes_from_what_the_disk_has_the_least_worth_first() {
 }
 
 #[test]
+fn nothing_leaves_for_what_would_not_fit_even_so() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, all_fast(230_000));
+    let [(idle, first), (read, second), (large, third)] =
+        [blob(1, 100_000), blob(2, 100_000), blob(3, 150_000)];
+    commit(&tier, &idle, &first);
+    commit(&tier, &read, &second);
+    flush(&tier);
+    let reader = tier.open(&read).unwrap().unwrap();
+    let hint = Hint {
+        placement: Placement::Fast,
+        priority: 1.0,
+        bytes: 150_000,
+    };
+    tier.hint(large, hint);
+    commit(&tier, &large, &third);
+    assert!(tier.holds(&idle) && tier.holds(&read) && disk.has(&large));
+    assert_eq!(tier.stat().evicted, 0);
+    drop(reader);
+}
+
+#[test]
 fn what_was_read_over_a_lowered_bound_leaves_with_its_last_reader() {
     let (fast, disk) = (MemoryTier::default(), Gate::default());
     let tier = over(&fast, &disk, all_fast(350_000));
