@@ -175,8 +175,8 @@ pub(super) fn figure(title: &str, rows: &[Row], outcomes: &[Simulated]) -> Figur
     let panels = [
         panel(
             "MB over the uplink",
-            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| wave.down / 1e6)),
-            &lines(&|outcome| outcome.upstream / 1e6),
+            &dots(&|row| [&row.direct, &row.first, &row.again].map(|wave| drawn_mb(wave.down))),
+            &lines(&|outcome| drawn_mb(outcome.upstream)),
         ),
         panel(
             "seconds until a machine has all images, mean",
@@ -224,12 +224,27 @@ fn panel(title: &str, dots: &[(f64, [f64; 3])], lines: &[(f64, [f64; 3])]) -> Pa
     Panel {
         title: title.to_owned(),
         below: "machines".to_owned(),
-        x: Axis::decades(all().map(|(x, _)| *x), |at| format!("{at:.0}")),
-        y: Axis::decades(all().flat_map(|(_, ways)| *ways), |at| match at {
-            _ if at >= 1.0 => format!("{at:.0}"),
-            _ => format!("{at}"),
-        }),
+        x: Axis::decades(all().map(|(x, _)| *x), short),
+        y: Axis::decades(all().flat_map(|(_, ways)| *ways), short),
         lines: shown,
+    }
+}
+
+/// Questions whether a tag has changed are no images: they would stretch the axis.
+fn drawn_mb(bytes: f64) -> f64 {
+    match bytes / 1e6 {
+        mb if mb < 0.1 => 0.0,
+        mb => mb,
+    }
+}
+
+/// A power of ten.
+fn short(value: f64) -> String {
+    match value {
+        _ if value >= 1e6 => format!("{:.0} M", value / 1e6),
+        _ if value >= 1e3 => format!("{:.0} k", value / 1e3),
+        _ if value >= 1.0 => format!("{value:.0}"),
+        _ => format!("{value}"),
     }
 }
 
