@@ -40,6 +40,12 @@ docker_config = "/etc/pierhead/docker/config.json"
 {{- end }}
 {{- end }}
 {{- end }}
+{{- with $v.network.interface }}
+
+[network]
+interface = {{ toJson . }}
+wait = {{ toJson $v.network.interfaceWait }}
+{{- end }}
 {{- if ne $v.tier.kind "off" }}
 
 [tier]

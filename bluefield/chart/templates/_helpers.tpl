@@ -46,6 +46,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
+{{/* Whether a pod can pull through the Service with what the values give it. */}}
+{{- define "pierhead.hasTest" -}}
+{{- $v := .Values -}}
+{{- $login := and (eq $v.auth.mode "htpasswd") $v.tests.loginSecretName -}}
+{{- if and $v.service.enabled (or (eq $v.auth.mode "none") (eq $v.auth.mode "pass-through") $login) (or (not $v.tls.clientCAKey) $v.tls.clientOptional) -}}
+yes
+{{- end -}}
+{{- end -}}
+
 {{/* The kubelet asks the first address of the node, unless told otherwise. */}}
 {{- define "pierhead.probeHost" -}}
 {{- if not (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
@@ -132,6 +141,12 @@ joined with each of the other.
 {{- end -}}
 {{- if and (not $v.network.hostNetwork) (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
 {{- fail "network.address: one address needs network.hostNetwork=true: a pod's own is not known before" -}}
+{{- end -}}
+{{- if and $v.network.interface (not (has $v.network.address (list "0.0.0.0" "[::]"))) -}}
+{{- fail "network.interface: stands for its addresses: not together with one in network.address" -}}
+{{- end -}}
+{{- if hasPrefix "tmfifo_net" $v.network.interface -}}
+{{- fail "network.interface: is the management link of the DPU: image data goes over a representor, or a scalable function" -}}
 {{- end -}}
 {{- if and (eq $v.tier.kind "pmem") (not $v.tier.hostPath) -}}
 {{- fail "tier.hostPath: is needed with tier.kind=pmem: a folder on a DAX file system of the node" -}}

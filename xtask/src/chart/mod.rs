@@ -123,8 +123,10 @@ pub(crate) fn check(helm: &Path, daemon: &Path) -> Result<Count> {
     }
     count.note("systemd", unit(manifests.path()));
     let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
+    let chart = Chart::open(helm, CHARTS[0])?;
+    chart.of_dpf(&python, manifests.path(), &mut count)?;
     let schemas = programs::count(
-        Command::new(python)
+        Command::new(&python)
             .arg(place::root().join("xtask/src/chart/validate.py"))
             .arg(VERSION)
             .arg(place::root().join("bluefield/schemas"))
@@ -239,6 +241,25 @@ impl<'a> Chart<'a> {
             fs::write(into.join(format!("{RELEASE}.{case_name}.yaml")), text)?;
         }
         count.note(&format!("render::{case_name}"), rendered.map(drop));
+        Ok(())
+    }
+
+    /// Renders it with what the samples for DPF say, as DPF would, into the folder of manifests.
+    fn of_dpf(&self, python: &Path, into: &Path, count: &mut Count) -> Result<()> {
+        let values = tempfile::tempdir()?;
+        exec::output(
+            Command::new(python)
+                .arg(place::root().join("xtask/src/chart/samples.py"))
+                .arg(place::root().join("bluefield/dpf"))
+                .arg(values.path()),
+        )?;
+        let samples = place::files(values.path(), "json")?;
+        if samples.is_empty() {
+            bail!("no sample for DPF has values");
+        }
+        for sample in samples {
+            self.render(&[sample], into, count)?;
+        }
         Ok(())
     }
 
