@@ -36,6 +36,9 @@ const MACHINE: &[(&str, &[&str])] = &[
     ("blkid", &["util-linux"]),
 ];
 
+/// As [`DEBIAN`], for the control plane of `cargo xtask k8s` alone.
+const CLUSTER: &[(&str, &[&str])] = &[("etcd", &["etcd-server"]), ("setpriv", &["util-linux"])];
+
 /// Programs that are newer when Go builds them, and Debian's packages where there is no Go.
 const GO: &[(&str, &str, Option<&str>)] = &[
     (
@@ -102,6 +105,7 @@ pub(crate) struct Wanted {
 pub(crate) fn all(wanted: Wanted) -> Result<()> {
     let mut failures = Vec::new();
     let debian = || debian(wanted);
+    let go = || go(&|_| true);
     let libcachesim = || python(LIBCACHESIM);
     let schemas = || python(SCHEMAS);
     let cyclonedx = || python(CYCLONEDX);
@@ -142,6 +146,21 @@ pub(crate) fn for_dist(build: bool) -> Result<()> {
     Ok(())
 }
 
+/// Installs what `cargo xtask k8s` needs besides what it builds.
+///
+/// # Errors
+/// When something is missing that cannot be installed here.
+pub(crate) fn cluster() -> Result<()> {
+    let missing = CLUSTER
+        .iter()
+        .filter(|(name, _)| place::find(name).is_none());
+    apt(missing
+        .flat_map(|(_, packages)| *packages)
+        .copied()
+        .collect())?;
+    go(&|program| program == "helm")
+}
+
 fn debian(wanted: Wanted) -> Result<()> {
     let has_go = place::find("go").is_some();
     let machine = if wanted.machine { MACHINE } else { &[] };
@@ -170,6 +189,10 @@ fn debian(wanted: Wanted) -> Result<()> {
     if !Path::new("/etc/ssl/certs/ca-certificates.crt").exists() {
         packages.push("ca-certificates");
     }
+    apt(packages)
+}
+
+fn apt(mut packages: Vec<&str>) -> Result<()> {
     packages.sort_unstable();
     packages.dedup();
     if packages.is_empty() {
@@ -190,7 +213,7 @@ fn debian(wanted: Wanted) -> Result<()> {
     Ok(())
 }
 
-fn go() -> Result<()> {
+fn go(is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let Some(go) = place::find("go") else {
         println!("  no Go here: Debian's docker-registry and containerd stand in, without crane");
         return Ok(());
@@ -198,7 +221,7 @@ fn go() -> Result<()> {
     let bin = place::go_bin().context("neither GOBIN nor HOME is set")?;
     let wanted: Vec<_> = GO
         .iter()
-        .filter(|(program, ..)| !bin.join(program).exists())
+        .filter(|(program, ..)| is_wanted(program) && !bin.join(program).exists())
         .map(|(_, module, _)| *module)
         .collect();
     for module in wanted {

@@ -14,6 +14,7 @@ mod fuzz;
 mod guest;
 mod image;
 mod install;
+mod k8s;
 mod place;
 mod pmem_vm;
 
@@ -56,6 +57,13 @@ enum Task {
     Dist(dist::Options),
     /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
+    /// Install, upgrade and remove the charts in a real Kubernetes control plane, or run CMD against it.
+    ///
+    /// etcd is Debian's; kube-apiserver, kube-controller-manager, kube-scheduler and kubectl 1.34 are built
+    /// from their Go modules, which takes eight minutes of two cores, once; kwok plays the nodes. Everything listens
+    /// on the loopback, and is gone at the end. It is no part of `cargo xtask test`: CI, which has 40 minutes, holds
+    /// the charts against the offline schemas of PyPI's kubernetes-validate instead (step `chart`).
+    K8s(k8s::Options),
     /// Boot a throw-away virtual machine with an emulated NVDIMM, and run the suite or CMD in it.
     ///
     /// The suite: classes of media and the tests of crates/pmem, then a boot that finds what the first
@@ -90,6 +98,7 @@ fn main() -> ExitCode {
         Task::Chart(options) => chart::run(&options).map(|()| ExitCode::SUCCESS),
         Task::Dist(options) => dist::run(&options).map(|()| ExitCode::SUCCESS),
         Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::K8s(options) => k8s::run(&options),
         Task::PmemVm(options) => pmem_vm::run(&options),
         Task::DpuVm(options) => dpu_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),

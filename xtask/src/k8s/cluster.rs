@@ -1,0 +1,132 @@
+//! A control plane of its own, on the loopback, with nodes that are played.
+
+use std::{
+    cell::RefCell,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use super::{binaries::Binaries, client::Client, server::Server, settings::Settings};
+use crate::place;
+
+const NODES: &str = include_str!("nodes.yaml");
+
+/// What a start or a change may take on a machine that has much else to do.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Starts with other ports: somebody else may take one before the server does.
+const STARTS: usize = 3;
+
+/// etcd, the servers of Kubernetes and the player of nodes. Dropped, they are killed and what they kept is gone.
+pub(super) struct Cluster {
+    servers: RefCell<Vec<Server>>,
+    /// How to talk to it.
+    pub(super) client: Client,
+    // Behind the servers: they write there until they are dead.
+    scratch: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Starts it and waits until every node is ready.
+    ///
+    /// # Errors
+    /// When a server ends or is not ready in time: with the end of its log.
+    pub(super) fn start(binaries: &Binaries) -> Result<Self> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match Self::try_start(binaries) {
+                Err(error) if tries < STARTS => println!("  once more: {error:#}"),
+                result => return result,
+            }
+        }
+    }
+
+    fn try_start(binaries: &Binaries) -> Result<Self> {
+        let scratch = scratch()?;
+        let settings = Settings::write(binaries, scratch.path())?;
+        let home = scratch.path().join("home");
+        fs::create_dir(&home)?;
+        let it = Self {
+            servers: RefCell::default(),
+            client: Client::new(binaries, settings.access("admin"), home),
+            scratch,
+        };
+        it.add(binaries, "etcd", &settings.etcd())?;
+        it.add(binaries, "kube-apiserver", &settings.api_server())?;
+        it.until("the API server is ready", || {
+            it.client.kubectl(["get", "--raw", "/readyz"])
+        })?;
+        let controllers = settings.controller_manager();
+        it.add(binaries, "kube-controller-manager", &controllers)?;
+        it.add(binaries, "kube-scheduler", &settings.scheduler())?;
+        it.add(binaries, "kwok", &settings.kwok())?;
+        it.client.create(NODES)?;
+        it.until("every node is ready", || {
+            let ready = ["wait", "--for=condition=Ready", "node", "--all"];
+            it.client.kubectl(ready.iter().chain(&["--timeout=1s"]))
+        })?;
+        Ok(it)
+    }
+
+    fn add(
+        &self,
+        binaries: &Binaries,
+        name: &'static str,
+        command: &std::process::Command,
+    ) -> Result<()> {
+        let log = self.scratch.path().join(format!("{name}.log"));
+        let server = Server::start(binaries, name, log, command)?;
+        self.servers.borrow_mut().push(server);
+        Ok(())
+    }
+
+    /// A folder that goes with the cluster.
+    pub(super) fn folder(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Asks until there is an answer; what was missing last is the error.
+    ///
+    /// # Errors
+    /// When it takes too long, or a server ended.
+    pub(super) fn until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+        let begun = Instant::now();
+        loop {
+            for server in self.servers.borrow_mut().iter_mut() {
+                server.look()?;
+            }
+            match ask() {
+                Ok(answer) => return Ok(answer),
+                Err(error) if begun.elapsed() > PATIENCE => {
+                    let limit = PATIENCE.as_secs();
+                    return Err(error.context(format!("{what}: not within {limit} s")));
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+/// A folder for one run, after those of runs that were killed are gone.
+fn scratch() -> Result<tempfile::TempDir> {
+    let folder = place::target().join("k8s");
+    fs::create_dir_all(&folder)?;
+    for entry in fs::read_dir(&folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|it| it.split('-').nth(1));
+        let lives = owner.is_some_and(|pid| Path::new("/proc").join(pid).exists());
+        if !lives {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    tempfile::Builder::new()
+        .prefix(&format!("run-{}-", std::process::id()))
+        .tempdir_in(&folder)
+        .with_context(|| format!("a folder in {}", folder.display()))
+}

@@ -1,0 +1,91 @@
+//! The samples for DPF, served by the real server with the definitions of the named version.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    cluster::Cluster,
+    crds,
+    lifecycle::refused,
+    release::Release,
+    steps::Steps,
+    strict::{self, PRIVILEGED},
+};
+use crate::place;
+
+/// Where DPF's own objects are.
+pub(super) const NAMESPACE: &str = "dpf-operator-system";
+
+/// Defines every kind of `bluefield/schemas`, and waits until they are served.
+///
+/// # Errors
+/// When the server refuses one.
+pub(super) fn define(cluster: &Cluster) -> Result<()> {
+    for file in place::files(&place::root().join("bluefield/schemas"), "json")? {
+        let schemas: Value = serde_json::from_slice(&fs::read(&file)?)?;
+        cluster.client.apply(&crds::of(&schemas)?.to_string())?;
+    }
+    let established = ["wait", "--for=condition=Established", "crd", "--all"];
+    cluster.client.kubectl(established)?;
+    let namespace =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    cluster.client.apply(&namespace.to_string())
+}
+
+/// Creates each sample, holds wrong ones against the server, and does with the chart what DPF would.
+///
+/// # Errors
+/// When a step fails that the next ones need; it was counted.
+pub(super) fn samples(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
+    let folder = place::root().join("bluefield/dpf");
+    for file in place::files(&folder, "yaml")? {
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let text = fs::read_to_string(&file)?;
+        steps.note(&format!("{stem} is served"), cluster.client.apply(&text))?;
+        let wrong = text.replacen("\nspec:\n", "\nspec:\n  unheardOf: 1\n", 1);
+        let outcome = strict::taken(&cluster.client, NAMESPACE, &wrong);
+        let what = format!("{stem} with an unknown key is refused");
+        steps.note(&what, refused(outcome, "unheardOf"))?;
+    }
+    let text = fs::read_to_string(folder.join("dpuservice.yaml"))?;
+    let wrong = text.replacen("serviceType: NodePort", "serviceType: Everywhere", 1);
+    let outcome = strict::taken(&cluster.client, NAMESPACE, &wrong);
+    steps.note("a wrong value is refused", refused(outcome, "serviceType"))?;
+    contract(cluster, steps)?;
+    let kinds = "dpuservices,dpuservicetemplates,dpuserviceconfigurations,dpudeployments";
+    let words = ["delete", kinds, "--all", "--namespace", NAMESPACE];
+    cluster.client.kubectl(words).map(drop)
+}
+
+/// Installs the chart with the values of the DPUService and what DPF adds to them.
+fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
+    let words = ["dpuservice", "pierhead", "--namespace", NAMESPACE];
+    let spec = cluster.client.get(words)?["spec"].clone();
+    let mut values = spec["helmChart"]["values"].clone();
+    for handed in ["serviceID", "serviceDaemonSet"] {
+        values[handed] = spec[handed].clone();
+    }
+    let chart = place::root().join("bluefield/chart");
+    let it = Release::new(cluster, "of-dpf", PRIVILEGED, &chart)?;
+    let installed = it.upgrade(&values.to_string(), &[]);
+    steps.note("the chart takes what DPF hands over", installed)?;
+    let nodes = ["arm-1", "dpu-1", "dpu-2"];
+    steps.note("its nodes are those of DPF", it.runs_on(&nodes))?;
+    let labels = labels(&it, &spec);
+    steps.note("its pods have the labels of DPF", labels)?;
+    steps.note("uninstall leaves nothing", it.uninstall())
+}
+
+fn labels(it: &Release<'_>, spec: &Value) -> Result<()> {
+    let mut wanted = spec["serviceDaemonSet"]["labels"].clone();
+    wanted["svc.dpu.nvidia.com/service"] = spec["serviceID"].clone();
+    for pod in it.pods()? {
+        for (name, value) in wanted.as_object().into_iter().flatten() {
+            let found = &pod["metadata"]["labels"][name];
+            ensure!(found == value, "{name} is {found} and not {value}");
+        }
+    }
+    Ok(())
+}

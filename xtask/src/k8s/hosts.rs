@@ -1,0 +1,117 @@
+//! The host half: each host is pointed at its own DPU, as the cluster's labels pair them.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{
+    binaries::Binaries,
+    cluster::Cluster,
+    lifecycle::holds,
+    played::{self, Played},
+    release::{Release, node},
+    steps::Steps,
+    strict::PRIVILEGED,
+};
+use crate::place;
+
+/// The label of a DPU that names its host.
+const PAIR: &str = "provisioning.dpu.nvidia.com/host";
+
+/// Where the container has it.
+const RUNTIME: &str = "host/etc/containerd";
+/// What a host's runtime is told by whoever runs it.
+const OWN: &str = "# of this site\nversion = 3\n\n[debug]\n  level = \"info\"\n";
+
+/// Pairs found, changed and taken back.
+///
+/// # Errors
+/// When a step fails that the next ones need; it was counted.
+pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
+    let folder = place::root().join("bluefield/chart-host");
+    let unpair = format!("{PAIR}-");
+    cluster
+        .client
+        .kubectl(["label", "node", "dpu-3", &unpair])?;
+    let it = Release::new(cluster, "pierhead-host", PRIVILEGED, &folder)?;
+    let discover = "discover: {enabled: true}\n";
+    steps.note("install", it.upgrade(discover, &[]))?;
+    steps.note(
+        "pods on hosts with a DPU",
+        it.runs_on(&["host-1", "host-2"]),
+    )?;
+    let pairs = json!({"host-1": "http://10.0.0.1:5000", "host-2": "http://10.0.0.2:5000"});
+    steps.note("each with the address of its own", has(&it, &pairs))?;
+
+    let pair = format!("{PAIR}=host-3");
+    cluster.client.kubectl(["label", "node", "dpu-3", &pair])?;
+    steps.note("upgrade", it.upgrade(discover, &[]))?;
+    let all = ["host-1", "host-2", "host-3"];
+    steps.note("a new pair has its pod", it.runs_on(&all))?;
+    steps.note("rollback", it.rollback("1"))?;
+    steps.note("the pair is no more", it.runs_on(&all[..2]))?;
+    steps.note("as it was", has(&it, &pairs))?;
+
+    let named = "address: \"http://$(NODE_NAME)-dpu.example:5000\"\n";
+    steps.note("one pattern for all", it.upgrade(named, &[]))?;
+    steps.note("pods on every host with a DPU", it.runs_on(&all))?;
+    let grace =
+        it.daemon_set()?["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].clone();
+    let enough = holds(grace.as_i64() >= Some(30), &format!("{grace} s"));
+    steps.note("time to take it back", enough)?;
+    steps.note("uninstall leaves nothing", it.uninstall())
+}
+
+/// The command of the pod on `host-1`, run here: what it writes for the host's runtime, and that nothing of it is there
+/// once the release is not.
+///
+/// # Errors
+/// As [`paired`].
+pub(super) fn carried_out(
+    cluster: &Cluster,
+    binaries: &Binaries,
+    daemon: &Path,
+    steps: &mut Steps<'_>,
+) -> Result<()> {
+    let folder = place::root().join("bluefield/chart-host");
+    let it = Release::new(cluster, "pierhead-host", PRIVILEGED, &folder)?;
+    steps.note("install", it.upgrade("discover: {enabled: true}\n", &[]))?;
+    it.runs_on(&["host-1", "host-2", "host-3"])?;
+    let pods = it.pods()?;
+    let pod = pods.iter().find(|pod| node(pod) == "host-1");
+    let root = cluster.folder().join("host-1");
+    let runtime = root.join(RUNTIME);
+    fs::create_dir_all(&runtime)?;
+    fs::write(runtime.join("config.toml"), OWN)?;
+    let before = played::files(&root.join("host"))?;
+    let pod = pod.context("no pod on host-1")?;
+    let mut played = Played::start(cluster, binaries, daemon, pod, &root)?;
+    let written = cluster.until("hosts.toml", || {
+        played.look()?;
+        let files = played::files(&runtime)?;
+        let (_, content) = files
+            .iter()
+            .find(|(path, _)| path.ends_with("certs.d/_default/hosts.toml"))
+            .context("no hosts.toml")?;
+        let text = String::from_utf8_lossy(content);
+        ensure!(text.contains("http://10.0.0.1:5000"), "it says {text}");
+        Ok(())
+    });
+    steps.note("containerd of host-1 is sent to dpu-1", written)?;
+    steps.note("uninstall leaves nothing", it.uninstall())?;
+    steps.note("its end", played.end())?;
+    let after = played::files(&root.join("host"))?;
+    let left: Vec<_> = after
+        .keys()
+        .filter(|it| !before.contains_key(*it))
+        .collect();
+    let same = holds(after == before, &format!("not as before; new: {left:?}"));
+    steps.note("every byte of the host is as before", same)
+}
+
+fn has(it: &Release<'_>, pairs: &serde_json::Value) -> Result<()> {
+    let found = it.only("configmaps").context("the pairs")?["data"].clone();
+    ensure!(found == *pairs, "pairs are {found}");
+    Ok(())
+}

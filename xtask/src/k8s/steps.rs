@@ -1,0 +1,68 @@
+//! Checks that build on each other, each counted and named.
+
+use anyhow::Result;
+
+use crate::check::count::Count;
+
+/// Counts below one name.
+pub(super) struct Steps<'a> {
+    name: &'static str,
+    count: &'a mut Count,
+}
+
+impl<'a> Steps<'a> {
+    /// Runs checks of which a later one may need what an earlier one did: the first failure ends them.
+    pub(super) fn run(
+        name: &'static str,
+        count: &'a mut Count,
+        checks: impl FnOnce(&mut Steps<'a>) -> Result<()>,
+    ) {
+        let failed = count.failed;
+        let mut steps = Steps { name, count };
+        let outcome = checks(&mut steps);
+        // What failed between two checks is one by itself.
+        if steps.count.failed == failed && outcome.is_err() {
+            steps.count.note(name, outcome);
+        }
+    }
+
+    /// Counts one check, and hands its outcome on.
+    ///
+    /// # Errors
+    /// When it failed.
+    pub(super) fn note<T>(&mut self, what: &str, outcome: Result<T>) -> Result<T> {
+        let name = format!("{}::{what}", self.name);
+        match outcome {
+            Ok(it) => {
+                println!("  {name}");
+                self.count.note(&name, Ok(()));
+                Ok(it)
+            }
+            Err(error) => {
+                let said = format!("{error:#}");
+                self.count.note(&name, Err(error));
+                Err(anyhow::anyhow!(said))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn each_failure_counts_once() {
+        let mut count = Count::default();
+        Steps::run("a", &mut count, |steps| {
+            steps.note("good", Ok(()))?;
+            steps.note("bad", Err(anyhow::anyhow!("it is")))?;
+            steps.note("not reached", Ok(()))
+        });
+        Steps::run("b", &mut count, |_| bail!("between"));
+        assert_eq!((count.passed, count.failed), (1, 2));
+        assert_eq!(count.failures, ["a::bad", "b"]);
+    }
+}

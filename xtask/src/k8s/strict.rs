@@ -1,0 +1,74 @@
+//! Every object in every combination of values, as the API server takes it when nothing is to be created.
+
+use std::{fs, path::Path};
+
+use anyhow::{Result, bail};
+
+use super::client::Client;
+use crate::{check::count::Count, place};
+
+/// Pods that must do without anything of their node, and a warning about one is a failure.
+pub(super) const RESTRICTED: &str = "restricted";
+/// Pods that may use their node.
+pub(super) const PRIVILEGED: &str = "privileged";
+
+/// Both namespaces.
+pub(super) const NAMESPACES: &str = "\
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: restricted
+  labels: {pod-security.kubernetes.io/enforce: restricted, pod-security.kubernetes.io/warn: restricted}
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: privileged
+  labels: {pod-security.kubernetes.io/enforce: privileged}
+";
+
+/// Asks for each of `manifests`, which are named.
+///
+/// # Errors
+/// When a file cannot be read; what the server refuses is a failed test.
+pub(super) fn run(client: &Client, manifests: &Path, count: &mut Count) -> Result<()> {
+    let mut restricted = 0;
+    for file in place::files(manifests, "yaml")? {
+        let text = fs::read_to_string(&file)?;
+        let uses_node = text.contains("hostPath:") || text.contains("hostNetwork: true");
+        let namespace = if uses_node { PRIVILEGED } else { RESTRICTED };
+        restricted += u32::from(!uses_node);
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        count.note(&format!("strict::{stem}"), taken(client, namespace, &text));
+        if uses_node && text.contains("kind: DaemonSet") {
+            let refused = match taken(client, RESTRICTED, &text) {
+                Ok(()) => Err(anyhow::anyhow!("it would do in a restricted namespace")),
+                Err(_) => Ok(()),
+            };
+            count.note(&format!("strict::needs its node::{stem}"), refused);
+        }
+    }
+    if restricted == 0 {
+        bail!("no combination of values does without its node");
+    }
+    Ok(())
+}
+
+/// Whether the server would take all objects of `text` without a warning.
+pub(super) fn taken(client: &Client, namespace: &str, text: &str) -> Result<()> {
+    let words = [
+        "apply",
+        "--server-side",
+        "--dry-run=server",
+        "--validate=strict",
+        "--namespace",
+        namespace,
+        "--filename=-",
+    ];
+    let output = client.send(&words, text)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() || said.contains("Warning:") {
+        bail!("{}", said.trim());
+    }
+    Ok(())
+}
