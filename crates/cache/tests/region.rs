@@ -5,12 +5,14 @@
 mod common;
 
 use std::cell::Cell;
+use std::io::Read as _;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
 use common::{ROOMY, blob, read_all, store};
 use pierhead_cache::staging::Placement;
-use pierhead_cache::tier::{DiskTier, Options, PmemTier, Tier, WriteBehind};
+use pierhead_cache::tier::{Blob, DiskTier, Options, PmemTier, Tier, Trailer, WriteBehind};
 use pierhead_cache::{Cache, Config, Content};
 use pierhead_eviction::Lru;
 use pierhead_pmem::{Class, Log, Region};
@@ -26,15 +28,20 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn tier_in(folder: &Path, name: &str) -> PmemTier<Region> {
+    let tier = on(folder, name);
+    if std::env::var_os("PIERHEAD_PMEM_DIR").is_some() {
+        assert_eq!(tier.class(), Class::Pmem);
+    }
+    tier
+}
+
+fn on(folder: &Path, name: &str) -> PmemTier<Region> {
     let region = Region::open(&pierhead_pmem::Config {
         path: folder.join(name),
         size: SIZE,
     });
     let region = region.unwrap();
-    if std::env::var_os("PIERHEAD_PMEM_DIR").is_some() {
-        assert_eq!(region.report().class, Class::Pmem, "{}", region.report());
-    }
-    let file = region.file().try_clone().unwrap();
+    let file = region.sendable().unwrap().try_clone().unwrap();
     let options = pierhead_pmem::Options { segment: 256 << 10 };
     let (log, _) = Log::open(region, options).unwrap();
     PmemTier::new(log, Some(file))
@@ -61,6 +68,64 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     conforms(|| {
         WriteBehind::open(Arc::new(next()), Arc::new(MemoryTier::default()), staged()).unwrap()
     });
+}
+
+/// As much of a blob as sockets take of it, sent as it is: says how much that was.
+fn send(blob: &dyn Blob, to: &TcpStream) -> usize {
+    let mut sent = 0_u64;
+    while sent < blob.trailer().size() {
+        let extent = blob.extent(sent).unwrap();
+        let (mut at, len) = (extent.at, usize::try_from(extent.len).unwrap());
+        match rustix::fs::sendfile(to, extent.file, Some(&mut at), len) {
+            Ok(bytes) => sent += bytes as u64,
+            Err(rustix::io::Errno::AGAIN) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    usize::try_from(sent).unwrap()
+}
+
+#[test]
+fn what_a_client_has_not_read_yet_is_not_written_over() {
+    for folder in [folder(), tempfile::tempdir_in("/dev/shm").unwrap()] {
+        for restarts in [false, true] {
+            let name = format!("{restarts}");
+            let open = || match folder.path().starts_with("/dev/shm") {
+                // Never persistent memory.
+                true => on(folder.path(), &name),
+                false => tier_in(folder.path(), &name),
+            };
+            let commit = |tier: &PmemTier<Region>, seed| {
+                let (digest, content) = blob(seed, 700_000);
+                let mut staged = tier.stage(&digest).unwrap();
+                staged.write(&content).unwrap();
+                drop(staged.commit(Trailer::of(&content, None)).unwrap());
+                (digest, content)
+            };
+            let mut tier = open();
+            let (digest, content) = commit(&tier, 0);
+            let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (server, _) = listener.accept().unwrap();
+            server.set_nonblocking(true).unwrap();
+            let sent = send(&*tier.open(&digest).unwrap().unwrap(), &server);
+            assert!(sent > 4096, "{sent}");
+            if restarts {
+                // Its sockets outlive a process.
+                drop(tier);
+                tier = open();
+            }
+            tier.remove(&digest).unwrap();
+            // Each segment twice.
+            for seed in 1..2 * SIZE / 700_000 {
+                let (digest, _) = commit(&tier, seed);
+                tier.remove(&digest).unwrap();
+            }
+            let mut read = vec![0; sent];
+            client.read_exact(&mut read).unwrap();
+            assert!(read == content[..sent], "{folder:?}, restarts: {restarts}");
+        }
+    }
 }
 
 #[tokio::test]

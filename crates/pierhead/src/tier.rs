@@ -19,7 +19,8 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
     };
     let told = |error: &dyn std::error::Error| error.to_string();
     let (report, len) = (region.report().clone(), region.report().len);
-    let file = region.file().try_clone().map_err(|error| told(&error))?;
+    let file = region.sendable().map(std::fs::File::try_clone);
+    let file = file.transpose().map_err(|error| told(&error))?;
     let medium: Arc<dyn Medium> = match tier.model {
         TierModel::Off => Arc::new(region),
         TierModel::Nvdimm => Arc::new(Modelled::new(region, Model::NVDIMM)),
@@ -56,7 +57,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
         // A model would not slow down what is sent from the file.
         tier: Arc::new(PmemTier::new(
             log,
-            Some(file).filter(|_| tier.model == TierModel::Off),
+            file.filter(|_| tier.model == TierModel::Off),
         )),
         options,
         weights: tier.rules,

@@ -46,8 +46,16 @@ pub trait Medium: Send + Sync {
     /// Returns once all that this thread flushed is there: up to milliseconds on a disk.
     fn fence(&self) -> Result<(), Error>;
 
+    /// These bytes are about to be written anew, and others may still read what lies there: the kernel, for the sockets of clients
+    /// that are slow. Puts memory in its place of which nothing is known; the others keep the old.
+    ///
+    /// Errors: [`Error::NoRoom`] when there is none, and then these bytes must not be written before this was called again.
+    fn renew(&self, _offset: u64, _len: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Nobody needs these bytes any more: gives the memory that they lie in back to the machine, where they lie in memory. They
-    /// read as zeros from then on, or as before; a write takes memory anew.
+    /// read as zeros from then on, or as before; [`renew`](Self::renew) comes before a write.
     fn release(&self, _offset: u64, _len: u64) -> Result<(), Error> {
         Ok(())
     }
@@ -84,6 +92,10 @@ impl<M: Medium + ?Sized> Medium for Arc<M> {
 
     fn fence(&self) -> Result<(), Error> {
         (**self).fence()
+    }
+
+    fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
+        (**self).renew(offset, len)
     }
 
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {

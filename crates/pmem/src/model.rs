@@ -252,6 +252,10 @@ impl<M: Medium, C: Clock> Medium for Modelled<M, C> {
         Ok(())
     }
 
+    fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
+        self.medium.renew(offset, len)
+    }
+
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
         self.medium.release(offset, len)
     }

@@ -85,8 +85,14 @@ pub struct Region {
     /// Held while pages are written, so that a fence that finds its range taken waits for who took it. Threads that
     /// come meanwhile share the next one.
     syncing: Mutex<()>,
+    /// Whether its file can be given new pages.
+    renews: bool,
     file: File,
 }
+
+/// Of the pages for which [`Medium::renew`] is sound: with larger ones the kernel may cache more than a segment in one piece (128 MiB with 64
+/// KiB), and what is cut out of such a piece is zeroed where it lies, for whoever reads it as well.
+const PAGE: usize = 4096;
 
 impl Region {
     /// Opens or makes the region, and tries out what it is.
@@ -118,12 +124,14 @@ impl Region {
             path: path.clone(),
             len: *size,
         };
+        let renews = class != Class::Pmem && rustix::param::page_size() == PAGE && punches(&file);
         Ok(Self {
             map,
             flush,
             report,
             pending: Mutex::new(None),
             syncing: Mutex::new(()),
+            renews,
             file,
         })
     }
@@ -133,6 +141,12 @@ impl Region {
     /// Whoever writes to it or cuts it short writes to the region.
     pub const fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The same, where what is sent from it by `sendfile` stays as it was sent: the kernel copies out of persistent memory, and of
+    /// any other file the pages can be exchanged for others ([`Medium::renew`]). `None`: it must be read and copied.
+    pub fn sendable(&self) -> Option<&File> {
+        (self.report.class == Class::Pmem || self.renews).then_some(&self.file)
     }
 
     /// Where it is.
@@ -267,6 +281,32 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))
     }
 
+    /// New pages, allocated at once: a full file system is an error here, and SIGBUS at the first store.
+    fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let at = within(offset, len, self.report.len).and_then(|()| self.place(offset, 0))?;
+        if !self.renews || len == 0 {
+            return Ok(());
+        }
+        let keep = FallocateFlags::KEEP_SIZE;
+        let change =
+            |flags| rustix::io::retry_on_intr(|| fallocate(&self.file, flags, offset, len));
+        // Of a disk the blocks stay allocated; tmpfs has only the other way.
+        let done = match change(keep | FallocateFlags::ZERO_RANGE) {
+            Err(Errno::OPNOTSUPP) => {
+                change(keep | FallocateFlags::PUNCH_HOLE).and_then(|()| change(keep))
+            }
+            done => done,
+        };
+        match done {
+            Ok(()) => Ok(()),
+            Err(Errno::IO) => {
+                self.map.fail(at);
+                self.sound()
+            }
+            Err(_) => Err(Error::NoRoom),
+        }
+    }
+
     /// A hole in the file, where that is memory. A file system that makes none keeps its memory.
     fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
         within(offset, len, self.report.len)?;
@@ -295,6 +335,15 @@ impl Medium for Region {
         done.map_err(|failed| self.failed(failed))?;
         self.sound()
     }
+}
+
+/// Whether holes can be made in a file: tried behind its end, where there is nothing to lose.
+fn punches(file: &File) -> bool {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let end = file.metadata().map(|metadata| metadata.len());
+    end.is_ok_and(|end| {
+        fallocate(file, hole, end.next_multiple_of(PAGE as u64), PAGE as u64).is_ok()
+    })
 }
 
 /// The class, how to flush, and why.

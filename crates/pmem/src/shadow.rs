@@ -257,6 +257,11 @@ impl Medium for ShadowMedium {
         self.write(offset, &word.to_le_bytes())
     }
 
+    /// Zeros, which a cut leaves there or does not.
+    fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
+        self.write(offset, &vec![0; at(len)])
+    }
+
     #[track_caller]
     fn flush(&self, offset: u64, len: u64) -> Result<(), Error> {
         let counts = self.arrive(false, Location::caller());

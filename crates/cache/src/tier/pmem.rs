@@ -320,15 +320,6 @@ struct PmemBlob<M: Medium + 'static> {
 }
 
 impl<M: Medium + 'static> PmemBlob<M> {
-    /// Where byte `offset` lies in the medium, and how many from there on lie in one run.
-    fn run(&self, offset: u64) -> Option<(u64, u64)> {
-        let extents = self.entry.extents();
-        let index = extents.partition_point(|extent| extent.start + extent.len <= offset);
-        let extent = extents.get(index)?;
-        let skip = offset - extent.start;
-        Some((extent.offset + skip, extent.len - skip))
-    }
-
     /// How many bytes from `offset` on can be read without waiting, of `len`.
     fn at_once(&self, offset: u64, len: u64) -> u64 {
         let file = match self.inner.log.medium().class() {
@@ -338,7 +329,7 @@ impl<M: Medium + 'static> PmemBlob<M> {
         };
         let Some(file) = file else { return len };
         let mut done = 0;
-        while let Some((at, run)) = self.run(offset + done).filter(|_| done < len) {
+        while let Some((at, run)) = self.entry.run(offset + done).filter(|_| done < len) {
             let wanted = run.min(len - done);
             let there = resident(file, at..at + wanted);
             done += there;
@@ -373,7 +364,7 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         let file = self.inner.file.as_ref()?;
         let left = self.trailer.size().checked_sub(offset)?;
-        let (at, run) = self.run(offset)?;
+        let (at, run) = self.inner.log.lend(&self.entry, offset)?;
         Some(Extent {
             file,
             at,

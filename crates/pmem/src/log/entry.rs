@@ -85,6 +85,15 @@ impl Entry {
         &self.stored.extents
     }
 
+    /// Where byte `offset` lies in the medium, and how many from there on lie in one run.
+    pub fn run(&self, offset: u64) -> Option<(u64, u64)> {
+        let extents = self.extents();
+        let index = extents.partition_point(|extent| extent.start + extent.len <= offset);
+        let extent = extents.get(index)?;
+        let skip = offset - extent.start;
+        Some((extent.offset + skip, extent.len - skip))
+    }
+
     /// Bytes that it takes of the log, heads and meta included.
     pub fn bytes(&self) -> u64 {
         self.stored.bytes

@@ -1,6 +1,6 @@
 //! Regions that anybody could have made: valid checksums over whatever an input says.
 
-use super::layout::{BASE, COMMIT, Head, Kind, LINE, Line, Record, encode_segment};
+use super::layout::{COMMIT, Head, Kind, LINE, Line, Record, base, encode_segment};
 
 /// Bytes of a forged region: 8 segments of 4 KiB.
 const SIZE: usize = 8192 + 8 * 4096;
@@ -37,7 +37,7 @@ pub(crate) fn forge(mut input: &[u8]) -> Vec<u8> {
 }
 
 fn segment(at: usize, given: &Line) -> Line {
-    let index = u32::try_from((at as u64 - BASE) / 4096).unwrap_or(0);
+    let index = u32::try_from((at as u64 - base(4096)) / 4096).unwrap_or(0);
     encode_segment(ID, u64::from(given[0]), index)
 }
 

@@ -3,15 +3,15 @@
 use crate::Error;
 
 /// Version of the layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MAGIC: [u8; 8] = *b"PIERPMEM";
 const SEGMENT_MAGIC: [u8; 8] = *b"PIERSEGM";
 /// Bytes of each head: one cache line, so that one flush takes it.
 pub(super) const LINE: u64 = 64;
 /// Where the two copies of the log's head lie: in pages of their own, so that a bad page takes one.
 pub(super) const HEADS: [u64; 2] = [0, 4096];
-/// Where the segments begin.
-pub(super) const BASE: u64 = 8192;
+/// Bytes of the pages with the heads, of which no segment has any.
+const HEAD_PAGES: u64 = 8192;
 /// Longest key.
 pub const MAX_KEY: usize = 72;
 /// Longest meta.
@@ -108,7 +108,17 @@ impl Head {
 
     /// Segments in the region.
     pub(super) fn segments(&self) -> u64 {
-        self.size.saturating_sub(BASE) / self.segment
+        self.size.saturating_sub(base(self.segment)) / self.segment
+    }
+}
+
+/// Where segments of so many bytes begin: each at a multiple of its size, so that what the kernel caches in one piece, aligned
+/// as well, never lies in two.
+pub(super) const fn base(segment: u64) -> u64 {
+    if segment > HEAD_PAGES {
+        segment
+    } else {
+        HEAD_PAGES
     }
 }
 
@@ -318,7 +328,7 @@ pub(super) fn check_shape(len: u64, segment: u64) -> Result<(), Error> {
             ),
         });
     }
-    let segments = len.saturating_sub(BASE) / segment;
+    let segments = len.saturating_sub(base(segment)) / segment;
     if !(8..=u64::from(u32::MAX)).contains(&segments) {
         return Err(Error::Format {
             why: format!(

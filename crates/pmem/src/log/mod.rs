@@ -30,7 +30,7 @@ pub use writer::{Partial, Writer};
 
 use entry::Stored;
 use layout::{COMMIT, Head};
-use space::{Lease, Space, Stream};
+use space::{Lease, Leave, Space, Stream};
 
 /// Segments that one writer empties before it is told that there is no room: each frees a 16th of a segment at least.
 const ROUNDS: usize = 32;
@@ -209,7 +209,16 @@ impl<M: Medium> Log<M> {
         Ok(bytes)
     }
 
-    /// What the log lies on: for sends from an [`Extent`] of it.
+    /// Where byte `offset` of a value lies in the medium, and how many from there on lie in one run; `None` beyond its end. Who asks
+    /// may give these bytes to the kernel, by `sendfile`, which reads them for as long as the client has not: they stay as they are,
+    /// whatever becomes of the value.
+    pub fn lend(&self, entry: &Entry, offset: u64) -> Option<(u64, u64)> {
+        let run = entry.run(offset)?;
+        self.inner.space.lend(run.0);
+        Some(run)
+    }
+
+    /// What the log lies on.
     pub fn medium(&self) -> &M {
         &self.inner.medium
     }
@@ -284,13 +293,31 @@ impl<M: Medium> Log<M> {
     fn lease(&self, stream: Stream, need: u64) -> Result<Lease, Error> {
         for _ in 0..ROUNDS {
             if let Some(lease) = self.inner.space.lease(stream, need) {
-                return Ok(lease);
+                return self.renewed(lease, stream);
             }
             if stream == Stream::Moved || !self.compact()? {
                 break;
             }
         }
         Err(Error::NoRoom)
+    }
+
+    /// Sees to it that what is written there is seen by nobody who has what was.
+    fn renewed(&self, lease: Lease, stream: Stream) -> Result<Lease, Error> {
+        let space = &self.inner.space;
+        if lease.stale {
+            let (begin, end) = space.bounds(lease.segment);
+            if let Err(error) = self.inner.medium.renew(begin, end - begin) {
+                let leave = match error {
+                    Error::NoRoom => Leave::Full,
+                    _ => Leave::Retired,
+                };
+                space.give_back(lease.segment, stream, leave);
+                return Err(error);
+            }
+            space.renewed(lease.segment);
+        }
+        Ok(lease)
     }
 
     fn turn(&self, key: &[u8]) -> MutexGuard<'_, ()> {

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use super::entry::{Extent, Stored, tail};
 use super::layout::{
-    COMMIT, Copy, HEADS, Head, Kind, LINE, Line, PART, Part, Record, SegmentHead, check_shape,
-    decode_segment, judge, u64_at,
+    COMMIT, Copy, HEADS, Head, Kind, LINE, Line, PART, Part, Record, SegmentHead, base,
+    check_shape, decode_segment, judge, u64_at,
 };
 use super::lines::Lines;
 use super::space::{Hold, Space};
@@ -158,7 +158,7 @@ fn sequences<M: Medium>(
     let mut rescued = HashSet::new();
     let mut sequences = Vec::new();
     for index in 0..count {
-        let begin = super::layout::BASE + u64::from(index) * head.segment;
+        let begin = base(head.segment) + u64::from(index) * head.segment;
         let line = lines.at(begin)?;
         let found = line.map_or(SegmentHead::Bad, |line| {
             decode_segment(&line, head.id, index)

@@ -1,10 +1,11 @@
 //! Which segments are free, who appends to which, and what of each is alive. Touches no medium.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Stored;
-use super::layout::{BASE, Head, LINE, PART, Part, align};
+use super::layout::{Head, LINE, PART, Part, align, base};
 use crate::Error;
 
 /// Free segments that only compaction may take: it needs room to copy to before it frees any.
@@ -34,6 +35,8 @@ pub(super) struct Lease {
     pub(super) at: u64,
     /// Whether the segment's head is still to be made durable.
     pub(super) fresh: bool,
+    /// Whether its memory must be renewed before it is written: others may read what lies there, or there is none.
+    pub(super) stale: bool,
 }
 
 /// What a writer leaves a segment as.
@@ -82,6 +85,8 @@ struct Inner {
 pub(super) struct Space {
     segment: u64,
     capacity: u64,
+    /// Segments of which bytes were lent since their memory was new: whoever has them may have them still.
+    lent: Box<[AtomicBool]>,
     inner: Mutex<Inner>,
 }
 
@@ -105,6 +110,9 @@ impl Space {
     pub(super) fn new(head: &Head, sequences: Vec<u64>, next: u64) -> Self {
         let count = sequences.len() as u64;
         let capacity = (count - reserve(count)) * (head.segment - LINE);
+        // What an earlier process sent may wait in sockets that have outlived it.
+        let lent = sequences.iter().map(|sequence| (*sequence > 0).into());
+        let lent = lent.collect();
         let segments = sequences.into_iter().map(|sequence| Segment {
             sequence,
             live: 0,
@@ -116,6 +124,7 @@ impl Space {
         Self {
             segment: head.segment,
             capacity,
+            lent,
             inner: Mutex::new(Inner {
                 segments: segments.collect(),
                 free: VecDeque::new(),
@@ -174,7 +183,7 @@ impl Space {
 
     /// Where segment `index` begins, and where it ends.
     pub(super) fn bounds(&self, index: u32) -> (u64, u64) {
-        let begin = BASE + u64::from(index) * self.segment;
+        let begin = base(self.segment) + u64::from(index) * self.segment;
         (begin, begin + self.segment)
     }
 
@@ -185,7 +194,7 @@ impl Space {
 
     /// Which segment an offset lies in.
     pub(super) fn segment_of(&self, offset: u64) -> Option<u32> {
-        u32::try_from(offset.checked_sub(BASE)? / self.segment).ok()
+        u32::try_from(offset.checked_sub(base(self.segment))? / self.segment).ok()
     }
 
     /// The sequence of the segment that this offset lies in.
@@ -239,6 +248,7 @@ impl Space {
                 sequence,
                 at: self.bounds(index).1 - room,
                 fresh: false,
+                stale: false,
             });
         }
         let kept = if stream == Stream::Fresh { SPARE } else { 0 };
@@ -251,13 +261,31 @@ impl Space {
         let segment = &mut inner.segments[index as usize];
         segment.sequence = sequence;
         segment.state = State::Leased;
-        segment.is_hole = false;
         Some(Lease {
             segment: index,
             sequence,
             at: self.bounds(index).0 + LINE,
             fresh: true,
+            stale: segment.is_hole || self.lent[index as usize].load(Ordering::Relaxed),
         })
+    }
+
+    /// Bytes at this offset go to somebody who may keep them for longer than their value is held.
+    pub(super) fn lend(&self, offset: u64) {
+        let index = self.segment_of(offset).unwrap_or(u32::MAX);
+        if let Some(lent) = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.lent.get(index))
+        {
+            // Seen by whoever leases it: the value is let go first, under the lock.
+            lent.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The memory of a leased segment is new, and nobody else's.
+    pub(super) fn renewed(&self, index: u32) {
+        self.lent[index as usize].store(false, Ordering::Relaxed);
+        self.lock().segments[index as usize].is_hole = false;
     }
 
     /// A free segment whose memory was not given back yet, taken out of use for that; but for those that compaction needs.

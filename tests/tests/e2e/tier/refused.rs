@@ -83,13 +83,13 @@ fn of_another_version_or_damaged_in_both_headers() -> Result<()> {
     let file = File::options().write(true).open(region(folder.path()))?;
     for at in [0, 4096] {
         let mut head = whole[at..at + 64].to_vec();
-        head[8] = 2;
+        head[8] = 3;
         let sum = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &head[..60]);
         head[60..].copy_from_slice(&sum.to_le_bytes());
         file.write_all_at(&head, at as u64)?;
     }
     let options = || with_tier(folder.path(), "");
-    serves_without(options(), "it is of version 2, and this is version 1")?;
+    serves_without(options(), "it is of version 3, and this is version 2")?;
     for at in [3, 4096 + 20] {
         file.write_all_at(b"?", at)?;
     }

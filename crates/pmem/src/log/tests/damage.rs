@@ -264,11 +264,11 @@ fn what_is_no_log_is_left_alone() {
     refused(both, "damaged");
     let mut version = bytes.clone();
     for at in [0, 4096] {
-        version[at + 8] = 2;
+        version[at + 8] = 3;
         let sum = crc32c::crc32c_append(crc32c::crc32c(&[0; 8]), &version[at..at + 60]);
         version[at + 60..at + 64].copy_from_slice(&sum.to_le_bytes());
     }
-    refused(version, "version 2");
+    refused(version, "version 3");
     let shorter = bytes.len() - usize::try_from(SEGMENT).unwrap();
     refused(bytes[..shorter].to_vec(), "bytes, but it has");
     refused([bytes.clone(), vec![0; 4096]].concat(), "bytes, but it has");
