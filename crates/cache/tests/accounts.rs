@@ -12,6 +12,7 @@ use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+use pierhead_testkit::wait;
 
 const EIO: i32 = 5;
 
@@ -46,9 +47,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     let (fill, _) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     drop(fill);
-    while cache.stat().fills > 0 {
-        tokio::task::yield_now().await;
-    }
+    wait::until_async("the end of the fill", || cache.stat().fills == 0).await;
     cache.prune(0).await.unwrap();
     assert_eq!(cache.stat().reserved, 0);
     store(&cache, &digest, &content).await;

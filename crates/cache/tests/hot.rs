@@ -16,6 +16,7 @@ use pierhead_cache::tier::{Blob, CHUNK, DiskTier, Hint, Options, Tier, Trailer, 
 use pierhead_cache::{Cache, Config, Content, Error, FastTier};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
+use pierhead_testkit::wait;
 
 const C: u64 = CHUNK as u64;
 const SIZE: usize = 40 * CHUNK + 123;
@@ -311,9 +312,10 @@ async fn a_damaged_copy_is_let_go_and_the_disk_is_read() {
     fill.write(content.clone()).await.unwrap();
     drop(fill.finish().await.unwrap());
     drop(tail);
-    while cache.tier().unwrap().fast.hot == 0 {
-        tokio::task::yield_now().await;
-    }
+    wait::until_async("a hot blob on the tier", || {
+        cache.tier().unwrap().fast.hot != 0
+    })
+    .await;
     let object = cache.get(&digest).await.unwrap().unwrap();
     assert_eq!(
         read_all(&Content::Object(object.clone())).await.unwrap(),

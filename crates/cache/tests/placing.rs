@@ -14,6 +14,7 @@ use pierhead_cache::tier::{DiskTier, Options, Tier};
 use pierhead_cache::{Cache, Config, Content, FastTier};
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::tier::MemoryTier;
+use pierhead_testkit::wait;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
@@ -203,9 +204,7 @@ async fn a_restart_finds_all_and_the_tier_is_counted() {
     assert!(text.contains("tier_hits_total{on=\"fast\"} 2"), "{text}");
     assert!(cache.set_tier_limit(0).await);
     // What the disk has not taken by now leaves when it has.
-    while cache.tier().unwrap().fast.blobs > 0 {
-        tokio::task::yield_now().await;
-    }
+    wait::until_async("an empty tier", || cache.tier().unwrap().fast.blobs == 0).await;
     assert_eq!(on(&fast, &image), [false; 3]);
     assert_eq!(
         on(&DiskTier::new(folder.path()).unwrap(), &image),

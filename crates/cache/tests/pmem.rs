@@ -289,11 +289,12 @@ fn a_lowered_limit_gives_memory_back() {
     }
     tier.flush(|| false);
     let taken = || std::fs::metadata(&path).unwrap().blocks() * 512;
-    assert_eq!(taken(), size);
+    let whole = taken();
+    assert!(whole >= size, "{whole}");
     tier.set_limit(1 << 20);
     assert!(tier.stat().blobs > 0 && tier.stat().used <= 1 << 20);
     let lowered = taken();
-    assert!(lowered < 2 << 20, "{lowered}");
+    assert!(lowered <= whole / 2, "{lowered} of {whole}");
     tier.set_limit(0);
     assert!(tier.stat().used == 0 && taken() < lowered);
     tier.set_limit(3 << 20);

@@ -16,6 +16,7 @@ use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
 use pierhead_oci::{Digest, MediaType};
 use pierhead_rest::Rest;
+use pierhead_testkit::wait;
 
 const LEN: usize = 100_000;
 /// One blob of [`LEN`] with its trailer, in whole blocks.
@@ -148,14 +149,10 @@ async fn a_policy_is_not_trained_while_others_are_short() {
     let mut config = Config::new(folder.path(), ROOMY);
     (config.rest, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
     let cache = Cache::open(config, Box::new(policy.clone())).unwrap();
-    while rest.rests() < 3 {
-        tokio::task::yield_now().await;
-    }
+    wait::until_async("three looks", || rest.rests() >= 3).await;
     assert_eq!(policy.3.load(Ordering::Relaxed), 0);
     rest.set(false);
-    while policy.3.load(Ordering::Relaxed) == 0 {
-        tokio::task::yield_now().await;
-    }
+    wait::until_async("the training", || policy.3.load(Ordering::Relaxed) != 0).await;
     cache.close().await;
 }
 

@@ -11,6 +11,7 @@ use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error, Fill};
 use pierhead_eviction::Lru;
 use pierhead_testkit::tier::MemoryTier;
+use pierhead_testkit::wait;
 
 /// One blob of 1 MB with its trailer, in whole blocks.
 const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
@@ -35,14 +36,12 @@ async fn with_ten(folder: &tempfile::TempDir, tier: &MemoryTier) -> Cache {
 
 /// Waits until all that was written is on the tier.
 async fn landed(tier: &MemoryTier, bytes: u64) {
-    loop {
+    let staged = || {
         let mut staged = 0;
         tier.leftovers(&mut |found| staged += found.bytes).unwrap();
-        if staged >= bytes {
-            return;
-        }
-        tokio::task::yield_now().await;
-    }
+        staged
+    };
+    wait::until_async("the bytes of a fill", || staged() >= bytes).await;
 }
 
 async fn write(fill: &mut Fill, content: &[u8]) -> Result<(), Error> {

@@ -13,5 +13,7 @@ pub mod http;
 pub mod images;
 pub mod policy;
 pub mod registry;
+pub mod skip;
 pub mod source;
 pub mod tier;
+pub mod wait;

@@ -44,7 +44,7 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// 40 small files, a large one, and a program that is another in each version.
-fn files(version: u64) -> Files {
+pub(crate) fn files(version: u64) -> Files {
     let mut files: Files = (0..40)
         .map(|nth| (format!("usr/share/doc-{nth}"), content(nth, 3000)))
         .collect();
@@ -68,7 +68,9 @@ pub(crate) fn image(files: &Files) -> Image {
 }
 
 /// A registry with both versions, and a pierhead in front of it.
-fn stage(options: Options) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
+pub(crate) fn stage(
+    options: Options,
+) -> Result<(pierhead_testkit::registry::Background, Pierhead)> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     for version in [1, 2] {
         hub.push("library/app", &version.to_string(), &image(&files(version)));

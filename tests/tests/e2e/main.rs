@@ -40,3 +40,4 @@ mod tier;
 mod tls;
 mod together;
 mod trees;
+mod trouble;

@@ -636,7 +636,7 @@ fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
 #[test]
 fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
     use std::os::unix::fs::MetadataExt as _;
-    if !rustix::process::geteuid().is_root() {
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();
@@ -719,7 +719,7 @@ impl Files for Altered<'_> {
 
 #[test]
 fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
-    if !rustix::process::geteuid().is_root() {
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();
@@ -754,7 +754,7 @@ fn nobody_else_looks_into_a_store_that_is_made() {
 
 #[test]
 fn a_stamp_saves_reading_what_was_lent() {
-    if !rustix::process::geteuid().is_root() {
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
         return;
     }
     let f = Fixture::new();

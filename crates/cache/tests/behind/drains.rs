@@ -7,6 +7,7 @@ use pierhead_cache::tier::{CHUNK, ModelledTier, Options, Owed, Tier, WriteBehind
 use pierhead_pmem::{Clock, Model};
 use pierhead_rest::Rest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+use pierhead_testkit::wait;
 
 use crate::EIO;
 use crate::common::blob;
@@ -22,9 +23,7 @@ fn removing_and_replacing_stop_a_drain() {
     let tier = over(&fast, &disk, slow);
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
-    while tier.stat().drained == 0 {
-        std::thread::yield_now();
-    }
+    wait::until("the first bytes of a drain", || tier.stat().drained != 0);
     tier.remove(&digest).unwrap();
     assert_eq!(tier.stat().drained, 1 << 20, "it did not go on to its end");
     assert!(content(&tier, &digest).is_none() && !disk.has(&digest));
@@ -33,9 +32,9 @@ fn removing_and_replacing_stop_a_drain() {
     assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
     let before = tier.stat().drained;
     commit(&tier, &digest, &bytes);
-    while tier.stat().drained == before {
-        std::thread::yield_now();
-    }
+    wait::until("the next bytes of a drain", || {
+        tier.stat().drained != before
+    });
     commit(&tier, &digest, &bytes);
     assert!(
         disk.has(&digest) && !tier.holds(&digest),
@@ -50,9 +49,7 @@ fn removing_and_replacing_stop_a_drain() {
 /// Waits until the drain has looked again, twice, and found that it should rest.
 fn looked(rest: &Rest) {
     let before = rest.rests();
-    while rest.rests() < before + 2 {
-        std::thread::yield_now();
-    }
+    wait::until("two more looks", || rest.rests() >= before + 2);
 }
 
 #[test]
@@ -69,9 +66,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
     looked(&rest);
     assert_eq!((tier.stat().drained, tier.stat().queue), (0, 2));
     put(2);
-    while tier.stat().queue > 2 {
-        std::thread::yield_now();
-    }
+    wait::until("what is over the mark", || tier.stat().queue <= 2);
     looked(&rest);
     assert_eq!((tier.stat().drained, tier.stat().queue), (900_000, 2));
     // Who waits for the end is not kept waiting.
@@ -81,9 +76,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
     looked(&rest);
     assert_eq!(tier.stat().queue, 1);
     rest.set(false);
-    while tier.stat().queue > 0 {
-        std::thread::yield_now();
-    }
+    wait::until("an empty queue", || tier.stat().queue == 0);
     for (digest, bytes) in &blobs {
         assert_eq!(content(&disk, digest).unwrap(), *bytes);
     }
@@ -100,9 +93,7 @@ fn what_is_drained_rests_in_the_middle_and_goes_on() {
     let tier = WriteBehind::open_resting(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
-    while tier.stat().drained == 0 {
-        std::thread::yield_now();
-    }
+    wait::until("the first bytes of a drain", || tier.stat().drained != 0);
     rest.set(true);
     // It pauses for its rate, and whoever removes the blob has it at once all the same.
     tier.remove(&digest).unwrap();

@@ -4,6 +4,7 @@ use pierhead_cache::staging::Placement;
 use pierhead_cache::tier::{Hint, Options, Tier};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::MemoryTier;
+use pierhead_testkit::wait;
 
 use crate::common::blob;
 use crate::gate::{Gate, all_fast, commit, content, flush, over};
@@ -120,13 +121,11 @@ fn it_leaves_while_something_else_is_drained() {
     let before = tier.stat().drained;
     let (long, others) = blob(2, 5_000_000);
     commit(&tier, &long, &others);
-    while tier.stat().drained == before {
-        std::thread::yield_now();
-    }
+    wait::until("the next bytes of a drain", || {
+        tier.stat().drained != before
+    });
     tier.set_limit(0);
     drop(reader);
-    while tier.holds(&read) {
-        std::thread::yield_now();
-    }
+    wait::until("the end of what was read", || !tier.holds(&read));
     assert!(!disk.has(&long), "it was not waited for");
 }

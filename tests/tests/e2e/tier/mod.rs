@@ -7,7 +7,7 @@ mod survives;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use pierhead_testkit::images::Image;
 use pierhead_tests::{
     pierhead::{Options, Pierhead},
@@ -25,8 +25,16 @@ fn image(seed: u64) -> Image {
     Image::random(seed, &LAYERS)
 }
 
-/// A folder whose files a power cut takes away.
+/// A folder whose files a power cut takes away, with room for the regions of all tests that run at once.
 fn memory() -> Result<TempDir> {
+    const NEEDED: u64 = 512 << 20;
+    let stat = rustix::fs::statvfs("/dev/shm")?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    ensure!(
+        free >= NEEDED,
+        "/dev/shm has {} MiB free, and these tests need 512: `mount -o remount,size=1G /dev/shm` (docker: --shm-size)",
+        free >> 20
+    );
     Ok(tempfile::Builder::new()
         .prefix("pierhead-tier-")
         .tempdir_in("/dev/shm")?)
