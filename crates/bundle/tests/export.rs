@@ -186,6 +186,26 @@ fn a_layer_that_comes_out_different_is_not_written() {
     ));
 }
 
+/// In the order in which it comes to be: the marker, beside its place and in it, the folders, a layer.
+#[test]
+fn what_a_killed_export_left_is_written_over() {
+    let (image, source) = image(&[tar(1)], false);
+    let to = tempfile::tempdir().unwrap();
+    let path = |name: &str| to.path().join(name);
+    fs::write(path("oci-layout.partial"), "{\"image").unwrap();
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    fs::remove_file(path("index.json")).unwrap();
+    fs::remove_dir_all(path("blobs")).unwrap();
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    fs::remove_file(path("index.json")).unwrap();
+    for blob in fs::read_dir(path("blobs/sha256")).unwrap() {
+        let blob = blob.unwrap().path();
+        fs::rename(&blob, blob.with_extension("partial")).unwrap();
+    }
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    assert!(path("index.json").exists());
+}
+
 #[test]
 fn a_folder_of_something_else_is_left_alone() {
     let (image, source) = image(&[tar(1)], false);

@@ -70,16 +70,23 @@ pub fn layout(
         move |error| Error::io(doing, error)
     };
     let blobs = folder.join("blobs/sha256");
-    let foreign = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
-    if foreign && !folder.join("oci-layout").exists() {
+    let (marker, text) = MARKER;
+    // A marker that was begun is all that an export which was killed at once leaves: no other program has such a name.
+    let is_ours = |name: &std::ffi::OsStr| {
+        let name = name.to_string_lossy();
+        name.starts_with(marker) && (name == marker || name.ends_with(crate::durable::PARTIAL))
+    };
+    let mut found = fs::read_dir(folder).into_iter().flatten().flatten();
+    let foreign = found.any(|entry| !is_ours(&entry.file_name()));
+    if foreign && !folder.join(marker).exists() {
         let error = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something else");
         return Err(failed(folder)(error));
     }
-    fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
     let all = layers_of(image)?;
-    // First of all, so that an export that is cut short can be done again.
-    let (marker, text) = MARKER;
+    // First of all, before any folder, so that an export that is cut short can be done again.
+    fs::create_dir_all(folder).map_err(failed(folder))?;
     crate::durable::write(&folder.join(marker), |file| file.write_all(text))?;
+    fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
     let mut layers = Vec::new();
     for layer in all {
         let path = blobs.join(layer.diff_id.hex());
