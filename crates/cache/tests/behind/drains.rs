@@ -1,7 +1,7 @@
 //! What is written behind: interrupted, tried again, hurried at the end.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pierhead_cache::tier::{CHUNK, ModelledTier, Options, Owed, Tier, WriteBehind};
 use pierhead_pmem::{Clock, Model};
@@ -219,4 +219,19 @@ fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
         assert_eq!(tier.save(|| false), Owed::default());
         assert_eq!(content(&disk, &digest).unwrap(), bytes);
     }
+}
+
+#[test]
+fn what_the_disk_refuses_keeps_nothing_else_from_it() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let [(first, refused), (second, taken)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &refused);
+    commit(&tier, &second, &taken);
+    disk.refuse(first);
+    disk.set(false);
+    let begun = Instant::now();
+    tier.flush(|| disk.has(&second) || begun.elapsed() > Duration::from_secs(60));
+    assert!(disk.has(&second) && !disk.has(&first));
+    assert_eq!(content(&tier, &first).unwrap(), refused);
 }

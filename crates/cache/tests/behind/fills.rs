@@ -83,3 +83,26 @@ fn a_fast_tier_that_fails_fails_no_fill() {
         assert_eq!(tier.stat().used, 0);
     }
 }
+
+#[test]
+fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
+    for op in [Op::Stage, Op::Write] {
+        let fast = MemoryTier::default();
+        let disk = Faulty::new(Arc::new(MemoryTier::default()));
+        let both = WriteBehind::open(
+            Arc::new(fast.clone()),
+            Arc::new(disk.clone()),
+            all_fast(200_000),
+        );
+        let tier = both.unwrap();
+        disk.fail(op, 0, u64::MAX, EIO);
+        let (digest, bytes) = blob(1, 300_000);
+        let mut staged = tier.stage(&digest).unwrap();
+        let written = bytes.chunks(50_000).try_for_each(|it| staged.write(it));
+        assert_eq!(written.unwrap_err().raw_os_error(), Some(EIO), "{op:?}");
+        drop(staged);
+        fast.leftovers(&mut |found| panic!("{found:?} would never leave"))
+            .unwrap();
+        assert_eq!(tier.stat().used, 0);
+    }
+}

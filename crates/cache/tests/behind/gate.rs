@@ -15,6 +15,7 @@ pub(crate) const ROOMY: u64 = 64 << 20;
 pub(crate) struct Gate {
     disk: MemoryTier,
     shut: Arc<(Mutex<bool>, Condvar)>,
+    refused: Arc<Mutex<Option<Digest>>>,
 }
 
 impl Gate {
@@ -29,6 +30,11 @@ impl Gate {
         self.shut.1.notify_all();
     }
 
+    /// From now on it fails for one blob.
+    pub(crate) fn refuse(&self, digest: Digest) {
+        *self.refused.lock().unwrap() = Some(digest);
+    }
+
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.disk.open(digest).unwrap().is_some()
     }
@@ -39,6 +45,9 @@ impl Tier for Gate {
         if std::thread::current().name() == Some("cache-drain") {
             let shut = self.shut.0.lock().unwrap();
             drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());
+        }
+        if *self.refused.lock().unwrap() == Some(*digest) {
+            return Err(io::Error::other("this one is refused"));
         }
         self.disk.stage(digest)
     }

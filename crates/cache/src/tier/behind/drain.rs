@@ -118,7 +118,11 @@ impl Shared {
         }
         // What was copied by then.
         let discarded = self.slow.discard(digest);
-        ended.and(discarded)
+        let ended = ended.and(discarded);
+        if ended.is_err() {
+            lock(&self.ledger).postpone(digest, number);
+        }
+        ended.map(drop)
     }
 
     /// Waits until there is something to do, or it is the end.

@@ -72,23 +72,30 @@ impl FastFill {
     fn move_to_disk(&mut self) -> io::Result<&mut DiskFill> {
         if !matches!(self.place, Place::Disk(_)) {
             let fast = std::mem::replace(&mut self.place, Place::Nowhere);
-            let mut disk = DiskFill::new(self.shared.clone(), self.digest)?;
-            disk.staged.clear()?;
-            copy(&*self.reader.now(), self.len, |bytes| {
-                disk.staged.write(bytes)
-            })?;
-            self.reader.set(disk.staged.reader());
+            let copied = self.copy_to_disk();
             drop(fast);
+            // Also of a disk that failed: the ledger knows nothing of what would be left there, and it would never leave.
             if let Err(error) = self.shared.fast.discard(&self.digest) {
                 tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
             }
+            self.place = Place::Disk(copied?);
             count(&self.shared.counters.moved, 1);
-            self.place = Place::Disk(disk);
         }
         match &mut self.place {
             Place::Disk(disk) => Ok(disk),
             _ => Err(io::ErrorKind::BrokenPipe.into()),
         }
+    }
+
+    /// What is written by now, on the disk; readers go on there.
+    fn copy_to_disk(&self) -> io::Result<DiskFill> {
+        let mut disk = DiskFill::new(self.shared.clone(), self.digest)?;
+        disk.staged.clear()?;
+        copy(&*self.reader.now(), self.len, |bytes| {
+            disk.staged.write(bytes)
+        })?;
+        self.reader.set(disk.staged.reader());
+        Ok(disk)
     }
 
     /// Writes `bytes` bytes by `write`, wherever they fit.

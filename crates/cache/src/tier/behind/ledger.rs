@@ -234,6 +234,19 @@ impl Ledger {
         }
     }
 
+    /// Puts a blob that the disk did not take behind all others: it may be the only one.
+    pub(super) fn postpone(&mut self, digest: &Digest, number: u64) {
+        let last = self.number();
+        if let Some(entry) = self.entries.get_mut(digest)
+            && entry.number == number
+            && !entry.drained
+        {
+            entry.number = last;
+            self.queue.remove(&number);
+            self.queue.insert(last, *digest);
+        }
+    }
+
     /// Ranks a blob anew.
     pub(super) fn rank(&mut self, digest: &Digest, priority: f64) {
         let Some(entry) = self.entries.get_mut(digest) else {
