@@ -7,10 +7,11 @@ use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_engine::Offload;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::engine::{End, Frail};
+use pierhead_testkit::source::MemoryBlob;
 
-use crate::making::{Memory, Packing, Tar, random};
+use crate::making::{Packing, Tar, random};
 
-fn on(offload: &Offload, blob: &Memory, tar: &[u8]) -> Result<LayerIndex, Error> {
+fn on(offload: &Offload, blob: &MemoryBlob, tar: &[u8]) -> Result<LayerIndex, Error> {
     let request = Request {
         media_type: "application/vnd.oci.image.layer.v1.tar",
         diff_id: &Digest::of(Algorithm::Sha256, tar),
