@@ -16,6 +16,18 @@ const GONE: &[(i64, &str)] = &[
     ),
 ];
 
+/// Of what lies on the other end of a network or a channel, that end promises what a disk does. As in the kernel's `magic.h`.
+const ELSEWHERE: &[i64] = &[
+    0x6969,      // NFS
+    0xff53_4d42, // CIFS
+    0xfe53_4d42, // SMB
+    0x0102_1997, // 9p
+    0x00c3_6400, // Ceph
+    0x0bd0_0bd0, // Lustre
+    0x6573_5546, // FUSE, virtiofs
+];
+const BTRFS: i64 = 0x9123_683e;
+
 /// Devices on devices that are followed; a loop on a mapper on a partition has three.
 const DEPTH: u32 = 8;
 
@@ -31,6 +43,9 @@ fn below(file: &File, sys: &Path, depth: u32) -> io::Result<Option<String>> {
     }
     let device = file.metadata()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if major == 0 {
+        return Ok(of_no_device(kind, sys, depth));
+    }
     Ok(of_device(
         &sys.join(format!("dev/block/{major}:{minor}")),
         sys,
@@ -38,8 +53,25 @@ fn below(file: &File, sys: &Path, depth: u32) -> io::Result<Option<String>> {
     ))
 }
 
-/// The same of a block device, given its folder in sysfs. One without a folder (the file systems that make up
-/// their device numbers) is taken for a disk.
+/// The same of a file system that makes up its device numbers.
+fn of_no_device(kind: i64, sys: &Path, depth: u32) -> Option<String> {
+    if ELSEWHERE.contains(&kind) {
+        return None;
+    }
+    if kind != BTRFS {
+        return Some("the kernel does not tell which disks its file system lies on".to_owned());
+    }
+    // Which of them it is nothing tells: one in memory makes all of them suspect.
+    let all = fs::read_dir(sys.join("fs/btrfs")).ok()?;
+    let devices = all.flatten();
+    let devices = devices.filter_map(|one| fs::read_dir(one.path().join("devices")).ok());
+    devices
+        .flatten()
+        .flatten()
+        .find_map(|device| of_device(&device.path(), sys, depth))
+}
+
+/// The same of a block device, given its folder in sysfs. One without a folder is taken for a disk.
 fn of_device(folder: &Path, sys: &Path, depth: u32) -> Option<String> {
     let depth = depth.checked_sub(1)?;
     let folder = fs::canonicalize(folder).ok()?;
@@ -158,6 +190,25 @@ mod tests {
         fs::create_dir_all(own.join("slaves")).expect("a folder");
         symlink(&own, own.join("slaves/dm-1")).expect("a link");
         assert_eq!(found(&ring), None);
+    }
+
+    #[test]
+    fn of_a_file_system_without_a_device_its_disks_are_asked() {
+        let sys = sysfs("devices/virtual/block/ram0", &[]);
+        let devices = sys.path().join("fs/btrfs/0123-4567/devices");
+        fs::create_dir_all(&devices).expect("a folder");
+        fs::create_dir_all(sys.path().join("fs/btrfs/features")).expect("a folder");
+        let of = |kind| of_no_device(kind, &fs::canonicalize(sys.path()).expect("it"), DEPTH);
+        for (name, volatile) in [("sda1", false), ("ram0", true)] {
+            let device = sys.path().join("devices/virtual/block").join(name);
+            fs::create_dir_all(&device).expect("a folder");
+            symlink(&device, devices.join(name)).expect("a link");
+            assert_eq!(of(BTRFS).is_some(), volatile, "{name}");
+        }
+        const ZFS: i64 = 0x2fc1_2fc1;
+        const NFS: i64 = 0x6969;
+        assert!(of(ZFS).is_some_and(|why| why.contains("does not tell")));
+        assert_eq!(of(NFS), None);
     }
 
     #[test]

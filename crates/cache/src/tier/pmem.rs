@@ -364,6 +364,8 @@ impl<M: Medium + 'static> Blob for PmemBlob<M> {
     fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         let file = self.inner.file.as_ref()?;
         let left = self.trailer.size().checked_sub(offset)?;
+        // Of a medium that failed the file may still give bytes, but not for sure those that were written.
+        self.inner.log.medium().inspect(0, &mut []).ok()?;
         let (at, run) = self.inner.log.lend(&self.entry, offset)?;
         Some(Extent {
             file,

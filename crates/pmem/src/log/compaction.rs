@@ -69,6 +69,8 @@ impl<M: Medium> Log<M> {
             }
         }
         let moved = writer.prepare(entry.meta())?;
-        self.publish(&moved)
+        self.publish(&moved)?;
+        moved.hold.replaces(&stored.hold);
+        Ok(())
     }
 }

@@ -34,7 +34,8 @@ struct Scan<'a, M> {
 pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Recovered), Error> {
     let (head, formatted) = head(&medium, options)?;
     let mut lines = Lines::new(&medium);
-    let (sequences, rescued) = sequences(&mut lines, &head)?;
+    let mut bad = Vec::new();
+    let (sequences, rescued) = sequences(&mut lines, &head, &mut bad)?;
     let last = sequences.iter().copied().max().unwrap_or(0);
     // A damaged head may have had a higher one: its records must not pass for those of the next use of its segment.
     let next = last + 1 + (random() >> 40);
@@ -48,7 +49,7 @@ pub(super) fn open<M: Medium>(medium: M, options: Options) -> Result<(Log<M>, Re
         last_serial: 0,
         dropped: 0,
         damaged: 0,
-        bad: Vec::new(),
+        bad,
     };
     let mut suspects = Vec::new();
     for (index, sequence) in (0u32..).zip(&sequences) {
@@ -149,10 +150,11 @@ fn put_heads<M: Medium>(medium: &M, head: &Head) -> Result<(), Error> {
 }
 
 /// The sequence of every segment, nought for those that this log has not used. Where the head is damaged (which of them is
-/// the second result) it is that of the records behind it.
+/// the second result) it is that of the records behind it; where it cannot be read the segment is `bad`.
 fn sequences<M: Medium>(
     lines: &mut Lines<'_, M>,
     head: &Head,
+    bad: &mut Vec<u32>,
 ) -> Result<(Vec<u64>, HashSet<u32>), Error> {
     let count = u32::try_from(head.segments()).unwrap_or(u32::MAX);
     let mut rescued = HashSet::new();
@@ -160,6 +162,9 @@ fn sequences<M: Medium>(
     for index in 0..count {
         let begin = base(head.segment) + u64::from(index) * head.segment;
         let line = lines.at(begin)?;
+        if line.is_none() {
+            bad.push(index);
+        }
         let found = line.map_or(SegmentHead::Bad, |line| {
             decode_segment(&line, head.id, index)
         });
@@ -251,7 +256,11 @@ impl<M: Medium> Scan<'_, M> {
         );
         if word == commit {
             match self.value(record, at, word) {
-                Err(Error::Damaged { .. } | Error::Medium { .. }) => self.dropped += 1,
+                Err(Error::Damaged { .. }) => self.dropped += 1,
+                Err(Error::Medium { offset, .. }) => {
+                    self.dropped += 1;
+                    self.bad.extend(self.space.segment_of(offset));
+                }
                 found => self.insert(record.serial, found?)?,
             }
         } else if rotten(word, commit) {

@@ -68,6 +68,8 @@ struct Segment {
     residents: HashMap<u64, Weak<Stored>>,
     /// Whether its memory was given back since it was last written.
     is_hole: bool,
+    /// The medium failed there while somebody had it: retired once it is given back.
+    is_bad: bool,
 }
 
 struct Inner {
@@ -99,8 +101,10 @@ pub(super) struct Hold {
 
 #[derive(Default)]
 struct Held {
-    /// Counted in `used`.
+    /// Bytes that it takes.
     charged: u64,
+    /// Whether they are not counted in `used`: another hold has the same value, and has it counted.
+    is_copy: bool,
     /// Counted as live: segment and bytes.
     claims: Vec<(u32, u64)>,
 }
@@ -120,6 +124,7 @@ impl Space {
             state: State::Leased,
             residents: HashMap::new(),
             is_hole: false,
+            is_bad: false,
         });
         Self {
             segment: head.segment,
@@ -307,14 +312,22 @@ impl Space {
         let mut inner = self.lock();
         let segment = &mut inner.segments[index as usize];
         segment.is_hole = true;
-        segment.state = State::Free;
-        inner.free.push_back(index);
+        if segment.is_bad {
+            segment.state = State::Retired;
+        } else {
+            segment.state = State::Free;
+            inner.free.push_back(index);
+        }
     }
 
     /// Ends a lease.
     pub(super) fn give_back(&self, index: u32, stream: Stream, leave: Leave) {
         let end = self.bounds(index).1;
         let mut inner = self.lock();
+        let leave = match inner.segments[index as usize].is_bad {
+            true => Leave::Retired,
+            false => leave,
+        };
         inner.segments[index as usize].state = match leave {
             Leave::At(at) if at < end && end - at >= self.segment / LEFTOVER => {
                 inner.pools[stream as usize].push(index);
@@ -338,8 +351,12 @@ impl Space {
             }
             State::Free => inner.free.retain(|free| *free != index),
             State::Full => {}
-            // Whoever has it meets the failure himself, or does not.
-            State::Leased | State::Retired => return,
+            // Whoever has it goes on, or meets the failure himself; nobody does after that.
+            State::Leased => {
+                inner.segments[index as usize].is_bad = true;
+                return;
+            }
+            State::Retired => return,
         }
         inner.segments[index as usize].state = State::Retired;
     }
@@ -437,9 +454,26 @@ impl Hold {
         if limited && used > inner.limit {
             return Err(Error::NoRoom);
         }
-        inner.used = used;
-        self.held().charged += bytes;
+        let mut held = self.held();
+        if !held.is_copy {
+            inner.used = used;
+        }
+        held.charged += bytes;
         Ok(())
+    }
+
+    /// What is charged is not counted: a second of a value that is. Else nobody could write while one is moved.
+    pub(super) fn copies(&self) {
+        self.held().is_copy = true;
+    }
+
+    /// Counts the copy from now on, and the first no more.
+    pub(super) fn replaces(&self, first: &Self) {
+        let mut inner = self.space.lock();
+        let before = std::mem::take(&mut first.held().charged);
+        let mut held = self.held();
+        held.is_copy = false;
+        inner.used = inner.used.saturating_sub(before) + held.charged;
     }
 
     /// Bytes that were charged.
@@ -484,7 +518,9 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let held = std::mem::take(&mut *self.held());
         let mut inner = self.space.lock();
-        inner.used = inner.used.saturating_sub(held.charged);
+        if !held.is_copy {
+            inner.used = inner.used.saturating_sub(held.charged);
+        }
         for (index, bytes) in held.claims {
             let segment = &mut inner.segments[index as usize];
             segment.live = segment.live.saturating_sub(bytes);

@@ -56,6 +56,9 @@ impl<M: Medium> Writer<M> {
     pub(super) fn new(log: Log<M>, key: &[u8], stream: Stream) -> Result<Self, Error> {
         bounded("key", key.len() as u64, MAX_KEY as u64)?;
         let hold = Hold::new(&log.inner.space);
+        if stream == Stream::Moved {
+            hold.copies();
+        }
         Ok(Self {
             log,
             key: key.into(),
@@ -323,7 +326,12 @@ impl<M: Medium> Partial<M> {
     /// # Errors
     /// [`Error::Range`] beyond what was written by now.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        entry::read(&self.log.inner.medium, &self.growing.extents(), offset, buf)
+        let touched = self.growing.touched(offset, buf.len() as u64)?;
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let read = entry::read(&self.log.inner.medium, &touched, offset, buf);
+        read.inspect_err(|error| self.log.avoid(error))
     }
 }
 
@@ -336,6 +344,20 @@ impl Growing {
         self.extents()
             .last()
             .map_or(0, |last| last.start + last.len)
+    }
+
+    /// Those of the extents that `len` bytes from `offset` lie in: not lent, or whoever reads from a slow medium would keep the writer
+    /// from going on.
+    fn touched(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Error> {
+        let extents = self.extents();
+        let of = extents.last().map_or(0, |last| last.start + last.len);
+        crate::medium::within(offset, len, of)?;
+        let from = extents.partition_point(|extent| extent.start + extent.len <= offset);
+        let touched = extents[from..].iter();
+        Ok(touched
+            .take_while(|extent| extent.start < offset + len)
+            .copied()
+            .collect())
     }
 
     /// The value goes on with `len` bytes at `offset`.

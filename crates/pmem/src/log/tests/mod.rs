@@ -258,6 +258,10 @@ impl Driver {
         if self.readers.len() < 3
             && let Some(entry) = self.log.get(&key)?
         {
+            // Sent from, half of them.
+            if self.random.bool() {
+                self.log.lend(&entry, 0);
+            }
             self.readers.push((entry, bytes));
         }
         Ok(())

@@ -1,11 +1,13 @@
 //! Ordinary use: a model, many threads, readers, the limit, compaction.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::{Driver, Model, OPTIONS, content, medium, meta, open, put, read};
-use crate::{Error, Log, MAX_KEY, MAX_META};
+use crate::shadow::ShadowMedium;
+use crate::{Class, Error, Log, MAX_KEY, MAX_META, Medium};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
@@ -61,6 +63,38 @@ fn half_dead_segments_are_emptied_for_new_values() {
 }
 
 #[test]
+fn a_value_that_is_moved_is_counted_once() {
+    let medium = medium();
+    let log = open(&medium);
+    for round in 0..24u8 {
+        put(&log, b"passing", &[round; 900]).unwrap();
+        put(&log, &[round], &[round; 700]).unwrap();
+    }
+    log.remove(b"passing").unwrap();
+    let mut round = 24u8;
+    while !log.inner.space.is_short() {
+        put(&log, &[round], &[round; 3900]).unwrap();
+        round += 1;
+    }
+    let before = log.used();
+    let most = Arc::new(Mutex::new(0));
+    let (seen, probed) = (Arc::clone(&most), log.clone());
+    medium.probe(Some(Arc::new(move |_| {
+        let most = &mut *seen.lock().unwrap();
+        *most = probed.used().max(*most);
+    })));
+    assert!(log.compact().unwrap());
+    medium.probe(None);
+    let most = *most.lock().unwrap();
+    assert!(most > 0, "nothing was moved");
+    assert!(most <= before + 64, "{most} instead of {before}");
+    for key in 0..round {
+        assert!(log.remove(&[key]).unwrap());
+    }
+    assert_eq!(log.used(), 0);
+}
+
+#[test]
 fn what_a_reader_holds_is_not_written_over() {
     let log = open(&medium());
     let mut random = fastrand::Rng::with_seed(4);
@@ -100,6 +134,74 @@ fn a_reader_behind_a_writer_outlives_it() {
     log.remove(b"passing").unwrap();
     drop(partial);
     assert_eq!(log.used(), 0);
+}
+
+/// A medium in which each read of a value waits until somebody else has written.
+struct Slow {
+    medium: ShadowMedium,
+    reads: mpsc::Sender<()>,
+    written: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Medium for Slow {
+    fn len(&self) -> u64 {
+        self.medium.len()
+    }
+
+    fn class(&self) -> Class {
+        self.medium.class()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
+        if buf.len() == 77 {
+            self.reads.send(()).unwrap();
+            let written = self.written.lock().unwrap();
+            let patience = Duration::from_secs(20);
+            written.recv_timeout(patience).expect("the writer waits");
+        }
+        self.medium.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.medium.write(offset, bytes)
+    }
+
+    fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
+        self.medium.store(offset, word)
+    }
+
+    fn flush(&self, offset: u64, len: u64) -> Result<(), Error> {
+        self.medium.flush(offset, len)
+    }
+
+    fn fence(&self) -> Result<(), Error> {
+        self.medium.fence()
+    }
+}
+
+#[test]
+fn a_writer_goes_on_while_a_reader_behind_it_waits_for_the_medium() {
+    let ((reads, begun), (done, written)) = (mpsc::channel(), mpsc::channel());
+    let medium = Slow {
+        medium: medium(),
+        reads,
+        written: Mutex::new(written),
+    };
+    let (log, _) = Log::open(medium, OPTIONS).unwrap();
+    let mut writer = log.begin(b"key").unwrap();
+    writer.write(&[7; 5000]).unwrap();
+    let partial = writer.reader();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(move || {
+            let mut bytes = [0; 77];
+            partial.read_at(100, &mut bytes).unwrap();
+            bytes
+        });
+        begun.recv().unwrap();
+        writer.write(&[8; 5000]).unwrap();
+        done.send(()).unwrap();
+        assert_eq!(read.join().unwrap(), [7; 77]);
+    });
 }
 
 #[test]
