@@ -57,7 +57,7 @@ pub use error::Error;
 pub use fill::Fill;
 pub use handle::Handle;
 pub use names::{Name, Names, Record};
-pub use object::Object;
+pub use object::{Object, Sound};
 /// What ranks go by, and what is assumed of a fetch before one was measured.
 pub use pierhead_eviction::Access;
 pub use placing::{FastTier, TierStat};

@@ -1,5 +1,6 @@
 //! Committed blobs, opened: every chunk is checked before a byte of it leaves.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -113,22 +114,34 @@ impl Object {
     /// are in the page cache, so that sending them waits for no disk. For the rest there is
     /// [`Object::read_at`], which checks and so makes sound what it reads. A few system calls; does not block.
     pub fn sound(&self, offset: u64, max: u64) -> u64 {
+        self.sound_from(offset, max).map_or(0, |(len, _)| len)
+    }
+
+    /// The same as what can be sent, or `None`.
+    pub fn sendable(&self, offset: u64, max: u64) -> Option<Sound> {
+        let (len, identity) = self.sound_from(offset, max).filter(|(len, _)| *len > 0)?;
+        Some(Sound {
+            object: self.clone(),
+            offset,
+            len,
+            identity,
+        })
+    }
+
+    fn sound_from(&self, offset: u64, max: u64) -> Option<(u64, Identity)> {
         let Held::Tier(open) = &self.held else {
-            return 0;
+            return None;
         };
         let max = max.min(self.size().saturating_sub(offset)).min(SOUND);
-        let Some(extent) = open.blob.extent(offset).filter(|_| max > 0) else {
-            return 0;
-        };
-        let Some(identity) = Identity::of(&extent) else {
-            return 0;
-        };
+        let extent = open.blob.extent(offset).filter(|_| max > 0)?;
+        let identity = Identity::of(&extent)?;
         let (range, now) = (offset..offset + max.min(extent.len), Instant::now());
         let checked = open
             .store
             .checked
             .sound(&open.digest, &identity, range, now);
-        resident(extent.file, extent.at..extent.at + checked)
+        let len = resident(extent.file, extent.at..extent.at + checked);
+        Some((len, identity))
     }
 
     /// See [`Content::read_at`](crate::Content::read_at). Chunks are checked against their checksums
@@ -211,6 +224,34 @@ impl Object {
             all.extend_from_slice(&self.read_at(all.len() as u64, BUFFER).await?);
         }
         Ok(all.freeze())
+    }
+}
+
+/// Bytes of a committed blob that were checked where they lie: see [`Object::sendable`].
+pub struct Sound {
+    object: Object,
+    offset: u64,
+    len: u64,
+    identity: Identity,
+}
+
+impl Sound {
+    /// Where in the blob they begin.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many; at least one.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The file they lie in, and where. `None` once that is not what was checked: another may have found the copy that was looked at
+    /// unreadable, and all be read from elsewhere since.
+    pub fn place(&self) -> Option<(&File, u64)> {
+        let extent = self.object.extent(self.offset)?;
+        let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
+        same.then_some((extent.file, extent.at))
     }
 }
 

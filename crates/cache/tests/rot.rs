@@ -285,6 +285,12 @@ async fn only_what_was_checked_lately_may_leave_unread() {
     object.read_at(2 * CHUNK, 10).await.unwrap();
     assert_eq!(object.sound(0, u64::MAX), 0);
     assert_eq!(object.sound(2 * CHUNK + 1, u64::MAX), CHUNK - 1);
+    let granted = object.sendable(2 * CHUNK + 1, u64::MAX).unwrap();
+    assert_eq!(
+        (granted.offset(), granted.len()),
+        (2 * CHUNK + 1, CHUNK - 1)
+    );
+    assert!(granted.place().is_some());
     let path = file_of(folder.path(), &digest);
     let damage = |at| {
         use std::os::unix::fs::FileExt as _;
@@ -293,6 +299,7 @@ async fn only_what_was_checked_lately_may_leave_unread() {
     };
     damage(300_000);
     assert_eq!(object.sound(2 * CHUNK, 1), 0, "the file has changed");
+    assert!(granted.place().is_none(), "nor is what was granted before");
     object.clone().read_at(2 * CHUNK, 10).await.unwrap();
     assert_eq!(object.sound(2 * CHUNK, u64::MAX), CHUNK);
     assert!(matches!(

@@ -62,6 +62,9 @@ pub(crate) struct Tier {
     /// What the bound is while this machine has memory to spare.
     #[serde(default)]
     pub(crate) ceiling: u64,
+    /// What both can be at most: what the medium holds.
+    #[serde(default)]
+    pub(crate) most: u64,
     /// Blobs of which it has all.
     pub(crate) blobs: u64,
     /// Blobs of which it has what a start reads.

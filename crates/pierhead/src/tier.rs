@@ -48,6 +48,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
         limit => limit.min(most),
     };
     let options = Options {
+        most,
         volatile: !report.class.is_persistent(),
         drain_rate: tier.drain.unwrap_or(0),
         damaged,

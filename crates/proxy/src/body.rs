@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use pierhead_bundle::library::Opened;
-use pierhead_cache::Object;
+use pierhead_cache::Sound;
 
 use crate::Error;
 use crate::bundle::{Range, Records};
@@ -35,17 +35,17 @@ pub(crate) enum Piece {
 
 /// What holds a file that is sent from.
 pub(crate) enum Sendable {
-    /// A committed blob, of which the range was checked already.
-    Object(Object),
+    /// A range of a committed blob, checked already.
+    Sound(Sound),
     /// A pack, whose records are checked by who gets them.
     Opened(Opened),
 }
 
 impl Sendable {
-    /// The file in which byte `offset` lies, and where.
+    /// The file in which byte `offset`, the first of the range, lies, and where; `None` when it is not the one that was checked.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::Object(object) => object.extent(offset).map(|extent| (extent.file, extent.at)),
+            Self::Sound(sound) => sound.place(),
             Self::Opened(opened) => Some((opened.file(), offset)),
         }
     }
@@ -68,8 +68,9 @@ impl Reader {
     fn sound(&self, max: u64) -> Option<Piece> {
         Some(match self {
             Self::Blob(source) => {
-                let (object, offset, len) = source.sound(max)?;
-                let file = Sendable::Object(object);
+                let sound = source.sound(max)?;
+                let (offset, len) = (sound.offset(), sound.len());
+                let file = Sendable::Sound(sound);
                 Piece::File { file, offset, len }
             }
             Self::Records(records) => {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{Content, Error as CacheError, Object};
+use pierhead_cache::{Content, Error as CacheError, Object, Sound};
 use tokio::sync::oneshot;
 
 use crate::Error;
@@ -150,7 +150,7 @@ impl Source {
 
     /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
     /// blob, are known good and in memory. Whoever sends them says so by [`Source::advance`].
-    pub(crate) fn sound(&self, max: u64) -> Option<(Object, u64, u64)> {
+    pub(crate) fn sound(&self, max: u64) -> Option<Sound> {
         let From::Cache(Content::Object(object)) = &self.from else {
             return None;
         };
@@ -160,8 +160,7 @@ impl Source {
         let left = self
             .end
             .map_or(u64::MAX, |end| end.saturating_sub(self.offset));
-        let len = object.sound(self.offset, max.min(left));
-        (len > 0).then(|| (object.clone(), self.offset, len))
+        object.sendable(self.offset, max.min(left))
     }
 
     /// Those bytes have left.

@@ -106,3 +106,32 @@ fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
         assert_eq!(tier.stat().used, 0);
     }
 }
+
+#[test]
+fn what_a_failed_medium_does_not_give_back_ends_that_fill_and_no_other() {
+    let disk = Gate::default();
+    let faulty = Faulty::new(Arc::new(MemoryTier::default()));
+    let tier = WriteBehind::open(
+        Arc::new(faulty.clone()),
+        Arc::new(disk.clone()),
+        all_fast(ROOMY),
+    )
+    .unwrap();
+    let (digest, bytes) = blob(1, 100_000);
+    let mut staged = tier.stage(&digest).unwrap();
+    staged.write(&bytes[..60_000]).unwrap();
+    for op in [Op::Write, Op::Stage, Op::ReadStaged] {
+        faulty.fail(op, 0, u64::MAX, EIO);
+    }
+    let error = staged.write(&bytes[60_000..]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(EIO));
+    assert!(
+        staged.write(&bytes).is_err(),
+        "nothing goes on behind a gap"
+    );
+    drop(staged);
+    assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));
+    commit(&tier, &digest, &bytes);
+    assert!(disk.has(&digest));
+    assert_eq!(content(&tier, &digest).unwrap(), bytes);
+}

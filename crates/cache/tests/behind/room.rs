@@ -129,3 +129,22 @@ fn it_leaves_while_something_else_is_drained() {
     wait::until("the end of what was read", || !tier.holds(&read));
     assert!(!disk.has(&long), "it was not waited for");
 }
+
+#[test]
+fn a_limit_above_what_the_medium_holds_still_makes_room() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let small = Options {
+        most: 250_000,
+        ..all_fast(200_000)
+    };
+    let tier = over(&fast, &disk, small);
+    tier.set_limit(u64::MAX);
+    assert_eq!((tier.stat().limit, tier.stat().most), (250_000, 250_000));
+    for nth in 1..4 {
+        let (digest, bytes) = blob(nth, 100_000);
+        commit(&tier, &digest, &bytes);
+        flush(&tier);
+        assert!(tier.holds(&digest));
+    }
+    assert_eq!((tier.stat().blobs, tier.stat().evicted), (2, 1));
+}

@@ -251,6 +251,7 @@ impl Admin {
             used: fast.used,
             limit: fast.limit,
             ceiling: limit.ceiling(),
+            most: fast.most,
             blobs: fast.blobs,
             hot: fast.hot,
             hot_used: fast.hot_used,

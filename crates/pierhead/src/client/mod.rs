@@ -61,14 +61,15 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
                 )?;
             }
             CacheCommand::Tier { command } => {
-                let tier: Tier = match command {
-                    TierCommand::Stat => daemon.get("/v1/tier").await?,
+                let (tier, wanted): (Tier, u64) = match command {
+                    TierCommand::Stat => (daemon.get("/v1/tier").await?, 0),
                     TierCommand::SetLimit { limit } => {
-                        let limit = TierLimit { limit: *limit };
-                        daemon.call(Method::PUT, "/v1/tier", Some(&limit)).await?
+                        let body = TierLimit { limit: *limit };
+                        let tier = daemon.call(Method::PUT, "/v1/tier", Some(&body));
+                        (tier.await?, *limit)
                     }
                 };
-                output.tier(&tier)?;
+                output.tier(&tier, wanted)?;
             }
             CacheCommand::Verify => {
                 follow(&daemon, "/v1/verify", None::<&()>, output, "verified").await?

@@ -27,7 +27,8 @@ impl Output {
         writeln!(io::stdout().lock(), "{}", text.as_ref())
     }
 
-    pub(crate) fn tier(self, tier: &Tier) -> io::Result<()> {
+    /// After a limit was set, of `wanted` bytes; 0 after none.
+    pub(crate) fn tier(self, tier: &Tier, wanted: u64) -> io::Result<()> {
         if self.json {
             return self.object(tier);
         }
@@ -44,6 +45,12 @@ impl Output {
             bytes(tier.hot_used),
             tier.hot
         ))?;
+        if tier.ceiling < wanted {
+            self.line(format!(
+                "            limited to {}: the medium holds no more",
+                bytes(tier.ceiling)
+            ))?;
+        }
         if tier.limit < tier.ceiling {
             self.line(format!(
                 "            limit lowered from {}: this machine is short of memory",

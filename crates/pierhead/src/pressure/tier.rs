@@ -13,6 +13,8 @@ use super::{Follow, Stalled};
 #[derive(Clone)]
 pub(crate) struct TierLimit {
     cache: Cache,
+    /// What the medium holds.
+    most: u64,
     follow: Arc<Mutex<Follow>>,
     /// One change of the limit at a time.
     setting: Arc<tokio::sync::Mutex<()>>,
@@ -30,9 +32,11 @@ struct Figures {
 impl TierLimit {
     /// `None` where there is no fast tier.
     pub(crate) fn of(cache: &Cache) -> Option<Self> {
-        let follow = Follow::new(cache.tier()?.fast.limit);
+        let fast = cache.tier()?.fast;
+        let follow = Follow::new(fast.limit);
         let limit = Self {
             cache: cache.clone(),
+            most: fast.most,
             follow: Arc::new(Mutex::new(follow)),
             setting: Arc::default(),
             figures: Figures::default(),
@@ -50,8 +54,9 @@ impl TierLimit {
         self.follow().ceiling()
     }
 
-    /// An operator's word.
+    /// An operator's word; more than the medium holds is what it holds.
     pub(crate) async fn set_ceiling(&self, ceiling: u64) {
+        let ceiling = ceiling.min(self.most);
         self.change(|follow| follow.set_ceiling(ceiling)).await;
     }
 
@@ -118,7 +123,10 @@ pub(super) mod tests {
         let mut config = pierhead_cache::Config::new(folders[0].path(), 1 << 30);
         config.fast = Some(FastTier {
             tier: Arc::new(DiskTier::new(folders[1].path()).unwrap()),
-            options: Options::new(1600),
+            options: Options {
+                most: 3000,
+                ..Options::new(1600)
+            },
             weights: Weights::default(),
             class: "volatile",
             capacity: 4000,
@@ -145,6 +153,8 @@ pub(super) mod tests {
             limit.step(Stalled::default()).await;
         }
         assert_eq!(now(), (2000, 2000));
+        limit.set_ceiling(u64::MAX).await;
+        assert_eq!(now(), (3000, 3000), "more than the medium holds");
         limit.set_ceiling(500).await;
         assert_eq!(now(), (500, 500));
         let mut registry = Registry::default();

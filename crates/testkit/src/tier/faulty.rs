@@ -18,6 +18,8 @@ pub enum Op {
     Clear,
     Commit,
     Read,
+    /// What is staged and not committed.
+    ReadStaged,
 }
 
 /// Passes everything on until told otherwise; clones share their faults.
@@ -221,7 +223,10 @@ impl Staged for FaultyStaged {
     }
 
     fn reader(&self) -> Arc<dyn ReadAt> {
-        self.staged.reader()
+        Arc::new(FaultyReader {
+            reader: self.staged.reader(),
+            faults: self.faults.clone(),
+        })
     }
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
@@ -232,6 +237,23 @@ impl Staged for FaultyStaged {
             digest: self.digest,
             faults: self.faults,
         }))
+    }
+}
+
+struct FaultyReader {
+    reader: Arc<dyn ReadAt>,
+    faults: Faulty,
+}
+
+impl ReadAt for FaultyReader {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.faults.step(Op::ReadStaged)?;
+        self.reader.read_at(offset, buf)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.faults.step(Op::ReadStaged)?;
+        self.reader.try_read_at(offset, buf)
     }
 }
 

@@ -9,6 +9,8 @@ pub struct FastStat {
     pub free: u64,
     /// Most bytes of ours.
     pub limit: u64,
+    /// What [`Self::limit`] can be at most.
+    pub most: u64,
     /// Bytes of ours: blobs, fills, and what is deleted and still read.
     pub used: u64,
     /// Blobs on it, whole.

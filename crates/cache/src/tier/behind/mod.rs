@@ -41,6 +41,8 @@ pub use self::ledger::{Hint, Owed};
 pub struct Options {
     /// Most bytes on the fast tier, contents and trailers.
     pub limit: u64,
+    /// What the medium can hold of that: no later limit is above it.
+    pub most: u64,
     /// Whether the fast tier forgets when the power goes. Then what lies there counts as stored only when the disk has it
     /// too: after a restart it is not there before that.
     pub volatile: bool,
@@ -59,6 +61,7 @@ impl Options {
     pub fn new(limit: u64) -> Self {
         Self {
             limit,
+            most: u64::MAX,
             volatile: false,
             drain_rate: 0,
             unhinted: Placement::Disk,
@@ -76,7 +79,8 @@ impl Options {
 /// caller counts each blob once, against the bound of the slow tier, from its fill on: so the copy has its room there.
 ///
 /// A fill for which the fast tier has no room (or which fails there, be it at its last byte) goes on on the slow one: what
-/// it had written is copied, which costs what the page cache of the disk takes for it, and no client notices. To
+/// it had written is copied, which costs what the page cache of the disk takes for it, and no client notices, unless the fast
+/// tier does not give it back any more: then that fill fails. To
 /// leave its head where it is would save that, and tie each such blob to two media for ever.
 ///
 /// Blobs are replaced on the slow tier only, and a cut fill goes on where it lies.
@@ -129,7 +133,7 @@ impl WriteBehind {
             slow,
             options,
             rest: rest.clone(),
-            ledger: Mutex::new(Ledger::new(options.limit)),
+            ledger: Mutex::new(Ledger::new(options.limit.min(options.most))),
             told: Condvar::new(),
             turns: Turns::default(),
             counters: Counters::default(),
@@ -201,8 +205,10 @@ impl WriteBehind {
 
     /// Changes the bound. What is over it leaves at once, the lowest priority first; what the disk has still to take leaves
     /// as soon as it has, and what is read with its last reader. Meanwhile nothing new enters. Memory that is free then goes back to the
-    /// machine, unless the bound was raised. Blocks.
+    /// machine, unless the bound was raised. Above [`Options::most`] it is that: a bound that the medium is full below would
+    /// let nothing leave, and send every fill to the disk. Blocks.
     pub fn set_limit(&self, limit: u64) {
+        let limit = limit.min(self.shared.options.most);
         let before = std::mem::replace(&mut lock(&self.shared.ledger).limit, limit);
         self.shared.make_room(0);
         if limit <= before
@@ -219,6 +225,7 @@ impl WriteBehind {
         FastStat {
             free,
             limit: ledger.limit,
+            most: self.shared.options.most,
             used: ledger.accounts.used(),
             blobs: ledger.whole().count() as u64,
             hot: ledger.copies().count() as u64,
