@@ -60,7 +60,8 @@ pub(crate) struct Package {
     pub(crate) name: String,
     /// Its version, with epoch and revision.
     pub(crate) version: String,
-    arch: String,
+    /// In Debian's words; `all` for what is the same everywhere.
+    pub(crate) arch: String,
 }
 
 /// An apt with state of its own.

@@ -141,7 +141,7 @@ fn member(archive: &mut Vec<u8>, name: &str, content: &[u8]) -> Result<()> {
 }
 
 fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
-    let mut gzip = GzBuilder::new().write(Vec::new(), Compression::best());
+    let mut gzip = GzBuilder::new().write(Vec::new(), Compression::default());
     gzip.write_all(bytes)?;
     Ok(gzip.finish()?)
 }

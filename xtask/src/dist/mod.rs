@@ -61,12 +61,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     assemble(programs, &out, trial)
 }
 
-/// As `cargo xtask dist --program`, for tests: of a program that was built for this machine.
+/// As `cargo xtask dist --program`, for tests: of programs of which one was built for this machine.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn trial(program: &Path, out: &Path) -> Result<()> {
-    assemble(vec![Program::open(program)?], out, true)
+pub(crate) fn trial(programs: &[&Path], out: &Path) -> Result<()> {
+    let programs = programs.iter().map(|path| Program::open(path));
+    assemble(programs.collect::<Result<_>>()?, out, true)
 }
 
 /// What [`trial`] needs and is not here.

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
+    elf::Elf,
     hex,
     rootfs::{PROGRAM, Rootfs, USER},
 };
@@ -89,12 +90,12 @@ pub(crate) fn examine(path: &Path, platforms: usize) -> Result<()> {
             let bytes = blob(path, layer)?;
             tree.unpack(GzDecoder::new(bytes.as_slice()), |_| true)?;
         }
-        contents(&tree).with_context(|| arch.to_string())?;
+        contents(&tree, arch.as_str().unwrap_or_default()).with_context(|| arch.to_string())?;
     }
     Ok(())
 }
 
-fn contents(tree: &Tree) -> Result<()> {
+fn contents(tree: &Tree, arch: &str) -> Result<()> {
     let entry = tree.get(PROGRAM).context("no program")?;
     ensure!(matches!(entry, Node::File(0o755, _)), "the program's mode");
     ensure!(
@@ -105,6 +106,10 @@ fn contents(tree: &Tree) -> Result<()> {
         match node {
             Node::File(mode, bytes) => {
                 ensure!(mode & 0o7022 == 0, "{path} has the mode {mode:o}");
+                if bytes.starts_with(b"\x7fELF") {
+                    let of = Elf::read(bytes)?.arch.name();
+                    ensure!(of == arch, "{path} is for {of}");
+                }
                 let runs = mode & 0o111 != 0 && bytes.starts_with(b"\x7fELF");
                 let known = path == PROGRAM || path.contains(".so");
                 ensure!(

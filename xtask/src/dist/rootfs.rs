@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{elf::Elf, program::Program};
 use crate::{
@@ -36,7 +36,9 @@ pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     let mut names: Vec<&str> = program.libraries()?.into_iter().map(|it| it.0).collect();
     names.push("ca-certificates");
     let mut packages = apt.closure(Suite::Updates, arch, &names)?;
-    packages.retain(|it| names.contains(&it.name.as_str()));
+    // What has no architecture drags in what this machine would need to install it.
+    let fits = |it: &Package| it.arch == arch || it.arch == "all";
+    packages.retain(|it| names.contains(&it.name.as_str()) && fits(it));
     packages.sort_by(|a, b| a.name.cmp(&b.name));
     let mut debian = Tree::default();
     for path in apt.download(&packages)? {
@@ -119,7 +121,12 @@ fn libraries(base: &mut Tree, debian: &Tree, program: &Elf) -> Result<()> {
             bail!("no {name} in Debian's packages");
         };
         if let Node::File(_, bytes) = node {
-            wanted.extend(Elf::read(bytes)?.needed);
+            let library = Elf::read(bytes)?;
+            ensure!(
+                library.arch == program.arch,
+                "{path} is for another machine"
+            );
+            wanted.extend(library.needed);
         }
         base.put(path, node.clone());
     }
