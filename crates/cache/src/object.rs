@@ -241,8 +241,8 @@ impl Sound {
         self.offset
     }
 
-    /// How many; at least one.
-    pub fn len(&self) -> u64 {
+    /// How many they are; at least one.
+    pub fn bytes(&self) -> u64 {
         self.len
     }
 

@@ -287,7 +287,7 @@ async fn only_what_was_checked_lately_may_leave_unread() {
     assert_eq!(object.sound(2 * CHUNK + 1, u64::MAX), CHUNK - 1);
     let granted = object.sendable(2 * CHUNK + 1, u64::MAX).unwrap();
     assert_eq!(
-        (granted.offset(), granted.len()),
+        (granted.offset(), granted.bytes()),
         (2 * CHUNK + 1, CHUNK - 1)
     );
     assert!(granted.place().is_some());

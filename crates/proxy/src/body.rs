@@ -69,7 +69,7 @@ impl Reader {
         Some(match self {
             Self::Blob(source) => {
                 let sound = source.sound(max)?;
-                let (offset, len) = (sound.offset(), sound.len());
+                let (offset, len) = (sound.offset(), sound.bytes());
                 let file = Sendable::Sound(sound);
                 Piece::File { file, offset, len }
             }
