@@ -76,10 +76,11 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     // These see pierhead from outside, as a process: what they know of it is what it promises.
     ("pierhead-tests", &[]),
     // But a digest is a digest; and experiments with media that are not there run the cache itself upon their models.
-    // Clients that start containers are those of the tests.
+    // Clients that start containers are those of the tests. What a start touches of a layer, the library tells.
     (
         "pierhead-benches",
         &[
+            "pierhead-bundle",
             "pierhead-cache",
             "pierhead-eviction",
             "pierhead-oci",
