@@ -142,7 +142,7 @@ impl Hash for OnCpu {
 pub struct Offload(Option<Arc<dyn Engine>>);
 
 impl Offload {
-    /// An engine, once it has given the known answers ([`check`]).
+    /// An engine, once it has given the known answers ([`check()`]).
     ///
     /// # Errors
     /// It has not: then [`Offload::default`] is what to use.
