@@ -83,7 +83,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
 }
 
 #[test]
-fn what_is_drained_rests_in_the_middle_and_goes_on() {
+fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = Rest::default();
     let slow = Options {
