@@ -87,7 +87,7 @@ pub(crate) async fn answer(
     inner.metrics.answered(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
     let account = Account::new(inner.metrics.clone(), kind, started, expected);
-    response.map(|body| body.accounted(account, &peer.pace))
+    response.map(|body| body.accounted(account, &peer.pace, inner.gate.as_ref()))
 }
 
 /// Whether that has the characters of a host and its port only (RFC 3986, 3.2.2 and 3.2.3).

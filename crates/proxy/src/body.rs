@@ -14,6 +14,7 @@ use pierhead_cache::Sound;
 
 use crate::Error;
 use crate::bundle::{Range, Records};
+use crate::gate::{Gate, PIECE};
 use crate::limits::Held;
 use crate::metrics::{Kind, Metrics};
 use crate::pace::{Pace, Turn};
@@ -139,6 +140,8 @@ struct Stream {
     /// `None` when the size is known at the end only.
     remaining: Option<u64>,
     turn: Option<Turn>,
+    /// Where each piece passes, if it has to.
+    gate: Option<Arc<Gate>>,
     /// Only bytes that were looked at may leave: the file could not be sent as it is.
     copy: bool,
     held: Option<Arc<Held>>,
@@ -193,6 +196,7 @@ impl Body {
                 state: State::Idle(Box::new(reader)),
                 remaining: length,
                 turn: None,
+                gate: None,
                 copy: false,
                 held: None,
                 blob: None,
@@ -222,13 +226,28 @@ impl Body {
         self
     }
 
-    /// Counts what becomes of the answer, and watches whether its client takes it.
-    pub(crate) fn accounted(mut self, account: Account, pace: &Arc<Pace>) -> Self {
+    /// Counts what becomes of the answer, watches whether its client takes it, and lets what is long wait at `gate`.
+    pub(crate) fn accounted(
+        mut self,
+        account: Account,
+        pace: &Arc<Pace>,
+        gate: Option<&Arc<Gate>>,
+    ) -> Self {
+        let is_long = matches!(account.kind, Kind::Blob | Kind::Bundle | Kind::File);
         self.account = Some(account);
         if let Content::Stream(stream) = &mut self.content {
             stream.turn = Some(pace.turn());
+            stream.gate = gate.filter(|_| is_long).cloned();
         }
         self
+    }
+
+    /// Where a piece of a file passes before it is sent. Bytes have passed when they are handed over.
+    pub(crate) fn gate(&self) -> Option<&Gate> {
+        match &self.content {
+            Content::Stream(stream) => stream.gate.as_deref(),
+            Content::Bytes(_) => None,
+        }
     }
 
     /// The next piece; `None` at the end. What is said to be a file's is still to be sent: see
@@ -328,7 +347,8 @@ impl Stream {
         if self.copy {
             return None;
         }
-        source.sound(self.remaining?)
+        let most = if self.gate.is_some() { PIECE } else { u64::MAX };
+        source.sound(self.remaining?.min(most))
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
@@ -340,7 +360,11 @@ impl Stream {
                 State::Done => return Poll::Ready(None),
                 State::Idle(_) if self.remaining == Some(0) => return Poll::Ready(None),
                 State::Idle(mut source) => {
+                    let gate = self.gate.clone();
                     self.state = State::Reading(Box::pin(async move {
+                        if let Some(gate) = gate {
+                            gate.pass().await;
+                        }
                         let bytes = source.next().await;
                         (source, bytes)
                     }));

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pierhead_oci::Registry;
+use pierhead_rest::Quota;
 
 use crate::{Auth, Rules};
 
@@ -33,6 +34,9 @@ pub struct Config {
     pub auth: Auth,
     /// After SIGTERM, requests under way may take so long.
     pub drain: Duration,
+    /// Processor time that bytes of blobs keep within, so that the kernel never stops the process; `None` where nobody bounds it. What the
+    /// proxy was made with holds: it does not change while it runs.
+    pub quota: Option<Quota>,
 }
 
 /// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.
@@ -110,6 +114,7 @@ impl Default for Config {
             client_head: Duration::from_secs(60),
             auth: Auth::Open,
             drain: Duration::from_secs(30),
+            quota: None,
         }
     }
 }

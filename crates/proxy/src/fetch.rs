@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use crate::access::Clean;
 use crate::claim::Wanted;
 use crate::error::{is_passed_on, is_wrong, with_sources};
+use crate::gate::PIECE;
 use crate::lead::Lead;
 use crate::limits::{Ticket, Turn};
 use crate::service::Inner;
@@ -210,9 +211,10 @@ async fn transfer(
         }
         return Err(error.into());
     }
-    // What disk and eviction take is not the upstream's time.
+    // What disk, eviction and gate take is not the upstream's time.
     let (mut first, mut waited, mut rest) = (None, Duration::ZERO, 0);
     asked = Instant::now();
+    let mut since_gate = 0;
     while let Some(bytes) = stream.next().await {
         let bytes = bytes?;
         if first.is_none() {
@@ -222,7 +224,12 @@ async fn transfer(
             rest += u64::try_from(bytes.len()).unwrap_or(0);
         }
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
+        since_gate += u64::try_from(bytes.len()).unwrap_or(0);
         fill.write(bytes).await?;
+        if let Some(gate) = inner.gate.as_ref().filter(|_| since_gate >= PIECE) {
+            since_gate = 0;
+            gate.pass().await;
+        }
         asked = Instant::now();
     }
     if let Some(first) = first {

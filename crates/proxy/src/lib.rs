@@ -23,6 +23,7 @@ mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gate;
 mod lead;
 mod limits;
 mod listener;

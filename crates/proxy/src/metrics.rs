@@ -1,6 +1,7 @@
 //! What the proxy counts. Labels are bounded: never a digest, a name, a tag or an address.
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use http::StatusCode;
 use pierhead_oci::Endpoint;
@@ -150,6 +151,8 @@ pub(crate) struct Metrics {
     pub(crate) gone: Counter,
     pub(crate) stalled: Counter,
     pub(crate) cut: Counter,
+    /// Seconds.
+    pub(crate) quota_waited: Counter<f64, AtomicU64>,
 }
 
 impl Default for Metrics {
@@ -184,6 +187,7 @@ impl Default for Metrics {
             gone: Counter::default(),
             stalled: Counter::default(),
             cut: Counter::default(),
+            quota_waited: Counter::default(),
         }
     }
 }
@@ -288,6 +292,12 @@ impl Metrics {
             "answers_cut",
             "Answers cut because their content failed on the way",
             self.cut.clone(),
+        );
+        registry.register_with_unit(
+            "quota_waited",
+            "Time that pieces of blobs, each by itself, waited for processor time within the control group's quota",
+            Unit::Seconds,
+            self.quota_waited.clone(),
         );
     }
 }

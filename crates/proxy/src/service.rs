@@ -11,6 +11,7 @@ use pierhead_oci::{Digest, Reference, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
 use prometheus_client::registry::Registry as Metrics;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
@@ -20,6 +21,7 @@ use crate::cost::Costs;
 use crate::document::Document;
 use crate::error::with_sources;
 use crate::flight::Flights;
+use crate::gate::Gate;
 use crate::lead::Leads;
 use crate::limits::Limits;
 use crate::metrics::Outcome;
@@ -84,6 +86,8 @@ pub(crate) struct Common {
     pub(crate) planning: Arc<Semaphore>,
     /// Held by who makes a record that no pack has.
     pub(crate) making: Arc<Semaphore>,
+    /// `None`: nobody bounds our processor time.
+    pub(crate) gate: Option<Arc<Gate>>,
 }
 
 /// What [`Proxy::warm`] reports as it goes.
@@ -114,12 +118,16 @@ impl Proxy {
     ) -> Self {
         let limits = Limits::new(config.limits.clone());
         let access_metrics = access::Metrics::default();
+        let metrics = Arc::<crate::metrics::Metrics>::default();
+        let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
+        let gate = |quota| Arc::new(Gate::new(quota, threads, metrics.quota_waited.clone()));
         let common = Common {
             access: ArcSwapOption::new(Access::new(&config.auth, &access_metrics)),
             access_metrics,
             cache,
+            gate: config.quota.clone().map(gate),
             config: ArcSwap::from_pointee(config),
-            metrics: Arc::default(),
+            metrics,
             recent: Recent::default(),
             said: Said::default(),
             flights: Flights::new(),

@@ -1,12 +1,16 @@
-//! Whether work that can wait should rest: one switch, asked between two units of work.
+//! Whether work that can wait should: one switch, asked between two units of work, and the processor time that is left.
 //!
 //! Who turns it knows why (this machine is short of something), who asks knows what may wait. Neither knows the other.
 
 #![forbid(unsafe_code)]
 
+mod quota;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
+
+pub use quota::{Allowance, Quota, Reading};
 
 /// A handle; clones share the switch. By default nothing ever rests.
 #[derive(Clone, Debug, Default)]
@@ -15,14 +19,35 @@ pub struct Rest(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     is_due: AtomicBool,
+    is_memory_short: AtomicBool,
     /// Guards nothing but the wait: whoever turns the switch holds it, so that no wake is lost.
     turning: Mutex<()>,
     turned: Condvar,
     resting: AtomicUsize,
     rests: AtomicU64,
+    quota: Option<Quota>,
 }
 
 impl Rest {
+    /// For a process that has to keep within a quota of processor time.
+    pub fn within(quota: Option<Quota>) -> Self {
+        Self(Arc::new(Inner {
+            quota,
+            ..Inner::default()
+        }))
+    }
+
+    /// How long to wait before the next unit of work, so that those who are served have the processor time that they need; none mostly, and
+    /// always where there is no quota. `awaited`: somebody waits for that work as for any answer.
+    pub fn crowded(&self, awaited: bool) -> Option<Duration> {
+        let quota = self.0.quota.as_ref()?;
+        let wait = match awaited {
+            true => quota.wait(),
+            false => quota.wait_behind(),
+        };
+        (!wait.is_zero()).then_some(wait)
+    }
+
     /// Whether to rest. One relaxed load: it may be asked as often as one likes.
     pub fn is_due(&self) -> bool {
         self.0.is_due.load(Ordering::Relaxed)
@@ -37,6 +62,16 @@ impl Rest {
             .unwrap_or_else(PoisonError::into_inner);
         self.0.is_due.store(is_due, Ordering::Relaxed);
         self.0.turned.notify_all();
+    }
+
+    /// Says whether memory is among what is short: to be said before [`Self::set`], so that whoever is due to rest knows it.
+    pub fn set_memory_short(&self, is_short: bool) {
+        self.0.is_memory_short.store(is_short, Ordering::Relaxed);
+    }
+
+    /// Whether who rests should give back what he holds, rather than wait with it.
+    pub fn is_memory_short(&self) -> bool {
+        self.0.is_memory_short.load(Ordering::Relaxed)
     }
 
     /// Counts the caller among those who rest, until what is returned is dropped.

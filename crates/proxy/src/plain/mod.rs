@@ -271,7 +271,7 @@ async fn send(
                     socket.send([&head, &[]], true).await?;
                     head.clear();
                 }
-                match socket.send_file(&file, offset, len).await? {
+                match socket.send_file(&file, offset, len, body.gate()).await? {
                     Sent::Some(sent) => {
                         body.sent(sent);
                         in_a_row = if sent == len { in_a_row + sent } else { 0 };

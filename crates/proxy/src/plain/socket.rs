@@ -15,6 +15,7 @@ use tokio::net::TcpStream;
 use super::clock::Clock;
 use crate::body::Sendable;
 use crate::connection::MAX_HEAD;
+use crate::gate::Gate;
 
 /// What is read at once: the heads of clients are half as long.
 const READ: usize = 1024;
@@ -131,7 +132,7 @@ impl Socket<'_> {
         }
     }
 
-    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space.
+    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space; after each wait for the client they pass `gate`.
     ///
     /// # Errors
     /// Only those of the socket.
@@ -140,12 +141,16 @@ impl Socket<'_> {
         file: &Sendable,
         offset: u64,
         len: u64,
+        gate: Option<&Gate>,
     ) -> io::Result<Sent> {
         let Some((file, offset)) = file.at(offset) else {
             return Ok(Sent::Nothing);
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         loop {
+            if let Some(gate) = gate {
+                gate.pass().await;
+            }
             let mut at = offset;
             let sent = self.stream.try_io(Interest::WRITABLE, || {
                 Ok(rustix::fs::sendfile(
