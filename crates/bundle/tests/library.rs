@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::api::Ask;
+use pierhead_bundle::api::{Ask, Stage};
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
-use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream};
+use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream, Wear};
 use pierhead_bundle::store::{Begin, Outcome, Store};
 use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
 use pierhead_oci::Digest;
@@ -260,9 +260,7 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
     let rest = Rest::default();
     rest.set(true);
-    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
-    (config.share, config.level, config.rest) = (100, 3, rest.clone());
-    let library = Library::open(config, blobs.clone()).unwrap();
+    let library = open_resting(folder.path(), &blobs, &rest);
     let versions = [text(1), format!("{}changed", text(1)), text(2)].map(|lib| {
         let tar = tar(&[("usr/lib/a.so", &lib)]);
         images::Image::of_tars("amd64", &[tar])
@@ -750,6 +748,140 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
     assert_eq!(new_table.visible(), 2);
     assert!(sent.len() < lib.len() / 20, "{}", sent.len());
     library.close();
+}
+
+/// A library that should rest, and why.
+fn open_resting(folder: &Path, blobs: &Arc<InMemory>, rest: &Rest) -> Library {
+    let mut config = Config::new(folder, 256 << 20, 64 << 20);
+    (config.share, config.level, config.rest) = (100, 3, rest.clone());
+    Library::open(config, blobs.clone()).unwrap()
+}
+
+#[test]
+fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let rest = Rest::default();
+    let library = open_resting(folder.path(), &blobs, &rest);
+    let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
+    blobs.put(&image);
+    let layer = image.blobs.iter().max_by_key(|blob| blob.bytes.len());
+    blobs.1.close(layer.map(|blob| blob.digest));
+    let before = blobs.2.load(Ordering::Relaxed);
+    library.offer(Image {
+        manifest: image.root,
+        repository: "registry/app".into(),
+    });
+    until(|| blobs.2.load(Ordering::Relaxed) > before);
+    rest.set_memory_short(true);
+    rest.set(true);
+    blobs.1.close(None);
+    until(|| library.stat().given_up > 0);
+    until(|| rest.resting() == 2);
+    let waits = library.state(&image.root);
+    assert!(
+        matches!(waits, State::Working(progress) if progress.stage == Stage::Wait),
+        "{waits:?}"
+    );
+    assert_eq!(library.stat().jobs, 1, "it waits");
+    rest.set(false);
+    assert_eq!(settled(&library, &image.root), State::Ready);
+    library.close();
+}
+
+#[test]
+fn what_was_evicted_is_forgotten_while_all_else_rests() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let rest = Rest::default();
+    let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
+    blobs.put(&image);
+    let library = open_resting(folder.path(), &blobs, &rest);
+    assert_eq!(offer(&library, &image), State::Ready);
+    library.close();
+    drop(library);
+    blobs.take(&image.root);
+    rest.set(true);
+    let library = open_resting(folder.path(), &blobs, &rest);
+    // One that waits, and rests, is not in the way.
+    let other = images::Image::of_tars("amd64", &[tar(&[("usr/lib/b.so", &text(2))])]);
+    blobs.put(&other);
+    library.offer(Image {
+        manifest: other.root,
+        repository: "registry/app".into(),
+    });
+    until(|| library.state(&image.root) == State::Unknown);
+    assert!(matches!(library.state(&other.root), State::Working(_)));
+    library.close();
+}
+
+/// What may be written, and what was.
+#[derive(Debug, Default)]
+struct Flash {
+    has_room: AtomicBool,
+    has_room_for_awaited: AtomicBool,
+    asked: AtomicUsize,
+    written: AtomicU64,
+}
+
+impl Wear for Flash {
+    fn wrote(&self, bytes: u64) {
+        self.written.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn may_write(&self, is_awaited: bool) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.has_room.load(Ordering::Relaxed)
+            || (is_awaited && self.has_room_for_awaited.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn when_enough_was_written_what_can_wait_does_and_all_is_counted() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let flash = Arc::<Flash>::default();
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    (config.share, config.level, config.wear) = (100, 3, flash.clone());
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let [one, two, three] = [1, 2, 3]
+        .map(|seed| images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(seed))])]));
+    let add = |image: &images::Image| {
+        blobs.put(image);
+        library.offer(Image {
+            manifest: image.root,
+            repository: "registry/app".into(),
+        });
+    };
+    add(&one);
+    until(|| flash.asked.load(Ordering::Relaxed) > 1);
+    let refused = library.awaited(&one.root);
+    assert!(
+        matches!(&refused, State::Refused(why) if why.contains("max_written_per_day")),
+        "{refused:?}"
+    );
+    assert!(matches!(library.state(&one.root), State::Working(_)));
+    assert_eq!(blobs.2.load(Ordering::Relaxed), 0, "nothing is read");
+    // What somebody waits for has a little more.
+    flash.has_room_for_awaited.store(true, Ordering::Relaxed);
+    assert!(matches!(library.awaited(&one.root), State::Working(_)));
+    add(&two);
+    assert_eq!(settled(&library, &one.root), State::Ready);
+    assert!(matches!(library.state(&two.root), State::Working(_)));
+    // Another day.
+    flash.has_room.store(true, Ordering::Relaxed);
+    add(&three);
+    assert_eq!(settled(&library, &two.root), State::Ready);
+    assert_eq!(settled(&library, &three.root), State::Ready);
+    until(|| library.stat().jobs == 0);
+    library.close();
+    let files: u64 = ["packs", "plans", "index/layers", "index/tables"]
+        .map(|name| {
+            let entries = std::fs::read_dir(folder.path().join(name)).unwrap();
+            let sizes = entries.map(|entry| entry.unwrap().metadata().unwrap());
+            sizes.map(|meta| meta.len() / meta.nlink()).sum::<u64>()
+        })
+        .iter()
+        .sum();
+    let written = flash.written.load(Ordering::Relaxed);
+    assert!(written >= files, "{written} of {files}");
 }
 
 /// With packs made in two stages.

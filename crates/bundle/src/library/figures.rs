@@ -14,6 +14,7 @@ pub(super) struct Figures {
     pub(super) lies: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) failed: AtomicU64,
+    pub(super) given_up: AtomicU64,
     pub(super) pairs: AtomicU64,
     pub(super) improved: AtomicU64,
     pub(super) plans: AtomicU64,
@@ -53,6 +54,8 @@ pub struct Stat {
     pub lies: u64,
     /// Work that failed for this machine's sake, and is tried again.
     pub failed: u64,
+    /// Work that was given up to give back what it held, and begins again later.
+    pub given_up: u64,
     /// Pairs of images that were prepared.
     pub pairs: u64,
     /// Images whose frames were replaced by better ones.
@@ -96,6 +99,7 @@ impl Library {
             indexed_bytes: read(&figures.indexed_bytes),
             lies: read(&figures.lies),
             failed: read(&figures.failed),
+            given_up: read(&figures.given_up),
             pairs: read(&figures.pairs),
             planned: read(&figures.plans),
             plan_hits: read(&figures.plan_hits),

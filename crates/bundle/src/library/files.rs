@@ -6,13 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 use pierhead_oci::Digest;
 
 use super::layers::Layers;
-use super::{Inner, lock};
+use super::{Inner, RECENT_MEMORY, lock};
 use crate::directory::Directory;
 use crate::pack::{Contents, Packs};
 use crate::{Content, Source};
 
-/// Decoded frames that are kept for the next read, of all files that are being read.
-const RECENT: usize = 32 << 20;
 /// Images whose layers are held open: up to a MiB for each layer that was read lately.
 const OPEN: usize = 2;
 
@@ -26,7 +24,7 @@ impl Files {
     pub(super) fn new(packs: &Arc<Packs>, directory: &Arc<Directory>) -> Self {
         let nothing = Arc::new(Layers::default());
         Self {
-            packed: Contents::new(packs.clone(), directory.clone(), nothing, RECENT),
+            packed: Contents::new(packs.clone(), directory.clone(), nothing, RECENT_MEMORY),
             opened: Mutex::default(),
         }
     }

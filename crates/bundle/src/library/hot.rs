@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
-use super::pace::Share;
+use super::pace::{NAP, Share};
 use super::{Library, lock};
 use crate::layer::LayerIndex;
 use crate::plan::{self, Tree};
@@ -44,6 +45,22 @@ impl Library {
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more), [`Error::Stopped`] at the end; those of the layers.
     pub fn touched(&self, image: &Digest) -> Result<Vec<Touched>, Error> {
+        let is_ending = || self.inner.stop.load(Ordering::Relaxed);
+        loop {
+            match self.touched_at_once(image) {
+                // It gave up what it held: the machine is short of something.
+                Err(Error::Stopped) if !is_ending() => {
+                    let rest = &self.inner.config.rest;
+                    while rest.is_due() && !is_ending() {
+                        rest.nap(NAP);
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn touched_at_once(&self, image: &Digest) -> Result<Vec<Touched>, Error> {
         let inner = &self.inner;
         let missing = || Error::Missing(image.to_string());
         let blobs = self.blobs(image).ok_or_else(missing)?;
@@ -60,7 +77,8 @@ impl Library {
             contents.collect()
         };
         let share = Share::new(inner.config.share, inner.stop.clone());
-        let mut share = share.after(inner.busy.clone());
+        let rest = inner.config.rest.clone();
+        let mut share = share.resting(rest).after(inner.busy.clone());
         let mut touched = Vec::new();
         // The first is the config.
         for blob in blobs.iter().skip(1).rev() {

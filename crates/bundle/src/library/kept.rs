@@ -252,6 +252,11 @@ impl Draft {
         self.record(&record)
     }
 
+    /// Bytes that were written already, and are written once more in the end.
+    pub(crate) const fn aside(&self) -> u64 {
+        self.own_len
+    }
+
     /// Bytes of all records so far.
     pub(crate) const fn bytes(&self) -> u64 {
         self.all

@@ -17,6 +17,7 @@ mod kept;
 mod layers;
 mod order;
 mod out;
+mod outcome;
 mod pace;
 mod pairs;
 mod planning;
@@ -27,10 +28,12 @@ mod shelf;
 mod steps;
 mod stream;
 mod traces;
+mod wear;
 
 pub use figures::Stat;
 pub use hot::Touched;
 pub use stream::{Bundle, Opened, Piece, Stream};
+pub use wear::{Unworn, Wear};
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -55,6 +58,12 @@ use kept::Kept;
 use queue::Queue;
 use shelf::Shelf;
 
+/// Bytes that each of [`Config::workers`] takes at most: 60 MB (a layer, a table, frames) while it makes an image ready, and 150 MB while it
+/// makes patches or packs better.
+pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
+/// Bytes of decoded frames that are kept for the next read, of all files that are being read.
+pub const RECENT_MEMORY: usize = 32 << 20;
+
 /// What a library may take of the machine.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -64,8 +73,7 @@ pub struct Config {
     pub packs: u64,
     /// Bytes of plans on disk, with the patches in them.
     pub plans: u64,
-    /// Threads that make images ready, and as many for what can wait, which rest meanwhile: each of the former has a
-    /// layer, a table and frames in memory, up to 60 MB, of the latter up to 100 MB.
+    /// Threads that make images ready, and as many for what can wait, which rest meanwhile. A pair takes [`WORKER_MEMORY`].
     pub workers: usize,
     /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
     pub share: u32,
@@ -89,6 +97,8 @@ pub struct Config {
     pub rest: Rest,
     /// Where layers are hashed and decompressed.
     pub offload: Offload,
+    /// Who is told what is written, and says when it is enough for now.
+    pub wear: Arc<dyn Wear>,
 }
 
 impl Config {
@@ -109,6 +119,7 @@ impl Config {
             limits: Limits::default(),
             rest: Rest::default(),
             offload: Offload::default(),
+            wear: Arc::new(Unworn),
         }
     }
 }
@@ -184,11 +195,10 @@ pub(crate) struct Inner {
     packing: RwLock<()>,
     /// Images that are being made ready: what can wait rests meanwhile.
     busy: Arc<AtomicUsize>,
-    /// Whether somebody waits for an image that is not ready: then no image rests.
-    wanted: Arc<AtomicBool>,
     /// Bytes of plans on disk, or a little more: those that left one by one are not taken off.
     plans: AtomicU64,
     figures: Figures,
+    told: wear::Told,
     /// Packs that had been evicted when places were looked through.
     tidied: AtomicU64,
 }
@@ -230,7 +240,7 @@ impl Library {
             tracing::warn!(what, "the directory cannot be used; it is made anew");
         }
         if directory.is_new() {
-            places(&packs, &directory)?;
+            places(&packs, &directory, &mut || Ok(()))?;
         }
         let mut images = HashMap::new();
         let mut queue = Queue::default();
@@ -270,11 +280,11 @@ impl Library {
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),
-                wanted: Arc::default(),
                 planning: Flights::new(PLANNING),
                 pairing: Flights::new(PLANNING),
                 plans: AtomicU64::new(plans),
                 figures: Figures::default(),
+                told: wear::Told::default(),
                 tidied: AtomicU64::new(0),
             }),
         };
@@ -316,14 +326,20 @@ impl Library {
     }
 
     /// As [`Self::state`], for somebody who waits: if it is being worked on, that goes before all else, and has all
-    /// of a core. Does not block.
+    /// of a core. Refused when it was not begun and [`Config::wear`] says that enough was written. Does not block.
     pub fn awaited(&self, manifest: &Digest) -> State {
-        let state = self.state(manifest);
-        if matches!(state, State::Working(_)) {
-            self.inner.wanted.store(true, Ordering::Relaxed);
+        // One lock for both: one who is overlooked would never be seen again.
+        let images = lock(&self.inner.images);
+        let row = images.get(manifest);
+        let state = state(row);
+        // Whoever asks does without, rather than wait for another day.
+        if matches!(state, State::Working(progress) if progress.stage == At::Wait)
+            && !self.inner.may_write(true)
+        {
+            return State::Refused(wear::WHY.to_owned());
         }
         if matches!(state, State::Working(_))
-            && let Some(row) = lock(&self.inner.images).get(manifest)
+            && let Some(row) = row
             && !row.awaited.swap(true, Ordering::Relaxed)
         {
             lock(&self.inner.queue).first(manifest);
@@ -333,19 +349,7 @@ impl Library {
 
     /// How far an image is. Does not block.
     pub fn state(&self, manifest: &Digest) -> State {
-        let images = lock(&self.inner.images);
-        let Some(row) = images.get(manifest) else {
-            return State::Unknown;
-        };
-        match &row.row.stage {
-            Stage::Ready | Stage::Quick(_) => State::Ready,
-            Stage::Refused(why) => State::Refused(why.clone()),
-            Stage::Waiting => State::Working(row.progress.unwrap_or(Progress {
-                stage: At::Wait,
-                done: 0,
-                total: 0,
-            })),
-        }
+        state(lock(&self.inner.images).get(manifest))
     }
 
     /// Config and layers of an image that is ready. Does not block.
@@ -370,9 +374,29 @@ impl Library {
     }
 }
 
+fn state(row: Option<&Row>) -> State {
+    let Some(row) = row else {
+        return State::Unknown;
+    };
+    match &row.row.stage {
+        Stage::Ready | Stage::Quick(_) => State::Ready,
+        Stage::Refused(why) => State::Refused(why.clone()),
+        Stage::Waiting => State::Working(row.progress.unwrap_or(Progress {
+            stage: At::Wait,
+            done: 0,
+            total: 0,
+        })),
+    }
+}
+
 /// Finds again where contents are packed.
-fn places(packs: &Packs, directory: &Directory) -> Result<(), Error> {
+fn places(
+    packs: &Packs,
+    directory: &Directory,
+    pause: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
     packs.scan(&mut |frame| {
+        pause()?;
         // Ranges of a large content lie in order of their offsets, more or less: found again by the next packing.
         match &frame.members[..] {
             // Better ones come first.

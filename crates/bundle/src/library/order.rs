@@ -5,18 +5,20 @@ use pierhead_oci::Digest;
 use super::Inner;
 use super::documents::Documents;
 use super::kept::{Draft, Lies};
+use super::pace::Share;
 use super::planning::Tables;
 use super::plans::key;
 use super::steps::HEADER_LEVEL;
 use crate::format::Frames;
+use crate::layer::Pace as _;
 use crate::{Content, Error, Table};
 
 impl Inner {
     /// Plans an image anew for whoever has nothing, from the frames that it has.
-    pub(super) fn order(&self, manifest: &Digest) -> Result<(), Error> {
+    pub(super) fn order(&self, manifest: &Digest, share: &mut Share) -> Result<(), Error> {
         let ordered = [false, true]
             .into_iter()
-            .try_for_each(|layers| self.order_one(manifest, &key(manifest, &[], layers)));
+            .try_for_each(|layers| self.order_one(manifest, &key(manifest, &[], layers), share));
         match ordered {
             // Forgotten since, or to be made again: that has its order by the trace, too.
             Err(Error::Missing(_) | Error::Malformed { .. }) => Ok(()),
@@ -24,7 +26,7 @@ impl Inner {
         }
     }
 
-    fn order_one(&self, manifest: &Digest, key: &Content) -> Result<(), Error> {
+    fn order_one(&self, manifest: &Digest, key: &Content, share: &mut Share) -> Result<(), Error> {
         let missing = || Error::Missing(format!("the plan of {manifest}"));
         let table = Table::open(&self.shelf.table(manifest))?;
         let documents = Documents::read(&*self.blobs, manifest)?;
@@ -45,6 +47,7 @@ impl Inner {
             let ranks = frame.members.iter().map(|it| expected.rank(it.content));
             let rank = ranks.min().unwrap_or(u32::MAX);
             frames.push((rank, place.pack, place.offset, nth, frame));
+            share.pause(0)?;
         }
         // What is alike in rank lies one after the other, as it was packed.
         frames.sort_by_key(|(rank, pack, offset, ..)| (*rank, *pack, *offset));
@@ -53,6 +56,7 @@ impl Inner {
         for (.., nth, frame) in frames {
             draft.same(&plan, nth)?;
             ordered.push(frame);
+            share.pause(0)?;
         }
         header.frames = Frames::encode(&ordered, &sizes)?;
         let (prelude, body) = header.encode(HEADER_LEVEL)?;

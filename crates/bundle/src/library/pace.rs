@@ -15,6 +15,14 @@ pub(super) const NAP: Duration = Duration::from_millis(200);
 /// How often it is asked whether there still is something that goes first.
 const REST: Duration = Duration::from_millis(20);
 
+/// For how many naps in a row a job rests before it gives up what it holds and begins again later: a second where memory is
+/// what is short, for the 60 to 150 MB that it holds may be all that presses; else five minutes, for its work is worth more than that.
+const SHORT_OF_MEMORY: u32 = 5;
+const SHORT: u32 = 1500;
+
+/// How long one unit waits for processor time that others are served with: they may be busy all day, and then it gets on slowly.
+const CROWDED: Duration = Duration::from_secs(1);
+
 /// Of one thread. Results never depend on it.
 pub(super) struct Share {
     /// Percent of a core.
@@ -25,8 +33,8 @@ pub(super) struct Share {
     /// Jobs that go first: while there are any, this one rests.
     before: Arc<AtomicUsize>,
     rest: Rest,
-    /// Whether it goes on all the same: it stands in the way of something that somebody waits for.
-    wanted: Arc<AtomicBool>,
+    /// Whether it goes on all the same: it stands in the way of something that somebody waits for. Asked while it should rest.
+    wanted: Arc<dyn Fn() -> bool>,
     since: Instant,
     /// Processor time of this thread at `since`.
     spent: Duration,
@@ -40,7 +48,7 @@ impl Share {
             awaited: Arc::default(),
             before: Arc::default(),
             rest: Rest::default(),
-            wanted: Arc::default(),
+            wanted: Arc::new(|| false),
             since: Instant::now(),
             spent: processor_time(),
         }
@@ -51,13 +59,14 @@ impl Share {
         Self { awaited, ..self }
     }
 
-    /// For what rests while `rest` is due, unless something is `wanted`.
-    pub(super) fn resting(self, rest: Rest, wanted: Arc<AtomicBool>) -> Self {
-        Self {
-            rest,
-            wanted,
-            ..self
-        }
+    /// For what rests while `rest` is due.
+    pub(super) fn resting(self, rest: Rest) -> Self {
+        Self { rest, ..self }
+    }
+
+    /// For what goes on all the same while something is `wanted`.
+    pub(super) fn unless(self, wanted: Arc<dyn Fn() -> bool>) -> Self {
+        Self { wanted, ..self }
     }
 
     /// For what rests while there are any `before` it.
@@ -67,18 +76,37 @@ impl Share {
 }
 
 impl Pace for Share {
+    /// [`Error::Stopped`] also when it rested for so long that what is held is worth less than the room that it takes.
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        let mut naps = 0;
+        let mut stood = Duration::ZERO;
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(Error::Stopped);
+            }
+            let is_awaited = self.awaited.load(Ordering::Relaxed);
+            if self.rest.is_due() && !is_awaited && !(self.wanted)() {
+                let most = match self.rest.is_memory_short() {
+                    true => SHORT_OF_MEMORY,
+                    false => SHORT,
+                };
+                if naps >= most {
+                    return Err(Error::Stopped);
+                }
+                self.rest.nap(NAP);
+                naps += 1;
+                continue;
             }
             if self.before.load(Ordering::Relaxed) > 0 {
                 std::thread::sleep(REST);
                 continue;
             }
-            let is_awaited = self.awaited.load(Ordering::Relaxed);
-            if self.rest.is_due() && !is_awaited && !self.wanted.load(Ordering::Relaxed) {
-                self.rest.nap(NAP);
+            if stood < CROWDED
+                && let Some(wait) = self.rest.crowded(is_awaited)
+            {
+                let wait = wait.min(NAP);
+                std::thread::sleep(wait);
+                stood += wait;
                 continue;
             }
             if self.percent >= 100 {
@@ -109,4 +137,52 @@ fn processor_time() -> Duration {
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short_of_memory() -> Rest {
+        let rest = Rest::default();
+        rest.set_memory_short(true);
+        rest.set(true);
+        rest
+    }
+
+    fn share(rest: &Rest) -> Share {
+        Share::new(100, Arc::default()).resting(rest.clone())
+    }
+
+    #[test]
+    fn who_holds_memory_that_is_short_gives_it_back_unless_somebody_waits() {
+        let rest = short_of_memory();
+        assert!(matches!(share(&rest).pause(0), Err(Error::Stopped)));
+        assert_eq!(rest.rests(), u64::from(SHORT_OF_MEMORY));
+        assert!(share(&rest).awaited(Arc::new(true.into())).pause(0).is_ok());
+        assert!(share(&rest).unless(Arc::new(|| true)).pause(0).is_ok());
+        rest.set(false);
+        assert!(share(&rest).pause(0).is_ok());
+    }
+
+    #[test]
+    fn who_waits_for_other_work_is_seen_to_rest() {
+        let (rest, stop) = (Rest::default(), Arc::<AtomicBool>::default());
+        rest.set(true);
+        let (resting, stopping) = (rest.clone(), stop.clone());
+        let waits = std::thread::spawn(move || {
+            let share = Share::new(100, stopping).resting(resting);
+            share.after(Arc::new(1.into())).pause(0).is_err()
+        });
+        // Generous: it is the first thing that it does.
+        let started = Instant::now();
+        while rest.rests() == 0 && started.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let rests = rest.rests();
+        stop.store(true, Ordering::Relaxed);
+        rest.set(false);
+        assert!(waits.join().unwrap());
+        assert!(rests > 0, "it waited unseen");
+    }
 }

@@ -67,6 +67,9 @@ impl Inner {
         old: &Digest,
         layers: bool,
     ) -> Result<Option<Arc<Kept>>, Error> {
+        if !self.may_write(true) {
+            return Ok(None);
+        }
         let want = self.made_table(new)?;
         let have = self.made_table(old)?;
         if have.contents().is_empty() {

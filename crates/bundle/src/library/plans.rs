@@ -77,8 +77,10 @@ impl Inner {
         prelude: &Prelude,
         body: &[u8],
     ) -> Result<Arc<Kept>, Error> {
+        let aside = draft.aside();
         let plan = draft.finish(prelude, body)?;
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        self.wrote(len + aside);
         let plan = self.hold(key, plan);
         let before = self.plans.fetch_add(len, Ordering::Relaxed);
         if before.saturating_add(len) > self.config.plans {

@@ -2,31 +2,28 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
 
 use super::figures::count;
+use super::outcome::{AGAIN, image};
 use super::pace::{NAP, Share};
 use super::{Inner, lock};
-use crate::api::{Progress, Stage as At};
+use crate::Error;
 use crate::directory::Stage;
-use crate::{Error, Fault};
 
 /// How often packs, plans and indexes are looked through.
 const TIDY: Duration = Duration::from_secs(300);
-/// How often an image is tried again that this machine's trouble has stopped, and how long it waits.
-const TRIES: u32 = 5;
-const AGAIN: Duration = Duration::from_secs(30);
 /// Pairs that wait; what comes beyond them is planned when somebody asks.
 const MAX_PAIRS: usize = 1000;
 
 /// What is to be done.
 #[derive(Default)]
 pub(super) struct Queue {
-    images: VecDeque<(Digest, u32, Option<Instant>)>,
+    images: VecDeque<Waiting>,
     known: HashSet<Digest>,
     pairs: VecDeque<(Digest, Digest)>,
     improve: VecDeque<Digest>,
@@ -36,6 +33,23 @@ pub(super) struct Queue {
     tidied: Option<Instant>,
     /// Taken, and not done.
     at: usize,
+}
+
+/// An image that waits to be made ready.
+struct Waiting {
+    manifest: Digest,
+    /// How often it was tried.
+    tries: u32,
+    /// Not before this.
+    at: Option<Instant>,
+    /// Whether somebody waits for it.
+    awaited: bool,
+}
+
+impl Waiting {
+    fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| at <= now)
+    }
 }
 
 pub(super) enum Job {
@@ -67,24 +81,48 @@ impl Queue {
         wait + self.at
     }
 
+    fn is_empty(&self) -> bool {
+        self.len() == self.at
+    }
+
     pub(super) fn image(&mut self, manifest: Digest) {
-        if self.known.insert(manifest) {
-            self.images.push_back((manifest, 0, None));
-        }
+        self.again(manifest, 0, None, false);
     }
 
     /// Somebody waits for this one.
     pub(super) fn first(&mut self, manifest: &Digest) {
-        let at = self.images.iter().position(|(of, ..)| of == manifest);
-        if let Some(image) = at.and_then(|at| self.images.remove(at)) {
+        let at = self.images.iter().position(|it| it.manifest == *manifest);
+        if let Some(mut image) = at.and_then(|at| self.images.remove(at)) {
+            image.awaited = true;
             self.images.push_front(image);
         }
     }
 
-    fn again(&mut self, manifest: Digest, tries: u32, at: Option<Instant>) {
-        if self.known.insert(manifest) {
-            self.images.push_back((manifest, tries, at));
+    pub(super) fn again(
+        &mut self,
+        manifest: Digest,
+        tries: u32,
+        at: Option<Instant>,
+        awaited: bool,
+    ) {
+        if !self.known.insert(manifest) {
+            return;
         }
+        let image = Waiting {
+            manifest,
+            tries,
+            at,
+            awaited,
+        };
+        match awaited {
+            true => self.images.push_front(image),
+            false => self.images.push_back(image),
+        }
+    }
+
+    /// Whether somebody waits for an image that could be begun: then what is before it does not rest.
+    pub(super) fn is_wanted(&self, now: Instant) -> bool {
+        self.images.iter().any(|it| it.awaited && it.is_due(now))
     }
 
     pub(super) fn pair(&mut self, new: Digest, old: Digest) {
@@ -105,20 +143,49 @@ impl Queue {
         }
     }
 
-    fn next(&mut self, lane: Lane, now: Instant) -> Option<Job> {
-        let due = |(_, _, at): &(Digest, u32, Option<Instant>)| at.is_none_or(|at| at <= now);
-        let at = self.images.iter().position(due);
-        if lane == Lane::Images {
-            let (manifest, tries, _) = self.images.remove(at?)?;
-            self.known.remove(&manifest);
-            return Some(Job::Image(manifest, tries));
+    /// Puts back what gave up to give back what it held: it is the first of its kind once there is room again.
+    fn back(&mut self, job: Job) {
+        match job {
+            Job::Pair(new, old) => self.pairs.push_front((new, old)),
+            Job::Improve(manifest) => self.improve.push_front(manifest),
+            Job::Order(manifest) => self.order.push_front(manifest),
+            // Images are put back by whoever holds their rows; the others never give up.
+            Job::Image(..) | Job::Tidy | Job::Tell => {}
         }
-        if at.is_some() {
+    }
+
+    fn take(&mut self, is_it: impl Fn(&Waiting) -> bool) -> Option<Job> {
+        let at = self.images.iter().position(is_it)?;
+        let image = self.images.remove(at)?;
+        self.known.remove(&image.manifest);
+        Some(Job::Image(image.manifest, image.tries))
+    }
+
+    fn tidy(&mut self, now: Instant) -> Option<Job> {
+        let is_due = self.tidied.is_none_or(|at| now.duration_since(at) >= TIDY);
+        is_due.then(|| {
+            self.tidied = Some(now);
+            Job::Tidy
+        })
+    }
+
+    /// What does not rest: an image that somebody waits for, and the tidying, which gives room back.
+    fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
+        match lane {
+            Lane::Images => self.take(|it| it.awaited && it.is_due(now)),
+            Lane::Later => self.tidy(now),
+        }
+    }
+
+    fn next(&mut self, lane: Lane, now: Instant) -> Option<Job> {
+        if lane == Lane::Images {
+            return self.take(|it| it.is_due(now));
+        }
+        if self.images.iter().any(|it| it.is_due(now)) {
             return None;
         }
-        if self.tidied.is_none_or(|at| now.duration_since(at) >= TIDY) {
-            self.tidied = Some(now);
-            return Some(Job::Tidy);
+        if let Some(tidy) = self.tidy(now) {
+            return Some(tidy);
         }
         if let Some(manifest) = self.order.pop_front() {
             return Some(Job::Order(manifest));
@@ -157,24 +224,34 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
     }
     while let Some(job) = wait(inner, lane) {
         let share = Share::new(inner.config.share, inner.stop.clone());
-        let wanted = match lane {
-            Lane::Images => inner.wanted.clone(),
-            Lane::Later => Arc::<AtomicBool>::default(),
-        };
-        let share = share.resting(inner.config.rest.clone(), wanted);
+        let rest = inner.config.rest.clone();
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
             Job::Image(manifest, tries) => {
                 let awaited = lock(&inner.images)
                     .get(manifest)
                     .map(|it| it.awaited.clone());
-                let mut share = share.awaited(awaited.unwrap_or_default());
-                image(inner, manifest, *tries, &mut share)
+                let queue = inner.clone();
+                let wanted = move || lock(&queue.queue).is_wanted(Instant::now());
+                let share = share.resting(rest).unless(Arc::new(wanted));
+                image(
+                    inner,
+                    manifest,
+                    *tries,
+                    &mut share.awaited(awaited.unwrap_or_default()),
+                )
             }
-            Job::Pair(new, old) => inner.prepare(new, old, &mut share.after(inner.busy.clone())),
-            Job::Improve(manifest) => inner.improve(manifest, &mut share.after(inner.busy.clone())),
-            Job::Order(manifest) => inner.order(manifest),
-            Job::Tidy => inner.tidy(),
-            Job::Tell => inner.tell(),
+            Job::Pair(new, old) => {
+                inner.prepare(new, old, &mut share.resting(rest).after(inner.busy.clone()))
+            }
+            Job::Improve(manifest) => {
+                inner.improve(manifest, &mut share.resting(rest).after(inner.busy.clone()))
+            }
+            Job::Order(manifest) => {
+                inner.order(manifest, &mut share.resting(rest).after(inner.busy.clone()))
+            }
+            // These do not rest: the one gives room back, and without the other what is packed is packed again.
+            Job::Tidy => inner.tidy(&mut { share }),
+            Job::Tell => inner.tell(&mut { share }),
         }));
         let done = done.unwrap_or_else(|_| match &job {
             // Whatever it was about this image, the next one shall not wait for it for ever.
@@ -188,8 +265,14 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 Ok(())
             }
         });
-        if lane == Lane::Images {
-            inner.look_for_wanted();
+        inner.tell_packed();
+        // It gave up while the machine is short of something: what it held is free, and it comes again.
+        if matches!(done, Err(Error::Stopped)) && !inner.stop.load(Ordering::Relaxed) {
+            count(&inner.figures.given_up);
+            match job {
+                Job::Image(manifest, tries) => inner.again_later(&manifest, tries, None),
+                job => lock(&inner.queue).back(job),
+            }
         }
         // Under the lock: whoever just saw that it is busy waits by now, and is woken.
         let mut queue = lock(&inner.queue);
@@ -220,14 +303,22 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
         if lane == Lane::Later && inner.directory.take_lost() {
             return Some(Job::Tell);
         }
-        let is_wanted = lane == Lane::Images && inner.wanted.load(Ordering::Relaxed);
-        if inner.config.rest.is_due() && !is_wanted {
+        let rests = inner.config.rest.is_due();
+        let is_worn = !queue.is_empty() && !inner.may_write(false);
+        let job = match rests || is_worn {
+            // The tidying writes next to nothing.
+            true if is_worn && lane == Lane::Images && !inner.may_write(true) => None,
+            true => queue.urgent(lane, Instant::now()),
+            false if is_later => None,
+            false => queue.next(lane, Instant::now()),
+        };
+        if rests && job.is_none() {
             drop(queue);
             inner.config.rest.nap(NAP);
             queue = lock(&inner.queue);
             continue;
         }
-        if !is_later && let Some(job) = queue.next(lane, Instant::now()) {
+        if let Some(job) = job {
             queue.at += 1;
             if lane == Lane::Images {
                 inner.busy.fetch_add(1, Ordering::Relaxed);
@@ -239,147 +330,61 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
     }
 }
 
-/// Does all there is to do for an image, and notes what came of it.
-fn image(
-    inner: &Arc<Inner>,
-    manifest: &Digest,
-    tries: u32,
-    share: &mut Share,
-) -> Result<(), Error> {
-    let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
-    inner.note(manifest)?;
-    let done = inner.image(manifest, share);
-    let stage = match &done {
-        Ok(quick) if quick.is_empty() => Some(Stage::Ready),
-        Ok(quick) => Some(Stage::Quick(quick.clone())),
-        Err(Error::Stopped) => return done.map(drop),
-        // Nothing but a file of ours has a format that an image cannot get wrong. Once is enough, should it do so.
-        Err(error) if error.is_damage() && tries == 0 => {
-            tracing::warn!(%manifest, %error, "what was made of an image is damaged; it is made anew");
-            inner.discard(manifest);
-            lock(&inner.queue).again(*manifest, 1, None);
-            inner.progress(manifest, At::Wait, 0, 0);
-            count(&inner.figures.failed);
-            return Ok(());
-        }
-        Err(error) if error.fault() == Fault::Theirs => {
-            count(&inner.figures.refused);
-            tracing::warn!(%manifest, %error, "an image cannot be bundled");
-            Some(Stage::Refused(error.to_string()))
-        }
-        // Evicted meanwhile: whoever asks has it pulled again.
-        Err(Error::Missing(_)) => None,
-        Err(error) if tries < TRIES => {
-            tracing::warn!(%manifest, %error, "an image could not be indexed, and will be tried again");
-            let at = Instant::now() + AGAIN;
-            lock(&inner.queue).again(*manifest, tries + 1, Some(at));
-            inner.progress(manifest, At::Wait, 0, 0);
-            count(&inner.figures.failed);
-            return Ok(());
-        }
-        Err(_) => None,
-    };
-    let is_ready = stage.as_ref().is_some_and(Stage::is_ready);
-    let is_quick = matches!(stage, Some(Stage::Quick(_)));
-    inner.settle(manifest, stage)?;
-    if is_ready {
-        inner.queue_pairs(manifest);
-        if is_quick {
-            lock(&inner.queue).improve(*manifest);
-        }
-        return Ok(());
-    }
-    match done {
-        Err(error) if error.fault() == Fault::Ours => Err(error),
-        _ => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Inner {
-    /// How far an image is, for those who ask.
-    pub(super) fn progress(&self, manifest: &Digest, stage: At, done: u64, total: u64) {
-        if let Some(row) = lock(&self.images).get_mut(manifest) {
-            row.progress = Some(Progress { stage, done, total });
+    fn digests() -> [Digest; 3] {
+        [1_u8, 2, 3].map(|seed| crate::Content::of(&[seed]).into())
+    }
+
+    fn image_of(job: Option<Job>) -> Option<Digest> {
+        match job {
+            Some(Job::Image(manifest, _)) => Some(manifest),
+            _ => None,
         }
     }
 
-    /// Whether somebody still waits for an image. One who asks meanwhile and is overlooked asks again.
-    fn look_for_wanted(&self) {
-        let is_wanted = |row: &super::Row| {
-            row.awaited.load(Ordering::Relaxed) && row.row.stage == Stage::Waiting
-        };
-        let wanted = lock(&self.images).values().any(is_wanted);
-        self.wanted.store(wanted, Ordering::Relaxed);
+    #[test]
+    fn only_what_is_awaited_and_due_is_urgent() {
+        let ([one, two, three], now) = (digests(), Instant::now());
+        let mut queue = Queue::default();
+        queue.image(one);
+        queue.image(two);
+        assert!(!queue.is_wanted(now));
+        assert!(image_of(queue.urgent(Lane::Images, now)).is_none());
+        queue.first(&two);
+        assert!(queue.is_wanted(now));
+        assert_eq!(image_of(queue.urgent(Lane::Images, now)), Some(two));
+        // It failed, and waits to be tried again: what is before it may rest until then.
+        let later = now + AGAIN;
+        queue.again(two, 1, Some(later), true);
+        queue.again(three, 1, None, false);
+        assert!(!queue.is_wanted(now) && queue.is_wanted(later));
+        assert!(image_of(queue.urgent(Lane::Images, now)).is_none());
+        assert_eq!(image_of(queue.next(Lane::Images, later)), Some(two));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(one));
     }
 
-    /// Writes down that an image waits, so that a crash does not forget it.
-    fn note(&self, manifest: &Digest) -> Result<(), Error> {
-        let row = lock(&self.images).get(manifest).map(|row| row.row.clone());
-        match row {
-            Some(row) => self.directory.put_image(manifest, Some(&row)),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes what came of an image; `None` forgets it.
-    pub(super) fn settle(&self, manifest: &Digest, stage: Option<Stage>) -> Result<(), Error> {
-        let row = {
-            let mut images = lock(&self.images);
-            match (stage, images.get_mut(manifest)) {
-                (Some(stage), Some(row)) => {
-                    row.row.stage = stage;
-                    row.progress = None;
-                    Some(row.row.clone())
-                }
-                _ => {
-                    images.remove(manifest);
-                    None
-                }
-            }
-        };
-        // Why an image is refused may be mended by a restart: another size, another version.
-        let lasts = row
-            .as_ref()
-            .filter(|row| !matches!(row.stage, Stage::Refused(_)));
-        self.directory.put_image(manifest, lasts)?;
-        self.directory.flush()
-    }
-
-    /// Images, and where contents are packed.
-    fn tell(&self) -> Result<(), Error> {
-        let rows: Vec<_> = lock(&self.images)
-            .iter()
-            .filter(|(_, row)| !matches!(row.row.stage, Stage::Refused(_)))
-            .map(|(manifest, row)| (*manifest, row.row.clone()))
-            .collect();
-        for (manifest, row) in rows {
-            self.directory.put_image(&manifest, Some(&row))?;
-        }
-        super::places(&self.packs, &self.directory)?;
-        self.directory.flush()
-    }
-
-    /// Has patches made from the versions of its repository that came last.
-    fn queue_pairs(&self, manifest: &Digest) {
-        let mut older = Vec::new();
-        {
-            let images = lock(&self.images);
-            let Some(new) = images.get(manifest) else {
-                return;
+    #[test]
+    fn what_gave_up_is_the_next_of_its_kind() {
+        let ([one, two, three], now) = (digests(), Instant::now());
+        let mut queue = Queue::default();
+        assert!(matches!(queue.urgent(Lane::Later, now), Some(Job::Tidy)));
+        queue.pair(one, two);
+        queue.back(Job::Pair(three, two));
+        queue.improve(one);
+        queue.back(Job::Improve(three));
+        queue.order(one);
+        queue.back(Job::Order(three));
+        for expected in 0..3 {
+            let job = queue.next(Lane::Later, now);
+            let found = match job {
+                Some(Job::Order(it) | Job::Improve(it) | Job::Pair(it, _)) => it,
+                _ => panic!("nothing"),
             };
-            for (digest, row) in &*images {
-                let is_older = row.row.repository == new.row.repository
-                    && row.row.stage.is_ready()
-                    && row.row.came < new.row.came;
-                if is_older {
-                    older.push((row.row.came, *digest));
-                }
-            }
-        }
-        older.sort();
-        let mut queue = lock(&self.queue);
-        for (_, old) in older.into_iter().rev().take(self.config.pairs) {
-            queue.pair(*manifest, old);
+            // Both orders come before what can wait longer.
+            assert_eq!(found, if expected == 1 { one } else { three });
         }
     }
 }

@@ -97,6 +97,7 @@ impl Inner {
         count(&self.figures.indexed_layers);
         let bytes = &self.figures.indexed_bytes;
         bytes.fetch_add(blob.size(), std::sync::atomic::Ordering::Relaxed);
+        self.wrote(std::fs::metadata(&path).map_or(0, |meta| meta.len()));
         Ok(Indexed { index, blob, path })
     }
 
@@ -150,6 +151,7 @@ impl Inner {
             return Err(Error::Image("its table is too long".to_owned()));
         }
         table.save(&path)?;
+        self.wrote(table.bytes().len() as u64);
         // Mapped, and not on the heap.
         Table::open(&path)
     }
@@ -315,7 +317,7 @@ impl Inner {
     }
 
     /// Forgets what nobody needs, and keeps the bounds.
-    pub(super) fn tidy(&self) -> Result<(), Error> {
+    pub(super) fn tidy(&self, share: &mut Share) -> Result<(), Error> {
         self.packs.upkeep();
         self.close_layers();
         let is_here =
@@ -326,6 +328,7 @@ impl Inner {
             .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
             .collect();
         for (manifest, config) in ready {
+            share.pause(0)?;
             if !is_here(&manifest) || !config.is_none_or(|config| is_here(&config)) {
                 for layers in [false, true] {
                     let key = super::plans::key(&manifest, &[], layers);
@@ -336,7 +339,8 @@ impl Inner {
         }
         let known: HashSet<_> = lock(&self.images).keys().copied().collect();
         self.shelf
-            .retain(|digest| known.contains(digest) || is_here(digest))?;
+            .retain(|digest| known.contains(digest) || self.is_ending() || is_here(digest))?;
+        share.pause(0)?;
         self.tidy_earlier()?;
         self.shrink_plans(self.config.plans)?;
         self.give_up()?;
@@ -365,9 +369,15 @@ impl Inner {
         {
             return self.directory.flush();
         }
-        self.directory
-            .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+        // Without a rest: the directory is locked meanwhile.
+        self.directory.retain_places(|places| {
+            self.is_ending() || places.iter().all(|place| packs.contains(place))
+        })?;
         self.directory.flush()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stop.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 

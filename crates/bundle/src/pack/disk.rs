@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A change that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +32,26 @@ pub(super) type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
 /// See the head of this module.
 #[derive(Clone, Default)]
-pub(super) struct Disk(pub(super) Option<Watch>);
+pub(super) struct Disk {
+    pub(super) watch: Option<Watch>,
+    /// Bytes that were written.
+    written: Arc<AtomicU64>,
+}
 
 impl Disk {
+    pub(super) fn new(watch: Option<Watch>) -> Self {
+        Self {
+            watch,
+            written: Arc::default(),
+        }
+    }
+
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     fn step(&self, step: Step<'_>) -> io::Result<()> {
-        self.0.as_ref().map_or(Ok(()), |watch| watch(step))
+        self.watch.as_ref().map_or(Ok(()), |watch| watch(step))
     }
 
     pub(super) fn create(&self, path: &Path) -> io::Result<File> {
@@ -50,7 +66,10 @@ impl Disk {
 
     pub(super) fn write(&self, path: &Path, file: &File, at: u64, bytes: &[u8]) -> io::Result<()> {
         self.step(Step::Write(path, at, bytes))?;
-        file.write_all_at(bytes, at)
+        file.write_all_at(bytes, at)?;
+        self.written
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(super) fn cut(&self, path: &Path, file: &File, len: u64) -> io::Result<()> {

@@ -116,7 +116,7 @@ impl Packs {
         config: Config,
         watch: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync + 'static,
     ) -> Result<Self, Error> {
-        Self::open_on(config, Disk(Some(Arc::new(watch))))
+        Self::open_on(config, Disk::new(Some(Arc::new(watch))))
     }
 
     fn open_on(config: Config, disk: Disk) -> Result<Self, Error> {
@@ -310,6 +310,11 @@ impl Packs {
             evicted: state.evicted,
             appended: self.appended.load(Ordering::Relaxed),
         }
+    }
+
+    /// Bytes that were written to files since it was opened, indexes included.
+    pub(crate) fn written(&self) -> u64 {
+        self.disk.written()
     }
 
     /// A pack to append to: one with room, else a new one.
