@@ -362,6 +362,18 @@ impl Cache {
         blocking(move || store.set_eviction(eviction)).await;
     }
 
+    /// Counts bytes that somebody else wrote to the same disk among those of the day
+    /// ([`Eviction::max_written_per_day`](crate::Eviction)). Does not block.
+    pub fn wrote(&self, bytes: u64) {
+        self.store.wrote(bytes);
+    }
+
+    /// Whether this day has bytes left for somebody else's work that can wait; for what a client waits for (`is_awaited`) there is
+    /// a sixteenth more, as for small blobs. Does not block.
+    pub fn may_write(&self, is_awaited: bool) -> bool {
+        self.store.may_write(is_awaited)
+    }
+
     /// Evicts until at most `target` bytes are used, as far as pins allow; returns bytes evicted. What is
     /// being read goes too, and its bytes are free when the last reader leaves.
     ///

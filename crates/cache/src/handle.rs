@@ -78,7 +78,9 @@ impl Handle {
             Err(error) => return Err(error),
         };
         let OpenBlob { digest, handle, .. } = &*self.open;
-        self.open.store.remove_damaged(digest, Some(*handle));
+        self.open
+            .store
+            .remove_damaged(digest, Some(*handle), Some(index * CHUNK as u64));
         Err(damage)
     }
 }

@@ -157,7 +157,7 @@ impl Collector for Fullness {
             let figures = [
                 (
                     "written_today",
-                    "Content written since midnight (UTC)",
+                    "Written since midnight (UTC), by blobs and by bundles",
                     Some(Unit::Bytes),
                     written,
                 ),

@@ -182,7 +182,7 @@ impl Object {
         let mut index = first;
         for bytes in buffer.as_ref().chunks(CHUNK) {
             if !open.blob.trailer().sums().check(index, bytes) {
-                return Err(open.rot(index * chunk).await);
+                return Err(open.rot(index * chunk, true).await);
             }
             index += 1;
         }
@@ -275,18 +275,19 @@ impl OpenBlob {
             Ok(buffer) => Ok(buffer),
             Err(error) if is_damage(&error) => {
                 tracing::warn!(digest = %self.digest, offset, %error, "a stored blob cannot be read");
-                Err(self.rot(offset).await)
+                Err(self.rot(offset, false).await)
             }
             Err(error) => Err(self.store.io("read", &self.digest, error)),
         }
     }
 
-    async fn rot(self: &Arc<Self>, offset: u64) -> Error {
-        let open = self.clone();
+    /// `is_there`: at that byte, and not just somewhere behind it.
+    async fn rot(self: &Arc<Self>, offset: u64, is_there: bool) -> Error {
+        let (open, at) = (self.clone(), is_there.then_some(offset));
         blocking(move || {
             open.store
                 .clone()
-                .remove_damaged(&open.digest, Some(open.handle))
+                .remove_damaged(&open.digest, Some(open.handle), at)
         })
         .await;
         Error::Rot {

@@ -88,6 +88,11 @@ impl Store {
     pub(crate) fn place(&self, digest: &Digest) {
         let Some(placing) = &self.placing else { return };
         let advisor = lock(&placing.advisor);
+        let Some(bytes) = advisor.expected(digest) else {
+            return;
+        };
+        // Before the state is locked, which requests wait for: it may look at all that the fast tier has.
+        let floor = placing.behind.floor(bytes);
         let state = lock(&self.state);
         let progress = |layer: &Digest, size: u64| {
             let flight = state.fills.get(layer);
@@ -103,8 +108,7 @@ impl Store {
             }
         };
         let sharing = state.ranking.shares.of(digest).into();
-        let floor = |bytes| placing.behind.floor(bytes);
-        if let Some((bytes, verdict)) = advisor.judge(digest, sharing, progress, floor) {
+        if let Some(verdict) = advisor.judge(digest, sharing, progress, floor) {
             let hint = Hint {
                 placement: verdict.placement,
                 priority: verdict.priority,

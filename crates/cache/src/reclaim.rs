@@ -86,6 +86,26 @@ impl Store {
         Ok(())
     }
 
+    /// Counts what others write to the same disk among the bytes of the day.
+    pub(crate) fn wrote(&self, bytes: u64) {
+        let mut state = lock(&self.state);
+        let tick = state.ranking.clock.read(now());
+        state.ranking.door.spend(bytes, tick);
+    }
+
+    /// Whether this day has bytes left for what others write.
+    pub(crate) fn may_write(&self, is_awaited: bool) -> bool {
+        let allowed = {
+            let mut state = lock(&self.state);
+            let tick = state.ranking.clock.read(now());
+            state.ranking.door.allows(1, is_awaited, tick)
+        };
+        if !allowed {
+            self.tell_worn();
+        }
+        allowed
+    }
+
     fn refused(&self, digest: &Digest, refusal: Refusal) -> Error {
         self.metrics.refused(refusal);
         if refusal == Refusal::Worn {

@@ -110,13 +110,13 @@ impl Store {
             }
             Ok(None) => {
                 drop(turn);
-                self.remove_damaged(digest, None);
+                self.remove_damaged(digest, None, None);
                 Ok(None)
             }
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be opened");
                 drop(turn);
-                self.remove_damaged(digest, None);
+                self.remove_damaged(digest, None, None);
                 Ok(None)
             }
             Err(error) => Err(self.io("open", digest, error)),
@@ -133,7 +133,7 @@ impl Store {
             Ok(None) => Ok(Some(Object::new(open))),
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be read");
-                self.remove_damaged(digest, Some(open.handle));
+                self.remove_damaged(digest, Some(open.handle), None);
                 Ok(None)
             }
             Err(error) => Err(self.io("read", digest, error)),
@@ -272,9 +272,9 @@ impl Store {
         })
     }
 
-    /// Takes a damaged blob out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
+    /// Takes a damaged blob, which reads wrong at that byte, out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
     /// another copy: then that is what is opened next.
-    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>) {
+    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>, at: Option<u64>) {
         let _turn = self.turns.take(*digest);
         let is_current = || {
             let state = lock(&self.state);
@@ -287,7 +287,7 @@ impl Store {
         if !is_current() {
             return;
         }
-        if handle.is_some() && self.tier.fall_back(digest).unwrap_or(false) {
+        if handle.is_some() && self.tier.fall_back(digest, at).unwrap_or(false) {
             self.metrics.rot.inc();
             tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
             lock(&self.state).open.remove(digest);
@@ -329,7 +329,7 @@ impl Store {
         }
         let sound = offset == size && hasher.finish() == *digest;
         if !sound {
-            self.remove_damaged(digest, Some(open.handle));
+            self.remove_damaged(digest, Some(open.handle), None);
         }
         Ok(sound)
     }

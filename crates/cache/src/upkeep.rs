@@ -61,6 +61,7 @@ impl Upkeep {
         (catalog, ranks): (Catalog, RanksFile),
     ) -> std::io::Result<Arc<Self>> {
         let (interval, stop) = (store.config.flush_interval, Arc::<Stop>::default());
+        let rest = store.config.rest.clone();
         let upkeep = Arc::new(Self {
             store,
             names,
@@ -79,7 +80,13 @@ impl Upkeep {
             .name("cache-upkeep".into())
             .spawn(move || {
                 let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
-                while stop.wait(wait) {
+                loop {
+                    // Training that is put off is a worker that rests.
+                    let resting = rest.is_due().then(|| rest.enter());
+                    if !stop.wait(wait) {
+                        return;
+                    }
+                    drop(resting);
                     let Some(upkeep) = weak.upgrade() else { return };
                     // An idle machine is not woken for it.
                     wait = match upkeep.train(&mut tick) {
@@ -106,8 +113,7 @@ impl Upkeep {
     fn train(&self, tick: &mut u64) -> bool {
         let rest = &self.store.config.rest;
         for _ in 0..TRAIN_STEPS {
-            if rest.is_due() {
-                drop(rest.enter());
+            if rest.is_due() || rest.crowded(false).is_some() {
                 // What is put off is not forgotten, though nobody may ask for anything meanwhile.
                 return true;
             }

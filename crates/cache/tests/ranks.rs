@@ -502,6 +502,26 @@ async fn a_day_takes_no_more_than_its_bytes_also_over_a_restart() {
 }
 
 #[tokio::test]
+async fn what_others_write_takes_its_part_of_a_day() {
+    let run = async || {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open_worn(folder.path(), 250_000);
+        cache.wrote(200_000);
+        let mut found = vec![refused(&cache, (1, LEN), Some(LEN as u64)).await.into()];
+        found.push(cache.may_write(false).into());
+        cache.wrote(50_000);
+        found.push(cache.may_write(false).into());
+        found.push(cache.may_write(true).into());
+        cache.wrote(16_000);
+        found.push(cache.may_write(true).into());
+        found.push(cache.eviction().written_today);
+        cache.close().await;
+        found
+    };
+    within_a_day(run, &[1, 1, 0, 1, 0, 266_000]).await;
+}
+
+#[tokio::test]
 async fn fills_that_begin_together_are_not_all_promised_the_same_bytes() {
     let run = async || {
         let folder = tempfile::tempdir().unwrap();

@@ -5,10 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+/// A file system in memory, as `statfs` names it.
+pub const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58f6;
 /// File systems that do not outlive the machine's power, or what started this process. As in the kernel's `magic.h`.
 const GONE: &[(i64, &str)] = &[
-    (0x0102_1994, "tmpfs is memory"),
-    (0x8584_58f6, "ramfs is memory"),
+    (TMPFS, "tmpfs is memory"),
+    (RAMFS, "ramfs is memory"),
     (0x9584_58f6, "hugetlbfs is memory"),
     (
         0x794c_7630,
@@ -30,6 +33,14 @@ const BTRFS: i64 = 0x9123_683e;
 
 /// Devices on devices that are followed; a loop on a mapper on a partition has three.
 const DEPTH: u32 = 8;
+
+/// Whether what is, or will be, at `path` is counted as memory of the control group that writes it. A path of which nothing can be seen is
+/// taken for a disk's.
+pub fn is_memory(path: &Path) -> bool {
+    let mut above = path.ancestors();
+    let stat = above.find_map(|it| rustix::fs::statfs(it).ok());
+    stat.is_some_and(|stat| [TMPFS, RAMFS].contains(&stat.f_type))
+}
 
 /// Why what is written to `file` is lost with the power, as far as the kernel tells.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<String>> {

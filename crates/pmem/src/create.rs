@@ -19,6 +19,13 @@ pub(crate) fn open(path: &Path, size: u64) -> Result<File, Error> {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
+        // Its name is taken, and yet there is nothing to open.
+        if path.is_symlink() {
+            return Err(Error::Foreign {
+                path: path.to_owned(),
+                why: "a symbolic link to nothing: make what it leads to, or remove it".into(),
+            });
+        }
         // Somebody else may have put one there meanwhile: then that one is looked at.
         if let Some(file) = new(path, size)? {
             return Ok(file);

@@ -24,6 +24,7 @@ mod region;
 pub mod shadow;
 mod sys;
 
+pub use backing::{TMPFS, is_memory};
 pub use class::Class;
 pub use error::{Error, Fault};
 pub use log::{

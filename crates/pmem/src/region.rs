@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::medium::{within, word_within};
-use crate::sys::{Failed, Lines, Map};
+use crate::sys::{CacheLines, Failed, Map};
 use crate::{Class, Error, Medium, backing, create};
 
 /// Which file, and how much of it.
@@ -59,7 +59,7 @@ impl fmt::Display for Report {
 #[derive(Clone, Copy, Debug)]
 enum Flush {
     /// By instructions, at once.
-    Lines(Lines),
+    Lines(CacheLines),
     /// By the page, at the fence. What is written in bulk goes by `pwrite` then: each page that `msync` has cleaned faults at its
     /// next store, so that stores reach half as many bytes a CPU-second (2.0 against 4.1 GB on ext4).
     Sync,
@@ -112,7 +112,7 @@ impl Region {
         let file = create::open(path, *size)?;
         let volatile = backing::volatile(&file).map_err(doing("find out what lies below"))?;
         let (map, synchronous) = Map::of(&file, len).map_err(doing("map"))?;
-        let (class, flush, why) = classify(synchronous, volatile, Lines::detect());
+        let (class, flush, why) = classify(synchronous, volatile, CacheLines::detect());
         let report = Report {
             class,
             flush: match flush {
@@ -350,7 +350,7 @@ fn punches(file: &File) -> bool {
 fn classify(
     synchronous: Result<(), Errno>,
     volatile: Option<String>,
-    lines: Result<Lines, &'static str>,
+    lines: Result<CacheLines, &'static str>,
 ) -> (Class, Flush, String) {
     match (volatile, synchronous, lines) {
         // Whatever the mapping promises: memory set aside by the kernel's command line takes MAP_SYNC as well.

@@ -148,6 +148,9 @@ fn what_cannot_be_the_region_is_refused_and_left_alone() {
     assert!(foreign(open(&path, u64::MAX)).contains("region"));
     assert!(foreign(open(Path::new("/dev/null"), SIZE)).contains("-o dax"));
     assert!(matches!(open(folder.path(), SIZE), Err(Error::Io { .. })));
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("nowhere", &link).expect("a link");
+    assert!(foreign(open(&link, SIZE)).contains("link to nothing"));
     let nowhere = open(&folder.path().join("no/tier"), SIZE);
     assert!(
         matches!(&nowhere, Err(Error::Io { doing, .. }) if doing.contains("no/tier")),

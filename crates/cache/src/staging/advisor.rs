@@ -44,6 +44,17 @@ struct Image {
     temperatures: Option<Vec<Temperature>>,
 }
 
+impl Image {
+    /// Which layer a blob of it is, unless it is its config; and its size.
+    fn blob(&self, digest: &Digest) -> (Option<usize>, u64) {
+        let index = self.layers.iter().position(|(layer, _)| layer == digest);
+        (
+            index,
+            index.map_or(self.config.1, |index| self.layers[index].1),
+        )
+    }
+}
+
 /// Of an image's config.
 #[derive(Deserialize)]
 struct Document {
@@ -175,18 +186,23 @@ impl Advisor {
         *count
     }
 
-    /// What speaks for a fill: its size as claimed, and the verdict on it. `progress` says how far a layer is; `floor` what
-    /// would have to leave for so many bytes. `None` of what no image names.
+    /// The size of a blob that an image names, as claimed.
+    pub(crate) fn expected(&self, digest: &Digest) -> Option<u64> {
+        let image = self.images.get(self.named.get(digest)?)?;
+        Some(image.blob(digest).1)
+    }
+
+    /// What speaks for a fill. `progress` says how far a layer is; `floor` is what would have to leave for as many bytes as
+    /// are [expected](Self::expected). `None` of what no image names.
     pub(crate) fn judge(
         &self,
         digest: &Digest,
         sharing: u32,
         mut progress: impl FnMut(&Digest, u64) -> Progress,
-        floor: impl FnOnce(u64) -> f64,
-    ) -> Option<(u64, Verdict)> {
+        floor: f64,
+    ) -> Option<Verdict> {
         let image = self.images.get(self.named.get(digest)?)?;
-        let index = image.layers.iter().position(|(layer, _)| layer == digest);
-        let bytes = index.map_or(image.config.1, |index| image.layers[index].1);
+        let (index, bytes) = image.blob(digest);
         let arriving = index.map_or_else(
             || {
                 let pace = self.lass.pace?;
@@ -208,9 +224,9 @@ impl Advisor {
             sharing,
             arriving,
             temperature,
-            floor: floor(bytes),
+            floor,
         };
-        Some((bytes, self.weights.judge(&self.value, &facts)))
+        Some(self.weights.judge(&self.value, &facts))
     }
 
     /// The rank of the hot chunks of a blob, `bytes` in so many runs: each run is found anew on a disk.

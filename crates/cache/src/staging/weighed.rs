@@ -27,6 +27,16 @@ impl Default for Weights {
     }
 }
 
+impl Weights {
+    /// No rule counts.
+    pub const NONE: Self = Self {
+        layer_aware: 0.0,
+        hot_files: 0.0,
+        value: 0.0,
+        sharing_runs: 0.0,
+    };
+}
+
 /// What is known of one blob.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Facts {

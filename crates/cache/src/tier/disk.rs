@@ -9,7 +9,8 @@ use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::{FsWord, StatFs, statfs};
+use pierhead_pmem::TMPFS;
+use rustix::fs::{StatFs, statfs};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
@@ -220,7 +221,6 @@ fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
 
 /// Whether what lies on this file system never waits for a disk.
 pub(crate) fn is_in_memory(stat: &StatFs) -> bool {
-    const TMPFS: FsWord = 0x0102_1994;
     stat.f_type == TMPFS
 }
 

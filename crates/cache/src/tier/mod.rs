@@ -53,9 +53,9 @@ pub trait Tier: Send + Sync {
     fn release(&self) -> io::Result<u64> {
         Ok(0)
     }
-    /// What was opened last reads wrong: deletes that copy, and says whether there is another, to be opened next. Called
-    /// as `remove` is.
-    fn fall_back(&self, _digest: &Digest) -> io::Result<bool> {
+    /// What was opened last reads wrong, at that byte if it is known: deletes that copy, and says whether there is another, to be
+    /// opened next. Called as `remove` is.
+    fn fall_back(&self, _digest: &Digest, _at: Option<u64>) -> io::Result<bool> {
         Ok(false)
     }
     /// The last call but for drops: whatever is done beside the calls ends.

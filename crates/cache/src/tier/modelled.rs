@@ -342,8 +342,8 @@ impl<C: Clock + 'static> Tier for ModelledTier<C> {
         self.tier.free()
     }
 
-    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
-        self.tier.fall_back(digest)
+    fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool> {
+        self.tier.fall_back(digest, at)
     }
 
     fn close(&self) {

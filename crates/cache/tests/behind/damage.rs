@@ -47,6 +47,33 @@ async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
 }
 
 #[tokio::test]
+async fn what_rots_on_the_disk_is_not_blamed_on_a_copy_of_something_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let (fast, disk) = (
+        MemoryTier::default(),
+        Faulty::new(Arc::new(MemoryTier::default())),
+    );
+    let both = (Arc::new(fast), Arc::new(disk.clone()));
+    let tier = Arc::new(WriteBehind::open(both.0, both.1, all_fast(ROOMY)).unwrap());
+    let cache = cache_on(folder.path(), tier.clone());
+    let (digest, bytes) = blob(1, 3_000_000);
+    store(&cache, &digest, &bytes).await;
+    tier.set_hot(digest, std::slice::from_ref(&(0..100_000)), 1.0);
+    let flushed = tier.clone();
+    tokio::task::spawn_blocking(move || flush(&flushed))
+        .await
+        .unwrap();
+    assert_eq!((tier.stat().hot, tier.holds(&digest)), (1, false));
+    disk.rot(digest, 2_000_000);
+    let object = cache.get(&digest).await.unwrap().unwrap();
+    let read = read_all(&Content::Object(object)).await;
+    assert!(matches!(read, Err(Error::Rot { .. })), "{read:?}");
+    assert!(cache.get(&digest).await.unwrap().is_none(), "it is missing");
+    assert_eq!((tier.stat().damaged, tier.stat().hot), (0, 0));
+    cache.close().await;
+}
+
+#[tokio::test]
 async fn damage_is_not_drained() {
     let folder = tempfile::tempdir().unwrap();
     let (fast, disk) = (Faulty::new(Arc::new(MemoryTier::default())), Gate::shut());

@@ -83,6 +83,77 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
 }
 
 #[test]
+fn a_drain_rests_in_the_middle_of_a_blob() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = Rest::default();
+    disk.hold_pieces(true);
+    let tier =
+        WriteBehind::open_resting(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    disk.until_a_piece();
+    rest.set(true);
+    disk.hold_pieces(false);
+    looked(&rest);
+    assert_eq!(tier.stat().drained, 1 << 20, "a piece, and no more");
+    rest.set(false);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest() {
+    let (fast, disk) = (Gate::default(), Gate::default());
+    let rest = Rest::default();
+    let options = Options::new(ROOMY);
+    let both = (Arc::new(fast.clone()), Arc::new(disk.clone()));
+    let tier = WriteBehind::open_resting(both.0, both.1, options, &rest).unwrap();
+    let [(asked, bytes), (hot, other)] = [blob(1, 5_000_000), blob(2, 5_000_000)];
+    commit(&tier, &asked, &bytes);
+    commit(&tier, &hot, &other);
+    fast.hold_pieces(true);
+    tier.promote(asked, 5_000_000, 1.0);
+    fast.until_a_piece();
+    assert!(tier.stat().used > 5_000_000);
+    rest.set(true);
+    fast.hold_pieces(false);
+    wait::until("its room", || tier.stat().used == 0);
+    assert_eq!(tier.stat().promoted, 0);
+    // What is hot of a blob is not forgotten over it.
+    rest.set(false);
+    fast.hold_pieces(true);
+    tier.set_hot(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
+    fast.until_a_piece();
+    rest.set(true);
+    fast.hold_pieces(false);
+    looked(&rest);
+    assert_eq!((tier.stat().used, tier.stat().hot), (0, 0));
+    rest.set(false);
+    wait::until("what is hot", || tier.stat().hot == 1);
+}
+
+#[test]
+fn a_panic_while_room_is_made_does_not_end_the_draining() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let faulty = Faulty::new(Arc::new(fast.clone()));
+    let shared = Arc::new(faulty.clone());
+    let tier = WriteBehind::open(shared, Arc::new(disk.clone()), all_fast(ROOMY)).unwrap();
+    let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &one);
+    flush(&tier);
+    // It is read: what is over the bound leaves with its last reader, by the draining thread.
+    let read = tier.open(&first).unwrap().unwrap();
+    tier.set_limit(0);
+    faulty.panic(Op::Remove, 0);
+    drop(read);
+    wait::until("it to have left", || tier.stat().used == 0);
+    tier.set_limit(ROOMY);
+    commit(&tier, &second, &two);
+    wait::until("the next on the disk", || disk.has(&second));
+    flush(&tier);
+}
+
+#[test]
 fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
     let rest = Rest::default();
@@ -234,4 +305,23 @@ fn what_the_disk_refuses_keeps_nothing_else_from_it() {
     tier.flush(|| disk.has(&second) || begun.elapsed() > Duration::from_secs(60));
     assert!(disk.has(&second) && !disk.has(&first));
     assert_eq!(content(&tier, &first).unwrap(), refused);
+}
+
+#[test]
+fn what_is_gone_from_the_fast_tier_keeps_nothing_else_from_the_disk() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let [(first, one), (gone, two), (last, three)] =
+        [blob(1, 100_000), blob(2, 100_000), blob(3, 100_000)];
+    commit(&tier, &first, &one);
+    commit(&tier, &gone, &two);
+    commit(&tier, &last, &three);
+    // The first may have been opened; those behind it wait for it.
+    fast.remove(&gone).unwrap();
+    disk.set(false);
+    let begun = Instant::now();
+    tier.flush(|| begun.elapsed() > Duration::from_secs(60));
+    assert!(disk.has(&first) && disk.has(&last) && !disk.has(&gone));
+    assert_eq!((tier.stat().damaged, tier.stat().queue), (1, 0));
+    assert!(content(&tier, &gone).is_none(), "it is fetched again");
 }

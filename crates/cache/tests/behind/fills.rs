@@ -85,6 +85,18 @@ fn a_fast_tier_that_fails_fails_no_fill() {
 }
 
 #[test]
+fn a_blob_that_the_disk_cannot_open_is_stored_anew() {
+    let (fast, disk) = (Arc::<MemoryTier>::default(), Gate::default());
+    let faulty = Faulty::new(Arc::new(disk));
+    faulty.fail(Op::Open, 0, 1, EIO);
+    let tier = WriteBehind::open(fast, Arc::new(faulty), all_fast(ROOMY)).unwrap();
+    let (digest, bytes) = blob(1, 100_000);
+    commit(&tier, &digest, &bytes);
+    assert!(tier.holds(&digest));
+    assert_eq!(content(&tier, &digest).unwrap(), bytes);
+}
+
+#[test]
 fn a_fill_that_neither_tier_takes_leaves_nothing_on_the_fast_one() {
     for op in [Op::Stage, Op::Write] {
         let fast = MemoryTier::default();

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
 use pierhead_cache::staging::Placement;
-use pierhead_cache::tier::{Blob, Found, Options, Staged, Tier, Trailer, WriteBehind};
+use pierhead_cache::tier::{Blob, Found, Options, ReadAt, Staged, Tier, Trailer, WriteBehind};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::MemoryTier;
 
@@ -16,6 +16,14 @@ pub(crate) struct Gate {
     disk: MemoryTier,
     shut: Arc<(Mutex<bool>, Condvar)>,
     refused: Arc<Mutex<Option<Digest>>>,
+    pieces: Arc<(Mutex<Pieces>, Condvar)>,
+}
+
+/// Whether that thread may write a piece, and whether it waits to.
+#[derive(Default)]
+struct Pieces {
+    held: bool,
+    waits: bool,
 }
 
 impl Gate {
@@ -35,6 +43,18 @@ impl Gate {
         *self.refused.lock().unwrap() = Some(digest);
     }
 
+    /// Lets that thread write no piece while it is held.
+    pub(crate) fn hold_pieces(&self, held: bool) {
+        self.pieces.0.lock().unwrap().held = held;
+        self.pieces.1.notify_all();
+    }
+
+    /// Waits until it stands before one.
+    pub(crate) fn until_a_piece(&self) {
+        let pieces = self.pieces.0.lock().unwrap();
+        drop(self.pieces.1.wait_while(pieces, |it| !it.waits).unwrap());
+    }
+
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.disk.open(digest).unwrap().is_some()
     }
@@ -42,14 +62,19 @@ impl Gate {
 
 impl Tier for Gate {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
-        if std::thread::current().name() == Some("cache-drain") {
+        let is_behind = std::thread::current().name() == Some("cache-drain");
+        if is_behind {
             let shut = self.shut.0.lock().unwrap();
             drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());
         }
         if *self.refused.lock().unwrap() == Some(*digest) {
             return Err(io::Error::other("this one is refused"));
         }
-        self.disk.stage(digest)
+        let staged = self.disk.stage(digest)?;
+        Ok(match is_behind {
+            true => Box::new(Gated(staged, self.pieces.clone())),
+            false => staged,
+        })
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
@@ -74,6 +99,40 @@ impl Tier for Gate {
 
     fn free(&self) -> io::Result<u64> {
         Ok(1 << 30)
+    }
+}
+
+/// What that thread stages.
+struct Gated(Box<dyn Staged>, Arc<(Mutex<Pieces>, Condvar)>);
+
+impl Staged for Gated {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (pieces, told) = &*self.1;
+        let mut pieces = pieces.lock().unwrap();
+        while pieces.held {
+            pieces.waits = true;
+            told.notify_all();
+            pieces = told.wait(pieces).unwrap();
+        }
+        pieces.waits = false;
+        drop(pieces);
+        self.0.write(bytes)
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.0.clear()
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.0.reader()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        self.0.commit(trailer)
     }
 }
 

@@ -11,7 +11,7 @@ const LINES: Result<(), Errno> = Ok(());
 
 #[test]
 fn the_class_is_what_was_tried_and_never_more() {
-    let lines = || Lines::detect().map_err(|_| "none");
+    let lines = || CacheLines::detect().map_err(|_| "none");
     let gone = || Some("tmpfs is memory".to_owned());
     for refused in [Errno::OPNOTSUPP, Errno::INVAL] {
         let (class, flush, why) = classify(Err(refused), None, lines());
@@ -30,7 +30,7 @@ fn the_class_is_what_was_tried_and_never_more() {
         assert!(matches!((class, flush), (Class::Volatile, Flush::Nothing)));
         assert!(why.contains("tmpfs"), "{why}");
     }
-    if let Ok(lines) = Lines::detect() {
+    if let Ok(lines) = CacheLines::detect() {
         let (class, flush, _) = classify(LINES, None, Ok(lines));
         assert!(matches!((class, flush), (Class::Pmem, Flush::Lines(_))));
     }
@@ -55,7 +55,7 @@ fn fences_wait_for_the_hull_of_what_was_flushed() {
 #[test]
 fn each_line_that_is_flushed_is_told_to_the_processor_and_then_waited_for() {
     use crate::sys::told::{Told, take};
-    let Ok(lines) = Lines::detect() else {
+    let Ok(lines) = CacheLines::detect() else {
         return;
     };
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
@@ -118,7 +118,7 @@ fn a_fence_brings_what_was_flushed_to_the_disk_below() {
 
 #[test]
 fn a_region_can_be_flushed_by_instructions_and_its_cut_is_seen_by_them() {
-    let Ok(lines) = Lines::detect() else {
+    let Ok(lines) = CacheLines::detect() else {
         return;
     };
     let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");

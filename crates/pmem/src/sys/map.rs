@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, msync, munmap};
 
 use super::copy;
-use super::flush::Lines;
+use super::flush::CacheLines;
 use super::sigbus::Watched;
 
 /// `len` bytes of a file, shared with the page cache or with the medium itself.
@@ -143,7 +143,7 @@ impl Map {
     }
 
     /// Starts to write back the lines of the range.
-    pub(crate) fn flush(&self, lines: Lines, offset: usize, len: usize) -> Result<(), Failed> {
+    pub(crate) fn flush(&self, lines: CacheLines, offset: usize, len: usize) -> Result<(), Failed> {
         let start = self.at(offset, len).cast_const();
         // SAFETY: the range is mapped.
         unsafe { lines.flush(start, len) };
@@ -152,7 +152,7 @@ impl Map {
     }
 
     /// Waits for what [`Self::flush`] started in this thread.
-    pub(crate) fn fence(&self, lines: Lines) -> Result<(), Failed> {
+    pub(crate) fn fence(&self, lines: CacheLines) -> Result<(), Failed> {
         lines.fence();
         self.done()
     }

@@ -8,7 +8,7 @@ mod flush;
 mod map;
 mod sigbus;
 
-pub(crate) use flush::Lines;
+pub(crate) use flush::CacheLines;
 #[cfg(test)]
 pub(crate) use flush::told;
 pub(crate) use map::{Failed, Map};

@@ -15,6 +15,11 @@ use crate::staging::Placement;
 use crate::tier::{Blob, Found, Staged, Tier};
 
 impl Shared {
+    /// One that the disk cannot read is none: it is stored anew.
+    fn is_on_disk(&self, digest: &Digest) -> bool {
+        matches!(self.slow.open(digest), Ok(Some(_)))
+    }
+
     fn stage_fast(self: &Arc<Self>, digest: &Digest, hint: Hint) -> Option<Box<dyn Staged>> {
         let cut = lock(&self.ledger).resume(digest);
         let room = cut.unwrap_or_else(|| Room::new(&lock(&self.ledger).accounts));
@@ -56,7 +61,7 @@ impl Tier for WriteBehind {
         let fast = !there && (cut || hint.placement == Placement::Fast);
         // A blob is replaced where it will stay.
         if fast
-            && (cut || shared.slow.open(digest)?.is_none())
+            && (cut || !shared.is_on_disk(digest))
             && let Some(staged) = shared.stage_fast(digest, hint)
         {
             return Ok(staged);
@@ -104,7 +109,10 @@ impl Tier for WriteBehind {
         }
     }
 
-    fn fall_back(&self, digest: &Digest) -> io::Result<bool> {
+    fn fall_back(&self, digest: &Digest, at: Option<u64>) -> io::Result<bool> {
+        if self.shared.is_cold(digest, at) {
+            return Ok(false);
+        }
         let _hold = self.shared.hold(digest);
         let whole = {
             let _turn = self.shared.turns.take(*digest);

@@ -8,17 +8,19 @@ use crate::lock;
 impl Shared {
     /// Lets leave what must for `more` bytes; `false` when that cannot be had, and then nothing has left for it.
     pub(super) fn make_room(&self, more: u64) -> bool {
+        // Nothing is asked for: what can leave leaves.
+        let mut is_sure = more == 0;
         loop {
             let victim = {
                 let ledger = lock(&self.ledger);
-                match ledger.short(more) {
-                    Some(0) => return true,
-                    None if more > 0 => return false,
-                    // Nothing is asked for: what can leave leaves.
-                    _ => match ledger.victim() {
-                        Some(victim) => victim,
-                        None => return false,
-                    },
+                if ledger.fits(more) {
+                    return true;
+                }
+                // Once: it looks at all that could leave.
+                is_sure = is_sure || ledger.can_fit(more);
+                match ledger.victim() {
+                    Some(victim) if is_sure => victim,
+                    _ => return false,
                 }
             };
             self.evict(&victim);
@@ -67,7 +69,7 @@ impl Shared {
             }
             let ledger = lock(&self.ledger);
             // Another may have taken it meanwhile.
-            if ledger.short(more) == Some(0) {
+            if ledger.fits(more) {
                 room.resize(bytes.max(room.bytes()));
                 return true;
             }

@@ -164,6 +164,10 @@ impl Shared {
         if !matches!(copied, Ok(true)) {
             drop(staged);
             self.fast.discard(&key)?;
+            if self.should_rest() {
+                // Once the machine has room again.
+                lock(&self.ledger).known.look_at(digest);
+            }
             return copied;
         }
         let _turn = self.turns.take(key);

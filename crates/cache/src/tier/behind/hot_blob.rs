@@ -20,15 +20,11 @@ impl Shared {
         digest: &Digest,
         slow: Arc<dyn Blob>,
     ) -> io::Result<Arc<dyn Blob>> {
-        let key = key(digest);
-        let spans = {
-            let ledger = lock(&self.ledger);
-            ledger.entries.get(&key).and_then(|entry| entry.hot.clone())
-        };
-        let Some(spans) = spans else { return Ok(slow) };
         let size = slow.trailer().size();
-        match self.open_fast(&key)? {
-            Some(copy) if copy.trailer().size() == spans.header_len() + spans.bytes(size) => {
+        match self.open_copy(&key(digest))? {
+            Some((copy, Some(spans)))
+                if copy.trailer().size() == spans.header_len() + spans.bytes(size) =>
+            {
                 count(&self.counters.hot_hits, 1);
                 Ok(Arc::new(HotBlob {
                     slow,
@@ -42,6 +38,16 @@ impl Shared {
                 Ok(slow)
             }
         }
+    }
+
+    /// Whether that place of a blob of which there is no more than a copy of what is hot is not in it.
+    pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
+        let ledger = lock(&self.ledger);
+        let hot = ledger.entries.get(&key(digest));
+        let (Some(at), Some(spans)) = (at, hot.and_then(|it| it.hot.as_ref())) else {
+            return false;
+        };
+        !ledger.has_whole(digest) && matches!(spans.place(at, u64::MAX), Place::Cold(_))
     }
 }
 

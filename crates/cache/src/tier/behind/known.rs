@@ -14,9 +14,9 @@ const MAX_KNOWN: usize = 4096;
 #[derive(Default)]
 pub(super) struct Known {
     spans: HashMap<Digest, Wish>,
-    /// Of `spans`, the oldest first.
+    /// Of `spans`, what was said the longest ago first.
     order: VecDeque<Digest>,
-    /// Those to be looked at.
+    /// Those of `spans` to be looked at.
     todo: VecDeque<Digest>,
 }
 
@@ -29,13 +29,15 @@ pub(super) struct Wish {
 
 impl Known {
     pub(super) fn learn(&mut self, digest: Digest, wish: Wish) {
-        if self.spans.insert(digest, wish).is_none() {
-            self.order.push_back(digest);
+        if self.spans.insert(digest, wish).is_some() {
+            self.order.retain(|it| *it != digest);
         }
+        self.order.push_back(digest);
         if self.order.len() > MAX_KNOWN
             && let Some(oldest) = self.order.pop_front()
         {
             self.spans.remove(&oldest);
+            self.take(&oldest);
         }
         self.look_at(&digest);
     }
@@ -77,5 +79,41 @@ impl Known {
     /// It is being looked at.
     pub(super) fn take(&mut self, digest: &Digest) {
         self.todo.retain(|it| it != digest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+
+    fn digest(seed: usize) -> Digest {
+        Digest::of(Algorithm::Sha256, &seed.to_le_bytes())
+    }
+
+    fn learn(known: &mut Known, seed: usize) {
+        let spans = Spans::of(std::slice::from_ref(&(0..1))).unwrap();
+        let wish = Wish {
+            spans: Arc::new(spans),
+            priority: 1.0,
+        };
+        known.learn(digest(seed), wish);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_looked_at_and_what_is_said_again_is_new() {
+        let mut known = Known::default();
+        (0..MAX_KNOWN).for_each(|seed| learn(&mut known, seed));
+        learn(&mut known, 0);
+        (0..10).for_each(|seed| learn(&mut known, MAX_KNOWN + seed));
+        assert!(known.wish(&digest(0)).is_some(), "it was said anew");
+        assert!(known.wish(&digest(10)).is_none() && known.wish(&digest(11)).is_some());
+        assert_eq!(known.todo.len(), MAX_KNOWN);
+        assert!(known.todo.iter().all(|it| known.wish(it).is_some()));
+        assert_eq!(
+            (known.order.len(), known.spans.len()),
+            (MAX_KNOWN, MAX_KNOWN)
+        );
     }
 }

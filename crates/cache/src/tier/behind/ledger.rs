@@ -279,29 +279,30 @@ impl Ledger {
         self.rooms.contains_key(digest)
     }
 
-    /// How many bytes must leave before `more` can be had; `None` when that could not be reached.
-    pub(super) fn short(&self, more: u64) -> Option<u64> {
-        let short = self
-            .accounts
-            .used()
-            .saturating_add(more)
-            .saturating_sub(self.limit);
-        if short == 0 {
-            return Some(0);
-        }
+    /// How many bytes must leave before `more` can be had.
+    fn short(&self, more: u64) -> u64 {
+        let used = self.accounts.used().saturating_add(more);
+        used.saturating_sub(self.limit)
+    }
+
+    /// Whether there is room for `more`.
+    pub(super) fn fits(&self, more: u64) -> bool {
+        self.short(more) == 0
+    }
+
+    /// Whether there would be if all left that can.
+    pub(super) fn can_fit(&self, more: u64) -> bool {
+        let short = self.short(more);
         let partials = self.rooms.values().map(|(_, room)| room.bytes());
         let clean = self.clean.iter().filter_map(|(_, _, digest)| {
             let entry = self.entries.get(digest)?;
             (Arc::strong_count(&entry.room) == 1).then(|| entry.room.bytes())
         });
         let mut free = 0_u64;
-        for bytes in partials.chain(clean) {
+        partials.chain(clean).any(|bytes| {
             free = free.saturating_add(bytes);
-            if free >= short {
-                return Some(short);
-            }
-        }
-        None
+            free >= short
+        })
     }
 
     /// What leaves first; not what is being read, since that frees nothing yet.
@@ -318,9 +319,8 @@ impl Ledger {
 
     /// The highest priority of what would leave for room; 0 while there is room, infinite when there can be none.
     pub(super) fn floor(&self, more: u64) -> f64 {
-        let used = self.accounts.used().saturating_add(more);
         let partials: u64 = self.rooms.values().map(|(_, room)| room.bytes()).sum();
-        let mut short = used.saturating_sub(self.limit).saturating_sub(partials);
+        let mut short = self.short(more).saturating_sub(partials);
         if short == 0 {
             return 0.0;
         }

@@ -7,9 +7,13 @@ use std::time::Instant;
 use pierhead_oci::Digest;
 
 use super::room::Room;
+use super::spans::Spans;
 use super::{Shared, count};
 use crate::lock;
 use crate::tier::{Blob, Extent, ReadAt, Trailer, is_damage};
+
+/// A copy, and which chunks of its blob it has, if it is no whole one.
+type Opened = (Arc<dyn Blob>, Option<Arc<Spans>>);
 
 impl Shared {
     /// The fast copy, if it is there and whole as far as its trailer tells; a damaged one is taken away.
@@ -17,16 +21,21 @@ impl Shared {
         self: &Arc<Self>,
         digest: &Digest,
     ) -> io::Result<Option<Arc<dyn Blob>>> {
+        Ok(self.open_copy(digest)?.map(|(blob, _)| blob))
+    }
+
+    /// The same, and which chunks of its blob it has, if it is no whole one: of that very copy, since another may take its place.
+    pub(super) fn open_copy(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Opened>> {
         let turn = self.turns.take(*digest);
-        let Some(room) = ({
+        let Some((room, hot)) = ({
             let ledger = lock(&self.ledger);
             let entry = ledger.entries.get(digest);
-            entry.map(|entry| entry.room.clone())
+            entry.map(|entry| (entry.room.clone(), entry.hot.clone()))
         }) else {
             return Ok(None);
         };
         match self.fast.open(digest) {
-            Ok(Some(blob)) => Ok(Some(Arc::new(FastBlob::new(self, blob, room)))),
+            Ok(Some(blob)) => Ok(Some((Arc::new(FastBlob::new(self, blob, room)), hot))),
             Err(error) if !is_damage(&error) => Err(error),
             damaged => {
                 if let Err(error) = damaged {

@@ -109,8 +109,8 @@ impl Shared {
         committed.map(drop)
     }
 
-    /// Hands a range of a blob to `put`, its checksums compared; `false` when somebody else needs its place. The range ends with a
-    /// chunk or with the blob.
+    /// Hands a range of a blob to `put`, its checksums compared; `false` when somebody else needs its place, or the machine is short of
+    /// something: nobody waits for it, and it would hold its room for as long as that is. The range ends with a chunk or with the blob.
     pub(super) fn copy_from_disk(
         &self,
         digest: &Digest,
@@ -122,6 +122,9 @@ impl Shared {
         let mut offset = range.start;
         let mut buffer = Vec::new();
         while offset < range.end {
+            if self.should_rest() {
+                return Ok(false);
+            }
             self.give_way(digest, patience);
             if self.is_interrupted(digest) {
                 return Ok(false);

@@ -12,6 +12,9 @@ use crate::lock;
 /// After a read that waited for the disk it is left alone so long: between two reads of one client there is less.
 const QUIET: Duration = Duration::from_millis(30);
 
+/// How long one piece waits for processor time that others are served with.
+const CROWDED: Duration = Duration::from_secs(1);
+
 /// While it rests, whether it still should is asked this often.
 const NAP: Duration = Duration::from_millis(200);
 
@@ -53,6 +56,11 @@ impl Shared {
         (read > 0 && quiet > Instant::now()).then_some(quiet)
     }
 
+    /// Whether what nobody waits for should stop.
+    pub(super) fn should_rest(&self) -> bool {
+        self.rest.is_due() && lock(&self.ledger).has_room()
+    }
+
     /// Rests for as long as that is due and `may` says so.
     pub(super) fn rest_while(&self, may: impl Fn(&Ledger) -> bool) {
         while self.rest.is_due() && may(&lock(&self.ledger)) {
@@ -61,9 +69,31 @@ impl Shared {
         }
     }
 
+    /// Leaves the processor to those who are served, for a while, and as long as nobody waits for this blob or for room.
+    fn leave_room(&self, digest: &Digest) {
+        let mut left = CROWDED;
+        while let Some(wait) = self.rest.crowded(false)
+            && !left.is_zero()
+        {
+            let wait = wait.min(left).min(NAP);
+            let may = |ledger: &Ledger| {
+                !ledger.stopped
+                    && ledger.hurries == 0
+                    && ledger.has_room()
+                    && !ledger.is_held(digest)
+            };
+            if !may(&lock(&self.ledger)) {
+                return;
+            }
+            self.wait_until(Instant::now() + wait, may);
+            left -= wait;
+        }
+    }
+
     /// Leaves the disk to those who read from it, unless the fast tier is filling up with what the disk lacks.
     pub(super) fn give_way(&self, digest: &Digest, patience: &mut Patience) {
         self.rest_while(|ledger| ledger.has_room() && !ledger.is_held(digest));
+        self.leave_room(digest);
         while let Some(quiet) = self.quiet_at() {
             let now = Instant::now();
             let calm = {

@@ -41,13 +41,13 @@ pub(crate) mod told {
 
 /// An instruction that writes a cache line back, found at run time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lines {
+pub(crate) struct CacheLines {
     instruction: arch::Instruction,
     /// Bytes of a line, a power of two.
     line: usize,
 }
 
-impl Lines {
+impl CacheLines {
     /// The best that this processor has.
     ///
     /// Errors: what it lacks, in words.
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_this_processor_has_can_be_run_on_any_range() {
-        let Ok(lines) = Lines::detect() else {
+        let Ok(lines) = CacheLines::detect() else {
             return;
         };
         assert!(lines.line.is_power_of_two() && lines.line >= 16);
