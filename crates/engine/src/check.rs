@@ -2,11 +2,13 @@
 
 use pierhead_oci::Algorithm;
 
-use crate::{Coding, Decode, Engine, Error, Hash};
+use crate::{Coding, Cpu, Decode, Engine, Error, Gzip, Hash, WINDOW};
 
-/// Of [`plain`]: `gzip -9`, two members, and `zstd -19 --check`.
+/// Of [`plain`]: zlib at level 9, two members of several deflate blocks that end between bytes and within them, and `zstd -19 --check`.
 const GZIP: &[u8] = include_bytes!("known/plain.gz");
 const ZSTD: &[u8] = include_bytes!("known/plain.zst");
+/// Where the second member begins: in [`plain`] and in [`GZIP`].
+const MEMBER: (usize, usize) = (40_000, 187);
 /// `sha256sum` and `sha512sum` of it.
 const SHA256: &str = "sha256:1638397674e011864a6deb59a0821c1500721ba821c198f6dbd8f96a04090218";
 const SHA512: &str = "sha512:aa05b1c6adc9024124f1d06a69e76f38c0811ddee0f72e6a53b129c1150043146b85672f12bf4c69f4f6364ee35b2374e37bd1cfb882428cba08dc57d26d5840";
@@ -22,19 +24,36 @@ fn plain() -> Vec<u8> {
     plain
 }
 
-/// Asks an engine for what it says that it can. What it cannot is not held against it. Takes a millisecond on the processor.
+/// Asks an engine for what it says that it can. What it cannot is not held against it. Takes a few milliseconds on the processor.
 ///
 /// # Errors
 /// [`Error::Wrong`], or its own.
 pub fn check(engine: &dyn Engine) -> Result<(), Error> {
+    examine(engine, false)
+}
+
+/// Asks the processor, which must be able to do all of it.
+///
+/// # Errors
+/// As [`check()`]; [`Error::Failed`] when it cannot do something.
+pub fn check_cpu() -> Result<(), Error> {
+    examine(&Cpu, true)
+}
+
+fn examine(engine: &dyn Engine, must: bool) -> Result<(), Error> {
     let plain = plain();
     let wrong = |what| Error::Wrong {
         engine: engine.name(),
         what,
     };
+    let lacks = |what: &str| match must {
+        true => Err(Error::Failed(format!("{}: no {what}", engine.name()))),
+        false => Ok(()),
+    };
     for (algorithm, known) in [(Algorithm::Sha256, SHA256), (Algorithm::Sha512, SHA512)] {
         for size in [1000, 65_537, plain.len()] {
             let Some(hash) = engine.hash(algorithm) else {
+                lacks(algorithm.as_str())?;
                 continue;
             };
             if hashed(hash, &plain, size)? != known {
@@ -46,11 +65,18 @@ pub fn check(engine: &dyn Engine) -> Result<(), Error> {
         (Coding::Gzip, GZIP, "gzip"),
         (Coding::Zstd(1 << 20), ZSTD, "zstd"),
     ] {
-        for (size, room) in [(7, 1000), (coded.len(), 160 << 10)] {
+        for (size, room, stop) in [
+            (7, 1000, false),
+            (coded.len(), 160 << 10, false),
+            (7, 1000, true),
+            (coded.len(), 160 << 10, true),
+        ] {
             let Some(decoder) = engine.decode(coding) else {
+                lacks(what)?;
                 continue;
             };
-            if decoded(decoder, coded, size, room, plain.len())? != plain {
+            let run = decoded(decoder, coded, (size, room, stop), plain.len())?;
+            if run.plain != plain || !are_right(&run, coding, coded, stop) {
                 return Err(wrong(what));
             }
         }
@@ -61,12 +87,52 @@ pub fn check(engine: &dyn Engine) -> Result<(), Error> {
             let Some(decoder) = engine.decode(coding) else {
                 continue;
             };
-            if decoded(decoder, bad, bad.len(), 160 << 10, plain.len()).is_ok() {
+            let how = (bad.len(), 160 << 10, false);
+            if decoded(decoder, bad, how, plain.len()).is_ok() {
                 return Err(wrong(what));
             }
         }
     }
     Ok(())
+}
+
+/// Whether it stopped where it said: a layer would be entered there.
+fn are_right(run: &Decoded, coding: Coding, coded: &[u8], stop: bool) -> bool {
+    let ends = (run.plain.len(), coded.len());
+    let heads = match coding {
+        Coding::Gzip => [MEMBER, ends],
+        Coding::Zstd(_) => [ends, ends],
+    };
+    let is_block =
+        |at: &(usize, usize)| coding == Coding::Gzip && begins_block(&run.plain, coded, *at);
+    run.between.iter().all(|at| heads.contains(at))
+        && (stop || run.boundaries.is_empty())
+        && run.boundaries.iter().all(is_block)
+}
+
+/// Whether decoding goes on there, at one of the bits of the byte before, with no more than the window.
+fn begins_block(plain: &[u8], coded: &[u8], (at, coded_at): (usize, usize)) -> bool {
+    // As many bytes as its member still has, at most: behind the last block is nothing to see.
+    let end = match coded_at < MEMBER.1 {
+        true => MEMBER.0,
+        false => plain.len(),
+    };
+    let len = end.saturating_sub(at).min(64);
+    if len == 0 {
+        return at <= end;
+    }
+    let window = &plain[at.saturating_sub(WINDOW)..at];
+    let Some((&before, rest)) = coded
+        .get(coded_at.saturating_sub(1)..)
+        .and_then(<[u8]>::split_first)
+    else {
+        return false;
+    };
+    (0..8).any(|bits| {
+        let byte = if bits == 0 { 0 } else { before };
+        let shown = Gzip::glimpse(window, bits, byte, rest, len);
+        shown.as_deref() == Some(&plain[at..at + len])
+    })
 }
 
 fn hashed(mut hash: Box<dyn Hash>, plain: &[u8], size: usize) -> Result<String, Error> {
@@ -76,21 +142,29 @@ fn hashed(mut hash: Box<dyn Hash>, plain: &[u8], size: usize) -> Result<String, 
     Ok(hash.finish()?.to_string())
 }
 
-/// All that comes out, and no more than `most`.
+/// What came out, and where it stopped: in the plain bytes and in the coded ones.
+#[derive(Default)]
+struct Decoded {
+    plain: Vec<u8>,
+    boundaries: Vec<(usize, usize)>,
+    between: Vec<(usize, usize)>,
+}
+
+/// All that comes out, and no more than `most`: of pieces of this size, into so much room, told to stop at blocks or not.
 fn decoded(
     mut decoder: Box<dyn Decode>,
     coded: &[u8],
-    size: usize,
-    room: usize,
+    (size, room, stop): (usize, usize, bool),
     most: usize,
-) -> Result<Vec<u8>, Error> {
-    let (mut plain, mut output) = (Vec::new(), vec![0; room]);
+) -> Result<Decoded, Error> {
+    let (mut run, mut output) = (Decoded::default(), vec![0; room]);
+    let mut taken = 0;
     for piece in coded.chunks(size) {
         let mut rest = piece;
         let mut idle = 0;
         // What is inside may come without any more input.
         while idle < 3 {
-            let step = decoder.step(rest, &mut output, false)?;
+            let step = decoder.step(rest, &mut output, stop)?;
             let (Some(after), Some(given)) = (rest.get(step.taken..), output.get(..step.given))
             else {
                 return Err(Error::Failed("more than there was".to_owned()));
@@ -100,9 +174,17 @@ fn decoded(
             } else {
                 0
             };
-            plain.extend_from_slice(given);
+            run.plain.extend_from_slice(given);
+            taken += step.taken;
+            let at = (run.plain.len(), taken);
+            if step.boundary {
+                run.boundaries.push(at);
+            }
+            if step.between {
+                run.between.push(at);
+            }
             rest = after;
-            if plain.len() > most {
+            if run.plain.len() > most {
                 return Err(Error::Failed("more than there is".to_owned()));
             }
             if rest.is_empty() && step.given < room {
@@ -111,7 +193,7 @@ fn decoded(
         }
     }
     match decoder.may_end() {
-        true => Ok(plain),
+        true => Ok(run),
         false => Err(Error::Damaged("it ends too early".to_owned())),
     }
 }
@@ -127,8 +209,35 @@ mod tests {
 
     #[test]
     fn the_processor_knows_the_answers() {
-        assert!(check(&Cpu).is_ok(), "{:?}", check(&Cpu));
+        assert!(check_cpu().is_ok(), "{:?}", check_cpu());
         assert_eq!(Digest::of(Algorithm::Sha256, &plain()).to_string(), SHA256);
+    }
+
+    #[test]
+    fn the_processor_is_asked_at_blocks_within_bytes_and_between_members() {
+        let decoder = Cpu.decode(Coding::Gzip).unwrap();
+        let run = decoded(decoder, GZIP, (GZIP.len(), 160 << 10, true), plain().len()).unwrap();
+        assert!(run.boundaries.len() >= 8, "{:?}", run.boundaries);
+        assert_eq!(run.between, [MEMBER, (plain().len(), GZIP.len())]);
+        for (at, coded_at) in &run.boundaries {
+            assert!(begins_block(&run.plain, GZIP, (*at, *coded_at)));
+            let is_last = *at == MEMBER.0 || *at == run.plain.len();
+            let is_any = begins_block(&run.plain, GZIP, (*at, coded_at - 3));
+            assert!(is_last || !is_any, "{at}");
+        }
+    }
+
+    #[test]
+    fn the_processor_must_be_able_to_do_all() {
+        assert!(examine(&Bad::Nothing, false).is_ok());
+        assert!(matches!(
+            examine(&Bad::Nothing, true),
+            Err(Error::Failed(_))
+        ));
+        assert!(matches!(
+            examine(&Bad::Hashless, true),
+            Err(Error::Failed(_))
+        ));
     }
 
     /// An engine that does one thing wrong.
@@ -143,6 +252,16 @@ mod tests {
         Greedy,
         /// Gives up.
         Weak,
+        /// Forgets a byte when it is told to stop.
+        Stopping,
+        /// Says that a member ends where one does not.
+        Between,
+        /// Says that a block ends where none does.
+        Boundary,
+        /// Says that a block ends without having been asked.
+        Talkative,
+        /// Decodes, and does not hash.
+        Hashless,
     }
 
     struct Forgetful(Hasher);
@@ -167,6 +286,29 @@ mod tests {
                     ..Step::default()
                 }),
                 Bad::Weak => Err(Error::Failed("gone".to_owned())),
+                Bad::Stopping | Bad::Between | Bad::Boundary | Bad::Talkative | Bad::Hashless => {
+                    let step = self.0.step(input, output, stop)?;
+                    let (given, ended) = (step.given, step.between);
+                    Ok(match self.1 {
+                        Bad::Stopping => Step {
+                            given: if stop { given.saturating_sub(1) } else { given },
+                            ..step
+                        },
+                        Bad::Between => Step {
+                            between: given > 0 || ended,
+                            ..step
+                        },
+                        Bad::Boundary => Step {
+                            boundary: stop && given > 0 && !ended,
+                            ..step
+                        },
+                        Bad::Talkative => Step {
+                            boundary: !stop && given > 0,
+                            ..step
+                        },
+                        _ => step,
+                    })
+                }
                 _ => self.0.step(input, output, stop).or(Ok(Step {
                     taken: input.len(),
                     ..Step::default()
@@ -174,7 +316,7 @@ mod tests {
             }
         }
         fn may_end(&self) -> bool {
-            true
+            matches!(self.1, Bad::Blind) || self.0.may_end()
         }
     }
 
@@ -193,7 +335,16 @@ mod tests {
 
     #[test]
     fn an_engine_that_does_anything_wrong_is_refused() {
-        for bad in [Bad::Hash, Bad::Blind, Bad::Greedy, Bad::Weak] {
+        for bad in [
+            Bad::Hash,
+            Bad::Blind,
+            Bad::Greedy,
+            Bad::Weak,
+            Bad::Stopping,
+            Bad::Between,
+            Bad::Boundary,
+            Bad::Talkative,
+        ] {
             assert!(Offload::to(Arc::new(bad)).is_err(), "{bad:?}");
         }
         let none = Offload::to(Arc::new(Bad::Nothing)).map(|it| it.name());
@@ -213,7 +364,7 @@ mod tests {
         assert_eq!(done.map(|it| it.to_string()).ok().as_deref(), Some(SHA256));
         let decoder = offload.decoder(Coding::Zstd(1 << 20));
         let plain = plain();
-        let done = decoder.and_then(|it| decoded(it, ZSTD, 100, 4096, plain.len()));
-        assert_eq!(done.ok(), Some(plain));
+        let done = decoder.and_then(|it| decoded(it, ZSTD, (100, 4096, false), plain.len()));
+        assert_eq!(done.ok().map(|run| run.plain), Some(plain));
     }
 }

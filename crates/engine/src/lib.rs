@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
-pub use check::check;
+pub use check::{check, check_cpu};
 pub use gzip::{Gzip, WINDOW};
 
 /// Why a hash or a decoder stopped.
