@@ -1,7 +1,7 @@
 //! Blobs: asked for from some offset on, and what an upstream makes of that.
 
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use hyper::body::Incoming;
 use pierhead_oci::{Digest, Repository};
 
@@ -85,12 +85,12 @@ impl Subject {
         offset: u64,
         known: Option<u64>,
     ) -> Result<Opened, Error> {
-        let answer = self.ask(&origin, &Method::GET, offset).await?;
+        let mut answer = self.ask(&origin, &Method::GET, offset).await?;
+        if is_refused_part(&answer, offset) {
+            answer = self.ask(&origin, &Method::GET, 0).await?;
+        }
         let headers = answer.response.headers();
-        let text = headers
-            .get(CONTENT_RANGE)
-            .and_then(|value| value.to_str().ok());
-        let range = text.and_then(ContentRange::parse);
+        let range = content_range(headers);
         let length = length(headers);
         let (skip, size) = match (answer.response.status().as_u16(), range) {
             (200, _) => (offset, length),
@@ -134,6 +134,22 @@ impl Subject {
             size,
         })
     }
+}
+
+/// Some registries serve no ranges that are open at their end, and say of each that it cannot be satisfied. An end
+/// that lies before the offset is told, on the other hand.
+fn is_refused_part(answer: &Answer, offset: u64) -> bool {
+    let response = &answer.response;
+    let ends_before = matches!(
+        content_range(response.headers()),
+        Some(ContentRange::Unsatisfied { total }) if total <= offset
+    );
+    response.status() == StatusCode::RANGE_NOT_SATISFIABLE && offset > 0 && !ends_before
+}
+
+fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
+    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    ContentRange::parse(text)
 }
 
 /// What an upstream says of a size, all its addresses say every time.

@@ -289,6 +289,13 @@ impl Client {
             .is_ok_and(|addresses| addresses.is_failing())
     }
 
+    /// Whether every address of the upstream showed a certificate that this machine's clock speaks against when it was last asked
+    /// ([`Untrusted::Clock`](crate::Untrusted)).
+    pub fn doubts_clock(&self, registry: &Registry) -> bool {
+        self.addresses(registry)
+            .is_ok_and(|addresses| addresses.doubts_clock())
+    }
+
     /// Whether no address of the upstream is left that has not sent other content under this digest lately.
     pub fn all_sent_wrong(&self, registry: &Registry, digest: &Digest) -> bool {
         self.addresses(registry)

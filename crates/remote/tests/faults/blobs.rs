@@ -154,6 +154,7 @@ async fn a_resumed_part_is_checked_for_where_it_lies() {
     for (fault, passes) in [
         (Fault::Header("content-range", shifted), false),
         (Fault::IgnoreRange, true),
+        (Fault::RefuseRange, true),
         (Fault::WrongContentRange, false),
         (Fault::WithoutHeader("content-range"), false),
     ] {

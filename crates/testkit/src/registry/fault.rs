@@ -69,6 +69,8 @@ pub enum Fault {
     UntilClose,
     /// A `Range` is answered by 200 and everything.
     IgnoreRange,
+    /// A `Range` is answered by 416 without a word of the size, as registries do that know none with an open end.
+    RefuseRange,
     /// A `Range` is answered by 206 with the bytes asked for, but a `Content-Range` that says others.
     WrongContentRange,
 }

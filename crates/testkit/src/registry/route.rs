@@ -227,7 +227,11 @@ fn ranged(content: Content, request: &Request, faults: &[Fault]) -> Reply {
     {
         return reply;
     }
+    let refused = faults
+        .iter()
+        .any(|fault| matches!(fault, Fault::RefuseRange));
     match request.header("range").and_then(|range| span(range, total)) {
+        Some(_) if refused => Reply::error(416, "UNKNOWN"),
         None => reply,
         Some(Ok((start, end))) => reply.ranged(start, end),
         Some(Err(())) => {
