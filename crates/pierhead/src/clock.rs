@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// 2026-01-01 00:00 UTC: this program is younger.
-const WRITTEN: Duration = Duration::from_secs(1_767_225_600);
+/// Seconds since 1970: this program is younger. Of a release it is the date of the sources (SOURCE_DATE_EPOCH).
+const WRITTEN: &str = env!("PIERHEAD_WRITTEN");
 
 /// How a clock is set, here and on a DPU.
 pub(crate) const MEND: &str = "`timedatectl set-ntp true`, or run chrony; on a DPU without a clock of its own, NTP must be \
@@ -11,7 +11,7 @@ pub(crate) const MEND: &str = "`timedatectl set-ntp true`, or run chrony; on a D
 
 /// What is wrong with `now`, for people, if it is a time before this program was written.
 pub(crate) fn wrong(now: SystemTime) -> Option<String> {
-    (now < UNIX_EPOCH + WRITTEN).then(|| {
+    (now < written()).then(|| {
         format!(
             "by this machine's clock it is {}, which is before this program was written: no certificate of a registry is \
              good by it",
@@ -20,18 +20,24 @@ pub(crate) fn wrong(now: SystemTime) -> Option<String> {
     })
 }
 
+fn written() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(WRITTEN.parse().unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn times_before_the_program_are_wrong() {
-        let written = UNIX_EPOCH + WRITTEN;
+        let written = written();
+        assert!(written >= UNIX_EPOCH + Duration::from_secs(1_767_225_600));
         let second = Duration::from_secs(1);
         assert_eq!(wrong(written), None);
         assert_eq!(wrong(SystemTime::now()), None);
         let said = wrong(written - second).unwrap();
-        assert!(said.contains("2025-12-31T23:59:59Z"), "{said}");
+        let date = humantime::format_rfc3339_seconds(written - second).to_string();
+        assert!(said.contains(&date), "{said}");
         for early in [UNIX_EPOCH, UNIX_EPOCH - second] {
             let said = wrong(early).unwrap();
             assert!(said.contains("1970-01-01T00:00:00Z"), "{said}");

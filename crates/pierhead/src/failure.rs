@@ -8,11 +8,25 @@ use pierhead_remote::Untrusted;
 
 use crate::worker;
 
-/// What is wrong, as scripts, systemd and Kubernetes read it (docs/operations.md). From 65 on the numbers are those of
-/// BSD's sysexits(3), as near in meaning as they come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Exit {
+/// Each code once: the enum, and the list of all.
+macro_rules! exits {
+    ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
+        /// What is wrong, as scripts, systemd and Kubernetes read it (docs/operations.md). From 65 on the numbers are those of
+        /// BSD's sysexits(3), as near in meaning as they come.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub(crate) enum Exit {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Exit {
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$name),*];
+        }
+    };
+}
+
+exits! {
     /// It did not work, for none of the reasons below.
     Failed = 1,
     /// The command line or the configuration is wrong (clap's code, too).
@@ -21,7 +35,7 @@ pub(crate) enum Exit {
     WrongFile = 65,
     /// `EX_NOINPUT`: the configuration, or a file that it names, cannot be read.
     NoFile = 66,
-    /// `EX_NOHOST`: there is no such interface, or it has no address.
+    /// `EX_NOHOST`: there is no such interface, it has no address, or no interface has the one that was named.
     NoInterface = 68,
     /// `EX_UNAVAILABLE`: an address or the data folder belongs to another process.
     Taken = 69,
@@ -37,7 +51,7 @@ pub(crate) enum Exit {
     Clock = 75,
     /// `EX_PROTOCOL`: no TLS with an upstream, for the authorities or the certificate.
     Tls = 76,
-    /// `EX_NOPERM`: the data folder belongs to another user.
+    /// `EX_NOPERM`: the data folder belongs to another user, or a port may not be had.
     Denied = 77,
 }
 
@@ -200,24 +214,20 @@ mod tests {
         use clap::CommandFactory as _;
         let help = crate::cli::Cli::command().render_help().to_string();
         let page = include_str!("../../../docs/operations.md");
-        for exit in [
-            Exit::Failed,
-            Exit::Refused,
-            Exit::WrongFile,
-            Exit::NoFile,
-            Exit::NoInterface,
-            Exit::Taken,
-            Exit::Machine,
-            Exit::Foreign,
-            Exit::ReadOnly,
-            Exit::Full,
-            Exit::Clock,
-            Exit::Tls,
-            Exit::Denied,
-        ] {
-            let code = exit as u8;
+        // As the help lays them out: "CODE meaning", at a line's begin or behind two spaces.
+        let codes = help
+            .lines()
+            .skip_while(|line| !line.starts_with("Exit codes:"));
+        let codes: String = codes.flat_map(|line| ["  ", line, "\n"]).collect();
+        for exit in Exit::ALL {
+            let code = *exit as u8;
             assert!(page.contains(&format!("\n| {code} |")), "{exit:?}");
-            assert!(help.contains(&format!(" {code} ")), "{exit:?}: {help}");
+            let named = format!("  {code} ");
+            let in_first = format!(", {code} ");
+            assert!(
+                codes.contains(&named) || codes.contains(&in_first),
+                "{exit:?}: {codes}"
+            );
         }
     }
 

@@ -67,6 +67,13 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
     }))
 }
 
+/// What the file of the tier takes of the memory that this process is bound to, once it is made: nothing on a disk.
+pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
+    let path = tier.path.as_ref();
+    let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
+    path.map_or(0, |_| tier.size)
+}
+
 /// The disk of the cache, as slow as its model if it has one.
 ///
 /// # Errors

@@ -1,18 +1,22 @@
 //! From the one configuration to the small one of each crate.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use pierhead_cache::Cache;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
+use pierhead_rest::{Allowance, Quota};
 use rustls::RootCertStore;
 
 use crate::config::{AuthMode, Config, Size, Upstream, files};
 use crate::environment::Environment;
+use crate::machine::Machine;
 
 /// For the registry client. Reads the files with secrets.
 ///
@@ -144,11 +148,40 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle::library
     library
 }
 
+/// What may be written in a day, of which bundles take their part: they lie on the disk of the cache.
+pub(crate) struct Day(pub(crate) Cache);
+
+impl fmt::Debug for Day {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Day")
+    }
+}
+
+impl pierhead_bundle::library::Wear for Day {
+    fn wrote(&self, bytes: u64) {
+        self.0.wrote(bytes);
+    }
+
+    fn may_write(&self, is_awaited: bool) -> bool {
+        self.0.may_write(is_awaited)
+    }
+}
+
 /// Bytes of the files of a folder; none when there is no such.
 fn folder_bytes(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.filter_map(|entry| Some(entry.metadata().ok()?.len()));
     sizes.sum()
+}
+
+/// What of the control group's processor time all work keeps within; `None` where nothing bounds it.
+pub(crate) fn quota(config: &Config, machine: &Machine) -> Option<Quota> {
+    let (quota, share) = (machine.quota.as_ref()?, config.limits.cpu_share?);
+    Some(Quota::new(Allowance {
+        thousandths: quota.amount,
+        period: quota.period,
+        share: u64::from(share),
+    }))
 }
 
 /// For the proxy.

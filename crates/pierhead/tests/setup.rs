@@ -639,7 +639,7 @@ fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
             65,
             "write http://HOST:PORT",
         ),
-        (Some(b"\xff\xfe\n"), 66, "UTF-8"),
+        (Some(b"\xff\xfe\n"), 65, "UTF-8"),
     ] {
         if let Some(text) = text {
             fs::write(&file, text).expect("written");

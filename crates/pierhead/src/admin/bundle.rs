@@ -134,6 +134,12 @@ impl Collector for Figures {
                 stat.failed,
             ),
             (
+                "given_up",
+                "Work that gave back what it held while the machine was short of something, and begins again",
+                None,
+                stat.given_up,
+            ),
+            (
                 "pairs_prepared",
                 "Pairs of images that patches were made for",
                 None,

@@ -6,6 +6,7 @@ mod bundle;
 mod guard;
 mod process;
 mod routes;
+mod share;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
+use pierhead_engine::Offload;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
@@ -26,6 +28,8 @@ use tokio::task::JoinSet;
 
 use crate::pressure::{Figures, TierLimit};
 use crate::serve::Trace;
+
+pub(crate) use share::Share;
 
 /// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
 const CONNECTIONS: usize = 64;
@@ -40,7 +44,7 @@ pub(crate) struct Admin {
     tier_limit: Option<TierLimit>,
     metrics: Metrics,
     started: Instant,
-    listen: Vec<String>,
+    listen: watch::Receiver<Vec<SocketAddr>>,
     tls: bool,
     data: String,
     config: Option<String>,
@@ -60,12 +64,14 @@ pub(crate) struct Parts<'a> {
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: Figures,
+    pub(crate) offload: Offload,
+    pub(crate) share: Share,
 }
 
 /// What the listener says of this process.
 pub(crate) struct About<'a> {
-    /// Where clients are served.
-    pub(crate) listen: &'a [SocketAddr],
+    /// Where clients are served, which changes with the interface that they come by.
+    pub(crate) listen: watch::Receiver<Vec<SocketAddr>>,
     pub(crate) tls: bool,
     pub(crate) data: &'a Path,
     /// The configuration file.
@@ -88,9 +94,12 @@ impl Admin {
             library,
             tier_limit,
             pressure,
+            offload,
+            share,
         } = parts;
         let mut metrics = Metrics::default();
-        process::register(&mut metrics, started);
+        process::register(&mut metrics, started, &offload);
+        share.register(&mut metrics);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
@@ -113,7 +122,7 @@ impl Admin {
             proxy,
             metrics,
             started,
-            listen: about.listen.iter().map(SocketAddr::to_string).collect(),
+            listen: about.listen,
             tls: about.tls,
             data: about.data.display().to_string(),
             config: about.config.and_then(absolute),

@@ -115,7 +115,12 @@ impl Admin {
         Stat {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_seconds: self.started.elapsed().as_secs(),
-            listen: self.listen.clone(),
+            listen: self
+                .listen
+                .borrow()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             tls: self.tls,
             config: self.config.clone(),
             data: self.data.clone(),

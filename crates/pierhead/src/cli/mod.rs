@@ -52,11 +52,11 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Where the reason is known:
   65 a file that the configuration names is wrong      66 it is missing, or may not be read
-  68 no such interface, or it has no address           69 the port or the data folder is in use
-  71 the profile does not fit the machine              72 the data folder is another program's or version's
+  68 no such interface, or no such address             69 the port or the data folder is in use
+  71 profile, limits or tier do not fit the machine    72 the data folder is another program's or version's
   73 the data folder is read-only, or none             74 its disk is full
   75 the clock is years off                            76 no TLS with an upstream
-  77 the data folder is another user's";
+  77 the data folder is another user's, or the port is for root";
 
 /// What to do.
 #[derive(Subcommand)]

@@ -19,7 +19,8 @@ output means that nothing is to do. On a terminal you are asked before anything 
 podman and CRI-O read the same files: setting up or undoing one is setting up or undoing both.
 What was there before is kept below /var/lib/pierhead-setup (with --user: ~/.local/state/pierhead-setup).
 
-Exit codes: 0 done, nothing to do, or only shown (--dry-run); 1 failed, and nothing was changed; 2 wrong usage;
+Exit codes: 0 done, nothing to do, or only shown (--dry-run); 1 failed, and nothing was changed, or nobody holds it
+(--held); 2 wrong usage;
 65, 66 what --address-file names holds no address, or cannot be read.";
 
 /// Flags of `setup`.
@@ -49,6 +50,10 @@ pub(crate) struct SetupArgs {
     /// Stay until SIGTERM or SIGINT, and put everything back then: for a container that stands for the setup
     #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
     pub(crate) hold: bool,
+
+    /// Say whether somebody of this network holds it (--hold, and is done): for the readiness probe of that container
+    #[arg(long, conflicts_with_all = ["undo", "dry_run", "hold", "address", "address_file"])]
+    pub(crate) held: bool,
 
     /// PEM file of the authority that signed pierhead's certificate, when it is not a public one
     #[arg(long, value_name = "FILE", conflicts_with = "undo")]

@@ -37,6 +37,14 @@ pub(crate) struct LoginArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
 
+    /// Show the certificate of this PEM file to a server that asks for one, and to none that it sends us to
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+
+    /// Its private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
+
     /// Log in as this user; without it, as `docker login` has it for that host
     #[arg(long, value_name = "NAME", requires = "password_file")]
     pub(crate) user: Option<String>,

@@ -120,7 +120,13 @@ pub(crate) fn first_line(path: &Path) -> Result<Secret, Unfit> {
     let file = open_file(path).map_err(|error| cannot_read(path, &error))?;
     file.take(MAX_SECRET)
         .read_to_string(&mut text)
-        .map_err(|error| cannot_read(path, &error))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => Unfit::wrong(format!(
+                "{} is no text (UTF-8): the password, token or address belongs into its first line",
+                path.display()
+            )),
+            _ => cannot_read(path, &error),
+        })?;
     match text.lines().next() {
         None | Some("") => Err(Unfit::wrong(format!(
             "the first line of {} is empty: the password, token or address belongs there (of a Secret or ConfigMap: the \

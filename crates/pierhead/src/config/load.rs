@@ -12,10 +12,11 @@ use zeroize::Zeroizing;
 use super::files::Unfit;
 use super::parse::{Lines, parse};
 use super::validate::validate;
-use super::{Config, LogFormat, Problem, Size, TierKind, files, value};
+use super::{Config, LogFormat, Places, Problem, Size, TierKind, files, value};
 use crate::failure::Exit;
 use crate::machine::Machine;
-use crate::profile::{self, Misfit, Origins, Profile};
+use crate::profile::{self, Asked, Misfit, Origins, Profile};
+use crate::tier;
 
 /// A configuration file that is larger is something else.
 const MAX_FILE: u64 = 1 << 20;
@@ -78,6 +79,28 @@ pub(crate) fn load(
     default_data: &Path,
     machine: &Machine,
 ) -> Result<Config, Refused> {
+    load_by(None, file, overrides, default_data, machine)
+}
+
+/// The same for a process that runs as `old` says: what follows from a profile or a budget of memory goes on following from those of `old`,
+/// whatever the text says of these, since they take a restart.
+pub(crate) fn load_under(
+    old: &Config,
+    file: Option<&Path>,
+    overrides: &Overrides,
+    default_data: &Path,
+    machine: &Machine,
+) -> Result<Config, Refused> {
+    load_by(Some(old), file, overrides, default_data, machine)
+}
+
+fn load_by(
+    old: Option<&Config>,
+    file: Option<&Path>,
+    overrides: &Overrides,
+    default_data: &Path,
+    machine: &Machine,
+) -> Result<Config, Refused> {
     let refuse = |problems| Refused {
         file: file.map(Path::to_owned),
         problems,
@@ -88,9 +111,9 @@ pub(crate) fn load(
     };
     let base = file.and_then(Path::parent).unwrap_or(Path::new(""));
     let defaults = Config::with_data(default_data.to_owned());
-    let settled = settled(&text, base, defaults, overrides, machine);
-    let (mut config, lines) = settled.map_err(refuse)?;
-    apply(overrides, &mut config);
+    let settled = settled(&text, base, defaults, overrides, old, machine);
+    let (mut config, mut lines) = settled.map_err(refuse)?;
+    apply(overrides, &mut config, &mut lines);
     // Log and `cache stat` name the folder to people who do not know where the daemon was started.
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
@@ -99,6 +122,7 @@ pub(crate) fn load(
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
+        config.places = Places::new(file.map(Path::to_owned), lines);
         Ok(config)
     } else {
         Err(refuse(problems))
@@ -110,31 +134,35 @@ fn of_text(problems: Vec<Problem>) -> Vec<(Exit, Problem)> {
     problems.map(|it| (Exit::Refused, it)).collect()
 }
 
-/// Reads `text` over the defaults, and over what the profile that it names gives these.
+/// Reads `text` over the defaults, and over what the profile that it, or `old`, names gives these.
 fn settled(
     text: &str,
     base: &Path,
     defaults: Config,
     overrides: &Overrides,
+    old: Option<&Config>,
     machine: &Machine,
 ) -> Result<(Config, Lines), Vec<(Exit, Problem)>> {
     let misfit = |message, line| vec![(Exit::Machine, Problem::new(line, message))];
     let (first, lines) = parse(text, base, defaults.clone()).map_err(of_text)?;
     let profile = overrides.profile.unwrap_or(first.profile);
+    let by = old.unwrap_or(&first);
+    let asked = Asked {
+        profile: old.map_or(profile, |old| old.profile),
+        memory: by.limits.memory,
+        tier: tier::bytes_in_memory(&by.tier),
+    };
     let mut settled = defaults;
-    let given = profile::settle(&mut settled, profile, first.limits.memory, machine);
-    let mut origins = given.map_err(|Misfit(message)| {
-        let key = match overrides.profile {
-            None => "profile",
-            Some(_) => "limits.memory",
-        };
-        let line = lines.get(key).or_else(|| lines.get("limits.memory"));
+    let given = profile::settle(&mut settled, asked, machine);
+    let mut origins = given.map_err(|Misfit { key, message }| {
+        let by_flag = key == "profile" && overrides.profile.is_some();
+        let line = lines.get(key).filter(|_| !by_flag);
         misfit(message, line.copied())
     })?;
     let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
     config.profile = profile;
     // Persistent memory gives none back to the machine.
-    let follows = profile.filter(|_| config.tier.kind == TierKind::File);
+    let follows = asked.profile.filter(|_| config.tier.kind == TierKind::File);
     if let Some(profile) = follows
         && !lines.contains_key("tier.follow_pressure")
     {
@@ -155,6 +183,12 @@ fn settled(
 fn read(path: &Path) -> Result<Zeroizing<String>, Unfit> {
     let mut text = Zeroizing::new(String::new());
     let cannot = |error: io::Error| {
+        if error.kind() == io::ErrorKind::InvalidData {
+            return Unfit::new(
+                Exit::Refused,
+                "this is no text (UTF-8), and so no configuration of pierhead",
+            );
+        }
         let hint = files::hint(path, &error);
         let message = format!("cannot read the configuration: {error}{hint}");
         Unfit::new(Exit::NoFile, message)
@@ -194,23 +228,35 @@ pub(crate) fn can_be_read_again(path: &Path) -> Result<(), String> {
     }
 }
 
-fn apply(overrides: &Overrides, config: &mut Config) {
+fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) {
+    let mut overruled = |key: &str| {
+        lines.remove(key);
+    };
+    if overrides.profile.is_some() {
+        overruled("profile");
+    }
     if !overrides.listen.is_empty() {
+        overruled("listen");
         config.listen.clone_from(&overrides.listen);
     }
     if let Some(data) = &overrides.data {
+        overruled("data");
         config.data.clone_from(data);
     }
     if let Some(admin) = overrides.admin {
+        overruled("admin");
         config.admin = admin;
     }
     if let Some(size) = overrides.cache_size {
+        overruled("cache.size");
         config.cache.size = size;
     }
     if let Some(level) = &overrides.log_level {
+        overruled("log.level");
         config.log.level.clone_from(level);
     }
     if let Some(format) = overrides.log_format {
+        overruled("log.format");
         config.log.format = format;
     }
     for (registry, url) in &overrides.upstreams {

@@ -404,6 +404,14 @@ fn the_documented_file_is_the_default_one() {
 
 /// Loads `text` on a card with 16 GiB, 8 cores and a group of 1 GiB.
 fn loaded(text: &str, overrides: &Overrides) -> Result<Config, Refused> {
+    loaded_under(None, text, overrides)
+}
+
+fn loaded_under(
+    old: Option<&Config>,
+    text: &str,
+    overrides: &Overrides,
+) -> Result<Config, Refused> {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("pierhead.toml");
     std::fs::write(&file, text).expect("a file");
@@ -416,7 +424,11 @@ fn loaded(text: &str, overrides: &Overrides) -> Result<Config, Refused> {
         cores: (0..8).collect(),
         quota: None,
     };
-    load(Some(&file), overrides, Path::new("/data"), &machine)
+    let (file, data) = (Some(&*file), Path::new("/data"));
+    match old {
+        None => load(file, overrides, data, &machine),
+        Some(old) => load_under(old, file, overrides, data, &machine),
+    }
 }
 
 fn by(profile: &str) -> Overrides {
@@ -433,12 +445,12 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
     assert_eq!((config.limits.threads, config.cache.memory), (7, 1 << 20));
     assert_eq!(config.limits.memory, Some(1 << 30));
-    assert_eq!(config.limits.connections, 2048);
+    assert_eq!(config.limits.connections, 1920);
     let shown = show(&config);
     for line in [
         "profile = \"bluefield2\"\n",
         "memory = \"1GiB\" # profile bluefield2: the limit of the control group (version 2)\n",
-        "connections = 2048 # profile bluefield2: what limits.memory leaves for it\n",
+        "connections = 1920 # profile bluefield2: what limits.memory leaves for it\n",
         "cores = \"last 2\" # profile bluefield2: of its table\n",
         "threads = 7\n",
         "rest_under = [\"io\"]\n",
@@ -447,7 +459,7 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
     ] {
         assert!(shown.contains(&format!("\n{line}")), "{line} in {shown}");
     }
-    assert_eq!(good(&shown).limits.connections, 2048, "and it reads back");
+    assert_eq!(good(&shown).limits.connections, 1920, "and it reads back");
     let none = Overrides {
         profile: Some(None),
         cache_size: Some(Size::Percent(7)),
@@ -497,4 +509,77 @@ fn what_the_machine_does_not_have_is_told_apart() {
     let (unfit, _) = refused("profile = \"huge\"", &Overrides::default());
     assert!(!unfit, "a name that there is not is a mistake");
     assert!(loaded("", &by("bluefield3")).is_ok());
+}
+
+/// Half a profile is none: what it makes of other keys waits for the restart, too.
+#[test]
+fn a_profile_that_takes_a_restart_changes_nothing_before() {
+    let loaded = |old: Option<&Config>, text: &str| {
+        let loaded = loaded_under(old, text, &Overrides::default());
+        loaded.unwrap_or_else(|it| panic!("{it}"))
+    };
+    let made = |config: &Config| {
+        let limits = &config.limits;
+        (
+            config.cache.size,
+            config.eviction.max_written_per_day,
+            limits.upstream_bandwidth,
+            (limits.upstream_fetches, limits.fetches_per_client),
+            (limits.connections, limits.connections_per_client),
+            (limits.answer_memory, limits.answer_memory_per_client),
+        )
+    };
+    let texts = [
+        "",
+        "profile = \"bluefield2\"",
+        "profile = \"small\"",
+        "[limits]\nmemory = \"200MiB\"",
+        "profile = \"bluefield2\"\n[limits]\nmemory = \"600MiB\"",
+    ];
+    for before in texts {
+        let old = loaded(None, before);
+        for after in texts {
+            let new = loaded(Some(&old), after);
+            assert!(made(&new) == made(&old), "{before:?} to {after:?}");
+        }
+        // What is set itself changes.
+        let text = "limits.upstream_bandwidth = \"7MB/s\"\nprofile = \"small\"";
+        let new = loaded(Some(&old), text);
+        assert_eq!(new.limits.upstream_bandwidth, Some(7_000_000));
+    }
+}
+
+#[test]
+fn a_key_is_told_with_its_place_unless_something_overruled_it() {
+    let text = "\nlisten = [\"127.0.0.1:1\"]\n[cache]\nmin_free = \"1GiB\"";
+    let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
+    let told = config.places.of("cache.min_free");
+    assert!(told.starts_with("cache.min_free (/"), "{told}");
+    assert!(told.ends_with("/pierhead.toml:4)"), "{told}");
+    assert_eq!(config.places.of("cache.size"), "cache.size");
+    assert!(config.places.of("listen").ends_with(":2)"));
+    let by_flag = Overrides {
+        listen: vec!["127.0.0.1:2".parse().expect("an address")],
+        ..Overrides::default()
+    };
+    let config = loaded(text, &by_flag).unwrap_or_else(|it| panic!("{it}"));
+    assert_eq!(config.places.of("listen"), "listen");
+}
+
+#[test]
+fn a_tier_in_memory_that_does_not_fit_is_told_by_its_line() {
+    // Every Linux has one, and it need not be written to.
+    let text = "[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-never-made\"\nsize = \"1GiB\"";
+    let refused = loaded(text, &Overrides::default())
+        .err()
+        .expect("it is refused");
+    assert!(refused.exit() == Exit::Machine, "{refused}");
+    let said = refused.to_string();
+    assert!(
+        said.contains("pierhead.toml:4: tier.path lies in memory"),
+        "{said}"
+    );
+    assert!(loaded(&text.replace("1GiB", "512MiB"), &Overrides::default()).is_ok());
+    let off = text.replace("\"file\"", "\"off\"");
+    assert!(loaded(&off, &Overrides::default()).is_ok());
 }

@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pierhead_pmem::TMPFS;
 use rustix::fs::{Advice, fadvise, statfs, statvfs};
 
 use super::report::Finding;
@@ -77,10 +78,10 @@ pub(crate) fn look(config: &Config, in_use: Option<u64>) -> Vec<Finding> {
 }
 
 fn kind(folder: &Path) -> Option<Finding> {
-    let kind = u64::try_from(statfs(folder).ok()?.f_type).unwrap_or_default() & 0xffff_ffff;
+    let kind = statfs(folder).ok()?.f_type & 0xffff_ffff;
     let shown = folder.display();
     Some(match kind {
-        0x0102_1994 | 0x8584_58f6 => Finding::warn(
+        TMPFS | 0x8584_58f6 => Finding::warn(
             "disk",
             format!(
                 "{shown} is in memory: the cache is lost at a restart and takes what programs need"

@@ -1,6 +1,7 @@
 //! The machine: memory, open files, the clock, and what its processor helps with.
 
 use std::fs;
+use std::path::Path;
 use std::time::SystemTime;
 
 use rustix::process::{Resource, getrlimit};
@@ -8,6 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use super::report::Finding;
 use crate::clock;
 use crate::config::{Config, human_bytes};
+use crate::machine::Room;
 
 /// What pierhead needs under load, with room for the page cache that makes hits fast.
 const MEMORY: u64 = 256 << 20;
@@ -18,7 +20,7 @@ const FILES: u64 = 256;
 pub(crate) fn look(config: &Config) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = getrlimit(Resource::Nofile).maximum;
-    memory(&text)
+    memory(&text, Room::read(Path::new("/")))
         .into_iter()
         .chain(files(limit, config))
         .chain(clock::wrong(SystemTime::now()).map(|what| Finding::clock("clock", what)))
@@ -73,15 +75,24 @@ fn instructions(features: &[(&str, bool)]) -> Option<Finding> {
     Some(Finding::ok("processor", what))
 }
 
-fn memory(meminfo: &str) -> Option<Finding> {
+/// What the machine has to give, or the tightest of the control groups if that is less.
+fn memory(meminfo: &str, room: Option<Room>) -> Option<Finding> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     let available = kib << 10;
-    let what = format!("{} of memory can be had", human_bytes(available));
-    Some(if available < MEMORY {
-        let mend = "what is read often is served from free memory: give the machine more, or stop what takes it";
+    // A group that was made small is not short of what it was never meant to have.
+    let (had, needed, of) = match room.filter(|room| room.left < available) {
+        Some(Room { limit, left }) => {
+            let of = format!(", of the control group's limit of {}", human_bytes(limit));
+            (left, MEMORY.min(limit / 8), of)
+        }
+        None => (available, MEMORY, String::new()),
+    };
+    let what = format!("{} of memory can be had{of}", human_bytes(had));
+    Some(if had < needed {
+        let mend = "what is read often is served from free memory: give the machine (the pod, the unit) more, or stop what takes it";
         Finding::warn("memory", what, mend)
     } else {
         Finding::ok("memory", what)
@@ -123,13 +134,30 @@ mod tests {
 
     #[test]
     fn both_are_judged() {
-        let level = |text| memory(text).map(|finding| finding.level);
+        let level = |text| memory(text, None).map(|finding| finding.level);
         assert_eq!(
             level("MemTotal: 1 kB\nMemAvailable:   8000000 kB\n"),
             Some(Level::Ok)
         );
         assert_eq!(level("MemAvailable:     1000 kB\n"), Some(Level::Warn));
         assert_eq!(level(""), None);
+        // Of a pod the limit counts, however much the node has.
+        let pod = |limit: u64, left: u64| {
+            let room = Some(Room {
+                limit: limit << 20,
+                left: left << 20,
+            });
+            memory("MemAvailable:   8000000 kB\n", room).unwrap()
+        };
+        let tight = pod(512, 40);
+        assert_eq!(tight.level, Level::Warn);
+        assert!(
+            tight.what.starts_with("40.0 MiB") && tight.what.contains("limit of 512.0 MiB"),
+            "{}",
+            tight.what
+        );
+        assert_eq!(pod(256, 100).level, Level::Ok);
+        assert!(pod(1 << 20, 1 << 19).what.starts_with("7.6 GiB"));
         let config = Config::with_data("/nowhere".into());
         let level = |limit| files(limit, &config).map(|finding| finding.level);
         assert_eq!(level(Some(1024)), Some(Level::Warn));

@@ -10,6 +10,7 @@ mod disk;
 mod docker_socket;
 mod machine;
 mod report;
+mod share;
 mod tier;
 mod upstreams;
 
@@ -105,8 +106,12 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         bounded(
             "machine",
             blocking("machine", {
-                let config = config.clone();
-                move || machine::look(&config)
+                let (config, machine) = (config.clone(), environment.machine.clone());
+                move || {
+                    let mut findings = machine::look(&config);
+                    findings.extend(share::look(&config, &machine));
+                    findings
+                }
             })
         ),
         bounded(

@@ -1,6 +1,7 @@
 //! The control groups of this process: where their files lie, in version 1, 2 or both side by side, and what these say.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Of the kernel's interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,13 +132,42 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     (bytes < NONE).then_some(bytes)
 }
 
-/// Thousandths of a core: of `cpu.max` (version 2), which has quota and period on one line, or of `cpu.cfs_quota_us` and `cpu.cfs_period_us`
+/// Thousandths of a core, and the period in which they are counted: of `cpu.max` (version 2), which has quota and period on one line, or of `cpu.cfs_quota_us` and `cpu.cfs_period_us`
 /// (version 1) in that order. `None` is no limit.
-pub(crate) fn parse_quota(text: &str) -> Option<u64> {
+pub(crate) fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let thousandths = u128::from(quota) * 1000 / u128::from(period.max(1));
-    u64::try_from(thousandths).ok()
+    let thousandths = u64::try_from(thousandths).ok()?;
+    Some((thousandths, Duration::from_micros(period)))
+}
+
+/// How often the kernel stopped a group because its quota was used up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Throttled {
+    /// In which it worked.
+    pub(crate) periods: u64,
+    /// Those at whose end it was stopped.
+    pub(crate) times: u64,
+    /// Of all processors together.
+    pub(crate) stopped: Duration,
+}
+
+impl Throttled {
+    /// Of `cpu.stat`, which has microseconds in version 2 and nanoseconds in version 1.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let of = |name: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+            let (_, number) = lines.find(|(key, _)| *key == name)?;
+            number.trim().parse::<u64>().ok()
+        };
+        let stopped = of("throttled_usec").map(Duration::from_micros);
+        Some(Self {
+            periods: of("nr_periods")?,
+            times: of("nr_throttled")?,
+            stopped: stopped.or_else(|| of("throttled_time").map(Duration::from_nanos))?,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -214,12 +244,29 @@ mod tests {
         for none in ["max\n", "9223372036854771712\n", "", "-1", "1.5"] {
             assert_eq!(parse_bytes(none), None, "{none:?}");
         }
-        assert_eq!(parse_quota("50000 100000\n"), Some(500));
-        assert_eq!(parse_quota("250000\n100000\n"), Some(2500));
+        let period = Duration::from_millis(100);
+        assert_eq!(parse_quota("50000 100000\n"), Some((500, period)));
+        assert_eq!(parse_quota("250000\n100000\n"), Some((2500, period)));
         for none in ["max 100000\n", "-1\n100000\n", "", "100000"] {
             assert_eq!(parse_quota(none), None, "{none:?}");
         }
-        assert_eq!(parse_quota("7 0"), Some(7000));
+        assert_eq!(parse_quota("7 0"), Some((7000, Duration::ZERO)));
+    }
+
+    #[test]
+    fn what_the_kernel_counted_in_both_versions() {
+        let counted = Some(Throttled {
+            periods: 12,
+            times: 3,
+            stopped: Duration::from_millis(150),
+        });
+        let one = "nr_periods 12\nnr_throttled 3\nthrottled_time 150000000\nnr_bursts 0\n";
+        let two = "usage_usec 5\nnr_periods 12\nnr_throttled 3\nthrottled_usec 150000\n";
+        assert_eq!(Throttled::parse(one), counted);
+        assert_eq!(Throttled::parse(two), counted);
+        for none in ["", "nr_periods 1\nnr_throttled 1\n", "nr_periods x\n"] {
+            assert_eq!(Throttled::parse(none), None, "{none:?}");
+        }
     }
 
     proptest! {
@@ -230,7 +277,7 @@ mod tests {
                     prop_assert!(group.folders().all(|it| it.starts_with(&group.top)));
                 }
             }
-            let _ = (parse_bytes(&cgroup), parse_quota(&mounts));
+            let _ = (parse_bytes(&cgroup), parse_quota(&mounts), Throttled::parse(&cgroup));
         }
     }
 }

@@ -2,13 +2,19 @@
 
 pub(crate) mod cgroup;
 mod cores;
+mod interface;
+mod room;
 
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+pub(crate) use cgroup::Throttled;
 use cgroup::{Controller, Group, Version, parse_bytes, parse_quota};
 pub(crate) use cores::{Cores, list, stay_on};
+pub(crate) use interface::{Interface, Lacking, all_addresses};
+pub(crate) use room::Room;
 
 /// Hundreds of mounts are a few dozen kilobytes; the rest is smaller by far.
 const MAX_FILE: u64 = 1 << 20;
@@ -16,9 +22,20 @@ const MAX_FILE: u64 = 1 << 20;
 /// A bound that a group sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limit {
-    /// Bytes, or thousandths of a core.
+    /// Bytes.
     pub(crate) amount: u64,
     pub(crate) version: Version,
+}
+
+/// Processor time that a group gives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Quota {
+    /// Thousandths of a core.
+    pub(crate) amount: u64,
+    /// After which the kernel counts anew.
+    pub(crate) period: Duration,
+    /// Where it says how often it was used up.
+    pub(crate) stat: PathBuf,
 }
 
 /// Read once, at the start.
@@ -31,7 +48,7 @@ pub(crate) struct Machine {
     /// Processors that this process may run on, by their numbers, ascending.
     pub(crate) cores: Vec<usize>,
     /// Processor time that the control group gives, when that is less.
-    pub(crate) quota: Option<Limit>,
+    pub(crate) quota: Option<Quota>,
 }
 
 impl Machine {
@@ -46,37 +63,47 @@ impl Machine {
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let cores = allowed.and_then(|list| cores::parse_list(list.trim()).ok());
         let cores = cores.unwrap_or_default();
-        let in_groups = |controller, limit: &dyn Fn(&Group, &Path) -> Option<u64>| {
+        let folders = |controller| {
             let groups = Group::find(controller, &cgroup, &mounts);
-            let limits = groups.iter().flat_map(|group| {
-                let version = group.version;
-                group
-                    .folders()
-                    .filter_map(move |folder| limit(group, &below(root, &folder)))
-                    .map(move |amount| Limit { amount, version })
+            let folders = groups.into_iter().flat_map(|group| {
+                let folders = group.folders().map(|it| (group.version, below(root, &it)));
+                folders.collect::<Vec<_>>()
             });
-            limits.min_by_key(|limit| limit.amount)
+            folders.collect::<Vec<_>>()
         };
-        let memory_limit = in_groups(Controller::Memory, &|group, folder| {
-            let names: &[&str] = match group.version {
-                Version::One => &["memory.limit_in_bytes"],
-                Version::Two => &["memory.max", "memory.high"],
-            };
-            let limits = names.iter().filter_map(|name| text(&folder.join(name)));
-            limits.filter_map(|text| parse_bytes(&text)).min()
-        });
-        let quota = in_groups(Controller::Cpu, &|group, folder| match group.version {
-            Version::One => {
+        let limits = folders(Controller::Memory)
+            .into_iter()
+            .filter_map(|(version, folder)| {
+                let names: &[&str] = match version {
+                    Version::One => &["memory.limit_in_bytes"],
+                    Version::Two => &["memory.max", "memory.high"],
+                };
+                let limits = names.iter().filter_map(|name| text(&folder.join(name)));
+                let amount = limits.filter_map(|text| parse_bytes(&text)).min()?;
+                Some(Limit { amount, version })
+            });
+        let memory_limit = limits.min_by_key(|limit| limit.amount);
+        let quotas = folders(Controller::Cpu)
+            .into_iter()
+            .filter_map(|(version, folder)| {
                 let of = |name| text(&folder.join(name));
-                parse_quota(&(of("cpu.cfs_quota_us")? + &of("cpu.cfs_period_us")?))
-            }
-            Version::Two => parse_quota(&text(&folder.join("cpu.max"))?),
-        });
+                let (amount, period) = parse_quota(&match version {
+                    Version::One => of("cpu.cfs_quota_us")? + &of("cpu.cfs_period_us")?,
+                    Version::Two => of("cpu.max")?,
+                })?;
+                let stat = folder.join("cpu.stat");
+                Some(Quota {
+                    amount,
+                    period,
+                    stat,
+                })
+            });
+        let quota = quotas.min_by_key(|quota| quota.amount);
         let whole = u64::try_from(cores.len()).unwrap_or(u64::MAX) * 1000;
         Self {
             memory,
             memory_limit: memory_limit.filter(|limit| memory == 0 || limit.amount < memory),
-            quota: quota.filter(|limit| cores.is_empty() || limit.amount < whole),
+            quota: quota.filter(|quota| cores.is_empty() || quota.amount < whole),
             cores,
         }
     }
@@ -84,7 +111,7 @@ impl Machine {
     /// Processors that can be busy at once, at least one.
     pub(crate) fn parallel(&self) -> usize {
         let cores = self.cores.len().max(1);
-        let quota = self.quota.map(|limit| limit.amount.div_ceil(1000));
+        let quota = self.quota.as_ref().map(|it| it.amount.div_ceil(1000));
         let quota = quota.and_then(|whole| usize::try_from(whole).ok());
         cores.min(quota.unwrap_or(cores)).max(1)
     }
@@ -135,10 +162,8 @@ mod tests {
     fn without_groups_it_is_the_whole_machine() {
         let whole = machine(&[]);
         assert_eq!((whole.memory, whole.memory_limit), (16 << 20, None));
-        assert_eq!(
-            (whole.cores.as_slice(), whole.quota),
-            (&[0, 1, 2, 3, 6][..], None)
-        );
+        assert_eq!(whole.cores, [0, 1, 2, 3, 6]);
+        assert_eq!(whole.quota, None);
         assert_eq!(whole.parallel(), 5);
         assert_eq!(Machine::default().parallel(), 1);
     }
@@ -166,17 +191,18 @@ mod tests {
             ("sys/fs/cgroup/a/b/cpu.max", "250000 100000\n"),
             ("sys/fs/cgroup/a/cpu.max", "max 100000\n"),
         ]);
-        let limit = |amount| {
-            Some(Limit {
-                amount,
-                version: Version::Two,
-            })
+        let limit = Limit {
+            amount: 8_000_000,
+            version: Version::Two,
         };
-        assert_eq!(
-            (found.memory_limit, found.quota),
-            (limit(8_000_000), limit(2500))
-        );
+        assert_eq!(found.memory_limit, Some(limit));
         assert_eq!(found.parallel(), 3);
+        let quota = found.quota.unwrap();
+        assert_eq!(
+            (quota.amount, quota.period),
+            (2500, Duration::from_millis(100))
+        );
+        assert!(quota.stat.ends_with("sys/fs/cgroup/a/b/cpu.stat"));
         // More than there is bounds nothing.
         let found = machine(&[
             mounts,
@@ -197,19 +223,20 @@ mod tests {
             ("proc/self/cgroup", "4:memory:/a\n1:cpu:/pod/b\n0::/\n"),
             ("g/memory/a/memory.limit_in_bytes", "5000000\n"),
             ("g/memory/memory.limit_in_bytes", "9223372036854771712\n"),
-            ("g/cpu/b/cpu.cfs_quota_us", "50000\n"),
-            ("g/cpu/b/cpu.cfs_period_us", "100000\n"),
+            ("g/cpu/b/cpu.cfs_quota_us", "25000\n"),
+            ("g/cpu/b/cpu.cfs_period_us", "50000\n"),
         ]);
-        let limit = |amount| {
-            Some(Limit {
-                amount,
-                version: Version::One,
-            })
+        let limit = Limit {
+            amount: 5_000_000,
+            version: Version::One,
         };
-        assert_eq!(
-            (found.memory_limit, found.quota),
-            (limit(5_000_000), limit(500))
-        );
+        assert_eq!(found.memory_limit, Some(limit));
         assert_eq!(found.parallel(), 1);
+        let quota = found.quota.unwrap();
+        assert_eq!(
+            (quota.amount, quota.period),
+            (500, Duration::from_millis(50))
+        );
+        assert!(quota.stat.ends_with("g/cpu/b/cpu.stat"));
     }
 }

@@ -7,7 +7,7 @@ mod tier;
 mod watch;
 
 use follow::Follow;
-pub(crate) use psi::Resource;
-use psi::{Stalled, Stalls};
+use psi::Stalled;
+pub(crate) use psi::{Resource, Stalls};
 pub(crate) use tier::TierLimit;
 pub(crate) use watch::{Figures, Watch};

@@ -133,6 +133,9 @@ impl Watch {
             }
         }
         let due = self.rests.iter().any(|(strain, _)| strain.rests());
+        let is_memory = |strain: &Strain| strain.rests() && strain.resource() == Resource::Memory;
+        let short = self.rests.iter().any(|(strain, _)| is_memory(strain));
+        self.rest.set_memory_short(short);
         if due != self.rest.is_due() {
             self.rest.set(due);
             if !due {
@@ -253,9 +256,10 @@ mod tests {
         assert!(!rest.is_due());
         machine.waited(Resource::Cpu, 900);
         look(&mut watch).await;
-        assert!(rest.is_due());
+        assert!(rest.is_due() && !rest.is_memory_short());
         machine.waited(Resource::Memory, 100);
         look(&mut watch).await;
+        assert!(rest.is_memory_short());
         let said = text(&figures);
         for line in [
             "some{resource=\"memory\"} 0.1\n",
@@ -274,7 +278,7 @@ mod tests {
         }
         assert!(rest.is_due(), "memory is not calm for long enough");
         look(&mut watch).await;
-        assert!(!rest.is_due());
+        assert!(!rest.is_due() && !rest.is_memory_short());
         let said = text(&figures);
         assert!(
             said.contains("background_paused{resource=\"memory\"} 0\n"),

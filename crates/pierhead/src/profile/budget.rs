@@ -1,16 +1,25 @@
 //! What follows from a number of bytes: who may take how many of them.
 
+use pierhead_bundle::library::{RECENT_MEMORY, WORKER_MEMORY as WORKER};
+
 use super::{MIB, Origins, Profile};
 use crate::config::Config;
+
+/// Fewer bytes cannot be divided.
+pub(super) const LEAST: u64 = 128 * MIB;
 
 /// The process before it does anything: its code, threads, and the catalogue of some ten thousand blobs.
 const BASE: u64 = 24 * MIB;
 /// Documents on their way in, which are held whole.
 const DOCUMENTS: u64 = 24 * MIB;
-/// What a worker of bundles takes while it makes an image ready, and while it makes patches or packs better.
-const WORKER: u64 = (60 + 150) * 1_000_000;
 /// A connection with TLS.
 const CONNECTION: u64 = 64 << 10;
+
+/// What so many workers have in common.
+fn shared(workers: u64) -> u64 {
+    let recent = u64::try_from(RECENT_MEMORY).unwrap_or(u64::MAX);
+    if workers > 0 { recent } else { 0 }
+}
 
 /// Bytes by key; their sum stays below three quarters of the whole. The last one is the page cache's and the sockets', which the
 /// kernel counts with us.
@@ -43,7 +52,7 @@ impl Budget {
         };
         let work = (bytes - bytes / 4).saturating_sub(BASE + DOCUMENTS);
         let workers = wanted.workers.min(work / 3 * 2 / WORKER);
-        let rest = work - workers * WORKER;
+        let rest = work - shared(workers) - workers * WORKER;
         Self {
             workers,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
@@ -57,7 +66,8 @@ impl Budget {
     #[cfg(test)]
     pub(crate) fn most(&self) -> u64 {
         let connections = self.connections * CONNECTION;
-        BASE + DOCUMENTS + self.workers * WORKER + connections + self.answers + self.small_blobs
+        let workers = shared(self.workers) + self.workers * WORKER;
+        BASE + DOCUMENTS + workers + connections + self.answers + self.small_blobs
     }
 
     /// Makes it the defaults.

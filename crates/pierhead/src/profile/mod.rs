@@ -20,9 +20,23 @@ const ROOM: u64 = 4;
 /// The keys that were given another default, each with where that is from.
 pub(crate) type Origins = Vec<(&'static str, String)>;
 
-/// A profile, or a budget, that this machine cannot give: for people, with the mend.
+/// What is asked of the machine.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asked {
+    pub(crate) profile: Option<&'static Profile>,
+    /// `limits.memory`, an operator's word: it wins over the profile's own.
+    pub(crate) memory: Option<u64>,
+    /// Bytes of a fast tier that lies in memory: they are taken when it is made, and come off the budget first.
+    pub(crate) tier: u64,
+}
+
+/// What this machine cannot give: for people, with the mend.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Misfit(pub(crate) String);
+pub(crate) struct Misfit {
+    /// That asks too much.
+    pub(crate) key: &'static str,
+    pub(crate) message: String,
+}
 
 impl Profile {
     /// By its name.
@@ -43,59 +57,67 @@ impl Profile {
         })
     }
 
-    /// Bytes that it plans with on `machine`, and where they are from.
+    /// Bytes that it plans with on `machine`, those of a tier included, and where they are from.
     ///
     /// # Errors
     /// There are too few, or too few cores.
-    fn budget(&self, machine: &Machine) -> Result<(u64, String), Misfit> {
+    fn budget(&self, asked: &Asked, machine: &Machine) -> Result<(u64, String), Misfit> {
         let (least, most) = (self.least_memory * MIB, self.memory * MIB);
         let cores = machine.cores.len();
         if cores > 0 && cores < self.least_cores {
-            return Err(self.misfit(
-                machine,
-                format!(
-                    "it wants {} cores, and this process may run on {cores} ({})",
-                    self.least_cores,
-                    list(&machine.cores)
-                ),
-            ));
+            let why = format!(
+                "it wants {} cores, and this process may run on {cores} ({})",
+                self.least_cores,
+                list(&machine.cores)
+            );
+            return Err(self.misfit(asked, machine, "profile", &why));
         }
-        match machine.memory_limit {
-            Some(limit) if limit.amount < least => Err(self.misfit(
-                machine,
-                format!(
-                    "it needs {} of memory, and the limit of the control group is {}",
-                    human_bytes(least),
-                    human_bytes(limit.amount)
-                ),
-            )),
-            Some(limit) => {
+        let (bytes, of) = match (asked.memory, machine.memory_limit) {
+            (Some(bytes), _) => (bytes, String::new()),
+            (None, Some(limit)) => {
                 let version = match limit.version {
                     Version::One => 1,
                     Version::Two => 2,
                 };
                 let of = format!("the limit of the control group (version {version})");
-                Ok((limit.amount.min(most), of))
+                (limit.amount.min(most.saturating_add(asked.tier)), of)
             }
-            None if machine.memory > 0 && machine.memory < least * ROOM => Err(self.misfit(
-                machine,
-                format!(
-                    "it is for machines of {} and more, and this one has {}",
-                    human_bytes(least * ROOM),
-                    human_bytes(machine.memory)
-                ),
-            )),
-            None => {
+            (None, None) => {
+                let needed = (least * ROOM).saturating_add(asked.tier);
+                if machine.memory > 0 && machine.memory < needed {
+                    let why = format!(
+                        "it is for machines of {} and more, and this one has {}",
+                        human_bytes(least * ROOM),
+                        human_bytes(machine.memory)
+                    );
+                    return Err(match machine.memory < least * ROOM {
+                        true => self.misfit(asked, machine, "profile", &why),
+                        false => tier(asked, machine.memory, least * ROOM),
+                    });
+                }
                 let share = machine.memory / 100 * self.memory_share;
                 let of = format!("{} % of the machine's memory", self.memory_share);
-                Ok((share.clamp(least, most), of))
+                (share.clamp(least, most).saturating_add(asked.tier), of)
             }
+        };
+        if bytes < least {
+            let (key, whose) = match asked.memory {
+                Some(_) => ("limits.memory", "limits.memory"),
+                None => ("profile", "the limit of the control group"),
+            };
+            let (least, bytes) = (human_bytes(least), human_bytes(bytes));
+            let why = format!("it needs {least} of memory, and {whose} is {bytes}");
+            return Err(self.misfit(asked, machine, key, &why));
         }
+        if bytes - least < asked.tier {
+            return Err(tier(asked, bytes, least));
+        }
+        Ok((bytes, of))
     }
 
-    fn misfit(&self, machine: &Machine, why: String) -> Misfit {
+    fn misfit(&self, asked: &Asked, machine: &Machine, key: &'static str, why: &str) -> Misfit {
         let fits = |profile: &&Self| {
-            profile.least_memory < self.least_memory && profile.budget(machine).is_ok()
+            profile.least_memory < self.least_memory && profile.budget(asked, machine).is_ok()
         };
         let mend = match PROFILES.iter().rev().find(fits) {
             Some(smaller) => format!("--profile {} fits", smaller.name),
@@ -103,52 +125,83 @@ impl Profile {
                 "no profile fits: leave it out, and bound what each key takes yourself".to_owned()
             }
         };
-        Misfit(format!(
+        let message = format!(
             "profile \"{}\" does not fit this machine: {why}; {mend}",
             self.name
-        ))
+        );
+        Misfit { key, message }
     }
 }
 
-/// Gives `config`, which has the defaults, those of a profile and of a budget of bytes, if there are such. `budget` is an operator's word and wins over
-/// the profile's own.
+/// A tier in memory that leaves less than `least` of `bytes`.
+fn tier(asked: &Asked, bytes: u64, least: u64) -> Misfit {
+    let mend = match bytes.saturating_sub(least) / MIB * MIB {
+        0 => "put tier.path onto a disk, or set tier.kind = \"off\"".to_owned(),
+        most => format!(
+            "write {} or less, or put tier.path onto a disk",
+            human_bytes(most)
+        ),
+    };
+    let message = format!(
+        "tier.path lies in memory (tmpfs), and tier.size = {} of the {} that there are leaves less than the {} that all else needs: {mend}",
+        human_bytes(asked.tier),
+        human_bytes(bytes),
+        human_bytes(least)
+    );
+    Misfit {
+        key: "tier.size",
+        message,
+    }
+}
+
+/// Gives `config`, which has the defaults, those of a profile and of a budget of bytes, if there are such.
 ///
 /// # Errors
 /// The machine does not have it.
 pub(crate) fn settle(
     config: &mut Config,
-    profile: Option<&'static Profile>,
-    budget: Option<u64>,
+    asked: Asked,
     machine: &Machine,
 ) -> Result<Origins, Misfit> {
-    config.profile = profile;
+    config.profile = asked.profile;
     let mut origins = Origins::new();
-    let own = profile.map(|profile| profile.budget(machine)).transpose()?;
-    let whole = machine
-        .memory_limit
-        .map_or(machine.memory, |limit| limit.amount);
-    let bytes = match (budget, own) {
-        (Some(bytes), _) if whole > 0 && bytes > whole => {
-            return Err(Misfit(format!(
-                "limits.memory is {}, and there are {}: write less",
-                human_bytes(bytes),
-                human_bytes(whole)
-            )));
-        }
-        (Some(bytes), _) => bytes,
-        (None, Some((bytes, of))) => {
-            config.limits.memory = Some(bytes);
-            origins.push(("limits.memory", of));
+    let limit = machine.memory_limit.map(|limit| limit.amount);
+    let whole = limit.unwrap_or(machine.memory);
+    if let Some(bytes) = asked.memory.filter(|bytes| whole > 0 && *bytes > whole) {
+        let (bytes, whole) = (human_bytes(bytes), human_bytes(whole));
+        return Err(Misfit {
+            key: "limits.memory",
+            message: format!("limits.memory is {bytes}, and there are {whole}: write less"),
+        });
+    }
+    let bytes = match (asked.profile, asked.memory) {
+        (Some(profile), by_hand) => {
+            let (bytes, of) = profile.budget(&asked, machine)?;
+            if by_hand.is_none() {
+                config.limits.memory = Some(bytes);
+                origins.push(("limits.memory", of));
+            }
             bytes
         }
-        (None, None) => return Ok(origins),
+        (None, Some(bytes)) => bytes,
+        // Nothing is planned, and yet the tier is taken whole.
+        (None, None) => whole,
     };
-    if let Some(profile) = profile {
+    let planned = asked.profile.is_some() || asked.memory.is_some();
+    if asked.tier > 0 && (planned || whole > 0) && bytes.saturating_sub(budget::LEAST) < asked.tier
+    {
+        return Err(tier(&asked, bytes, budget::LEAST));
+    }
+    if !planned {
+        return Ok(origins);
+    }
+    if let Some(profile) = asked.profile {
         take(config, profile, machine, &mut origins);
     }
-    Budget::of(bytes, config, profile).take(config, &mut origins);
+    let divided = bytes.saturating_sub(asked.tier);
+    Budget::of(divided, config, asked.profile).take(config, &mut origins);
     for (_, of) in &mut origins {
-        if let Some(profile) = profile {
+        if let Some(profile) = asked.profile {
             *of = format!("profile {}: {of}", profile.name);
         }
     }
@@ -160,7 +213,7 @@ fn take(config: &mut Config, profile: &Profile, machine: &Machine, origins: &mut
     let mut from = |key, of: &str| origins.push((key, of.to_owned()));
     if profile.threads > 0 {
         config.limits.threads = profile.threads.min(machine.parallel());
-        let of = match machine.quota {
+        let of = match &machine.quota {
             Some(_) => "as many as the control group's quota keeps busy",
             None => "of its table",
         };

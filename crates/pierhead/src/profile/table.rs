@@ -63,7 +63,7 @@ pub(crate) static PROFILES: [Profile; 4] = [
         rest_under: &["memory", "cpu"],
         workers: 0,
         worker_cpu: 25,
-        written_per_day: 0,
+        written_per_day: 8,
     },
     // 8 Cortex-A72, 16 GB, 64 GB of eMMC; a tenth of its slowest port, of 25 Gb/s.
     Profile {
@@ -78,13 +78,13 @@ pub(crate) static PROFILES: [Profile; 4] = [
         disk: 25,
         bandwidth: 312,
         fetches: 32,
-        connections: 2048,
+        connections: 1920,
         answers: 128,
         small_blobs: 4,
         rest_under: &["memory", "cpu"],
         workers: 1,
         worker_cpu: 25,
-        written_per_day: 8,
+        written_per_day: 16,
     },
     // 16 Cortex-A78, 32 GB, 128 GB of eMMC or NVMe; a tenth of its slowest port, of 100 Gb/s.
     Profile {
@@ -105,7 +105,7 @@ pub(crate) static PROFILES: [Profile; 4] = [
         rest_under: &["memory", "cpu"],
         workers: 2,
         worker_cpu: 50,
-        written_per_day: 16,
+        written_per_day: 32,
     },
     // A host that serves many.
     Profile {

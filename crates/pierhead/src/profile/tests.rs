@@ -1,9 +1,11 @@
 //! What a machine gets of a profile, and when it gets none.
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::machine::Limit;
+use crate::machine::{Limit, Quota};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;
@@ -18,11 +20,19 @@ fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
 fn settled(name: &str, machine: &Machine) -> Result<Config, Misfit> {
     let mut config = Config::with_data("/data".into());
     let profile = Profile::named(name).unwrap();
-    settle(&mut config, Some(profile), None, machine).map(|_| config)
+    settle(&mut config, of(Some(profile), None), machine).map(|_| config)
+}
+
+fn of(profile: Option<&'static Profile>, memory: Option<u64>) -> Asked {
+    Asked {
+        profile,
+        memory,
+        tier: 0,
+    }
 }
 
 fn said(name: &str, machine: &Machine) -> String {
-    settled(name, machine).err().unwrap().0
+    settled(name, machine).err().unwrap().message
 }
 
 #[test]
@@ -86,12 +96,12 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     let mut card = machine(16 << 30, Some(1 << 30), 8);
     let mut config = Config::with_data("/data".into());
     let profile = Profile::named("bluefield2").unwrap();
-    let origins = settle(&mut config, Some(profile), None, &card).unwrap();
+    let origins = settle(&mut config, of(Some(profile), None), &card).unwrap();
     assert_eq!((config.limits.threads, config.bundle.workers), (2, 1));
     assert_eq!(config.limits.cores, Cores::Last(2));
     assert_eq!(config.cache.size, Size::Percent(25));
     assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
-    assert_eq!(config.eviction.max_written_per_day, 8 << 30);
+    assert_eq!(config.eviction.max_written_per_day, 16 << 30);
     assert!(config.bundle.enabled);
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
     assert!(
@@ -103,9 +113,10 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
         assert!(known.iter().any(|it| it == key), "{key} is no key");
     }
     // A quota of half a core keeps no more than one thread busy.
-    card.quota = Some(Limit {
+    card.quota = Some(Quota {
         amount: 500,
-        version: Version::One,
+        period: Duration::from_millis(100),
+        stat: "cpu.stat".into(),
     });
     assert_eq!(settled("bluefield2", &card).unwrap().limits.threads, 1);
 }
@@ -113,23 +124,98 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
 #[test]
 fn an_operators_budget_counts_alone_and_over_a_profiles() {
     let card = machine(16 << 30, Some(1 << 30), 8);
-    let profile = Profile::named("bluefield2").ok();
+    let profile = Profile::named("small").ok();
     let mut config = Config::with_data("/data".into());
-    settle(&mut config, profile, Some(200 * MIB), &card).unwrap();
+    settle(&mut config, of(profile, Some(200 * MIB)), &card).unwrap();
     assert!(!config.bundle.enabled, "no room for a worker");
     let mut config = Config::with_data("/data".into());
-    let origins = settle(&mut config, None, Some(512 * MIB), &card).unwrap();
+    let origins = settle(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
     assert!(config.limits.connections < 4096);
     assert!(
         origins
             .iter()
             .all(|(key, of)| *key != "limits.threads" && !of.contains("profile"))
     );
-    let more = settle(&mut config, None, Some(2 << 30), &card).unwrap_err();
-    assert!(more.0.contains("there are 1.0 GiB"), "{more:?}");
+    let more = settle(&mut config, of(None, Some(2 << 30)), &card).unwrap_err();
+    assert!(more.message.contains("there are 1.0 GiB"), "{more:?}");
     let mut plain = Config::with_data("/data".into());
-    assert_eq!(settle(&mut plain, None, None, &card), Ok(Vec::new()));
+    assert_eq!(settle(&mut plain, Asked::default(), &card), Ok(Vec::new()));
     assert_eq!(plain.limits.connections, 4096);
+}
+
+/// Whoever sets it, a profile needs what its table says, of whatever limit.
+#[test]
+fn a_budget_is_enough_for_its_profile_whoever_sets_it() {
+    let profile = Profile::named("bluefield2").ok();
+    let settle = |asked, limit| {
+        let mut config = Config::with_data("/data".into());
+        super::settle(&mut config, asked, &machine(16 << 30, Some(limit), 8))
+    };
+    let by_hand = settle(of(profile, Some(300 * MIB)), 1 << 30).unwrap_err();
+    assert_eq!(by_hand.key, "limits.memory");
+    let said = &by_hand.message;
+    assert!(
+        said.contains("needs 512.0 MiB") && said.contains("limits.memory is 300.0 MiB"),
+        "{said}"
+    );
+    assert!(said.ends_with("--profile small fits"), "{said}");
+    let by_group = settle(of(profile, None), 400 * MIB).unwrap_err();
+    assert_eq!(by_group.key, "profile");
+    assert!(settle(of(profile, Some(600 * MIB)), 1 << 30).is_ok());
+}
+
+#[test]
+fn a_tier_in_memory_comes_off_the_budget_first() {
+    let card = |limit| machine(16 << 30, limit, 8);
+    let settle = |asked: Asked, machine: &Machine| {
+        let mut config = Config::with_data("/data".into());
+        super::settle(&mut config, asked, machine).map(|_| config)
+    };
+    let tiered = |name: &str, tier| Asked {
+        profile: Profile::named(name).ok(),
+        memory: None,
+        tier,
+    };
+    let without = settle(tiered("bluefield2", 0), &card(Some(1 << 30))).unwrap();
+    // A pod that is bound to the tier's bytes more plans as one without a tier.
+    let beside = settle(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
+    assert_eq!(beside.limits.memory, Some(2 << 30));
+    assert_eq!(beside.limits.answer_memory, without.limits.answer_memory);
+    let tight = settle(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
+    assert!(tight.limits.answer_memory < without.limits.answer_memory);
+    // By hand as well, with a profile and without.
+    for profile in [None, Some("bluefield2")] {
+        let asked = |tier| Asked {
+            memory: Some(1 << 30),
+            ..tiered(profile.unwrap_or("none"), tier)
+        };
+        let (all, less) = (asked(0), asked(400 * MIB));
+        let of = |asked| settle(asked, &card(None)).unwrap().limits.connections;
+        assert!(of(less) <= of(all), "{profile:?}");
+        assert_eq!(settle(less, &card(None)).unwrap().limits.memory, None);
+    }
+    // What does not fit is the tier, whatever bounds it.
+    for (asked, limit) in [
+        (tiered("bluefield2", 1 << 30), Some(1 << 30)),
+        (tiered("none", 1 << 30), Some(1 << 30)),
+        (tiered("bluefield2", 15 << 30), None),
+        (
+            Asked {
+                memory: Some(512 * MIB),
+                ..tiered("none", 400 * MIB)
+            },
+            None,
+        ),
+    ] {
+        let Misfit { key, message } = settle(asked, &card(limit)).err().unwrap();
+        assert_eq!(key, "tier.size", "{message}");
+        assert!(message.contains("tier.size = "), "{message}");
+    }
+    let said = settle(tiered("bluefield2", 1 << 30), &card(Some(1 << 30)));
+    let said = said.err().unwrap().message;
+    assert!(said.contains("write 512.0 MiB or less"), "{said}");
+    // A machine of another, where nothing is known, is not judged.
+    assert!(settle(tiered("none", 1 << 40), &Machine::default()).is_ok());
 }
 
 #[test]

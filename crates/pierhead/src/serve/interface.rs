@@ -3,60 +3,57 @@
 //! Sockets are bound to addresses and not to the device (`SO_BINDTODEVICE`): that takes a capability before Linux
 //! 5.7, and what this machine itself sends to such an address comes by `lo`, so that probes would not be answered.
 
-use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use nix::ifaddrs::{InterfaceAddress, getifaddrs};
-use nix::net::if_::InterfaceFlags;
-use nix::sys::socket::SockaddrStorage;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 
-use crate::config::{MANAGEMENT, Network};
+use super::listen;
+use super::notify::{Notify, State};
+use crate::config::{Config, MANAGEMENT};
 use crate::failure::{Exit, Told};
+use crate::machine::{Interface, Lacking, all_addresses};
 
 /// An interface that comes is noticed so soon, for some microseconds each time.
 const LOOK: Duration = Duration::from_millis(200);
 /// And while serving, for what changes once a day.
-pub(super) const FOLLOW: Duration = Duration::from_secs(5);
+const FOLLOW: Duration = Duration::from_secs(5);
+/// An address that was not there at so many looks in a row is gone.
+const GONE: u32 = 3;
 /// Each is a listening socket.
 const MOST: usize = 64;
+/// For the rest of a start once the interface is there: what the service manager gives a start without one.
+const START: Duration = Duration::from_secs(300);
 
-/// An interface as it is now.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Seen {
-    exists: bool,
-    up: bool,
-    /// Those that can be bound: neither link-local, which no image's name can hold, nor still looked for on the link.
-    addresses: Vec<IpAddr>,
-    /// All interfaces of the machine.
-    all: Vec<String>,
-}
-
-/// Which family has no address.
-#[derive(Debug, PartialEq, Eq)]
-enum Lacking {
-    Ipv4,
-    Any,
-}
-
-/// The addresses to listen on. Waits for the chosen interface, when there is one, as long as it is allowed to.
+/// The addresses to listen on. Waits for the chosen interface, when there is one, as long as it is allowed to, and has the service manager
+/// wait, too.
 ///
 /// # Errors
 /// There is no such interface, or it has no address of the kind that is wanted.
-pub(super) async fn addresses(
-    network: &Network,
-    listen: &[SocketAddr],
-) -> anyhow::Result<Vec<SocketAddr>> {
+pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Result<Vec<SocketAddr>> {
+    let (network, listen) = (&config.network, &config.listen);
     let Some(name) = &network.interface else {
-        return Ok(listen.to_vec());
+        return Ok(listen.clone());
     };
     let end = Instant::now() + network.wait;
     let mut said = false;
     loop {
         let seen = look(name.clone()).await?;
-        let why = match expand(listen, &seen.addresses) {
-            Ok(addresses) => {
+        let why = match expand(listen, &seen.usable) {
+            Ok(mut addresses) => {
+                if said {
+                    notify.tell(State::Starting(START));
+                }
+                if addresses.len() > MOST {
+                    tracing::warn!(
+                        "{name} has {} addresses: listens on the first {MOST}",
+                        addresses.len()
+                    );
+                    addresses.truncate(MOST);
+                }
                 tracing::info!("clients come by {name} alone: {}", shown(&addresses));
                 return Ok(addresses);
             }
@@ -64,10 +61,15 @@ pub(super) async fn addresses(
         };
         if Instant::now() >= end {
             let waited = humantime::format_duration(network.wait);
-            let message = format!("network.interface: {why} (waited {waited}: network.wait)");
+            let (key, wait) = (
+                config.places.of("network.interface"),
+                config.places.of("network.wait"),
+            );
+            let message = format!("{key}: {why} (waited {waited}: {wait})");
             return Err(Told::new(Exit::NoInterface, message).into());
         }
         if !said {
+            notify.tell(State::Starting(network.wait + START));
             tracing::info!(
                 "waiting up to {} for the interface: {why}",
                 humantime::format_duration(network.wait)
@@ -78,77 +80,143 @@ pub(super) async fn addresses(
     }
 }
 
-/// What is to be listened on by now and is not among `known`, which it is added to.
-pub(super) async fn added(
-    network: &Network,
-    listen: &[SocketAddr],
-    known: &mut Vec<SocketAddr>,
-) -> Vec<SocketAddr> {
-    let Some(name) = &network.interface else {
-        return Vec::new();
-    };
-    let Ok(seen) = look(name.clone()).await else {
-        return Vec::new();
-    };
-    let mut added = expand(listen, &seen.addresses).unwrap_or_default();
-    added.retain(|address| !known.contains(address));
-    added.truncate(MOST.saturating_sub(known.len()));
-    known.extend(&added);
-    added
+/// What [`follow`] saw.
+pub(super) enum Change {
+    Came(SocketAddr, TcpListener),
+    Gone(SocketAddr),
 }
 
-/// An address of the management link that was asked for by itself: for people, with the mend.
-pub(super) async fn management(listen: &[SocketAddr]) -> Option<String> {
-    let found = || -> Option<Vec<_>> {
-        let own = |entry: InterfaceAddress| Some((ip_of(&entry.address?)?, entry.interface_name));
-        Some(getifaddrs().ok()?.filter_map(own).collect())
-    };
-    let found = tokio::task::spawn_blocking(found).await.ok()??;
-    let (ip, name) = found.into_iter().find(|(ip, name)| {
-        name.starts_with(MANAGEMENT) && listen.iter().any(|address| address.ip() == *ip)
+/// Tells what the interface `name` gets and loses from now on, until nobody wants to know. `bound` is what is listened on already.
+pub(super) async fn follow(
+    name: String,
+    listen: Vec<SocketAddr>,
+    bound: Vec<SocketAddr>,
+    changes: mpsc::Sender<Change>,
+) {
+    let mut following = Following::new(listen, &bound);
+    let mut ticks = tokio::time::interval(FOLLOW);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        // What cannot be seen has not changed.
+        let Ok(seen) = look(name.clone()).await else {
+            continue;
+        };
+        for address in following.gone(&seen) {
+            tracing::info!("{name} lost an address: no longer listens on {address}");
+            if changes.send(Change::Gone(address)).await.is_err() {
+                return;
+            }
+        }
+        for address in following.came(&seen) {
+            let listener = match listen::bind(address, true) {
+                Ok(listener) => listener,
+                Err(error) => {
+                    if following.refused.insert(address) {
+                        tracing::warn!("{name} has one more address: {error:#}; tried again");
+                    }
+                    continue;
+                }
+            };
+            following.listens(address);
+            tracing::info!("{name} has one more address: listens on {address}, too");
+            if changes.send(Change::Came(address, listener)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// What is listened on, and since how many looks it is not there.
+struct Following {
+    listen: Vec<SocketAddr>,
+    missing: BTreeMap<SocketAddr, u32>,
+    /// Those that could not be bound, which was said.
+    refused: BTreeSet<SocketAddr>,
+    full: bool,
+}
+
+impl Following {
+    fn new(listen: Vec<SocketAddr>, bound: &[SocketAddr]) -> Self {
+        Self {
+            listen,
+            missing: bound.iter().map(|address| (*address, 0)).collect(),
+            refused: BTreeSet::new(),
+            full: false,
+        }
+    }
+
+    /// Those that the interface has lost, which are forgotten. What was named itself stays.
+    fn gone(&mut self, seen: &Interface) -> Vec<SocketAddr> {
+        let named = |address: &SocketAddr| self.listen.contains(address);
+        for (address, missing) in &mut self.missing {
+            match named(address) || seen.addresses.contains(&address.ip()) {
+                true => *missing = 0,
+                false => *missing += 1,
+            }
+        }
+        let gone = self.missing.iter().filter(|(_, missing)| **missing >= GONE);
+        let gone: Vec<_> = gone.map(|(address, _)| *address).collect();
+        self.missing.retain(|_, missing| *missing < GONE);
+        self.full &= gone.is_empty();
+        gone
+    }
+
+    /// Those that it has and that are not listened on yet.
+    fn came(&mut self, seen: &Interface) -> Vec<SocketAddr> {
+        let mut new = expand(&self.listen, &seen.usable).unwrap_or_default();
+        new.retain(|address| !self.missing.contains_key(address));
+        self.refused.retain(|address| new.contains(address));
+        let room = MOST.saturating_sub(self.missing.len());
+        if new.len() > room && !std::mem::replace(&mut self.full, true) {
+            tracing::warn!(
+                "the interface has more addresses than the {MOST} that are listened on: not on {}",
+                shown(&new[room..])
+            );
+        }
+        new.truncate(room);
+        new
+    }
+
+    fn listens(&mut self, address: SocketAddr) {
+        self.refused.remove(&address);
+        self.missing.insert(address, 0);
+    }
+}
+
+/// An address of the management link that clients can come by: for people, with the mend.
+pub(super) async fn management(config: &Config) -> Option<String> {
+    let found = tokio::task::spawn_blocking(all_addresses)
+        .await
+        .ok()?
+        .ok()?;
+    let (listen, key) = (&config.listen, config.places.of("listen"));
+    let all = config.network.interface.is_none();
+    let mut on_link = found
+        .into_iter()
+        .filter(|(_, name)| name.starts_with(MANAGEMENT));
+    let (how, ip, name) = on_link.find_map(|(ip, name)| {
+        let is_named = listen.iter().any(|address| address.ip() == ip);
+        let is_among = |address: &SocketAddr| match address.ip() {
+            IpAddr::V4(any) => any.is_unspecified() && ip.is_ipv4(),
+            IpAddr::V6(any) => any.is_unspecified(),
+        };
+        let how = match is_named {
+            true => "names",
+            false if all && listen.iter().any(is_among) => "stands for all addresses, among them",
+            false => return None,
+        };
+        Some((how, ip, name))
     })?;
     Some(format!(
-        "listen names {ip}, which is on {name}: image data starves the consoles there and crawls. Name an address, or \
+        "{key} {how} {ip}, which is on {name}: image data starves the consoles there and crawls. Name an address, or \
          the interface (network.interface), of a physical or virtual function or its representor"
     ))
 }
 
-async fn look(name: String) -> anyhow::Result<Seen> {
-    let seen = tokio::task::spawn_blocking(move || see(&name)).await?;
+async fn look(name: String) -> anyhow::Result<Interface> {
+    let seen = tokio::task::spawn_blocking(move || Interface::see(&name)).await?;
     seen.context("cannot see the interfaces of this machine (a sandbox without AF_NETLINK?)")
-}
-
-fn see(name: &str) -> io::Result<Seen> {
-    let mut seen = Seen::default();
-    for entry in getifaddrs()? {
-        // An IPv4 address may have a label of its own behind the name.
-        let own = entry.interface_name.split(':').next().unwrap_or_default();
-        if !seen.all.iter().any(|known| known == own) {
-            seen.all.push(own.to_owned());
-        }
-        if own != name {
-            continue;
-        }
-        seen.exists = true;
-        seen.up |= entry.flags.contains(InterfaceFlags::IFF_UP);
-        let Some(address) = entry.address else {
-            continue;
-        };
-        seen.addresses
-            .extend(ip_of(&address).filter(|&ip| is_usable(ip)));
-    }
-    Ok(seen)
-}
-
-fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
-    let four = address.as_sockaddr_in().map(|it| it.ip().into());
-    four.or_else(|| address.as_sockaddr_in6().map(|it| it.ip().into()))
-}
-
-fn is_usable(ip: IpAddr) -> bool {
-    let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    // The kernel refuses one that is tentative, or that another machine turned out to have.
-    !link_local && UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// `listen` with the interface's addresses for "all". `[::]` stands for those of both families, as without an interface,
@@ -176,38 +244,12 @@ fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, Lack
             }
         }
     }
-    all.truncate(MOST);
     Ok(all)
 }
 
 fn shown(addresses: &[SocketAddr]) -> String {
     let all: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     all.join(" ")
-}
-
-impl Seen {
-    fn why(&self, name: &str, lacking: &Lacking) -> String {
-        if !self.exists {
-            return format!(
-                "there is no interface {name:?} here, but {}: name one of these (in a pod without the node's network there \
-                 are only the pod's own)",
-                self.all.join(", ")
-            );
-        }
-        if !self.up {
-            return format!("{name} is down: `ip link set {name} up`");
-        }
-        match lacking {
-            Lacking::Ipv4 => format!(
-                "{name} has no IPv4 address that can be listened on: give it one (`ip address add … dev {name}`), or \
-                 write \"[::]:PORT\" into listen if it is to have IPv6 alone"
-            ),
-            Lacking::Any => format!(
-                "{name} has no address that can be listened on, and link-local ones do not count: give it one \
-                 (`ip address add … dev {name}`)"
-            ),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -246,17 +288,72 @@ mod tests {
         assert_eq!(expand(&sockets(&["[::]:1"]), &[]), Err(Lacking::Any));
     }
 
+    fn seen(addresses: &[&str], usable: &[&str]) -> Interface {
+        Interface {
+            exists: true,
+            up: true,
+            addresses: addresses_of(addresses),
+            usable: addresses_of(usable),
+            all: Vec::new(),
+        }
+    }
+
     #[test]
-    fn loopback_is_seen_and_what_is_not_there_is_told_with_what_is() {
-        let lo = see("lo").unwrap();
-        assert!(lo.exists && lo.up, "{lo:?}");
-        assert!(
-            lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])),
-            "{lo:?}"
-        );
-        let none = see("none-such").unwrap();
-        assert!(!none.exists && none.addresses.is_empty(), "{none:?}");
-        let why = none.why("none-such", &Lacking::Ipv4);
-        assert!(why.contains("\"none-such\"") && why.contains("lo"), "{why}");
+    fn an_address_is_listened_on_once_it_can_be_and_as_long_as_it_is_there() {
+        let [first, late, fixed] = ["192.0.2.1:80", "192.0.2.9:80", "127.0.0.1:80"];
+        let mut following =
+            Following::new(sockets(&["0.0.0.0:80", fixed]), &sockets(&[first, fixed]));
+        let both = seen(&["192.0.2.1", "192.0.2.9"], &["192.0.2.1", "192.0.2.9"]);
+        // Offered until it is had: a port may be taken by what is just ending.
+        for _ in 0..3 {
+            assert_eq!(following.came(&both), sockets(&[late]));
+        }
+        following.listens(sockets(&[late])[0]);
+        assert_eq!(following.came(&both), []);
+        // One that cannot be bound at this moment is there all the same, and one look is none.
+        let unbound = seen(&["192.0.2.1", "192.0.2.9"], &[]);
+        let less = seen(&["192.0.2.1"], &["192.0.2.1"]);
+        for look in [
+            &unbound, &unbound, &unbound, &less, &less, &both, &less, &less,
+        ] {
+            assert_eq!(following.gone(look), []);
+        }
+        assert_eq!(following.gone(&less), sockets(&[late]));
+        assert_eq!(following.gone(&less), []);
+        // What comes back is new again, and what was named itself never goes.
+        assert_eq!(following.came(&both), sockets(&[late]));
+        for _ in 0..GONE {
+            following.gone(&Interface::default());
+        }
+        assert!(following.missing.keys().eq(&sockets(&[fixed])));
+    }
+
+    /// Temporary addresses of IPv6 change each day: none is lost for good.
+    #[test]
+    fn addresses_that_come_and_go_find_room_for_ever() {
+        let mut following = Following::new(sockets(&["[::]:80"]), &[]);
+        for day in 0..3 * MOST {
+            let ip = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::try_from(day).unwrap()]);
+            let today = Interface {
+                addresses: vec![ip],
+                usable: vec![ip],
+                ..Interface::default()
+            };
+            let new = following.came(&today);
+            assert_eq!(new, [SocketAddr::new(ip, 80)], "day {day}");
+            following.listens(new[0]);
+            for _ in 0..GONE {
+                following.gone(&today);
+            }
+        }
+        // At most so many at once.
+        let many = (0..MOST + 9).map(|it| IpAddr::from([192, 0, 2, u8::try_from(it).unwrap()]));
+        let many: Vec<_> = many.collect();
+        let seen = Interface {
+            usable: many.clone(),
+            addresses: many,
+            ..Interface::default()
+        };
+        assert_eq!(following.came(&seen).len(), MOST - following.missing.len());
     }
 }

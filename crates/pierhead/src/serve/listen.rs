@@ -26,19 +26,29 @@ pub(super) fn bind_all(addresses: &[SocketAddr]) -> anyhow::Result<Vec<TcpListen
 
 pub(super) fn bind(address: SocketAddr, only_v6: bool) -> anyhow::Result<TcpListener> {
     open(address, only_v6).map_err(|error| {
-        let hint = match error.kind() {
-            ErrorKind::AddrInUse => {
-                " (another pierhead or registry? `ss -ltnp` names it; see --listen and --admin)"
-            }
-            ErrorKind::AddrNotAvailable => {
-                " (no interface of this machine has it; `ip -br address` shows all)"
-            }
-            ErrorKind::PermissionDenied => " (ports below 1024 need root or CAP_NET_BIND_SERVICE)",
-            _ => "",
-        };
+        let (exit, hint) = blame(error.kind());
         let message = format!("cannot listen on {address}{hint}");
-        Told::because(Exit::Taken, message, error).into()
+        Told::because(exit, message, error).into()
     })
+}
+
+/// Whose turn it is, and the mend.
+fn blame(kind: ErrorKind) -> (Exit, &'static str) {
+    match kind {
+        ErrorKind::AddrInUse => (
+            Exit::Taken,
+            " (another pierhead or registry? `ss -ltnp` names it; see --listen and --admin)",
+        ),
+        ErrorKind::AddrNotAvailable => (
+            Exit::NoInterface,
+            " (no interface of this machine has it; `ip -br address` shows all)",
+        ),
+        ErrorKind::PermissionDenied => (
+            Exit::Denied,
+            " (ports below 1024 need root or CAP_NET_BIND_SERVICE)",
+        ),
+        _ => (Exit::Failed, ""),
+    }
 }
 
 fn open(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
@@ -81,6 +91,19 @@ fn is_in_use(error: &anyhow::Error) -> bool {
         .any(|error| error.kind() == ErrorKind::AddrInUse)
 }
 
-pub(super) fn addresses(listeners: &[TcpListener]) -> io::Result<Vec<SocketAddr>> {
-    listeners.iter().map(TcpListener::local_addr).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_failure_has_its_code() {
+        for (kind, exit) in [
+            (ErrorKind::AddrInUse, Exit::Taken),
+            (ErrorKind::AddrNotAvailable, Exit::NoInterface),
+            (ErrorKind::PermissionDenied, Exit::Denied),
+            (ErrorKind::Other, Exit::Failed),
+        ] {
+            assert_eq!(blame(kind).0, exit, "{kind}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Tells systemd how it goes: one datagram a change, as sd_notify(3) describes them.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
@@ -13,6 +14,8 @@ use crate::environment::Supervisor;
 /// What the service manager is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
+    /// It starts, and that may take so long from now on.
+    Starting(Duration),
     /// Clients are served.
     Ready,
     /// It ends, and drains before.
@@ -22,11 +25,15 @@ pub(crate) enum State {
 }
 
 impl State {
-    fn text(self) -> &'static str {
+    fn text(self) -> Cow<'static, str> {
         match self {
-            Self::Ready => "READY=1\nSTATUS=serving",
-            Self::Stopping => "STOPPING=1\nSTATUS=draining",
-            Self::Alive => "WATCHDOG=1",
+            Self::Starting(within) => {
+                let more = within.as_micros();
+                format!("EXTEND_TIMEOUT_USEC={more}\nSTATUS=waiting for network.interface").into()
+            }
+            Self::Ready => "READY=1\nSTATUS=serving".into(),
+            Self::Stopping => "STOPPING=1\nSTATUS=draining".into(),
+            Self::Alive => "WATCHDOG=1".into(),
         }
     }
 }
@@ -116,6 +123,9 @@ mod tests {
     fn a_manager_hears_each_state() {
         let (_folder, manager, supervisor) = manager();
         let notify = Notify::new(&supervisor);
+        notify.tell(State::Starting(Duration::from_secs(7)));
+        let waits = "EXTEND_TIMEOUT_USEC=7000000";
+        assert!(heard(&manager).lines().any(|line| line == waits));
         notify.tell(State::Ready);
         assert!(heard(&manager).lines().any(|line| line == "READY=1"));
         notify.tell(State::Stopping);

@@ -4,7 +4,8 @@ use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::{Client, Prepared};
 
-use super::capacity;
+use super::open::capacity;
+use crate::admin::Share;
 use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
@@ -19,6 +20,7 @@ pub(super) struct Running {
     pub(super) cache: Cache,
     pub(super) proxy: Proxy,
     pub(super) level: Level,
+    pub(super) share: Share,
 }
 
 impl Running {
@@ -44,6 +46,7 @@ impl Running {
         let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
         self.level.set(&new.log);
+        self.share.note(&new);
         let before = self.cache.eviction().evictions;
         self.cache.set_capacity(capacity).await;
         let evicted = self.cache.eviction().evictions - before;
@@ -66,13 +69,12 @@ fn prepare(
     if let Some(path) = &args.config {
         config::can_be_read_again(path).map_err(anyhow::Error::msg)?;
     }
-    let mut new = config::load(
-        args.config.as_deref(),
-        &args.overrides(),
-        &environment.default_data,
-        &environment.machine,
-    )?;
-    settle(old, &mut new)?;
+    let (file, overrides) = (args.config.as_deref(), args.overrides());
+    let (data, machine) = (&environment.default_data, &environment.machine);
+    // As a restart would take it, and as it can be without one.
+    let asked = config::load(file, &overrides, data, machine)?;
+    let mut new = config::load_under(old, file, &overrides, data, machine)?;
+    settle(old, &asked, &mut new)?;
     let remote = wiring::remote(&new, environment).map_err(anyhow::Error::msg)?;
     let remote = client.prepare(remote)?;
     let capacity = capacity(cache, &new)?;
@@ -93,14 +95,16 @@ fn describe(changes: &[(String, String)], evicted: u64, held: u64) -> String {
 }
 
 /// Keeps what only a restart can change, and looks again whether the whole is safe: what was checked so far
-/// may listen elsewhere, or ask for certificates that the open listeners do not ask for.
-fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
+/// may listen elsewhere, or ask for certificates that the open listeners do not ask for. `asked` is what a restart would make of the file that
+/// `new` is from, too.
+fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> {
     let mut kept = Vec::new();
     let mut keep = |key: &'static str, changed: bool| {
         if changed {
             kept.push(key);
             tracing::warn!(
-                "{key} changed in the configuration: it takes a restart to have an effect"
+                "{} changed in the configuration: it takes a restart to have an effect",
+                asked.places.of(key)
             );
         }
     };
@@ -114,13 +118,21 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     keep("trace", old.trace != new.trace);
     keep("bundle", old.bundle != new.bundle);
     keep("tier", old.tier != new.tier);
-    keep("limits.memory", old.limits.memory != new.limits.memory);
+    // With the profile changes what is planned by it.
+    keep(
+        "limits.memory",
+        old.profile == asked.profile && old.limits.memory != asked.limits.memory,
+    );
     keep("limits.cores", old.limits.cores != new.limits.cores);
     keep(
         "limits.rest_under",
         old.limits.rest_under != new.limits.rest_under,
     );
-    keep("profile", old.profile != new.profile);
+    keep(
+        "limits.cpu_share",
+        old.limits.cpu_share != new.limits.cpu_share,
+    );
+    keep("profile", old.profile != asked.profile);
     keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
     // The contents of the same files are reread when they change; other paths are not.
@@ -139,6 +151,7 @@ fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
     new.limits.memory = old.limits.memory;
     new.limits.cores.clone_from(&old.limits.cores);
     new.limits.rest_under.clone_from(&old.limits.rest_under);
+    new.limits.cpu_share = old.limits.cpu_share;
     new.profile = old.profile;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);
@@ -188,6 +201,11 @@ mod tests {
         let mut config = Config::with_data("data".into());
         config.listen = vec![address.parse().unwrap()];
         config
+    }
+
+    /// As if a restart would make the same of the file.
+    fn settle(old: &Config, new: &mut Config) -> anyhow::Result<()> {
+        super::settle(old, &new.clone(), new)
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod containerd;
 mod containers;
 mod daemons;
 mod docker;
+mod held;
 mod hosts;
 mod installed;
 mod place;
@@ -69,7 +70,12 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Fai
             Place::user(config, state)
         }
     };
-    if args.undo {
+    if args.held {
+        if !held::is_held(args.client, &place)? {
+            let why = format!("nobody holds the setup of {}", args.client.name());
+            return Err(Failure::Failed(anyhow!(why)));
+        }
+    } else if args.undo {
         undo(args, &place)?;
     } else if args.hold {
         hold(args, &place)?;
@@ -90,14 +96,18 @@ fn hold(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         // a container does not even end by a signal that it does not ask for.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let done = set_up(args, place);
-        if done.is_ok() {
-            eprintln!("it stays so until this process is told to end");
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        let done = match set_up(args, place).and_then(|()| held::begin(args.client, place)) {
+            Ok(held) => {
+                eprintln!("it stays so until this process is told to end");
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                drop(held);
+                Ok(())
             }
-        }
+            Err(error) => Err(error),
+        };
         // Also of what a run left that was killed: whoever does not hold it leaves nothing of it.
         let undone = undo(args, place);
         match (done, undone) {

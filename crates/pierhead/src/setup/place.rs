@@ -42,6 +42,11 @@ impl Place {
         }
     }
 
+    /// What stands before every path.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// A path below the folder of configurations.
     pub(crate) fn etc(&self, path: &str) -> PathBuf {
         self.etc.join(path)

@@ -25,9 +25,10 @@ pub(crate) use url::Url;
 
 /// The other end, with whom we trust and as whom we ask; asks nothing yet.
 fn server(via: &Url, args: &LoginArgs, environment: &Environment) -> Result<Server, Failure> {
-    let tls = http::trust(args.ca.as_deref()).map_err(Failure::Refused)?;
+    let identity = args.cert.as_deref().zip(args.key.as_deref());
+    let trust = http::Trust::of(args.ca.as_deref(), identity).map_err(Failure::Refused)?;
     let login = http::login(args, via, environment).map_err(Failure::Refused)?;
-    Ok(Server::new(via.clone(), tls, login))
+    Ok(Server::new(via.clone(), trust, login))
 }
 
 /// What a user reads when it did not work.

@@ -78,15 +78,24 @@ fn follow(child: &mut Child) -> watch::Receiver<String> {
 impl Daemon {
     /// Starts it with this configuration and waits until it is ready.
     pub(crate) async fn start(config: &str, arguments: &[&str]) -> Self {
+        Self::start_with(config, arguments, |_| {}).await
+    }
+
+    /// The same with more that is set of the process.
+    pub(crate) async fn start_with(
+        config: &str,
+        arguments: &[&str],
+        more: impl FnOnce(&mut Command),
+    ) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pierhead.toml");
         std::fs::write(&file, config).expect("it is written");
         // Whatever the umask.
         let everybody = std::fs::Permissions::from_mode(0o644);
         std::fs::set_permissions(file, everybody).expect("it is ours");
-        let mut child = serving(folder.path(), arguments)
-            .spawn()
-            .expect("it starts");
+        let mut command = serving(folder.path(), arguments);
+        more(&mut command);
+        let mut child = command.spawn().expect("it starts");
         let mut log = follow(&mut child);
         let ready = folder.path().join("ready");
         // The line comes after the file; a process that ends instead closes the log.
@@ -137,12 +146,7 @@ impl Daemon {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = self
-            .child
-            .id()
-            .and_then(|pid| i32::try_from(pid).ok())
-            .and_then(Pid::from_raw);
-        rustix::process::kill_process(pid.expect("it runs"), signal).expect("it is there");
+        tell(&self.child, signal);
     }
 
     /// How it ends.
@@ -204,6 +208,21 @@ impl Daemon {
             out
         }
     }
+}
+
+/// Sends a signal.
+pub(crate) fn tell(child: &Child, signal: Signal) {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(Pid::from_raw).expect("it runs");
+    rustix::process::kill_process(pid, signal).expect("it is there");
+}
+
+/// Starts it where it is expected to hang before it is ready.
+pub(crate) fn start_only(folder: &Path, more: impl FnOnce(&mut Command)) -> Child {
+    std::fs::write(folder.join("pierhead.toml"), "").expect("it is written");
+    let mut command = serving(folder, &[]);
+    more(&mut command);
+    command.spawn().expect("it starts")
 }
 
 /// Runs `serve` in a folder where it is expected to refuse.

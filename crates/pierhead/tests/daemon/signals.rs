@@ -6,7 +6,7 @@ use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 
-use crate::harness::{Daemon, soon};
+use crate::harness::{Daemon, soon, start_only, tell};
 
 async fn capacity(daemon: &Daemon) -> u64 {
     daemon.get("/v1/stat").await.json()["capacity"]
@@ -37,7 +37,7 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
     // What cannot change is named; the rest changes.
     daemon.configure("cache.size = \"4GiB\"\nlimits.threads = 7");
     daemon.signal(Signal::HUP);
-    daemon.logs("limits.threads changed").await;
+    daemon.logs("pierhead.toml:2) changed in").await;
     soon("the change", async {
         while capacity(&daemon).await != 4 << 30 {
             tokio::task::yield_now().await;
@@ -103,6 +103,70 @@ async fn hangup_reads_files_alone() {
     daemon.logs("can be read only once").await;
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
+}
+
+/// What a profile makes of other keys waits for the restart that the profile itself takes.
+#[tokio::test]
+async fn hangup_applies_no_half_of_a_profile() {
+    let nothing = "configuration read again: nothing changed";
+    for (before, after) in [("", "profile = \"small\""), ("profile = \"small\"", "")] {
+        let daemon = Daemon::start(before, &[]).await;
+        daemon.configure(after);
+        daemon.signal(Signal::HUP);
+        daemon.logs(nothing).await;
+        let log = daemon.log();
+        assert!(log.contains("it takes a restart"), "{log}");
+        // Told with its line, where it has one.
+        let told = match after {
+            "" => " profile changed in",
+            _ => "pierhead.toml:1) changed in",
+        };
+        assert!(log.contains(told), "{log}");
+    }
+}
+
+/// A file whose disk hangs, as whoever opens it sees it: returns what ends that once it is dropped.
+async fn hanging(pipe: std::path::PathBuf) -> std::fs::File {
+    let open = move || std::fs::OpenOptions::new().write(true).open(pipe);
+    let opened = tokio::task::spawn_blocking(open);
+    soon("the read", opened)
+        .await
+        .expect("no panic")
+        .expect("a pipe")
+}
+
+#[tokio::test]
+async fn terminate_is_obeyed_while_a_reload_hangs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("authorities.pem");
+    std::fs::write(&pipe, "").expect("it is written");
+    let mut daemon = Daemon::start_with("", &[], |command| {
+        command.env("SSL_CERT_FILE", &pipe);
+    })
+    .await;
+    std::fs::remove_file(&pipe).expect("it is there");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
+    daemon.signal(Signal::HUP);
+    let hangs = hanging(pipe).await;
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.ended().await.code(), Some(0), "{}", daemon.log());
+    assert!(daemon.log().contains("ended"), "{}", daemon.log());
+    drop(hangs);
+}
+
+#[tokio::test]
+async fn terminate_is_obeyed_while_a_start_hangs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("authorities.pem");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::from(0o600), 0).expect("a pipe");
+    let mut child = start_only(folder.path(), |command| {
+        command.env("SSL_CERT_FILE", &pipe);
+    });
+    let hangs = hanging(pipe).await;
+    tell(&child, Signal::TERM);
+    let ended = soon("the end", child.wait()).await.expect("our child");
+    assert_eq!(ended.code(), Some(0));
+    drop(hangs);
 }
 
 #[tokio::test]

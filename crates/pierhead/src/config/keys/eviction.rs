@@ -38,7 +38,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "max_written_per_day",
-        doc: "Most bytes of content written to the disk from midnight to midnight (UTC), for flash that wears out; 0 is no\nlimit. What comes beyond it is passed on and not stored, but for blobs up to 64KiB and manifests, which may\ntake a sixteenth more. The count is saved every five minutes and at a clean stop: a crash or `kill -9` forgets\nwhat came since.",
+        doc: "Most bytes written to the disk from midnight to midnight (UTC), for flash that wears out; 0 is no limit. Counted\nare blobs, manifests and all that is made for bundles: packs, better packs, indexes, tables, plans and patches; not the\ncatalogue, the directory of packs, tags, ranks and traces. A blob beyond it is passed on and not stored, an image not\nbundled before the next day; blobs up to 64KiB, manifests and bundles that a worker asks for may take a sixteenth more.\nThe count is saved every five minutes and at a clean stop: a crash or `kill -9` forgets what came since.",
         example: "\"0\"",
         set: |config, value| {
             value

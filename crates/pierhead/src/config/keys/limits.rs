@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{HOUR, Key, MILLISECOND, SECOND, quote, quote_duration};
-use crate::config::Config;
 use crate::config::units::exact_bytes;
+use crate::config::{Config, Size};
 use crate::pressure::Resource;
 
 /// A number of bytes that fits into memory.
@@ -284,6 +284,28 @@ pub(super) static KEYS: &[Key<Config>] = &[
             let under = config.limits.rest_under.iter();
             let names: Vec<_> = under.map(|it| quote(it.name())).collect();
             Some(format!("[{}]", names.join(", ")))
+        },
+    },
+    Key {
+        section: "limits",
+        name: "cpu_share",
+        doc: "Share of the control group's processor time, where it bounds that, which all work keeps within, \"10%\" to \"95%\", or \"off\": bytes\nof blobs wait for it and what is short does not, so that the kernel has no reason to stop the process (docs/profiles.md). Needs a\nrestart to change.",
+        example: "\"90%\"",
+        set: |config, value| {
+            config.limits.cpu_share = match value.is_off() {
+                true => None,
+                false => match value.size()? {
+                    Size::Percent(share @ 10..=95) => Some(share),
+                    _ => return Err("write a share from \"10%\" to \"95%\", or \"off\"".to_owned()),
+                },
+            };
+            Ok(())
+        },
+        show: |config| {
+            let share = config.limits.cpu_share;
+            Some(quote(
+                &share.map_or_else(|| "off".to_owned(), |it| format!("{it}%")),
+            ))
         },
     },
     Key {

@@ -131,13 +131,6 @@ pub(super) static KEYS: &[Key<Config>] = &[
 /// A log needs some segments.
 const MIN_SIZE: u64 = 32 << 20;
 
-const NONE: Weights = Weights {
-    layer_aware: 0.0,
-    hot_files: 0.0,
-    value: 0.0,
-    sharing_runs: 0.0,
-};
-
 /// The weight of each rule, by its name.
 fn named(weights: &mut Weights) -> [(&'static str, &mut f64); 4] {
     [
@@ -149,7 +142,7 @@ fn named(weights: &mut Weights) -> [(&'static str, &mut f64); 4] {
 }
 
 fn parse_rules(text: &str) -> Result<Weights, String> {
-    let mut weights = NONE;
+    let mut weights = Weights::NONE;
     for rule in text.split_whitespace() {
         let (name, weight) = rule.split_once('=').unwrap_or((rule, "1"));
         let weight: f64 = match weight.parse() {
@@ -166,7 +159,7 @@ fn parse_rules(text: &str) -> Result<Weights, String> {
             }
         }
     }
-    if weights == NONE {
+    if weights == Weights::NONE {
         return Err("no rule has a weight: with kind = \"off\" there is no tier".to_owned());
     }
     Ok(weights)

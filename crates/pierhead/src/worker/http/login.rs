@@ -94,6 +94,8 @@ mod tests {
         std::fs::write(&config, text).expect("written");
         let args = LoginArgs {
             ca: None,
+            cert: None,
+            key: None,
             user: None,
             password_file: None,
             docker_config: Some(config.clone()),
@@ -118,6 +120,8 @@ mod tests {
             password_file: Some(file),
             docker_config: None,
             ca: None,
+            cert: None,
+            key: None,
         };
         assert_eq!(ask(&args, "https://other.example"), basic);
         assert!(ask(&args, "http://other.example").is_err());

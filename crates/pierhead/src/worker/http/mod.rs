@@ -23,7 +23,7 @@ use super::{Error, Url, pull};
 pub(crate) use body::{Body, Slot};
 pub(crate) use connection::Connection;
 pub(crate) use login::login;
-pub(crate) use tls::trust;
+pub(crate) use tls::Trust;
 
 /// An error's body is read up to here.
 const MAX_REFUSAL: usize = 64 << 10;
@@ -33,6 +33,8 @@ const MAX_REFUSAL: usize = 64 << 10;
 pub(crate) struct Server {
     url: Url,
     tls: Arc<rustls::ClientConfig>,
+    /// As whom nobody knows us.
+    elsewhere: Arc<rustls::ClientConfig>,
     /// The value of an `Authorization` header.
     login: Option<Arc<Zeroizing<String>>>,
     received: Arc<AtomicU64>,
@@ -40,14 +42,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// Connects to nothing yet.
-    pub(crate) fn new(
-        url: Url,
-        tls: rustls::ClientConfig,
-        login: Option<Zeroizing<String>>,
-    ) -> Self {
+    pub(crate) fn new(url: Url, trust: Trust, login: Option<Zeroizing<String>>) -> Self {
         Self {
             url,
-            tls: Arc::new(tls),
+            tls: trust.named,
+            elsewhere: trust.elsewhere,
             login: login.map(Arc::new),
             received: Arc::default(),
         }
@@ -57,6 +56,7 @@ impl Server {
     pub(crate) fn elsewhere(&self, url: Url) -> Self {
         Self {
             url,
+            tls: Arc::clone(&self.elsewhere),
             login: None,
             ..self.clone()
         }

@@ -26,7 +26,7 @@ fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
         asked
     });
     let url = Url::parse(&format!("http://{address}")).expect("a url");
-    let tls = trust(None).expect("roots");
+    let tls = Trust::of(None, None).expect("roots");
     (Server::new(url, tls, None), thread)
 }
 
@@ -192,7 +192,7 @@ fn a_server_without_tls_is_told_from_a_broken_connection() {
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let url = Url::parse(&format!("https://{address}")).expect("a url");
-    let server = Server::new(url, trust(None).expect("roots"), None);
+    let server = Server::new(url, Trust::of(None, None).expect("roots"), None);
     let session = Session::new(&server);
     let refused = session.send(&Request::get("/", &[])).err();
     let refused = refused.expect("no answer");

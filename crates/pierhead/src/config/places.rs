@@ -1,0 +1,26 @@
+//! Where a key was set, for messages that come long after the file was read.
+
+use std::path::PathBuf;
+
+use super::parse::Lines;
+
+/// Of the keys of a file that nothing else overruled.
+#[derive(Clone, Default)]
+pub(crate) struct Places {
+    file: Option<PathBuf>,
+    lines: Lines,
+}
+
+impl Places {
+    pub(super) fn new(file: Option<PathBuf>, lines: Lines) -> Self {
+        Self { file, lines }
+    }
+
+    /// The key as people name it, with file and line where it has these.
+    pub(crate) fn of(&self, key: &str) -> String {
+        match (&self.file, self.lines.get(key)) {
+            (Some(file), Some(line)) => format!("{key} ({}:{line})", file.display()),
+            _ => key.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Opens what `serve` works with: the cache with its tiers, the library of bundles, the trace.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use pierhead_bundle::library::Library;
+use pierhead_cache::Cache;
+use pierhead_engine::Offload;
+use pierhead_proxy::Proxy;
+use pierhead_rest::Rest;
+
+use super::data;
+use super::trace::{Notes, Trace};
+use crate::clock;
+use crate::config::{Config, Size, human_bytes};
+use crate::failure::{Exit, Told};
+use crate::wiring;
+
+/// The cache with its tiers, which takes the data folder.
+pub(super) async fn cache(
+    config: &Config,
+    notes: &Arc<Notes>,
+    (rest, offload): (&Rest, &Offload),
+) -> anyhow::Result<Cache> {
+    let recorder = config.trace.file.is_some().then(|| notes.recorder());
+    let (config, rest, offload) = (config.clone(), rest.clone(), offload.clone());
+    let open = move || -> anyhow::Result<_> {
+        let space =
+            wiring::space(&config.data).map_err(|error| data::unseen(&config.data, error))?;
+        // `auto` counts what the cache holds, which is known only once it is open; until then nothing is evicted.
+        let provisional = match config.cache.size {
+            Size::Auto => space.total,
+            size => size.resolve(space.total, 0),
+        };
+        let mut settings = pierhead_cache::Config::new(&config.data, provisional);
+        settings.min_free = config.cache.min_free.resolve(space.total, 0);
+        settings.max_blob = config.cache.max_blob;
+        settings.memory = config.cache.memory;
+        settings.rest = rest;
+        settings.offload = offload;
+        settings.recorder = recorder;
+        let eviction = wiring::eviction(&config, provisional);
+        let fast = &config.tier;
+        // A pull is worth more than the time that it takes: without the tier all is served from the disk.
+        settings.fast = crate::tier::open(fast).unwrap_or_else(|error| {
+            tracing::error!(%error, "there is no fast tier");
+            None
+        });
+        let disk =
+            |settings: &pierhead_cache::Config| crate::tier::disk(&settings.data, fast.disk_model);
+        let cache = Cache::open_on(settings, eviction, disk);
+        let cache = cache.map_err(|error| data::refused(&config.data, error))?;
+        let capacity = capacity(&cache, &config)?;
+        Ok((cache, capacity))
+    };
+    let (cache, capacity) = tokio::task::spawn_blocking(open).await??;
+    cache.set_capacity(capacity).await;
+    Ok(cache)
+}
+
+/// The library of bundles, unless there are to be none. Without it pulls are served as ever.
+pub(super) async fn library(
+    config: &Config,
+    cache: &Cache,
+    (rest, offload): (&Rest, &Offload),
+) -> anyhow::Result<Option<Library>> {
+    if !config.bundle.enabled {
+        return Ok(None);
+    }
+    let (config, blobs, rest) = (config.clone(), Proxy::blobs(cache), rest.clone());
+    let wear = Arc::new(wiring::Day(cache.clone()));
+    let offload = offload.clone();
+    let open = move || -> anyhow::Result<_> {
+        let library = wiring::library(&config, wiring::space(&config.data)?);
+        let library = pierhead_bundle::library::Config {
+            rest,
+            wear,
+            offload,
+            ..library
+        };
+        Ok(Library::open(library, blobs))
+    };
+    Ok(match tokio::task::spawn_blocking(open).await?? {
+        Ok(library) => Some(library),
+        Err(error) => {
+            tracing::error!(error = %anyhow::Error::new(error), "there are no bundles");
+            None
+        }
+    })
+}
+
+/// Where requests are recorded, if they are to be.
+pub(super) async fn trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Option<Trace>> {
+    let Some(file) = config.trace.file.clone() else {
+        return Ok(None);
+    };
+    let (max_size, data) = (config.trace.max_size, config.data.clone());
+    let start = move || Trace::start(notes, &file, max_size, &data);
+    tokio::task::spawn_blocking(start).await?.map(Some)
+}
+
+/// The bound that `cache.size` means at this moment.
+pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
+    let space = wiring::space(&config.data)?;
+    let stat = cache.stat();
+    let own = stat.used + stat.reserved + stat.names;
+    let capacity = config
+        .cache
+        .size
+        .resolve(space.total, space.free.saturating_add(own));
+    let min_free = config.cache.min_free.resolve(space.total, 0);
+    if space.free.saturating_add(own) <= min_free {
+        tracing::warn!(
+            "{} has {} free, and {} keeps {}: what is in the cache is served, and nothing new stored, until there is room (`df -h`), or less to be kept free",
+            config.data.display(),
+            human_bytes(space.free),
+            config.places.of("cache.min_free"),
+            human_bytes(min_free)
+        );
+    }
+    Ok(capacity)
+}
+
+/// A clock that cannot be right is no reason to keep back what is here, and no upstream will give anything by it.
+pub(super) fn check_clock(cache: &Cache) -> Result<(), Told> {
+    let Some(what) = clock::wrong(SystemTime::now()) else {
+        return Ok(());
+    };
+    let mend = clock::MEND;
+    if cache.stat().blobs == 0 {
+        let message = format!("the clock: {what}, and the cache is empty. Set it: {mend}");
+        return Err(Told::new(Exit::Clock, message));
+    }
+    tracing::error!("{what}: what is in the cache is served, and nothing else. Set it: {mend}");
+    Ok(())
+}

@@ -1,0 +1,167 @@
+//! A start: all that serves is opened and wired, in the order in which it can be refused.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use pierhead_engine::Offload;
+use pierhead_proxy::Proxy;
+use pierhead_remote::Client;
+use pierhead_rest::Rest;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use super::announce::{announce, write_ready};
+use super::behind::Behind;
+use super::notify::{Notify, State};
+use super::reload::Running;
+use super::servers::Servers;
+use super::service::{PRESSURE, Service};
+use super::trace::Notes;
+use super::{interface, listen, open};
+use crate::admin::{About, Admin, Parts, Share};
+use crate::cli::serve::ServeArgs;
+use crate::config::Config;
+use crate::environment::Environment;
+use crate::logging::Level;
+use crate::pressure::{TierLimit, Watch};
+use crate::wiring;
+
+/// Returns as soon as clients are served.
+pub(super) async fn start(
+    args: &ServeArgs,
+    environment: Environment,
+    config: Config,
+    level: Level,
+) -> anyhow::Result<Service> {
+    let started = Instant::now();
+    let notify = Arc::new(Notify::new(&environment.supervisor));
+    if let Some(warning) = interface::management(&config).await {
+        tracing::warn!("{warning}");
+    }
+    // Before the data folder is taken: nobody is kept from it meanwhile.
+    let wanted = interface::addresses(&config, &notify).await?;
+    let client = client(args, &environment, &config).await?;
+    let notes = Arc::<Notes>::default();
+    let quota = wiring::quota(&config, &environment.machine);
+    let rest = Rest::within(quota.clone());
+    let offload = Offload::default();
+    let cache = open::cache(&config, &notes, (&rest, &offload)).await?;
+    open::check_clock(&cache)?;
+    let trace = open::trace(&config, notes).await?;
+    let library = open::library(&config, &cache, (&rest, &offload)).await?;
+    let settings = pierhead_proxy::Config {
+        quota,
+        ..wiring::proxy(&config)
+    };
+    let parts = (cache.clone(), client.clone());
+    let of_proxy = library.clone();
+    let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
+    let proxy = tokio::task::spawn_blocking(proxy).await?;
+
+    let (stop, stopped) = watch::channel(false);
+    let mut servers = Servers::new(proxy.clone(), wiring::tls(&config), stopped.clone());
+    let listeners = listen::bind_all(&wanted)?;
+    let admin_listener = listen::bind_admin(&config)?;
+    for (address, listener) in wanted.iter().zip(listeners) {
+        servers.add(*address, listener)?;
+    }
+    let listen = servers.bound().borrow().clone();
+    let admin_address = admin_listener
+        .as_ref()
+        .map(TcpListener::local_addr)
+        .transpose()?;
+
+    let mut behind = Behind::default();
+    let (changes, changed) = mpsc::channel(1);
+    if let Some(name) = config.network.interface.clone() {
+        let follow = interface::follow(name, config.listen.clone(), wanted, changes);
+        behind.spawn("following the interface", follow);
+    }
+    let tier_limit = TierLimit::of(&cache);
+    let following = tier_limit.clone().filter(|_| config.tier.follow_pressure);
+    let under = &config.limits.rest_under;
+    let watch = Watch::new(rest.clone(), under, following, Path::new("/"));
+    let pressure = watch.figures();
+    behind.spawn(PRESSURE, watch.run());
+    let of_traces = proxy.clone();
+    let tell_hot = async move { of_traces.tell_hot().await };
+    behind.spawn("telling what starts read", tell_hot);
+    let of_stored = proxy.clone();
+    let offer = async move { of_stored.offer_stored().await };
+    behind.spawn("offering what is stored", offer);
+    let threads = tokio::runtime::Handle::current().metrics().num_workers();
+    let share = Share::new(&config, &environment.machine, threads);
+    if let Some(listener) = admin_listener {
+        let state = Admin::new(
+            Parts {
+                cache: cache.clone(),
+                client: client.clone(),
+                proxy: proxy.clone(),
+                trace: trace.as_ref(),
+                library: library.clone(),
+                tier_limit,
+                pressure,
+                offload,
+                share: share.clone(),
+            },
+            started,
+            About {
+                listen: servers.bound(),
+                tls: config.tls.cert.is_some(),
+                data: &config.data,
+                config: args.config.as_deref(),
+            },
+            stopped,
+        );
+        behind.spawn("the admin listener", Arc::new(state).serve(listener));
+    }
+    announce(&config, &cache, &listen, admin_address);
+    if let Some(path) = &args.ready_file {
+        write_ready(path, &listen, admin_address)?;
+    }
+    tracing::info!("pierhead is ready");
+    notify.tell(State::Ready);
+    let living = tokio::spawn(Arc::clone(&notify).live());
+    Ok(Service {
+        running: Running {
+            config,
+            environment,
+            client,
+            cache,
+            proxy,
+            level,
+            share,
+        },
+        servers,
+        changed,
+        behind,
+        rest,
+        trace,
+        library,
+        stop,
+        notify,
+        living,
+    })
+}
+
+/// Whoever asks registries. What it reads may lie on a disk that hangs, which must not keep a signal from us.
+async fn client(
+    args: &ServeArgs,
+    environment: &Environment,
+    config: &Config,
+) -> anyhow::Result<Client> {
+    let (args, environment, config) = (args.clone(), environment.clone(), config.clone());
+    let make = move || {
+        for warning in wiring::warnings(&config, args.config.as_deref()) {
+            tracing::warn!("{warning}");
+        }
+        // A processor, or a build, whose hashes are wrong would store nothing and serve nothing.
+        pierhead_engine::check_cpu()
+            .context("the self-check of hashing and decompression failed")?;
+        let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
+        Ok(Client::new(remote)?)
+    };
+    tokio::task::spawn_blocking(make).await?
+}
