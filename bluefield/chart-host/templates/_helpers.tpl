@@ -41,6 +41,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- range (lookup "v1" "Node" "" "").items -}}
 {{- $host := get (.metadata.labels | default dict) $it.label -}}
 {{- if $host -}}
+{{- with get (.metadata.annotations | default dict) $it.annotation -}}
+{{- $_ := set $pairs $host (printf "%s://%s:%d" $it.scheme . (int64 $it.port)) -}}
+{{- end -}}
 {{- range .status.addresses -}}
 {{- if eq .type "InternalIP" -}}
 {{- $ip := ternary (printf "[%s]" .address) .address (contains ":" .address) -}}
@@ -53,6 +56,13 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 {{- mergeOverwrite $pairs (deepCopy .Values.pairs) | toYaml -}}
+{{- end -}}
+
+{{/* The authority that hosts are given, as it is at this moment. */}}
+{{- define "pierhead-host.ca" -}}
+{{- with .Values.caConfigMapName -}}
+{{- get ((lookup "v1" "ConfigMap" $.Release.Namespace .).data | default dict) "ca.crt" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "pierhead-host.check" -}}

@@ -12,16 +12,24 @@
 {{- $v := .Values -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
 {{- $config := mergeOverwrite (deepCopy $profile.config) (deepCopy $v.config) -}}
+{{- $sized := dict -}}
+{{- /* A folder of the node's disk gives way before the kubelet, who evicts pods at 10 % free; a volume of its own may be filled. */ -}}
+{{- if or (eq $v.storage.mode "hostPath") (and (eq $v.storage.mode "emptyDir") (not $v.storage.emptyDir.medium)) -}}
+{{- $_ := set $sized "cache" (dict "min_free" "12%") -}}
+{{- else if $v.storage.size -}}
+{{- $_ := set $sized "cache" (dict "min_free" "0") -}}
+{{- end -}}
 {{- with $v.storage.size -}}
 {{- $room := include "pierhead.mebibytes" . | int64 -}}
 {{- $packs := div (mul $room 10) 100 -}}
 {{- /* pierhead takes no less than this: it would hold no image. */ -}}
 {{- $bundle := ternary (dict "size" (printf "%dMiB" $packs)) (dict "enabled" false) (ge $packs 64) -}}
-{{- $sized := dict "cache" (dict "size" (printf "%dMiB" (div (mul $room 75) 100)) "min_free" "0") "bundle" $bundle -}}
-{{- $config = mergeOverwrite $sized $config -}}
+{{- $sized = mergeOverwrite $sized (dict "cache" (dict "size" (printf "%dMiB" (div (mul $room 75) 100))) "bundle" $bundle) -}}
 {{- end -}}
+{{- $config = mergeOverwrite $sized $config -}}
 listen = ["{{ $v.network.address }}:{{ int64 $v.network.port }}"]
-admin = "{{ $v.network.address }}:{{ int64 $v.network.adminPort }}"
+{{- /* Probes and monitors ask another of the node's addresses, and the cache API answers the loopback alone. */}}
+admin = "{{ ternary "[::]" "0.0.0.0" (hasPrefix "[" $v.network.address) }}:{{ int64 $v.network.adminPort }}"
 data = "/var/lib/pierhead/cache"
 {{- with $v.dockerConfigSecretName }}
 docker_config = "/etc/pierhead/docker/config.json"
@@ -55,7 +63,10 @@ size = "{{ include "pierhead.mebibytes" $v.tier.size }}MiB"
 limit = {{ toJson $v.tier.limit }}
 rules = {{ toJson $v.tier.rules }}
 drain = {{ toJson $v.tier.drain }}
+{{- /* Unsaid, the profile says it. */}}
+{{- if kindIs "bool" $v.tier.followPressure }}
 follow_pressure = {{ $v.tier.followPressure }}
+{{- end }}
 {{- end }}
 {{- if $v.tls.secretName }}
 
@@ -94,13 +105,13 @@ login_hosts = {{ include "pierhead.toml" . }}
 username = {{ toJson . }}
 {{- end }}
 {{- with $it.passwordSecret }}
-password_file = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/password"
+password_file = "{{ include "pierhead.upstreamFolder" $name }}/password"
 {{- end }}
 {{- with $it.identityTokenSecret }}
-identity_token_file = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/token"
+identity_token_file = "{{ include "pierhead.upstreamFolder" $name }}/token"
 {{- end }}
 {{- with $it.ca }}
-ca = "/etc/pierhead/upstreams/{{ $name | replace ":" "-" }}/ca.crt"
+ca = "{{ include "pierhead.upstreamFolder" $name }}/ca.crt"
 {{- end }}
 {{- with $it.trustedHosts }}
 trusted_hosts = {{ include "pierhead.toml" . }}

@@ -46,20 +46,32 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
-{{/* Whether a pod can pull through the Service with what the values give it. */}}
-{{- define "pierhead.hasTest" -}}
-{{- $v := .Values -}}
-{{- $login := and (eq $v.auth.mode "htpasswd") $v.tests.loginSecretName -}}
-{{- if and $v.service.enabled (or (eq $v.auth.mode "none") (eq $v.auth.mode "pass-through") $login) (or (not $v.tls.clientCAKey) $v.tls.clientOptional) -}}
+{{/* Whether clients reach all addresses of a pod: without that its Service, and what asks through it, may not. */}}
+{{- define "pierhead.everywhere" -}}
+{{- if and (not .Values.network.interface) (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
 yes
 {{- end -}}
 {{- end -}}
 
-{{/* The kubelet asks the first address of the node, unless told otherwise. */}}
-{{- define "pierhead.probeHost" -}}
-{{- if not (has .Values.network.address (list "0.0.0.0" "[::]")) -}}
-, host: {{ .Values.network.address | trimPrefix "[" | trimSuffix "]" | quote }}
+{{/* What the pod of `helm test` would need that the values do not give; empty when it can pull through the Service. */}}
+{{- define "pierhead.testLacks" -}}
+{{- $v := .Values -}}
+{{- $password := or (eq $v.auth.mode "htpasswd") (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
+{{- if not $v.service.enabled -}}
+service.enabled
+{{- else if not (include "pierhead.everywhere" .) -}}
+a Service that reaches pierhead: it listens on {{ $v.network.interface | default $v.network.address }} alone
+{{- else if and $password (not $v.tests.loginSecretName) -}}
+tests.loginSecretName
+{{- else if and $v.tls.clientCAKey (not $v.tls.clientOptional) (not $v.tests.clientSecretName) -}}
+tests.clientSecretName
 {{- end -}}
+{{- end -}}
+
+{{/* Labels of the pod of `helm test`: not those of a pierhead, which the Service would send clients to. */}}
+{{- define "pierhead.testSelector" -}}
+app.kubernetes.io/name: {{ include "pierhead.name" . | trunc 58 | trimSuffix "-" }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{/* The container's part of the restricted Pod Security Standard, and a read-only root beyond it. */}}
@@ -79,6 +91,10 @@ fsGroup: {{ int64 .Values.securityContext.fsGroup }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
+{{- with .Values.securityContext.seLinuxOptions }}
+seLinuxOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/*
@@ -109,9 +125,24 @@ joined with each of the other.
 {{- if $affinity -}}{{ toYaml $affinity }}{{- end -}}
 {{- end -}}
 
+{{/*
+Requests and limits. What lies in memory besides the process is charged to its container, and comes on top of the profile's:
+the daemon plans with no more than the profile has.
+*/}}
 {{- define "pierhead.resources" -}}
 {{- $profile := include "pierhead.profile" . | fromYaml -}}
-{{- $resources := mergeOverwrite (deepCopy $profile.resources) (deepCopy .Values.resources) -}}
+{{- $own := deepCopy $profile.resources -}}
+{{- $volumes := include "pierhead.inMemory" . | int64 -}}
+{{- range $side := list "requests" "limits" -}}
+{{- if $volumes -}}
+{{- $of := get $own $side -}}
+{{- $_ := set $of "memory" (include "pierhead.quantity" (add $volumes (include "pierhead.mebibytes" $of.memory))) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.storage.mode "emptyDir") (not .Values.storage.emptyDir.medium) -}}
+{{- $_ := set $own.requests "ephemeral-storage" .Values.storage.size -}}
+{{- end -}}
+{{- $resources := mergeOverwrite $own (deepCopy .Values.resources) -}}
 {{- range $name, $amount := .Values.serviceDaemonSet.resources -}}
 {{- range $side := list "requests" "limits" -}}
 {{- $_ := set $resources $side (mergeOverwrite (get $resources $side | default dict) (dict $name $amount)) -}}
@@ -120,11 +151,41 @@ joined with each of the other.
 {{ toYaml $resources }}
 {{- end -}}
 
+{{/* MiB of volumes that are memory of the pod. */}}
+{{- define "pierhead.inMemory" -}}
+{{- $sum := 0 -}}
+{{- if and (eq .Values.tier.kind "file") (not .Values.tier.hostPath) -}}
+{{- $sum = add $sum (include "pierhead.mebibytes" .Values.tier.size) -}}
+{{- end -}}
+{{- if and (eq .Values.storage.mode "emptyDir") .Values.storage.emptyDir.medium -}}
+{{- $sum = add $sum (include "pierhead.mebibytes" .Values.storage.size) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
 {{/* `20Gi` in MiB; values.schema.json allows nothing else. */}}
 {{- define "pierhead.mebibytes" -}}
 {{- $number := regexFind "^[0-9]+" . | int64 -}}
 {{- $factor := get (dict "Mi" 1 "Gi" 1024 "Ti" 1048576) (regexFind "[MGT]i$" .) | int64 -}}
 {{- mul $number $factor -}}
+{{- end -}}
+
+{{/* MiB as the API server writes them back. */}}
+{{- define "pierhead.quantity" -}}
+{{- if mod . 1024 }}{{ . }}Mi{{ else }}{{ div . 1024 }}Gi{{ end -}}
+{{- end -}}
+
+{{/* Any quantity of Kubernetes in thousandths, to compare two of them. */}}
+{{- define "pierhead.thousandths" -}}
+{{- $text := toString . -}}
+{{- $number := regexFind "^[0-9.]+([eE][0-9]+)?" $text -}}
+{{- $factor := get (dict "m" 0.001 "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0) (trimPrefix $number $text) -}}
+{{- mulf (float64 $number) (float64 $factor) 1000.0 | int64 -}}
+{{- end -}}
+
+{{/* Whole seconds of `1m`; values.schema.json allows nothing else. */}}
+{{- define "pierhead.seconds" -}}
+{{- mul (regexFind "^[0-9]+" . | int64) (get (dict "s" 1 "m" 60) (regexFind "[sm]$" .) | int64) -}}
 {{- end -}}
 
 {{/* What the schema cannot say. Each message names the keys. */}}
@@ -163,6 +224,32 @@ joined with each of the other.
 {{- if and $v.tls.clientCAKey (not $v.tls.secretName) -}}
 {{- fail "tls.secretName: is needed with tls.clientCAKey" -}}
 {{- end -}}
+{{- $resources := include "pierhead.resources" . | fromYaml -}}
+{{- range $name, $limit := $resources.limits -}}
+{{- $request := get ($resources.requests | default dict) $name -}}
+{{- if and $request (lt (include "pierhead.thousandths" $limit | int64) (include "pierhead.thousandths" $request | int64)) -}}
+{{- fail (printf "resources.limits.%s: %v is below the request of %v: choose a smaller profile, or set resources.requests.%s" $name $limit $request $name) -}}
+{{- end -}}
+{{- end -}}
+{{- $profile := include "pierhead.profile" . | fromYaml -}}
+{{- $least := add (include "pierhead.inMemory" .) (include "pierhead.mebibytes" $profile.resources.requests.memory) -}}
+{{- with $resources.limits.memory -}}
+{{- if lt (include "pierhead.thousandths" . | int64) (include "pierhead.thousandths" (printf "%dMi" $least) | int64) -}}
+{{- fail (printf "resources.limits.memory: %v is below the %s that profile %s and the volumes in memory need (tier.size, storage.size)" . (include "pierhead.quantity" $least) $v.profile) -}}
+{{- end -}}
+{{- end -}}
+{{- with $v.serviceDaemonSet.updateStrategy.rollingUpdate -}}
+{{- if and (not (has (toString (.maxSurge | default 0)) (list "0" "0%"))) (or $v.network.hostNetwork (has $v.storage.mode (list "hostPath" "claim")) (and (ne $v.tier.kind "off") $v.tier.hostPath)) -}}
+{{- fail "serviceDaemonSet.updateStrategy.rollingUpdate.maxSurge: the new pod of a node would wait for the port or the folder of the old one, and the old one for the new one: use maxUnavailable" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- range $v.env -}}
+{{- if and (regexMatch "(?i)^(https?|all)_proxy$" .name) (not .value) -}}
+{{- fail (printf "networkPolicy.egress: is needed, as the port of the proxy in env %s is not known" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.metrics.serviceMonitor.enabled $v.metrics.podMonitor.enabled -}}
 {{- fail "metrics.podMonitor.enabled: not together with metrics.serviceMonitor.enabled: everything would be counted twice" -}}
 {{- end -}}
@@ -188,4 +275,35 @@ joined with each of the other.
 {{/* A name that a volume may have, for one that a registry may have. */}}
 {{- define "pierhead.upstreamVolume" -}}
 {{- printf "upstream-%s" (sha256sum . | trunc 10) -}}
+{{- end -}}
+
+{{/* Where the files of an upstream are: two names never share a folder. */}}
+{{- define "pierhead.upstreamFolder" -}}
+{{- printf "/etc/pierhead/upstreams/%s" (sha256sum . | trunc 10) -}}
+{{- end -}}
+
+{{/* The port of an address, as the key of a map: with or without a scheme and a path. */}}
+{{- define "pierhead.portOf" -}}
+{{- $port := regexFind ":[0-9]+$" (regexReplaceAll "^([a-z0-9]+://)?([^/]*).*$" . "${2}") | trimPrefix ":" -}}
+{{ $port | default (ternary "80" "443" (hasPrefix "http://" .)) | quote }}: true
+{{- end -}}
+
+{{/*
+TCP ports at which upstreams and what they send us to are asked: 443, and whatever `upstreams` and the proxies of `env` name.
+*/}}
+{{- define "pierhead.egressPorts" -}}
+{{- $ports := dict "443" true -}}
+{{- range $name, $it := .Values.upstreams -}}
+{{- $hosts := concat ($it.addresses | default list) ($it.loginHosts | default list) ($it.trustedHosts | default list) -}}
+{{- $hosts = append $hosts ($it.url | default (ternary "https://none" $name (not (empty $it.addresses)))) -}}
+{{- range $hosts -}}
+{{- $ports = merge $ports (include "pierhead.portOf" . | fromYaml) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.env -}}
+{{- if and (regexMatch "(?i)^(https?|all)_proxy$" .name) .value -}}
+{{- $ports = merge $ports (include "pierhead.portOf" .value | fromYaml) -}}
+{{- end -}}
+{{- end -}}
+{{- keys $ports | sortAlpha | join " " -}}
 {{- end -}}
