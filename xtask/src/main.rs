@@ -17,6 +17,7 @@ mod install;
 mod k8s;
 mod place;
 mod pmem_vm;
+mod systemd_vm;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -77,6 +78,12 @@ enum Task {
     /// restart and after a power cut. CMD runs in the guest, which has busybox and pierhead; its exit status is passed
     /// through. A kernel is fetched from Debian once, and kept.
     DpuVm(dpu_vm::Options),
+    /// Boot this machine's systemd in a virtual machine with pierhead's package in it, and run the suite, or CMD.
+    ///
+    /// The suite: installed, started with its data on a disk of its own, confined, pulled through, killed, hung, given a
+    /// mistake, upgraded and purged. The guest sees this machine's root and writes none of it. A kernel is
+    /// fetched from Debian once, and kept.
+    SystemdVm(systemd_vm::Options),
     /// Run the fuzz targets, each for a minute (needs nightly Rust and cargo-fuzz).
     Fuzz {
         /// Only targets whose names contain this.
@@ -101,6 +108,7 @@ fn main() -> ExitCode {
         Task::K8s(options) => k8s::run(&options),
         Task::PmemVm(options) => pmem_vm::run(&options),
         Task::DpuVm(options) => dpu_vm::run(&options),
+        Task::SystemdVm(options) => systemd_vm::run(&options),
         Task::Fuzz { filter, seconds } => fuzz::run(&filter, seconds).map(|()| ExitCode::SUCCESS),
         Task::Corpus { out, anew } => {
             corpus::build(&out.unwrap_or_else(place::corpus), anew).map(|()| ExitCode::SUCCESS)

@@ -74,14 +74,15 @@ pub(crate) fn go_bin() -> Option<PathBuf> {
         .or_else(|| env::var_os("HOME").map(|it| PathBuf::from(it).join("go/bin")))
 }
 
-/// The program called `name`, from `PATH` or from where `go install` and xtask put it.
+/// The program called `name`: as xtask or `go install` put it up, whose versions are known, else from `PATH`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A Go toolchain installed by hand is often not on the PATH of a service.
     let usual = ["/usr/local/go/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"];
-    env::split_paths(&path)
+    [tools()]
+        .into_iter()
         .chain(go_bin())
-        .chain([tools()])
+        .chain(env::split_paths(&path))
         .chain(usual.map(PathBuf::from))
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())

@@ -1,6 +1,7 @@
 //! Every configuration that the chart renders, as pierhead itself reads it.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -9,6 +10,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{check::count::Count, exec, place};
+
+/// What pierhead ends with when a file that the configuration names is not there.
+const NO_FILE: i32 = 66;
 
 /// Where containers have what is mounted for them to read, and to write.
 const MOUNTS: [&str; 2] = ["/etc/pierhead/", "/var/lib/pierhead/"];
@@ -23,6 +27,8 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
     let pair = rcgen::generate_simple_self_signed(["pierhead.example".to_owned()])?;
     let (certificate, key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
     let mut some = false;
+    let mut taken_away = BTreeSet::new();
+    let mut pressed = false;
     for file in place::files(manifests, "yaml")? {
         let manifest = fs::read_to_string(&file)?;
         let Some(toml) = configuration(&manifest) else {
@@ -47,14 +53,76 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
             let config = here.join("pierhead.toml");
             fs::create_dir_all(&here)?;
             fs::write(&config, toml)?;
-            exec::output(Command::new(daemon).args(["config", "check"]).arg(config)).map(drop)
+            exec::output(Command::new(daemon).args(["config", "check"]).arg(&config))?;
+            Ok((here, config))
         });
-        count.note(&format!("config::{name}"), checked);
+        if let Ok((here, config)) = &checked {
+            // Once for each file that a Secret brings: pierhead says so when it does not.
+            for path in paths(&toml) {
+                let made = here.join(path.trim_start_matches('/'));
+                if made.is_file() && taken_away.insert(path.clone()) {
+                    fs::remove_file(&made)?;
+                    count.note(
+                        &format!("config::without {path}"),
+                        lacks(daemon, config, &made),
+                    );
+                }
+            }
+            if ["profile-small", "tier-memory"]
+                .iter()
+                .all(|it| name.contains(it))
+            {
+                pressed = true;
+                let what = format!("config::a tier in memory gives way::{name}");
+                count.note(&what, gives_way(daemon, &toml, here));
+            }
+        }
+        count.note(&format!("config::{name}"), checked.map(drop));
+    }
+    if !pressed {
+        bail!("no manifest has a tier in memory and the smallest profile");
     }
     if !some {
         bail!("no manifest has a pierhead.toml");
     }
     Ok(())
+}
+
+/// Whether pierhead ends with its code for a file that is not there, and names it.
+fn lacks(daemon: &Path, config: &Path, missing: &Path) -> Result<()> {
+    let checked = Command::new(daemon)
+        .args(["config", "check"])
+        .arg(config)
+        .output()?;
+    let said = String::from_utf8_lossy(&checked.stderr);
+    if checked.status.code() != Some(NO_FILE) || !said.contains(&missing.display().to_string()) {
+        bail!("{}: {said}", checked.status);
+    }
+    Ok(())
+}
+
+/// Whether the profile has its say on what the chart leaves unsaid. No files: those of Secrets are no matter here.
+fn gives_way(daemon: &Path, toml: &str, here: &Path) -> Result<()> {
+    let kept = toml.split("\n[").filter_map(|section| {
+        let kept = section.starts_with("tier]") || section.starts_with("listen");
+        kept.then(|| section.replace("/var/lib/pierhead", &here.display().to_string()))
+    });
+    let config = here.join("shown.toml");
+    let lines = kept.collect::<Vec<_>>().join("\n[");
+    let lines = lines
+        .lines()
+        .filter(|line| !line.starts_with("docker_config"));
+    fs::write(
+        &config,
+        lines.map(|line| format!("{line}\n")).collect::<String>(),
+    )?;
+    let shown = exec::output(Command::new(daemon).args(["config", "show"]).arg(&config))?;
+    let shown = String::from_utf8_lossy(&shown);
+    let line = shown.lines().find(|it| it.starts_with("follow_pressure"));
+    match line {
+        Some(line) if line.starts_with("follow_pressure = true") => Ok(()),
+        other => bail!("it shows {other:?}"),
+    }
 }
 
 /// The block below `pierhead.toml: |`.

@@ -1,12 +1,14 @@
 //! The charts of `bluefield/`: linted, rendered with many values, and held against schemas without a cluster, their
 //! configurations against pierhead itself.
 
+mod alerts;
 mod configs;
 mod configuration;
 mod matrix;
 mod metrics;
 mod profiles;
 mod readme;
+mod says;
 mod schema;
 
 use std::{
@@ -100,7 +102,7 @@ const RELEASE: &str = "rel";
 ///
 /// # Errors
 /// When helm or Python cannot be started; what is wrong with a chart is a failed test.
-pub(crate) fn check(helm: &Path, daemon: &Path) -> Result<Count> {
+pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count> {
     let mut count = Count::default();
     count.note("made from others", run(&Options { write: false }));
     let manifests = tempfile::tempdir()?;
@@ -113,6 +115,7 @@ pub(crate) fn check(helm: &Path, daemon: &Path) -> Result<Count> {
         for bad in place::files(&chart.folder.join("ci/bad"), "yaml")? {
             chart.refuses(&bad, &mut count)?;
         }
+        says::check(&chart, &mut count)?;
     }
     render(helm, manifests.path(), &mut count)?;
     configs::check(daemon, manifests.path(), &mut count)?;
@@ -124,6 +127,7 @@ pub(crate) fn check(helm: &Path, daemon: &Path) -> Result<Count> {
     count.note("systemd", unit(manifests.path()));
     let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
     let chart = Chart::open(helm, CHARTS[0])?;
+    alerts::check(&chart, &python, promtool, &mut count)?;
     chart.of_dpf(&python, manifests.path(), &mut count)?;
     let schemas = programs::count(
         Command::new(&python)

@@ -4,6 +4,9 @@ use std::ops::AddAssign;
 
 use anyhow::Result;
 
+/// Why a test is ignored that another starts as a process of its own: it runs all the same.
+const CHILD: &str = "a child of";
+
 /// Tests by what became of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -11,8 +14,8 @@ pub(crate) struct Count {
     pub(crate) passed: u64,
     /// Failed, or never came to an end.
     pub(crate) failed: u64,
-    /// Not run.
-    pub(crate) skipped: u64,
+    /// Names of those that could not run here. The test program counts them as passed, or as ignored.
+    pub(crate) skipped: Vec<String>,
     /// Names of the failed ones.
     pub(crate) failures: Vec<String>,
     /// The program said that it was done: else it crashed, whatever it counted.
@@ -31,17 +34,36 @@ impl Count {
             };
             self.passed += figure("passed");
             self.failed += figure("failed");
-            self.skipped += figure("ignored");
         } else if let Some(name) = line
             .strip_prefix("test ")
             .and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.failures.push(name.to_owned());
+        } else if let Some((name, reason)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... ignored"))
+            && !reason.contains(CHILD)
+        {
+            self.skipped.push(name.to_owned());
+        }
+    }
+
+    /// Takes in the names of tests that ended without having looked at anything, one a line.
+    pub(crate) fn skips(&mut self, names: &str) {
+        for name in names.lines() {
+            self.passed = self.passed.saturating_sub(1);
+            self.skipped.push(name.to_owned());
         }
     }
 }
 
 impl Count {
+    /// Runs one check of ours, counts it, and tells what it found.
+    pub(crate) fn tell(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
+        let outcome = check().map(|what| println!("  {name}: {what}"));
+        self.note(name, outcome);
+    }
+
     /// Counts one check of ours, and tells why it failed.
     pub(crate) fn note(&mut self, name: &str, outcome: Result<()>) {
         self.ended = true;
@@ -60,7 +82,7 @@ impl AddAssign<&Count> for Count {
     fn add_assign(&mut self, other: &Count) {
         self.passed += other.passed;
         self.failed += other.failed;
-        self.skipped += other.skipped;
+        self.skipped.extend(other.skipped.iter().cloned());
         self.failures.extend(other.failures.iter().cloned());
         self.ended |= other.ended;
     }
@@ -77,16 +99,19 @@ mod tests {
             "running 5 tests",
             "test a::b ... ok",
             "test a::c ... FAILED",
-            "test result: FAILED. 3 passed; 1 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s",
+            "test a::d ... ignored, too slow",
+            "test a::e ... ignored, a child of a test above",
+            "test result: FAILED. 3 passed; 1 failed; 2 ignored; 0 measured; 2 filtered out; finished in 0.01s",
         ] {
             count.line(line);
         }
+        count.skips("a::f\n");
         assert_eq!(
             count,
             Count {
-                passed: 3,
+                passed: 2,
                 failed: 1,
-                skipped: 1,
+                skipped: vec!["a::d".to_owned(), "a::f".to_owned()],
                 failures: vec!["a::c".to_owned()],
                 ended: true,
             }

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check there is, the same for everybody and for CI.
 //!
 //! A failing step does not keep the next ones from running, so that one run tells all there is to
-//! mend. The last line is `N passed, M failed`: tests, and each other check as one.
+//! mend. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
 
 pub(crate) mod aarch64;
 pub(crate) mod count;
@@ -58,8 +58,8 @@ enum Outcome {
     Passed,
     /// Tests ran; some may have failed.
     Tests(Count),
-    /// It holds as far as it could be looked at; what could not is said.
-    Partly(String),
+    /// It holds as far as it could be looked at: what could not, and why.
+    Partly(&'static str, String),
     /// It cannot run here.
     Cannot(String),
 }
@@ -188,12 +188,15 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(report.close())
 }
 
+/// How many of what was skipped the last line names.
+const NAMED: usize = 8;
+
 /// Adds up what became of the steps.
 #[derive(Default)]
 struct Report {
     passed: u64,
     failed: u64,
-    skipped: u64,
+    skipped: Vec<String>,
     failures: Vec<String>,
     notes: Vec<String>,
 }
@@ -205,14 +208,15 @@ impl Report {
             Ok(Outcome::Tests(count)) => {
                 self.passed += count.passed;
                 self.failed += count.failed;
-                self.skipped += count.skipped;
+                self.skipped
+                    .extend(count.skipped.iter().map(|test| format!("{name} {test}")));
                 self.failures
                     .extend(count.failures.iter().map(|test| format!("{name}: {test}")));
             }
-            Ok(Outcome::Partly(missing)) => {
+            Ok(Outcome::Partly(what, why)) => {
                 self.passed += 1;
-                self.skipped += 1;
-                self.notes.push(format!("{name}: {missing}"));
+                self.skipped.push(format!("{name} {what}"));
+                self.notes.push(format!("{name}: {what}: {why}"));
             }
             Ok(Outcome::Cannot(reason)) if install::is_ci() => {
                 self.fail(
@@ -221,7 +225,7 @@ impl Report {
                 );
             }
             Ok(Outcome::Cannot(reason)) => {
-                self.skipped += 1;
+                self.skipped.push(name.to_owned());
                 self.notes.push(format!("{name}: {reason}"));
             }
             Err(error) => self.fail(name, &format!("{error:#}")),
@@ -248,13 +252,54 @@ impl Report {
                 println!("  {failure}");
             }
         }
-        let skipped = match self.skipped {
-            0 => String::new(),
-            count => format!(", {count} skipped"),
-        };
         // What went to standard error must not come after the line that is read by machines.
         let _ = std::io::stderr().flush();
-        println!("\n{} passed, {} failed{skipped}", self.passed, self.failed);
+        println!("\n{}", self.sum());
         self.failed == 0
+    }
+
+    /// The last line: whoever reads no other one must see what was not looked at.
+    fn sum(&self) -> String {
+        let mut sum = format!("{} passed, {} failed", self.passed, self.failed);
+        if !self.skipped.is_empty() {
+            let named = &self.skipped[..self.skipped.len().min(NAMED)];
+            sum += &format!(", {} skipped: {}", self.skipped.len(), named.join("; "));
+            if named.len() < self.skipped.len() {
+                sum += "; ...";
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_names_what_was_not_looked_at() {
+        let mut report = Report::default();
+        report.add("fmt", Ok(Outcome::Passed));
+        assert_eq!(report.sum(), "1 passed, 0 failed");
+        report.add(
+            "deny",
+            Ok(Outcome::Partly("advisories", "no network".into())),
+        );
+        let mut count = Count {
+            passed: 4,
+            ..Count::default()
+        };
+        count.skips("pod::serves\n");
+        report.add("e2e", Ok(Outcome::Tests(count)));
+        assert_eq!(
+            report.sum(),
+            "5 passed, 0 failed, 2 skipped: deny advisories; e2e pod::serves"
+        );
+        report.skipped = vec!["x".to_owned(); NAMED + 1];
+        assert!(
+            report
+                .sum()
+                .ends_with(" skipped: x; x; x; x; x; x; x; x; ...")
+        );
     }
 }

@@ -2,6 +2,7 @@
 //! one, so that each has its time and none can hide another's failures.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Read},
     os::unix::process::CommandExt as _,
     path::PathBuf,
@@ -185,7 +186,9 @@ impl Program {
 /// # Errors
 /// As [`Program::run`].
 pub(crate) fn count(command: &mut Command) -> Result<Count> {
+    let skipped = tempfile::NamedTempFile::new()?;
     let mut child = command
+        .env("PIERHEAD_SKIPPED", skipped.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         // A group of its own: if it hangs, the daemons that it started end with it.
@@ -239,6 +242,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
     if !status.success() && count.failed == 0 {
         bail!("{status}, though no test failed");
     }
+    count.skips(&fs::read_to_string(skipped.path())?);
     Ok(count)
 }
 

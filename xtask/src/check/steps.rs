@@ -74,9 +74,10 @@ pub(super) fn deny(_: &mut State) -> Result<Outcome> {
     if let Err(error) = exec::output(deny().args(["fetch", "db"])) {
         let reason = format!("{error:#}");
         let last = reason.lines().last().unwrap_or_default();
-        return Ok(Outcome::Partly(format!(
-            "advisories: the RustSec database cannot be fetched ({last})"
-        )));
+        return Ok(Outcome::Partly(
+            "advisories",
+            format!("the RustSec database cannot be fetched ({last})"),
+        ));
     }
     show(deny().args(["check", "--disable-fetch", "advisories"]))
 }
@@ -84,6 +85,9 @@ pub(super) fn deny(_: &mut State) -> Result<Outcome> {
 pub(super) fn chart(state: &mut State) -> Result<Outcome> {
     let Some(helm) = place::find("helm") else {
         return Ok(Outcome::Cannot("no helm".into()));
+    };
+    let Some(promtool) = place::find("promtool") else {
+        return Ok(Outcome::Cannot("no promtool".into()));
     };
     if place::find("systemd-analyze").is_none() {
         return Ok(Outcome::Cannot("no systemd-analyze".into()));
@@ -96,7 +100,7 @@ pub(super) fn chart(state: &mut State) -> Result<Outcome> {
         Some(built) => built.daemon.clone(),
         None => programs::build_daemon()?,
     };
-    chart::check(&helm, &daemon).map(Outcome::Tests)
+    chart::check(&helm, &promtool, &daemon).map(Outcome::Tests)
 }
 
 pub(super) fn unit(state: &mut State) -> Result<Outcome> {

@@ -161,7 +161,7 @@ impl<'a> Builder<'a> {
                 let run = json!({"Cmd": ["sh"], "Env": [PATH]});
                 manifests.push(self.layout.image(Dialect::Oci, arch, &layers, &run)?);
             }
-            let index = self.layout.index(&manifests)?;
+            let index = self.layout.index(&manifests, &Value::Null)?;
             self.layout.name(index, &format!("busybox:{tag}"));
         }
         Ok(())

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use flate2::{Compression, GzBuilder};
 
-use super::{arch::Arch, elf::Elf, program::Program};
+use super::{arch::Arch, elf::Elf, licenses::Licenses, program::Program};
 use crate::{
     exec,
     image::layer::{EPOCH, Node, Tree},
@@ -30,8 +30,13 @@ pub(crate) struct Common {
 ///
 /// # Errors
 /// When the program needs what no package has.
-pub(crate) fn package(common: &Common, program: &Program, materials: &[u8]) -> Result<Vec<u8>> {
-    let files = files(common, program, materials)?;
+pub(crate) fn package(
+    common: &Common,
+    program: &Program,
+    materials: &[u8],
+    licenses: &Licenses,
+) -> Result<Vec<u8>> {
+    let files = files(common, program, materials, licenses)?;
     let mut control = Tree::default();
     control.text("control", &description(common, program, &files)?);
     control.text("conffiles", "/etc/pierhead/pierhead.toml\n");
@@ -53,7 +58,12 @@ pub(crate) fn package(common: &Common, program: &Program, materials: &[u8]) -> R
     Ok(package)
 }
 
-fn files(common: &Common, program: &Program, materials: &[u8]) -> Result<Tree> {
+fn files(
+    common: &Common,
+    program: &Program,
+    materials: &[u8],
+    licenses: &Licenses,
+) -> Result<Tree> {
     let unit = place::root().join("bluefield/systemd/pierhead.service");
     let unit = fs::read_to_string(&unit).with_context(|| unit.display().to_string())?;
     let mut files = Tree::default();
@@ -63,8 +73,8 @@ fn files(common: &Common, program: &Program, materials: &[u8]) -> Result<Tree> {
         "usr/lib/sysusers.d/pierhead.conf",
         include_str!("debian/sysusers.conf"),
     );
-    // Only for the user: it may come to hold a password.
-    files.put("etc/pierhead", Node::Folder(0o755));
+    // Whoever may not enter it, and postinst lets only the user's group, reads nothing in it.
+    files.put("etc/pierhead", Node::Folder(0o750));
     files.text(
         "etc/pierhead/pierhead.toml",
         include_str!("debian/pierhead.toml"),
@@ -88,6 +98,10 @@ fn files(common: &Common, program: &Program, materials: &[u8]) -> Result<Tree> {
         ("doc/pierhead/pierhead.cdx.json.gz", gzip(materials)?),
     ] {
         files.put(&format!("usr/share/{path}"), Node::File(0o644, content));
+    }
+    for (name, content) in licenses.files() {
+        let path = format!("usr/share/doc/pierhead/{name}.gz");
+        files.put(&path, Node::File(0o644, gzip(content)?));
     }
     Ok(files)
 }

@@ -1,6 +1,6 @@
 //! What a program asks of the system that it runs on, read from its ELF headers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 
@@ -20,6 +20,8 @@ pub(crate) struct Elf {
     pub(crate) needed: Vec<String>,
     /// Versions of symbols that it needs, as `GLIBC_2.17`.
     pub(crate) versions: BTreeSet<String>,
+    /// The symbols that it needs of these versions, each with its own.
+    pub(crate) symbols: Vec<(String, String)>,
 }
 
 /// Kinds of program headers.
@@ -31,6 +33,9 @@ const NEEDED: u64 = 1;
 const STRINGS: u64 = 5;
 const VERSIONS: u64 = 0x6fff_fffe;
 const VERSIONS_COUNT: u64 = 0x6fff_ffff;
+/// Types of sections.
+const SYMBOLS: u32 = 11;
+const SYMBOL_VERSIONS: u32 = 0x6fff_ffff;
 
 impl Elf {
     /// Reads 64 bits, little endian.
@@ -48,6 +53,7 @@ impl Elf {
             interpreter: None,
             needed: Vec::new(),
             versions: BTreeSet::new(),
+            symbols: Vec::new(),
         };
         let (table, size, count) = (file.word(32)?, file.half(54)?, file.half(56)?);
         let mut segments = Vec::new();
@@ -84,7 +90,9 @@ impl Elf {
             elf.needed.push(file.text(strings + name)?);
         }
         if let (Some(at), Some(count)) = (value(VERSIONS), value(VERSIONS_COUNT)) {
-            elf.versions = versions(&file, offset(&segments, at)?, count, strings)?;
+            let versions = versions(&file, offset(&segments, at)?, count, strings)?;
+            elf.symbols = symbols(&file, &versions, strings)?;
+            elf.versions = versions.into_values().collect();
         }
         Ok(elf)
     }
@@ -98,24 +106,78 @@ impl Elf {
     }
 }
 
+impl Elf {
+    /// The symbols that a glibc of this version lacks, or has under another version.
+    pub(crate) fn newer_than(&self, glibc_: Glibc) -> impl Iterator<Item = (&str, &str)> {
+        let newer = move |version: &str| {
+            let version = version.strip_prefix("GLIBC_").and_then(glibc);
+            version.is_some_and(|it| it > glibc_)
+        };
+        let symbols = self.symbols.iter().map(|(name, of)| (&**name, &**of));
+        symbols.filter(move |(_, version)| newer(version))
+    }
+}
+
 /// Reads `2.31`; a third number does not matter.
 fn glibc(text: &str) -> Option<Glibc> {
     let mut numbers = text.split('.').map(|it| it.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Two lists in one another: for each library, the versions of its symbols.
-fn versions(file: &Bytes<'_>, start: u64, count: u64, strings: u64) -> Result<BTreeSet<String>> {
-    let mut found = BTreeSet::new();
+/// Two lists in one another: for each library, the versions of its symbols. By the number that symbols say.
+fn versions(
+    file: &Bytes<'_>,
+    start: u64,
+    count: u64,
+    strings: u64,
+) -> Result<BTreeMap<u16, String>> {
+    let mut found = BTreeMap::new();
     let mut library = start;
     for _ in 0..count {
         let mut version = library + u64::from(file.quarter(library + 8)?);
         for _ in 0..file.half(library + 2)? {
             let name = file.quarter(version + 8)?;
-            found.insert(file.text(strings + u64::from(name))?);
+            found.insert(
+                file.half(version + 6)?,
+                file.text(strings + u64::from(name))?,
+            );
             version += u64::from(file.quarter(version + 12)?);
         }
         library += u64::from(file.quarter(library + 12)?);
+    }
+    Ok(found)
+}
+
+/// Two tables beside one another: symbols, and the number of the version of each.
+fn symbols(
+    file: &Bytes<'_>,
+    versions: &BTreeMap<u16, String>,
+    strings: u64,
+) -> Result<Vec<(String, String)>> {
+    let (table, size, count) = (file.word(40)?, file.half(58)?, file.half(60)?);
+    let mut sections = BTreeMap::new();
+    for nth in 0..u64::from(count) {
+        let at = table
+            .checked_add(nth * u64::from(size))
+            .context("section headers beyond the file")?;
+        sections.insert(
+            file.quarter(at + 4)?,
+            (file.word(at + 24)?, file.word(at + 32)?),
+        );
+    }
+    let (Some((names, _)), Some((numbers, bytes))) =
+        (sections.get(&SYMBOLS), sections.get(&SYMBOL_VERSIONS))
+    else {
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for nth in 0..bytes / 2 {
+        // The highest bit says that the symbol is hidden.
+        let number = file.half(numbers + nth * 2)? & 0x7fff;
+        if let Some(version) = versions.get(&number) {
+            let name = file.quarter(names + nth * 24)?;
+            found.push((file.text(strings + u64::from(name))?, version.clone()));
+        }
     }
     Ok(found)
 }
@@ -184,6 +246,8 @@ mod tests {
             "{:?}",
             elf.versions
         );
+        let of = |name: &str| elf.symbols.iter().find(|it| it.0 == name).map(|it| &it.1);
+        assert!(of("__libc_start_main").is_some_and(|it| elf.versions.contains(it)));
         for length in [0, 5, 17, 63, 200, 1000] {
             assert!(Elf::read(&bytes[..length]).is_err(), "{length} bytes");
         }
@@ -196,9 +260,16 @@ mod tests {
             interpreter: None,
             needed: Vec::new(),
             versions: versions.iter().map(|&it| it.to_owned()).collect(),
+            symbols: versions
+                .iter()
+                .map(|&it| ("f".to_owned(), it.to_owned()))
+                .collect(),
         };
         let many = elf(&["GLIBC_2.9", "GLIBC_2.31", "GLIBC_2.3.4", "GCC_4.2.0"]);
         assert_eq!(many.glibc(), Some((2, 31)));
+        assert_eq!(many.newer_than((2, 31)).count(), 0);
+        let newer: Vec<_> = many.newer_than((2, 9)).collect();
+        assert_eq!(newer, [("f", "GLIBC_2.31")]);
         assert_eq!(elf(&["GCC_4.2.0", "GLIBC_PRIVATE"]).glibc(), None);
     }
 }

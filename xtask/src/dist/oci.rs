@@ -1,6 +1,6 @@
 //! The container image: an OCI layout with an index over both platforms, and a look at what came out.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use flate2::read::GzDecoder;
@@ -10,11 +10,15 @@ use sha2::{Digest as _, Sha256};
 use super::{
     elf::Elf,
     hex,
-    rootfs::{PROGRAM, Rootfs, USER},
+    rootfs::{LICENSES, PROGRAM, Rootfs, USER},
 };
-use crate::image::{
-    layer::{Node, Tree},
-    layout::{Dialect, Layout, Packing},
+use crate::{
+    exec,
+    image::{
+        layer::{Node, Tree},
+        layout::{Dialect, Layout, Packing},
+    },
+    place,
 };
 
 /// Compressed bytes of a platform's layers, at most: what a DPU with a small eMMC can spare.
@@ -34,6 +38,7 @@ pub(crate) struct Platform<'a> {
 /// When it cannot be written.
 pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> Result<Vec<u64>> {
     let mut layout = Layout::create(path)?;
+    let labels = labels(version);
     let run = json!({
         "User": format!("{USER}:{USER}"),
         "Entrypoint": [format!("/{PROGRAM}")],
@@ -43,12 +48,7 @@ pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> R
         "ExposedPorts": {"5000/tcp": {}},
         "WorkingDir": "/",
         "StopSignal": "SIGTERM",
-        "Labels": {
-            "org.opencontainers.image.title": "pierhead",
-            "org.opencontainers.image.description": super::DESCRIPTION,
-            "org.opencontainers.image.licenses": "Apache-2.0",
-            "org.opencontainers.image.version": version,
-        },
+        "Labels": labels,
     });
     let (mut manifests, mut sizes) = (Vec::new(), Vec::new());
     for platform in platforms {
@@ -58,10 +58,36 @@ pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> R
         sizes.push(layers.iter().map(|it| it.size).sum());
         manifests.push(layout.image(Dialect::Oci, platform.arch, &layers, &run)?);
     }
-    let index = layout.index(&manifests)?;
+    let index = layout.index(&manifests, &labels)?;
     layout.name(index, version);
     layout.finish()?;
     Ok(sizes)
+}
+
+/// What it says of itself, each platform's configuration and the index alike.
+fn labels(version: &str) -> Value {
+    let mut labels = json!({
+        "org.opencontainers.image.title": "pierhead",
+        "org.opencontainers.image.description": super::DESCRIPTION,
+        "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+        "org.opencontainers.image.version": version,
+    });
+    // What is built from an archive without a history has none.
+    let revision = exec::text(Command::new("git").current_dir(place::root()).args([
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty",
+    ]));
+    let source = Some(env!("CARGO_PKG_REPOSITORY").to_owned());
+    for (name, value) in [("revision", revision.ok()), ("source", source)] {
+        let value = value.map(|it| it.trim().to_owned());
+        if let Some(value) = value.filter(|it| !it.is_empty()) {
+            labels[format!("org.opencontainers.image.{name}")] = value.into();
+        }
+    }
+    labels
 }
 
 /// Reads the layout as a client would, and holds it against what is promised of it: every digest, a user that is
@@ -102,6 +128,8 @@ fn contents(tree: &Tree, arch: &str) -> Result<()> {
         tree.get("etc/ssl/certs/ca-certificates.crt").is_some(),
         "no authorities"
     );
+    let licenses = tree.nodes().filter(|it| it.0.starts_with(LICENSES));
+    ensure!(licenses.count() > 3, "no licences in {LICENSES}");
     for (path, node) in tree.nodes() {
         match node {
             Node::File(mode, bytes) => {

@@ -1,10 +1,12 @@
 //! What is in the container image: the program, the libraries that it needs, certificates of authorities, a user.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{elf::Elf, program::Program};
+use sha2::{Digest as _, Sha256};
+
+use super::{elf::Elf, hex, licenses::Licenses, program::Program};
 use crate::{
     apt::{self, Apt, Package, Suite},
     image::layer::{Node, Tree, merged},
@@ -17,21 +19,31 @@ pub(crate) const PROGRAM: &str = "usr/bin/pierhead";
 /// The name of the folder below which packages have certificates.
 const AUTHORITIES: &str = "usr/share/ca-certificates/";
 
-/// The layers, lowest first, and the Debian packages that the first one's files are of.
+/// Where the image has licences.
+pub(crate) const LICENSES: &str = "usr/share/doc/pierhead";
+
+/// A package of Debian, files of which are in the image.
+pub(crate) struct Part {
+    pub(crate) package: Package,
+    /// Of the package's file.
+    pub(crate) sha256: String,
+}
+
+/// The layers, lowest first.
 pub(crate) struct Rootfs {
     /// The system: the same for every version of pierhead.
     pub(crate) base: Tree,
     /// The program.
     pub(crate) program: Tree,
-    /// With their versions.
-    pub(crate) packages: Vec<Package>,
+    /// What the first one's files are of.
+    pub(crate) parts: Vec<Part>,
 }
 
 /// Puts both together.
 ///
 /// # Errors
 /// When Debian cannot be asked, or has not what the program needs.
-pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
+pub(crate) fn of(apt: &Apt, program: &Program, licenses: &Licenses) -> Result<Rootfs> {
     let arch = program.elf.arch.name();
     let mut names: Vec<&str> = program.libraries()?.into_iter().map(|it| it.0).collect();
     names.push("ca-certificates");
@@ -41,8 +53,11 @@ pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
     packages.retain(|it| names.contains(&it.name.as_str()) && fits(it));
     packages.sort_by(|a, b| a.name.cmp(&b.name));
     let mut debian = Tree::default();
-    for path in apt.download(&packages)? {
-        debian.unpack(apt::files(&path)?.as_slice(), |_| true)?;
+    let mut parts = Vec::new();
+    for (path, package) in apt.download(&packages)?.iter().zip(packages) {
+        debian.unpack(apt::files(path)?.as_slice(), |_| true)?;
+        let sha256 = hex(&Sha256::digest(fs::read(path)?));
+        parts.push(Part { package, sha256 });
     }
     let mut base = Tree::default();
     system(&mut base);
@@ -51,18 +66,22 @@ pub(crate) fn of(apt: &Apt, program: &Program) -> Result<Rootfs> {
         "etc/ssl/certs/ca-certificates.crt",
         Node::File(0o644, authorities(&debian)?),
     );
-    for package in &packages {
-        let path = format!("usr/share/doc/{}/copyright", package.name);
+    for part in &parts {
+        let path = format!("usr/share/doc/{}/copyright", part.package.name);
         if let Some(node) = debian.get(&path) {
             base.put(&path, node.clone());
         }
     }
     let mut top = Tree::default();
     top.put(PROGRAM, Node::File(0o755, program.bytes.clone()));
+    for (name, content) in licenses.files() {
+        let path = format!("{LICENSES}/{name}");
+        top.put(&path, Node::File(0o644, content.to_owned()));
+    }
     Ok(Rootfs {
         base,
         program: top,
-        packages,
+        parts,
     })
 }
 

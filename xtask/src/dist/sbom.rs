@@ -1,43 +1,25 @@
-//! The bill of materials of a program, in CycloneDX 1.6: every crate that is linked into it, with its licence and
-//! its checksum, and who needs whom.
+//! The bill of materials of a program, in CycloneDX 1.6: every crate that is linked into it and Rust's own library,
+//! with licence and checksum, who needs whom, and what the container image has of Debian besides.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-    process::Command,
-};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{arch::Arch, hex};
-use crate::{apt::Package, exec, install, place};
-
-/// The program that is listed.
-const ROOT: &str = "pierhead";
+use super::{arch::Arch, hex, linked::Linked, rootfs::Part};
+use crate::{exec, install, place};
 
 /// The list for a program with this content. `debian`: what the container image has besides.
 ///
 /// # Errors
-/// When cargo does not say what it is made of.
-pub(crate) fn of(arch: Arch, program: &[u8], debian: &[Package]) -> Result<Value> {
-    let metadata = exec::output(
-        Command::new("cargo")
-            .current_dir(place::root())
-            .args(["metadata", "--format-version=1", "--locked"])
-            .args(["--filter-platform", arch.target()]),
-    )?;
-    let metadata: Value = serde_json::from_slice(&metadata)?;
+/// When cargo does not say what it is made of, or a part has no known licence.
+pub(crate) fn of(linked: &Linked, arch: Arch, program: &[u8], debian: &[Part]) -> Result<Value> {
     let lock = fs::read_to_string(place::root().join("Cargo.lock"))?;
-    let mut bill = assemble(&metadata, &checksums(&lock))?;
+    let mut bill = assemble(linked, &checksums(&lock), debian)?;
     let hash = hex(&Sha256::digest(program));
     bill["metadata"]["component"]["hashes"] = json!([{"alg": "SHA-256", "content": hash}]);
     bill["metadata"]["properties"] = json!([{"name": "pierhead:target", "value": arch.target()}]);
-    if let Some(components) = bill["components"].as_array_mut() {
-        components.extend(debian.iter().map(|it| from_debian(it, arch)));
-    }
     // The same list has the same number, and another one another.
     let number = hex(&Sha256::digest(bill.to_string().as_bytes()));
     bill["serialNumber"] = format!(
@@ -66,58 +48,35 @@ pub(crate) fn examine(files: &[&Path]) -> Result<()> {
     .map(drop)
 }
 
-/// From what `cargo metadata` says and checksums by name and version.
-fn assemble(metadata: &Value, checksums: &BTreeMap<String, String>) -> Result<Value> {
-    let list = |value: &Value, name: &str| -> Result<Vec<Value>> {
-        let list = value[name].as_array();
-        Ok(list.with_context(|| format!("no {name}"))?.clone())
-    };
-    let mut packages = BTreeMap::new();
-    for package in list(metadata, "packages")? {
-        packages.insert(text(&package["id"])?, package);
-    }
-    let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for node in list(&metadata["resolve"], "nodes")? {
-        let mut linked = BTreeSet::new();
-        for dependency in list(&node, "deps")? {
-            let normal = list(&dependency, "dep_kinds")?
-                .iter()
-                .any(|kind| kind["kind"].is_null());
-            let id = text(&dependency["pkg"])?;
-            // A macro of the compiler leaves code, and is not in the program itself.
-            if normal && packages.get(&id).is_some_and(|it| !is_macro(it)) {
-                linked.insert(id);
-            }
-        }
-        edges.insert(text(&node["id"])?, linked);
-    }
-    let root = packages
-        .iter()
-        .find(|(_, package)| package["name"] == ROOT)
-        .map(|(id, _)| id.clone())
-        .context("no package of the program")?;
-    let (mut linked, mut left) = (BTreeSet::new(), vec![root.clone()]);
-    while let Some(id) = left.pop() {
-        if linked.insert(id.clone()) {
-            left.extend(edges.get(&id).into_iter().flatten().cloned());
-        }
-    }
-    let (mut components, mut dependencies) = (Vec::new(), Vec::new());
-    let reference = |id: &String| packages.get(id).map(purl).context("an unknown package");
-    for id in &linked {
-        let package = packages.get(id).context("an unknown package")?;
-        if *id != root {
+/// With checksums by name and version.
+fn assemble(
+    linked: &Linked,
+    checksums: &BTreeMap<String, String>,
+    debian: &[Part],
+) -> Result<Value> {
+    let others = debian.iter().map(from_debian).collect::<Result<Vec<_>>>()?;
+    let others: Vec<_> = [library()?].into_iter().chain(others).collect();
+    let (mut components, mut dependencies) = (others.clone(), Vec::new());
+    for (id, needs) in &linked.needs {
+        let package = linked.package(id)?;
+        let needs = needs.iter().map(|id| linked.package(id).map(purl));
+        let mut needs = needs.collect::<Result<Vec<_>>>()?;
+        if *id == linked.root {
+            let others = others.iter().filter_map(|it| it["bom-ref"].as_str());
+            needs.extend(others.map(str::to_owned));
+        } else {
             components.push(component("library", package, checksums)?);
         }
-        let needs = edges.get(id).into_iter().flatten().map(reference);
-        let mut needs = needs.collect::<Result<Vec<_>>>()?;
         needs.sort();
         dependencies.push(json!({"ref": purl(package), "dependsOn": needs}));
+    }
+    for other in &others {
+        dependencies.push(json!({"ref": other["bom-ref"], "dependsOn": []}));
     }
     for of in [&mut components, &mut dependencies] {
         of.sort_by_cached_key(|it| format!("{}{}", it["bom-ref"], it["ref"]));
     }
-    let root = packages.get(&root).context("no package of the program")?;
+    let root = linked.package(&linked.root)?;
     Ok(json!({
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -167,21 +126,52 @@ fn component(kind: &str, package: &Value, checksums: &BTreeMap<String, String>) 
     Ok(component)
 }
 
-fn from_debian(package: &Package, arch: Arch) -> Value {
+/// Rust's own, of the compiler that is here: it is linked into every program, and is no crate of cargo's.
+fn library() -> Result<Value> {
+    let said = exec::text(
+        Command::new("rustc")
+            .current_dir(place::root())
+            .arg("--version"),
+    )?;
+    let version = said.split(' ').nth(1).context("rustc --version")?.trim();
+    let purl = format!("pkg:generic/rust-std@{version}");
+    Ok(json!({
+        "type": "library",
+        "bom-ref": purl,
+        "name": "rust-std",
+        "version": version,
+        "purl": purl,
+        "scope": "required",
+        "description": "The standard library of Rust, as it comes with the compiler.",
+        "licenses": [{"expression": "MIT OR Apache-2.0"}],
+        "externalReferences": [{"type": "vcs", "url": "https://github.com/rust-lang/rust"}],
+    }))
+}
+
+fn from_debian(part: &Part) -> Result<Value> {
+    let package = &part.package;
+    // As the copyright files of these packages say of what is taken from them; those are in the image.
+    let license = match package.name.as_str() {
+        "libc6" => "LGPL-2.1-or-later",
+        "libgcc-s1" => "GPL-3.0-or-later WITH GCC-exception-3.1",
+        "ca-certificates" => "MPL-2.0 AND GPL-2.0-or-later",
+        other => bail!("nobody has looked at the licence of Debian's {other}"),
+    };
     let version = package.version.replace('+', "%2B").replace(':', "%3A");
     let purl = format!(
         "pkg:deb/debian/{}@{version}?arch={}",
-        package.name,
-        arch.name()
+        package.name, package.arch
     );
-    json!({
+    Ok(json!({
         "type": "library",
         "bom-ref": purl,
         "name": package.name,
         "version": package.version,
         "purl": purl,
+        "licenses": [{"expression": license}],
+        "hashes": [{"alg": "SHA-256", "content": part.sha256}],
         "properties": [{"name": "pierhead:in", "value": "the container image"}],
-    })
+    }))
 }
 
 fn purl(package: &Value) -> String {
@@ -192,14 +182,6 @@ fn purl(package: &Value) -> String {
             .replace('+', "%2B")
     };
     format!("pkg:cargo/{}@{}", word("name"), word("version"))
-}
-
-fn is_macro(package: &Value) -> bool {
-    let targets = package["targets"].as_array();
-    targets.into_iter().flatten().any(|target| {
-        let kinds = target["kind"].as_array();
-        kinds.into_iter().flatten().any(|kind| kind == "proc-macro")
-    })
 }
 
 /// `name version` to the checksum that the registry gave, from `Cargo.lock`.
@@ -229,22 +211,50 @@ fn text(value: &Value) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::{apt::Package, dist::linked};
+
+    fn of(linked: &Linked, program: &[u8]) -> Value {
+        let certificates = Part {
+            package: Package {
+                name: "ca-certificates".into(),
+                version: "1".into(),
+                arch: "all".into(),
+            },
+            sha256: "0".repeat(64),
+        };
+        super::of(linked, Arch::Arm64, program, &[certificates]).unwrap()
+    }
 
     #[test]
     fn lists_what_is_linked_and_nothing_else() {
-        let bill = of(Arch::Arm64, b"program", &[]).unwrap();
+        let linked = Linked::of(Arch::Arm64).unwrap();
+        let bill = of(&linked, b"program");
         let components = bill["components"].as_array().unwrap();
-        let names: BTreeSet<&str> = components
-            .iter()
-            .map(|it| it["name"].as_str().unwrap())
-            .collect();
+        let id = |it: &Value| {
+            let word = |key: &str| it[key].as_str().unwrap();
+            format!("{} {}", word("name"), word("version"))
+        };
+        let mut listed: BTreeSet<String> = components.iter().map(id).collect();
+        listed.retain(|it| !it.starts_with("rust-std ") && it != "ca-certificates 1");
+        assert_eq!(listed.len() + 2, components.len());
+        listed.insert(id(&bill["metadata"]["component"]));
+        assert_eq!(listed, linked::tests::set(Arch::Arm64));
+        let has = |name: &str| listed.iter().any(|it| it.starts_with(&format!("{name} ")));
         for linked in ["tokio", "ring", "zstd-sys", "pierhead-oci"] {
-            assert!(names.contains(linked), "no {linked} in {names:?}");
+            assert!(has(linked), "no {linked} in {listed:?}");
         }
-        // Of tests, of the build, of the compiler, of another system.
-        for other in ["proptest", "cc", "serde_derive", "windows-sys", "pierhead"] {
-            assert!(!names.contains(other), "{other} is not linked");
+        // Of tests, of the build, of the compiler, of another system, of what others of the workspace ask for.
+        for other in [
+            "proptest",
+            "cc",
+            "serde_derive",
+            "windows-sys",
+            "embedded-io",
+        ] {
+            assert!(!has(other), "{other} is not linked");
         }
         let references: std::collections::HashSet<&Value> = components
             .iter()
@@ -261,11 +271,12 @@ mod tests {
             }
         }
         for component in components {
-            let from_registry = !component["name"].as_str().unwrap().starts_with("pierhead");
-            assert_eq!(component["hashes"].is_array(), from_registry, "{component}");
+            let name = component["name"].as_str().unwrap();
+            let fetched = !name.starts_with("pierhead") && name != "rust-std";
+            assert_eq!(component["hashes"].is_array(), fetched, "{component}");
+            assert!(component["licenses"].is_array(), "{component}");
         }
-        let again = of(Arch::Arm64, b"program", &[]).unwrap();
-        assert_eq!(again, bill);
-        assert_ne!(of(Arch::Arm64, b"other", &[]).unwrap(), bill);
+        assert_eq!(of(&linked, b"program"), bill);
+        assert_ne!(of(&linked, b"other"), bill);
     }
 }

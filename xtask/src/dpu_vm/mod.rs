@@ -4,13 +4,12 @@
 //! forwarded to loopback ones of this machine, whose own loopback it reaches as 10.0.2.2: where its upstream is.
 
 mod machine;
-mod peer;
 mod suite;
 
 use std::{
     io::Read as _,
     path::{Path, PathBuf},
-    process::{Command, ExitCode},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -19,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::{
     check::{aarch64::Dpu, count::Count},
     exec,
-    guest::{Image, quote},
+    guest::{Image, Peer, quote},
     install, place,
 };
 use machine::Machine;
@@ -62,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let limit = Duration::from_secs(options.limit);
     let (machine, _scratch) = machine(binary, options.keep.as_deref(), limit)?;
     if !options.hold && options.command.is_empty() {
-        let count = suite::run(&machine, &peer()?)?;
+        let count = suite::run(&machine, &Peer::built()?)?;
         for failure in &count.failures {
             println!("failed: {failure}");
         }
@@ -87,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         let line = format!("({})", words.join(" "));
         status = dpu.shell(&line, |line| println!("{line}"))?;
     }
-    dpu.off()?;
+    dpu.off(suite::OFF)?;
     // A shell's statuses are bytes.
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
@@ -98,23 +97,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// As [`run`].
 pub(crate) fn suite_of(binary: PathBuf) -> Result<Count> {
     let (machine, _scratch) = machine(binary, None, Duration::from_secs(600))?;
-    suite::run(&machine, &peer()?)
+    suite::run(&machine, &Peer::built()?)
 }
 
 /// The programs that it takes and that are not here.
 pub(crate) fn missing() -> Vec<&'static str> {
     install::missing_for_machine(machine::QEMU)
-}
-
-fn peer() -> Result<PathBuf> {
-    // With the features that it has among the tests, so that nothing is compiled twice.
-    exec::output(Command::new("cargo").current_dir(place::root()).args([
-        "build",
-        "--workspace",
-        "--example",
-        "peer",
-    ]))?;
-    Ok(place::target().join("debug/examples/peer"))
 }
 
 fn built() -> Result<PathBuf> {

@@ -29,8 +29,8 @@ exec 3<>/dev/hvc0
 stty raw -echo <&3
 begin || die "pierhead does not start"
 ready
-echo "dpu-vm: ready" >&3
+echo "guest: ready" >&3
 while read -r line <&3; do
   eval "$line" </dev/null >&3 2>&1
-  echo "dpu-vm: end $?" >&3
+  echo "guest: end $?" >&3
 done

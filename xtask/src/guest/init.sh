@@ -23,4 +23,5 @@ while read -r module; do
   insmod "/modules/$module.ko" || die "insmod $module"
 done </modules/order
 
+. /job/root
 . /job/script

@@ -4,14 +4,19 @@ mod boot;
 mod image;
 mod modules;
 mod newc;
+mod peer;
 mod qemu;
+mod up;
 
 pub(crate) use boot::{Boot, Ended, Logs, Said};
 pub(crate) use image::{Image, Recipe};
 pub(crate) use newc::Archive;
+pub(crate) use peer::Peer;
 pub(crate) use qemu::{Qemu, blank, value};
+pub(crate) use up::{PORTS, Up};
 
 const INIT: &[u8] = include_bytes!("init.sh");
+const ROOT: &[u8] = include_bytes!("root.sh");
 
 /// An initramfs that runs `script` with `settings`; `job` may have more files.
 pub(crate) fn initramfs(
@@ -25,6 +30,7 @@ pub(crate) fn initramfs(
         .map(|(name, value)| format!("{name}={}\n", quote(value)))
         .collect();
     job.file("init", INIT);
+    job.file("job/root", ROOT);
     job.file("job/settings", settings.as_bytes());
     job.file("job/script", script);
     [image.base.as_slice(), &job.finish()].concat()

@@ -56,6 +56,26 @@ impl Qemu {
         .add("-device", "virtio-blk-pci,drive=disk")
     }
 
+    /// A folder of this machine, mounted by 9p as `tag`.
+    pub(crate) fn folder(&mut self, tag: &str, at: &Path, options: &str) -> &mut Self {
+        self.add(
+            "-fsdev",
+            &format!(
+                "local,id={tag},path={},security_model=none,multidevs=remap{options}",
+                value(at)
+            ),
+        )
+        .add(
+            "-device",
+            &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+        )
+    }
+
+    /// This machine's whole root for `root.sh`.
+    pub(crate) fn host_root(&mut self) -> &mut Self {
+        self.folder("host", Path::new("/"), ",readonly=on")
+    }
+
     /// The command.
     pub(crate) fn command(&mut self) -> &mut Command {
         &mut self.0

@@ -154,13 +154,17 @@ impl Layout {
         Ok(descriptor)
     }
 
-    /// Stores an index over the manifests of several platforms and gives its descriptor.
+    /// Stores an index over the manifests of several platforms, with annotations if there are any, and gives its descriptor.
     ///
     /// # Errors
     /// When the layout cannot be written.
-    pub(crate) fn index(&self, manifests: &[Value]) -> Result<Value> {
+    pub(crate) fn index(&self, manifests: &[Value], annotations: &Value) -> Result<Value> {
         let media_type = "application/vnd.oci.image.index.v1+json";
-        let index = json!({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests});
+        let mut index =
+            json!({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests});
+        if !annotations.is_null() {
+            index["annotations"] = annotations.clone();
+        }
         self.put(&index, media_type)
     }
 

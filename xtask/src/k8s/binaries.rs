@@ -29,7 +29,7 @@ pub(super) struct Binaries {
     kwok: PathBuf,
     /// Debian's.
     pub(super) etcd: PathBuf,
-    /// As `cargo xtask install` brings it.
+    /// As [`install::cluster`](crate::install::cluster) brings it.
     pub(super) helm: PathBuf,
     /// Of util-linux: ties a server's life to ours.
     pub(super) setpriv: PathBuf,
@@ -43,7 +43,9 @@ impl Binaries {
     pub(super) fn prepare() -> Result<Self> {
         let installed = |name: &str| {
             let found = place::find(name);
-            found.with_context(|| format!("no {name}: `cargo xtask install --cluster` brings it"))
+            found.with_context(|| {
+                format!("no {name}, which `cargo xtask k8s` installs as root on a Debian")
+            })
         };
         let etcd = installed("etcd")?;
         let helm = installed("helm")?;
@@ -76,6 +78,10 @@ impl Binaries {
 /// The folder `name` of the tools. It appears whole: an interrupted build leaves nothing that counts.
 fn kept(name: &str, build: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
     let folder = place::tools().join(name);
+    fs::create_dir_all(place::tools())?;
+    // Two calls at once would build over each other. The lock goes with the file.
+    let lock = fs::File::create(place::tools().join(format!("{name}.lock")))?;
+    lock.lock()?;
     if !folder.exists() {
         let new = place::tools().join(format!("{name}.new"));
         if new.exists() {

@@ -15,6 +15,8 @@ use super::{
 };
 use crate::place;
 
+/// The label of a pod that is a service of DPF's.
+const SERVICE: &str = "svc.dpu.nvidia.com/service";
 /// Where DPF's own objects are.
 pub(super) const NAMESPACE: &str = "dpf-operator-system";
 
@@ -54,7 +56,8 @@ pub(super) fn samples(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let outcome = strict::taken(&cluster.client, NAMESPACE, &wrong);
     steps.note("a wrong value is refused", refused(outcome, "serviceType"))?;
     contract(cluster, steps)?;
-    let kinds = "dpuservices,dpuservicetemplates,dpuserviceconfigurations,dpudeployments";
+    let kinds =
+        "dpuservices,dpuservicetemplates,dpuserviceconfigurations,dpudeployments,dpuflavors";
     let words = ["delete", kinds, "--all", "--namespace", NAMESPACE];
     cluster.client.kubectl(words).map(drop)
 }
@@ -64,9 +67,16 @@ fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     let words = ["dpuservice", "pierhead", "--namespace", NAMESPACE];
     let spec = cluster.client.get(words)?["spec"].clone();
     let mut values = spec["helmChart"]["values"].clone();
-    for handed in ["serviceID", "serviceDaemonSet"] {
-        values[handed] = spec[handed].clone();
-    }
+    let ports = spec["configPorts"]["ports"].as_array();
+    let ports: Value = ports
+        .into_iter()
+        .flatten()
+        .filter_map(|it| Some((it["name"].as_str()?.to_owned(), json!(true))))
+        .collect();
+    let by = json!({"dpu.nvidia.com/dpuservice-name": "pierhead", "dpu.nvidia.com/dpuservice-namespace": NAMESPACE});
+    values["exposedPorts"] = json!({"ports": ports, "labels": by});
+    values["serviceDaemonSet"] = spec["serviceDaemonSet"].clone();
+    values["serviceDaemonSet"]["labels"][SERVICE] = spec["serviceID"].clone();
     let chart = place::root().join("bluefield/chart");
     let it = Release::new(cluster, "of-dpf", PRIVILEGED, &chart)?;
     let installed = it.upgrade(&values.to_string(), &[]);
@@ -75,12 +85,37 @@ fn contract(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     steps.note("its nodes are those of DPF", it.runs_on(&nodes))?;
     let labels = labels(&it, &spec);
     steps.note("its pods have the labels of DPF", labels)?;
+    let found = forwarded(cluster, &by, &ports);
+    steps.note("DPF finds the port that it forwards", found)?;
     steps.note("uninstall leaves nothing", it.uninstall())
+}
+
+/// What DPF does with the labels: there is one Service with them, and each port of it has one of the node's.
+fn forwarded(cluster: &Cluster, by: &Value, ports: &Value) -> Result<()> {
+    let labels = by.as_object().into_iter().flatten();
+    let selector: Vec<_> = labels
+        .filter_map(|(name, value)| Some(format!("{name}={}", value.as_str()?)))
+        .collect();
+    let selector = format!("--selector={}", selector.join(","));
+    let words = ["services", "--all-namespaces", &selector];
+    let services = cluster.client.get(words)?["items"].clone();
+    ensure!(
+        services.as_array().map(Vec::len) == Some(1),
+        "not one Service: {services}"
+    );
+    let found = services[0]["spec"]["ports"].as_array();
+    for (name, _) in ports.as_object().into_iter().flatten() {
+        let mut found = found.into_iter().flatten();
+        let port = found.find(|it| it["name"] == **name);
+        let port = port.and_then(|it| it["nodePort"].as_u64());
+        ensure!(port > Some(0), "{name} has no port of the node");
+    }
+    Ok(())
 }
 
 fn labels(it: &Release<'_>, spec: &Value) -> Result<()> {
     let mut wanted = spec["serviceDaemonSet"]["labels"].clone();
-    wanted["svc.dpu.nvidia.com/service"] = spec["serviceID"].clone();
+    wanted[SERVICE] = spec["serviceID"].clone();
     for pod in it.pods()? {
         for (name, value) in wanted.as_object().into_iter().flatten() {
             let found = &pod["metadata"]["labels"][name];

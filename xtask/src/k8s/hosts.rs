@@ -43,6 +43,18 @@ pub(super) fn paired(cluster: &Cluster, steps: &mut Steps<'_>) -> Result<()> {
     )?;
     let pairs = json!({"host-1": "http://10.0.0.1:5000", "host-2": "http://10.0.0.2:5000"});
     steps.note("each with the address of its own", has(&it, &pairs))?;
+    let annotate = |what: &str| {
+        let words = ["annotate", "node", "dpu-2", what];
+        cluster.client.kubectl(words).map(drop)
+    };
+    annotate("pierhead.io/address=192.0.2.2")?;
+    steps.note("upgrade by annotation", it.upgrade(discover, &[]))?;
+    let named = json!({"host-1": "http://10.0.0.1:5000", "host-2": "http://192.0.2.2:5000"});
+    steps.note("with the address that a DPU names", has(&it, &named))?;
+    annotate("pierhead.io/address-")?;
+    let nobody = "discover: {enabled: true, label: of-nobody}\n";
+    steps.note("without a pair it is ready", it.upgrade(nobody, &[]))?;
+    steps.note("and on no host", it.runs_on(&[]))?;
 
     let pair = format!("{PAIR}=host-3");
     cluster.client.kubectl(["label", "node", "dpu-3", &pair])?;

@@ -137,6 +137,8 @@ impl<'a> Settings<'a> {
                 self.own("apiserver.key").display(),
             ))
             .args(["--use-service-account-credentials", "--leader-elect=false"])
+            // On a busy machine kwok is late with the signs of life of its nodes; nothing here is about nodes that die.
+            .arg("--node-monitor-grace-period=1h")
             // It need not listen.
             .arg("--secure-port=0");
         command

@@ -113,23 +113,9 @@ impl Machine {
             .disk(&self.disk)
             .add(
                 "-append",
-                "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=unstable",
+                "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=unstable no_timer_check",
             );
-        let mut folder = |tag: &str, at: &Path, options: &str| {
-            qemu.add(
-                "-fsdev",
-                &format!(
-                    "local,id={tag},path={},security_model=none,multidevs=remap{options}",
-                    value(at)
-                ),
-            )
-            .add(
-                "-device",
-                &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
-            );
-        };
-        folder("host", Path::new("/"), ",readonly=on");
-        folder("share", &self.share, "");
+        qemu.host_root().folder("share", &self.share, "");
         Ok(qemu)
     }
 }

@@ -1,16 +1,6 @@
-# The host's own root, read only, below a memory overlay; the shared folder; the NVDIMM; then /job/command, and off.
-mkdir -p /host /over /root
-plan9=trans=virtio,version=9p2000.L,msize=524288
-mount -t 9p -o "ro,cache=loose,$plan9" host /host || die "mount the host's root"
-mount -t tmpfs -o size=60% over /over && mkdir /over/upper /over/work
-mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root /root || die "mount the overlay"
-for folder in dev proc sys; do
-  mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
-done
-TOP=/root
-mkdir -p /root/run /root/dev/shm /root/mnt/pmem /root/mnt/disk "/root$SHARE"
-mount -t tmpfs run /root/run && mkdir -m 1777 /root/run/tmp
-mount -t tmpfs shm /root/dev/shm
+# The host's own root, the shared folder and the NVDIMM; then /job/command, and off.
+host_root
+mkdir -p /root/mnt/pmem /root/mnt/disk "/root$SHARE"
 mount -t 9p -o "rw,cache=mmap,$plan9" share "/root$SHARE" || die "mount $SHARE"
 ip link set lo up
 

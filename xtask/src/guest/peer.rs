@@ -1,42 +1,72 @@
-//! The machine's upstream and its client: the example program `peer` of `crates/testkit`.
+//! A machine's upstream and its client: the example program `peer` of `crates/testkit`.
 
 use std::{
+    fmt,
     io::{BufRead as _, BufReader, Write as _},
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::{exec, place};
+
 /// Running; ended when it is dropped.
-pub(super) struct Peer {
+pub(crate) struct Peer {
     child: Child,
     input: ChildStdin,
     answers: BufReader<ChildStdout>,
     /// Its registry.
-    pub(super) url: String,
+    pub(crate) url: String,
 }
 
 /// What came of a pull.
-pub(super) struct Pulled {
+pub(crate) struct Pulled {
     /// Until the manifest was here, and until all was.
-    pub(super) seconds: [f64; 2],
+    pub(crate) seconds: [f64; 2],
     /// Of the whole image.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Answers, and those from a cache.
-    pub(super) answers: [u64; 2],
+    pub(crate) answers: [u64; 2],
     /// Requests that the registry got meanwhile.
-    pub(super) asked: u64,
+    pub(crate) asked: u64,
+}
+
+impl fmt::Display for Pulled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [manifest, all] = self.seconds;
+        let [answers, hits] = self.answers;
+        write!(
+            f,
+            "manifest in {manifest:.2} s, {} bytes in {all:.2} s, {hits} of {answers} from the cache",
+            self.bytes
+        )
+    }
 }
 
 impl Peer {
+    /// Builds the program.
+    ///
+    /// # Errors
+    /// When it does not compile.
+    pub(crate) fn built() -> Result<PathBuf> {
+        // With the features that it has among the tests, so that nothing is compiled twice.
+        exec::output(Command::new("cargo").current_dir(place::root()).args([
+            "build",
+            "--workspace",
+            "--example",
+            "peer",
+        ]))?;
+        Ok(place::target().join("debug/examples/peer"))
+    }
+
     /// Starts it.
     ///
     /// # Errors
     /// When it does not come up.
-    pub(super) fn start(program: &Path) -> Result<Self> {
+    pub(crate) fn start(program: &Path) -> Result<Self> {
         let mut child = Command::new(program)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,7 +90,7 @@ impl Peer {
     ///
     /// # Errors
     /// With what was wrong.
-    pub(super) fn pull(&mut self, address: SocketAddr) -> Result<Pulled> {
+    pub(crate) fn pull(&mut self, address: SocketAddr) -> Result<Pulled> {
         let said = self.ask(&format!("pull {address}"))?;
         let number = |key: &str| said[key].as_u64().with_context(|| format!("{key}: {said}"));
         let seconds = |key: &str| said[key].as_f64().with_context(|| format!("{key}: {said}"));
@@ -72,11 +102,26 @@ impl Peer {
         })
     }
 
+    /// Pulls again until all of it was stored: the last client has its bytes before that.
+    ///
+    /// # Errors
+    /// As [`Peer::pull`], or when the registry was asked for what was stored.
+    pub(crate) fn cached(&mut self, address: SocketAddr) -> Result<Pulled> {
+        loop {
+            let pulled = self.pull(address)?;
+            let [answers, hits] = pulled.answers;
+            if hits == answers {
+                ensure!(pulled.asked == 0, "the upstream was asked");
+                return Ok(pulled);
+            }
+        }
+    }
+
     /// The body of an answer.
     ///
     /// # Errors
     /// When its status is not 200.
-    pub(super) fn get(&mut self, address: SocketAddr, path: &str) -> Result<String> {
+    pub(crate) fn get(&mut self, address: SocketAddr, path: &str) -> Result<String> {
         let said = self.ask(&format!("get {address} {path}"))?;
         if said["status"] != 200 {
             bail!("{path}: {said}");
@@ -88,7 +133,7 @@ impl Peer {
     ///
     /// # Errors
     /// When it is gone itself.
-    pub(super) fn down(&mut self) -> Result<()> {
+    pub(crate) fn down(&mut self) -> Result<()> {
         self.ask("down").map(drop)
     }
 

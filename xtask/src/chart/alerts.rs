@@ -1,0 +1,52 @@
+//! The rules of a chart as Prometheus reads them: their syntax, and what series they fire at.
+
+use std::{fs, path::Path, process::Command};
+
+use anyhow::Result;
+
+use super::Chart;
+use crate::{check::count::Count, exec, place};
+
+/// Has promtool read rules and dashboard, and run the tests of the alerts.
+///
+/// # Errors
+/// When nothing can be rendered; what promtool refuses is a failed test.
+pub(super) fn check(
+    chart: &Chart<'_>,
+    python: &Path,
+    promtool: &Path,
+    count: &mut Count,
+) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let values = folder.path().join("values.yaml");
+    fs::write(&values, "metrics: {rules: {enabled: true}}\n")?;
+    let manifest = folder.path().join("manifest.yaml");
+    fs::write(&manifest, exec::output(&mut chart.template(&[values]))?)?;
+    let made = exec::output(
+        Command::new(python)
+            .arg(place::root().join("xtask/src/chart/alerts.py"))
+            .arg(&manifest)
+            .arg(chart.folder.join("files/dashboard.json"))
+            .arg(chart.folder.join("ci/alerts/tests.yaml"))
+            .arg(folder.path()),
+    );
+    let is_made = made.is_ok();
+    count.note("alerts::each is tested", made.map(drop));
+    if !is_made {
+        return Ok(());
+    }
+    let ask = |words: [&str; 3]| {
+        let mut command = Command::new(promtool);
+        exec::output(command.current_dir(folder.path()).args(words)).map(drop)
+    };
+    count.note("alerts::rules", ask(["check", "rules", "rules.yaml"]));
+    count.note(
+        "alerts::dashboard",
+        ask(["check", "rules", "dashboard.yaml"]),
+    );
+    count.note(
+        "alerts::what they fire at",
+        ask(["test", "rules", "tests.yaml"]),
+    );
+    Ok(())
+}

@@ -1,0 +1,16 @@
+# For guests that have no system of their own: the host's root, read only, below a memory overlay, at /root, which
+# gets /dev, /proc and /sys. So every program of the host is there, and nothing of the host is written.
+plan9=trans=virtio,version=9p2000.L,msize=524288
+host_root() {
+  mkdir -p /host /over /root
+  mount -t 9p -o "ro,cache=loose,$plan9" host /host || die "mount the host's root"
+  mount -t tmpfs -o size=60% over /over && mkdir /over/upper /over/work
+  mount -t overlay -o lowerdir=/host,upperdir=/over/upper,workdir=/over/work root /root || die "mount the overlay"
+  for folder in dev proc sys; do
+    mkdir -p "/root/$folder" && mount --move "/$folder" "/root/$folder" || die "move /$folder"
+  done
+  TOP=/root
+  mkdir -p /root/run /root/dev/shm
+  mount -t tmpfs -o mode=755 run /root/run && mkdir -m 1777 /root/run/tmp
+  mount -t tmpfs shm /root/dev/shm
+}

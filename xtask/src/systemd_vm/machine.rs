@@ -1,0 +1,98 @@
+//! The machine with systemd: how it is put together, and its boot.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::Result;
+
+use crate::{
+    exec,
+    guest::{self, Archive, Image, Logs, Qemu, Recipe, Up, blank},
+};
+
+/// What emulates it.
+pub(super) const QEMU: &str = "qemu-system-x86_64";
+
+/// What it boots from.
+pub(super) const RECIPE: Recipe = Recipe {
+    arch: "amd64",
+    modules: &[
+        "virtio_pci",
+        "virtio_blk",
+        "virtio_net",
+        "virtio_console",
+        "9pnet_virtio",
+        "9p",
+        "overlay",
+        // ext4 asks for it by name when it mounts, which no module says that it depends on.
+        "crc32c_generic",
+        "ext4",
+    ],
+    telling: "virtio_net",
+};
+
+/// Size of the disk for pierhead's data.
+const DISK: u64 = 1 << 30;
+
+/// See the head of this module.
+pub(super) struct Machine {
+    /// What it boots from.
+    pub(super) image: Image,
+    /// Whether the host's processor runs it, or the emulator.
+    pub(super) kvm: bool,
+    /// How long a boot may take, with all that is done in it.
+    pub(super) limit: Duration,
+    /// Where it leaves its console, and the disk.
+    pub(super) folder: PathBuf,
+}
+
+impl Machine {
+    /// Boots it and waits for its shell.
+    ///
+    /// # Errors
+    /// When it does not come so far: with its console.
+    pub(super) fn boot(&self) -> Result<Up> {
+        let disk = self.folder.join("disk");
+        if blank(&disk, DISK)? {
+            exec::output(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&disk))?;
+        }
+        let logs = Logs::of(&self.folder, "systemd");
+        fs::write(&logs.initramfs, self.initramfs())?;
+        Up::start(self.qemu(&logs, &disk)?, logs, self.limit)
+    }
+
+    fn initramfs(&self) -> Vec<u8> {
+        let mut job = Archive::default();
+        for (name, content) in [
+            ("guest.service", include_str!("guest.service")),
+            ("guest.target", include_str!("guest.target")),
+            ("shell", include_str!("shell.sh")),
+        ] {
+            job.file(&format!("job/{name}"), content.as_bytes());
+        }
+        let settings = [("LIMIT", self.limit.as_secs().to_string())];
+        let script = include_bytes!("script.sh");
+        guest::initramfs(&self.image, &settings, script, job)
+    }
+
+    fn qemu(&self, logs: &Logs, disk: &Path) -> Result<Qemu> {
+        let mut qemu = Qemu::new(QEMU, &self.image, logs)?;
+        qemu.add("-machine", "q35")
+            .add("-accel", if self.kvm { "kvm" } else { "tcg" })
+            .add("-cpu", "max,arch-capabilities=off")
+            .add("-smp", "2")
+            .add("-m", "2G")
+            .disk(disk)
+            .host_root()
+            .add(
+                "-append",
+                "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=unstable no_timer_check psi=1 \
+                 systemd.unit=guest.target systemd.show_status=0 systemd.gpt_auto=0 fstab=no",
+            );
+        Ok(qemu)
+    }
+}
