@@ -15,6 +15,7 @@ mod link;
 mod namespace;
 mod nginx;
 mod pacer;
+mod polite;
 mod process;
 mod registry;
 mod scale;
@@ -91,6 +92,8 @@ enum Task {
     Bundle(Box<bundle::Options>),
     /// Many machines that pull the same through one pierhead, measured and simulated; the start of a function.
     Scale(scale::Options),
+    /// A small control group, many clients and work in the background: what a manifest takes alone and then.
+    Polite(polite::Options),
     /// Measures what a fast tier is worth, on modelled media: deployments, and a mixed stream of pulls.
     Tier(tier::Options),
 }
@@ -101,6 +104,7 @@ fn main() -> Result<()> {
         Some(Task::Soak(options)) => return soak::run(options),
         Some(Task::Bundle(options)) => return bundle::run(options),
         Some(Task::Scale(options)) => return scale::run(options),
+        Some(Task::Polite(options)) => return polite::run(options),
         Some(Task::Tier(options)) => return tier::run(options),
         None => {}
     }

@@ -198,13 +198,18 @@ impl Server {
 
     /// What waits in its background, or is being done there.
     fn jobs(&self) -> Result<u64> {
+        self.stat("jobs")
+    }
+
+    /// A figure of its bundles.
+    pub(crate) fn stat(&self, name: &str) -> Result<u64> {
         let (program, arguments) = self.program.split_first().context("no program")?;
         let mut command = Command::new(program);
         command.args(arguments).args(["cache", "stat", "--json"]);
         let said = checked(command.args(["--admin", &self.admin]))?.stdout;
         let stat: Value = serde_json::from_slice(&said)?;
-        let jobs = stat["bundle"]["jobs"].as_u64();
-        jobs.with_context(|| format!("no jobs in {stat}"))
+        let figure = stat["bundle"][name].as_u64();
+        figure.with_context(|| format!("no {name} in {stat}"))
     }
 
     /// Has it fetch and index an image, pack it, and prepare what it will; then what it gives from now on.

@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -20,6 +21,8 @@ const ROOT: &str = "/sys/fs/cgroup";
 pub struct Group {
     /// One, or one a controller.
     folders: Vec<PathBuf>,
+    /// Of version 2, where the kernel counts the pressure in it.
+    pressure: Option<PathBuf>,
 }
 
 /// Which groups are in use, and where.
@@ -50,7 +53,7 @@ impl Version {
 }
 
 impl Group {
-    /// So many bytes, and thousandths of a core.
+    /// So many bytes, and thousandths of a core; 0 of these is as much as there is.
     ///
     /// # Errors
     /// Not root, or no control groups that a process may make.
@@ -73,16 +76,33 @@ impl Group {
             fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
             Ok::<_, anyhow::Error>(folder)
         };
-        let (period, quota) = (100_000, thousandths * 100);
+        let period = 100_000;
+        let quota = match thousandths {
+            0 => None,
+            some => Some(some * 100),
+        };
         match version {
             Version::One { memory: top, cpu } => {
+                // Beside them, where both versions are in use: a group of version 2 has its pressure counted without any controller.
+                let beside = top.with_file_name("unified");
+                let beside = match beside.join("cgroup.procs").exists() {
+                    true => Some(made(&beside)?),
+                    false => None,
+                };
                 let group = Self {
-                    folders: vec![made(top)?, made(cpu)?],
+                    folders: [Some(made(top)?), Some(made(cpu)?), beside.clone()]
+                        .into_iter()
+                        .flatten()
+                        .collect(),
+                    pressure: beside,
                 };
                 let [in_memory, in_cpu] = [&group.folders[0], &group.folders[1]];
                 put(in_memory.join("memory.limit_in_bytes"), memory.to_string())?;
                 put(in_cpu.join("cpu.cfs_period_us"), period.to_string())?;
-                put(in_cpu.join("cpu.cfs_quota_us"), quota.to_string())?;
+                put(
+                    in_cpu.join("cpu.cfs_quota_us"),
+                    quota.map_or("-1".to_owned(), |it| it.to_string()),
+                )?;
                 Ok(group)
             }
             Version::Two(top) => {
@@ -90,13 +110,18 @@ impl Group {
                     top.join("cgroup.subtree_control"),
                     "+memory +cpu".to_owned(),
                 )?;
+                let folder = made(top)?;
                 let group = Self {
-                    folders: vec![made(top)?],
+                    pressure: Some(folder.clone()),
+                    folders: vec![folder],
                 };
                 let folder = &group.folders[0];
                 put(folder.join("memory.max"), memory.to_string())?;
                 put(folder.join("memory.swap.max"), "0".to_owned()).ok();
-                put(folder.join("cpu.max"), format!("{quota} {period}"))?;
+                put(folder.join("cpu.max"), {
+                    let quota = quota.map_or("max".to_owned(), |it| it.to_string());
+                    format!("{quota} {period}")
+                })?;
                 Ok(group)
             }
         }
@@ -135,6 +160,69 @@ impl Group {
             .parse()?;
         let peak = read(["memory.peak", "memory.max_usage_in_bytes"])?;
         Ok((killed, peak.trim().parse()?))
+    }
+}
+
+/// How often the kernel stopped a group because its quota was used up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    /// Periods in which it worked.
+    pub periods: u64,
+    /// Those in which it was stopped.
+    pub times: u64,
+    /// For how long in all, each processor by itself.
+    pub stopped: Duration,
+}
+
+impl Group {
+    /// Words before a program, and before those of [`Group::enter`], that let it see the pressure in its own group alone: that of the machine is
+    /// that of all tests.
+    ///
+    /// # Errors
+    /// The kernel does not count it for groups.
+    pub fn alone(&self) -> Result<Vec<String>, Missing> {
+        const SCRIPT: &str = "mount -t tmpfs none \"$1\" || exit 1; shift; while [ \"$1\" != -- ]; do [ ! -e \"$1\" ] || mount --bind /dev/null \"$1\" || exit 1; shift; done; shift; exec \"$@\"";
+        let pressure = self.pressure.as_deref();
+        let own = pressure.map(|it| it.join("cpu.pressure"));
+        let counted = own.is_some_and(|it| fs::read_to_string(it).is_ok_and(|it| !it.is_empty()));
+        let Some(around) = pressure.and_then(Path::parent).filter(|_| counted) else {
+            return Err(Missing::new(
+                "this kernel counts no pressure of control groups",
+            ));
+        };
+        tool::find(&["unshare"])?;
+        let machine = "/proc/pressure".to_owned();
+        let around = ["memory", "cpu", "io"].map(|it| around.join(format!("{it}.pressure")));
+        let words = ["unshare", "--mount", "sh", "-c", SCRIPT, "sh"].map(str::to_owned);
+        Ok(words
+            .into_iter()
+            .chain([machine])
+            .chain(around.map(|it| it.display().to_string()))
+            .chain(["--".to_owned()])
+            .chain(self.enter())
+            .collect())
+    }
+
+    /// Since it was made.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn throttled(&self) -> Result<Throttled> {
+        let stats = self.folders.iter().map(|it| it.join("cpu.stat"));
+        let mut stats = stats.filter_map(|stat| fs::read_to_string(stat).ok());
+        let stat = stats.find(|stat| stat.contains("nr_throttled"));
+        let stat = stat.context("cpu.stat")?;
+        let of = |name: &str| {
+            let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+            lines.find(|(key, _)| *key == name)?.1.parse().ok()
+        };
+        let stopped = of("throttled_usec").map(Duration::from_micros);
+        let stopped = stopped.or_else(|| of("throttled_time").map(Duration::from_nanos));
+        Ok(Throttled {
+            periods: of("nr_periods").context("nr_periods")?,
+            times: of("nr_throttled").context("nr_throttled")?,
+            stopped: stopped.context("throttled_usec")?,
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 //! left out unseen.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt as _, chown},
     path::{Path, PathBuf},
@@ -13,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-use crate::{chart::Chart, clients::Podman, namespace, place, tool::Missing};
+use crate::{chart::Chart, clients::Podman, namespace, place, tool::Missing, wait};
 
 /// A running container. Dropped, it is removed.
 #[derive(Debug)]
@@ -23,6 +24,9 @@ pub struct Pod {
     grace: u64,
     volumes: TempDir,
 }
+
+/// A volume that is memory: its size.
+struct InMemory(String);
 
 /// The OCI layout with the image that is released, made of the program under test: `PIERHEAD_IMAGE`, else in the
 /// build folder.
@@ -65,12 +69,25 @@ impl Pod {
         let settings = Settings::of(&pod["securityContext"], &container["securityContext"])?;
         words.extend(settings.words());
         words.extend(limits(&container["resources"]["limits"])?);
+        let mut in_memory = BTreeMap::new();
         for volume in list(&pod["volumes"]) {
-            let path = volumes.path().join(text(&volume["name"])?);
-            make(volume, &path, chart, settings.volumes)?;
+            let name = text(&volume["name"])?;
+            match memory(volume)? {
+                Some(it) => drop(in_memory.insert(name, it)),
+                None => make(volume, &volumes.path().join(name), chart, settings.volumes)?,
+            }
         }
         for mount in list(&container["volumeMounts"]) {
-            let mut from = volumes.path().join(text(&mount["name"])?);
+            let name = text(&mount["name"])?;
+            if let Some(InMemory(size)) = in_memory.get(name) {
+                // The kernel charges the container for it, as it does a pod's.
+                let at = text(&mount["mountPath"])?;
+                words.push(format!(
+                    "--mount=type=tmpfs,destination={at},tmpfs-size={size},tmpfs-mode=0777"
+                ));
+                continue;
+            }
+            let mut from = volumes.path().join(name);
             if let Some(inner) = mount["subPath"].as_str() {
                 from.push(inner);
             }
@@ -116,13 +133,33 @@ impl Pod {
 
     /// What it wrote to both outputs.
     pub fn log(&self) -> String {
-        let log = self.podman.podman(&["logs", &self.id]);
+        let log = self.podman.logs(&self.id);
         log.unwrap_or_else(|error| format!("{error:#}"))
     }
 
     /// Whether it runs.
     pub fn runs(&self) -> Result<bool> {
         Ok(self.inspect("{{.State.Running}}")? == "true")
+    }
+
+    /// Waits until it ends by itself: its exit status.
+    pub fn ended(&self) -> Result<i32> {
+        wait::until("the end of the pod", || Ok((!self.runs()?).then_some(())))?;
+        Ok(self.inspect("{{.State.ExitCode}}")?.parse()?)
+    }
+
+    /// Starts the container once more, as a kubelet does with one that ended.
+    pub fn again(&self) -> Result<()> {
+        self.podman.podman(&["start", &self.id]).map(drop)
+    }
+
+    /// Whether a command succeeds in it, as a kubelet asks one of a probe.
+    pub fn exec(&self, words: &Value) -> Result<bool> {
+        let mut command = vec!["exec", &self.id];
+        for word in list(words) {
+            command.push(text(word)?);
+        }
+        Ok(self.podman.podman(&command).is_ok())
     }
 
     /// A line of `/proc/<its process>/status`, such as `CapEff`.
@@ -259,6 +296,18 @@ fn limits(limits: &Value) -> Result<Vec<String>> {
     Ok(words)
 }
 
+/// Whether a volume is memory.
+fn memory(volume: &Value) -> Result<Option<InMemory>> {
+    let empty = &volume["emptyDir"];
+    if empty["medium"] != "Memory" {
+        return Ok(None);
+    }
+    let size = text(&empty["sizeLimit"])?
+        .trim_end_matches('i')
+        .to_lowercase();
+    Ok(Some(InMemory(size)))
+}
+
 /// Makes what a kubelet would mount.
 fn make(volume: &Value, path: &Path, chart: &Chart, group: Option<u64>) -> Result<()> {
     fs::create_dir(path)?;
@@ -267,6 +316,13 @@ fn make(volume: &Value, path: &Path, chart: &Chart, group: Option<u64>) -> Resul
         for (name, content) in object["data"].as_object().into_iter().flatten() {
             fs::write(path.join(name), text(content)?)?;
         }
+    } else if let Some(secret) = volume.get("secret") {
+        // Nobody made it.
+        ensure!(
+            secret["optional"] == true,
+            "the kubelet would wait for it: {volume}"
+        );
+        fs::set_permissions(path, Permissions::from_mode(0o755))?;
     } else if volume.get("emptyDir").is_some() {
         // For everybody, and what is made in it for the group of the volumes.
         let group = group.map(u32::try_from).transpose()?;

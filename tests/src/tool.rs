@@ -2,9 +2,10 @@
 
 use std::{
     env, fmt,
-    io::Write as _,
     path::{Path, PathBuf},
 };
+
+use pierhead_testkit::skip;
 
 /// Why a test cannot run here.
 #[derive(Debug)]
@@ -98,17 +99,11 @@ pub fn or_skip<T>(found: Result<T, Missing>) -> Option<T> {
         Ok(found) => return Some(found),
         Err(missing) => missing,
     };
-    let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
-    let ci = env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "false" | "0"));
     assert!(
-        !ci || missing.excused,
-        "CI must run every test, but {test}: {missing}"
+        !skip::is_ci() || missing.excused,
+        "CI must run every test, but {}: {missing}",
+        skip::test()
     );
-    // Past the capture of `eprintln!`; a closed stderr is nobody's loss.
-    let _ = writeln!(
-        std::io::stderr().lock(),
-        "\n*** SKIPPED *** {test}: {missing}\n"
-    );
+    skip::say(&missing.reason);
     None
 }

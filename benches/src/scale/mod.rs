@@ -33,13 +33,14 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',')]
     experiments: Vec<Experiment>,
     /// How many machines pull at once; each number is measured.
-    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64", value_parser = some)]
     machines: Vec<usize>,
     /// How many are simulated besides.
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "1,4,16,64,256,1000,10000,100000"
+        default_value = "1,4,16,64,256,1000,10000,100000",
+        value_parser = some
     )]
     simulate: Vec<usize>,
     /// Over how many seconds the simulated machines begin; 0 is all at once.
@@ -55,19 +56,19 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',')]
     images: Vec<String>,
     /// Rate of the uplink, in Mbit/s.
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..))]
     uplink: u64,
     /// Round trip of the uplink, in milliseconds.
     #[arg(long, default_value_t = 20)]
     rtt: u64,
     /// Rate of the card towards all its machines together, in Mbit/s.
-    #[arg(long, default_value_t = 10_000)]
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     card: u64,
     /// Runs; the median of each figure counts.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = some)]
     runs: usize,
     /// Starts of the function, each with empty stores.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 20, value_parser = some)]
     starts: usize,
     /// Draw what was measured and simulated into this file.
     #[arg(long)]
@@ -75,6 +76,15 @@ pub(crate) struct Options {
     /// The pierhead to measure.
     #[arg(long = "pierhead", default_value = "target/release/pierhead")]
     program: PathBuf,
+}
+
+/// A number of what there has to be one of at least.
+fn some(text: &str) -> Result<usize, String> {
+    let number = text.parse().map_err(|error| format!("{error}"))?;
+    match number {
+        0 => Err("there is nothing to measure of 0".to_owned()),
+        _ => Ok(number),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

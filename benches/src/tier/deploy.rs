@@ -18,22 +18,18 @@ struct Way {
     knows_link: bool,
 }
 
-const NONE: Weights = Weights {
-    layer_aware: 0.0,
-    hot_files: 0.0,
-    value: 0.0,
-    sharing_runs: 0.0,
-};
-
 /// While there is room, everything is worth to be there.
-const ALL: Weights = Weights { value: 1.0, ..NONE };
+const ALL: Weights = Weights {
+    value: 1.0,
+    ..Weights::NONE
+};
 const LAYER_AWARE: Weights = Weights {
     layer_aware: 1.0,
-    ..NONE
+    ..Weights::NONE
 };
 const HOT_FILES: Weights = Weights {
     hot_files: 1.0,
-    ..NONE
+    ..Weights::NONE
 };
 
 const WAYS: [Way; 5] = [

@@ -10,6 +10,7 @@ use pierhead_cache::staging::Weights;
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
 use super::touched::{Indices, Touched, sample};
+use crate::figures::mega;
 
 /// Bytes that a start reads at once, as a file system that is mounted does.
 const PIECE: usize = 128 << 10;
@@ -39,10 +40,8 @@ const PLACES: [(&str, Place); 3] = [
 
 /// While there is room, everything is worth to be there.
 const VALUE: Weights = Weights {
-    layer_aware: 0.0,
-    hot_files: 0.0,
     value: 1.0,
-    sharing_runs: 0.0,
+    ..Weights::NONE
 };
 
 /// Seconds of all starts, and bytes of the fast tier.
@@ -179,9 +178,4 @@ async fn start(setting: &Setting, touched: &[Touched]) -> Result<Duration> {
         }
     }
     Ok(begun.elapsed())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-fn mega(bytes: u64) -> f64 {
-    bytes as f64 / 1e6
 }

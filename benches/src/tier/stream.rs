@@ -30,13 +30,6 @@ struct Run {
     promoted: u64,
 }
 
-const NONE: Weights = Weights {
-    layer_aware: 0.0,
-    hot_files: 0.0,
-    value: 0.0,
-    sharing_runs: 0.0,
-};
-
 /// What another process of this machine may cost a pull.
 const NOISE: (f64, f64) = (1.05, 0.02);
 
@@ -84,10 +77,13 @@ impl Stream {
             limit,
             weights,
         };
-        let value = Weights { value: 1.0, ..NONE };
+        let value = Weights {
+            value: 1.0,
+            ..Weights::NONE
+        };
         let sharing = Weights {
             sharing_runs: 1.0,
-            ..NONE
+            ..Weights::NONE
         };
         let order = self.order(images.len());
         let mut runs = Vec::new();

@@ -119,6 +119,15 @@ impl Podman {
         process::stdout(self.command().args(arguments))
     }
 
+    /// What a container wrote to both of its outputs.
+    pub fn logs(&self, container: &str) -> Result<String> {
+        let output = self.command().args(["logs", container]).output()?;
+        let texts = [output.stdout, output.stderr];
+        Ok(texts
+            .map(|it| String::from_utf8_lossy(&it).into_owned())
+            .concat())
+    }
+
     /// Takes the one image of an OCI layout that is for this machine: its ID.
     pub fn load(&self, layout: &Path) -> Result<String> {
         let policy = self.data.path().join("policy.json").display().to_string();

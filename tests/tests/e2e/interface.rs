@@ -63,6 +63,14 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
     })?;
     assert_eq!(network.get("http://203.0.113.1:5000/v2/")?, Some(200));
     assert_eq!(network.get("http://203.0.113.9:5000/v2/")?, None);
+    // And what it loses is not.
+    network.ip("address del 203.0.113.1/24 dev p0")?;
+    pierhead.daemon().until("the lost address", |log| {
+        Ok(log
+            .contains("no longer listens on 203.0.113.1:5000")
+            .then_some(()))
+    })?;
+    assert_eq!(network.get("http://192.0.2.1:5000/v2/")?, Some(200));
     Ok(())
 }
 
@@ -89,6 +97,29 @@ fn an_interface_that_comes_late_is_waited_for() -> Result<()> {
         "{}",
         pierhead.log()
     );
+    Ok(())
+}
+
+/// All addresses are meant, and one of them is the link to the card's consoles.
+#[test]
+fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
+    if or_skip(namespace::available()).is_none() {
+        return Ok(());
+    }
+    let network = two()?;
+    network.ip("link add tmfifo_net0 type veth peer name host0")?;
+    network.ip("address add 192.168.100.2/30 dev tmfifo_net0")?;
+    let all = Options::new()
+        .inside(network.enter())
+        .argument("--listen")
+        .argument("0.0.0.0:5000");
+    let warning = "stands for all addresses, among them 192.168.100.2, which is on tmfifo_net0";
+    let pierhead = Pierhead::start(all)?;
+    assert!(pierhead.log().contains(warning), "{}", pierhead.log());
+    // The next one wants its port.
+    drop(pierhead);
+    let chosen = Pierhead::start(on(&network, "p0", "30s"))?;
+    assert!(!chosen.log().contains("tmfifo_net0"), "{}", chosen.log());
     Ok(())
 }
 

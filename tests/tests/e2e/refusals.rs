@@ -170,6 +170,67 @@ fn a_data_folder_on_a_full_disk() -> Result<()> {
     )
 }
 
+/// Bytes that are no text: of the configuration, and of a file that it names.
+#[test]
+fn files_that_are_no_text() -> Result<()> {
+    let folder = place::scratch("binary")?;
+    let password = folder.path().join("password");
+    fs::write(&password, b"\xff\xfe\0")?;
+    let options = Options::new().config(&format!(
+        "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {password:?}"
+    ));
+    refused(&options, 65, &["pierhead.toml:1: ", "is no text (UTF-8)"])?;
+    let file = password.to_str().context("UTF-8")?;
+    let options = Options::new().argument("--config").argument(file);
+    refused(&options, 2, &["this is no text (UTF-8)"])
+}
+
+/// Addresses that cannot be had, for three reasons.
+#[test]
+fn addresses_that_cannot_be_had() -> Result<()> {
+    let other = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let taken = other.local_addr()?.to_string();
+    let listen = |address: &str| Options::new().argument("--listen").argument(address);
+    refused(
+        &listen(&taken),
+        69,
+        &["cannot listen on", &taken, "ss -ltnp"],
+    )?;
+    // Set aside for examples: no machine has it.
+    refused(
+        &listen("192.0.2.77:0"),
+        68,
+        &["192.0.2.77", "ip -br address"],
+    )?;
+    let powerless = listen("127.0.0.1:7").inside(namespace::powerless());
+    // Where every user may take any port there is nothing to refuse.
+    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start")?;
+    if first.trim().parse::<u16>()? > 7 {
+        refused(&powerless, 77, &["127.0.0.1:7", "CAP_NET_BIND_SERVICE"])?;
+    }
+    Ok(())
+}
+
+/// A fast tier on tmpfs is memory: more than the machine has is told by its line, and nothing is made.
+#[test]
+fn a_tier_in_memory_that_does_not_fit() -> Result<()> {
+    let options = Options::new().config(
+        "tier.kind = \"file\"\ntier.path = \"/dev/shm/pierhead-never-made\"\ntier.size = \"900TiB\"",
+    );
+    refused(
+        &options,
+        71,
+        &[
+            "pierhead.toml:3: ",
+            "tier.size",
+            "lies in memory",
+            "put tier.path onto a disk",
+        ],
+    )?;
+    assert!(!Path::new("/dev/shm/pierhead-never-made").exists());
+    Ok(())
+}
+
 /// What trusts nobody, or nothing that is an authority.
 #[test]
 fn authorities_that_are_none() -> Result<()> {
@@ -202,13 +263,17 @@ fn a_clock_that_is_decades_off() -> Result<()> {
             "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {ca:?}",
             hub.url()
         );
-        let pierhead = Pierhead::start(Options::new().config(&config))?;
+        let mut pierhead = Pierhead::start(Options::new().config(&config))?;
         let words = ["the clock is wrong", "by this machine's clock it is", date];
         // A client reads it, and the log has it.
         let answer = get(pierhead.address(), "/v2/library/app/manifests/1")?;
         let body = String::from_utf8_lossy(&answer.body);
         assert_eq!(answer.status, 503, "{body}");
+        // With nothing in its cache it is of no use before the clock is set.
+        let status = pierhead.daemon().wait(pierhead_tests::wait::PATIENCE)?;
         let log = pierhead.log();
+        assert_eq!(status.code(), Some(75), "{log}");
+        assert!(log.contains("timedatectl set-ntp true"), "{log}");
         for word in words {
             assert!(body.contains(word), "{word:?} is missing in: {body}");
             assert!(log.contains(word), "{word:?} is missing in the log: {log}");

@@ -8,15 +8,16 @@ use pierhead_tests::{
     clients::{Client, Containerd, Docker, Pulled, Skopeo},
     image::images,
     pierhead::{Options, Pierhead},
+    place,
     registry::{self, Registry},
     tool::or_skip,
     wait,
 };
 
-use crate::certified::Files;
+use crate::{bundles, certified::Files};
 
 /// GET over TLS, trusting this authority only.
-fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
+pub(crate) fn get(addr: SocketAddr, path: &str, ca: &str) -> Result<Response> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -99,6 +100,29 @@ fn containerd_with_a_certificate_of_its_own() -> Result<()> {
         );
         Containerd::start("docker.io", &format!("https://{pierhead}"), &keys)
     })
+}
+
+/// The same of `pierhead pull`.
+#[test]
+fn a_worker_with_a_certificate_of_its_own() -> Result<()> {
+    let files = Files::new()?;
+    files.issue("client", &["worker-1"])?;
+    let tls = format!(
+        "{}client_ca = {:?}\n[auth]\nmode = \"mtls\"\n",
+        files.tls(),
+        files.path("ca.crt")
+    );
+    let (_hub, pierhead) = bundles::stage(Options::new().config(&tls))?;
+    let via = format!("https://{}", pierhead.address());
+    let folder = place::scratch("worker")?;
+    let shown = |name: &str| files.path(name).display().to_string();
+    let (ca, cert, key) = (shown("ca.crt"), shown("client.cert"), shown("client.key"));
+    let trusting = ["--ca", &ca];
+    let refused = bundles::pull(&via, "1", &folder.path().join("none"), &trusting);
+    assert!(refused.is_err(), "let in without a certificate");
+    let words = [trusting, ["--cert", &cert], ["--key", &key]].concat();
+    bundles::pull(&via, "1", &folder.path().join("store"), &words)?;
+    Ok(())
 }
 
 #[test]

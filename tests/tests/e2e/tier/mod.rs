@@ -1,5 +1,6 @@
 //! A fast tier in front of the disk, in a daemon: what a client sees of it (nothing), a restart, a crash, an operator.
 
+mod lent;
 mod machine;
 mod refused;
 mod running;

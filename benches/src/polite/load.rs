@@ -1,0 +1,121 @@
+//! Clients that pull as fast as they can, and one that asks for a manifest now and then and looks at the clock.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::images::{Images, REPOSITORY};
+use crate::client::{Connection, Dial};
+
+/// Whoever pulls gives way to who measures: on a card they are other machines.
+const LOWEST_PRIORITY: i32 = 19;
+
+/// Who asks for what.
+pub(super) struct Load<'a> {
+    pub(super) to: SocketAddr,
+    pub(super) images: &'a Images,
+    pub(super) clients: usize,
+    /// Between two manifests.
+    pub(super) every: Duration,
+    pub(super) time: Duration,
+}
+
+/// What came of it.
+pub(super) struct Asked {
+    /// Milliseconds.
+    pub(super) manifests: Vec<f64>,
+    /// Of blobs.
+    pub(super) bytes: u64,
+    pub(super) failed: u64,
+    pub(super) wall: Duration,
+}
+
+impl Load<'_> {
+    fn open(&self) -> Result<Connection> {
+        Dial {
+            to: self.to,
+            tls: None,
+        }
+        .open()
+    }
+
+    /// One version, over a connection of its own; bytes of its blobs.
+    pub(super) fn pull(&self, nth: usize) -> Result<u64> {
+        pull(&mut self.open()?, self.images, nth)
+    }
+
+    /// A manifest now and then: how long each took since it was due.
+    pub(super) fn manifests(&self) -> Result<Vec<f64>> {
+        let mut connection = self.open()?;
+        let path = format!("/v2/{REPOSITORY}/manifests/0");
+        let (begun, mut due) = (Instant::now(), Instant::now());
+        let mut times = Vec::new();
+        while begun.elapsed() < self.time {
+            // Who is late by the timer of this machine asks late; who is late because the answer before was, has waited since it was due.
+            let ahead = due.saturating_duration_since(Instant::now());
+            let from = match ahead.is_zero() {
+                true => due,
+                false => {
+                    std::thread::sleep(ahead);
+                    Instant::now()
+                }
+            };
+            connection.get(&path, from)?;
+            times.push(from.elapsed().as_secs_f64() * 1e3);
+            due += self.every;
+        }
+        Ok(times)
+    }
+
+    /// The same while all clients pull, `new_version` after `new_version` another one.
+    pub(super) fn all(&self, new_version: Duration) -> Result<Asked> {
+        let (over, bytes, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let begun = Instant::now();
+        let manifests = std::thread::scope(|scope| {
+            for _ in 0..self.clients {
+                scope.spawn(|| {
+                    // Without the right to, it measures what the machine makes of it.
+                    let _ = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
+                    let pulls = || -> Result<()> {
+                        let mut connection = self.open()?;
+                        while !over.load(Ordering::Relaxed) {
+                            let nth = begun.elapsed().as_millis() / new_version.as_millis();
+                            let nth = usize::try_from(nth)?.min(self.images.versions.len() - 1);
+                            let pulled = pull(&mut connection, self.images, nth)?;
+                            bytes.fetch_add(pulled, Ordering::Relaxed);
+                        }
+                        Ok(())
+                    };
+                    if let Err(error) = pulls() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        eprintln!("a pull failed: {error:#}");
+                    }
+                });
+            }
+            let asking = scope.spawn(|| self.manifests());
+            let manifests = asking.join();
+            over.store(true, Ordering::Relaxed);
+            manifests
+        });
+        let manifests = manifests.ok().context("a client thread panicked")??;
+        Ok(Asked {
+            manifests,
+            bytes: bytes.into_inner(),
+            failed: failed.into_inner(),
+            wall: begun.elapsed(),
+        })
+    }
+}
+
+fn pull(connection: &mut Connection, images: &Images, nth: usize) -> Result<u64> {
+    let manifest = format!("/v2/{REPOSITORY}/manifests/{nth}");
+    connection.get(&manifest, Instant::now())?;
+    let mut bytes = 0;
+    for digest in &images.versions[nth].blobs {
+        let path = format!("/v2/{REPOSITORY}/blobs/{digest}");
+        bytes += connection.get(&path, Instant::now())?.bytes;
+    }
+    Ok(bytes)
+}

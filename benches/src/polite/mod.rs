@@ -1,0 +1,171 @@
+//! A small control group with many clients: what a manifest takes alone, and while blobs are pulled and the background works.
+
+mod images;
+mod load;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use pierhead_tests::group::{Group, Throttled};
+
+use crate::figures::{mega, percentile, ratio};
+use crate::server::{Server, loopback};
+use images::Images;
+use load::{Asked, Load};
+
+/// A new version is there so often, so that the background has something to do all the time.
+const NEW_VERSION: Duration = Duration::from_millis(1500);
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The pierhead to measure.
+    #[arg(long, default_value = "target/release/pierhead")]
+    pierhead: PathBuf,
+    /// Memory of the group, in MiB.
+    #[arg(long, default_value_t = 256)]
+    memory: u64,
+    /// Processor time of the group, in thousandths of a core; 0 is as much as it takes.
+    #[arg(long, default_value_t = 500)]
+    quota: u64,
+    /// What `limits.cpu_share` says: a row for each; "none" leaves it out.
+    #[arg(long, value_delimiter = ',', default_value = "90%,off")]
+    shares: Vec<String>,
+    /// Clients that pull, one version after the other.
+    #[arg(long, default_value_t = 20)]
+    clients: usize,
+    /// Seconds alone, and seconds under load.
+    #[arg(long, default_value_t = 15)]
+    seconds: u64,
+    /// Milliseconds between two manifests that are asked for.
+    #[arg(long, default_value_t = 5)]
+    every: u64,
+    /// Leaves out bundles, the fast tier and the learned policy.
+    #[arg(long)]
+    no_background: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let seconds = Duration::from_secs(options.seconds);
+    let versions = seconds.as_millis() / NEW_VERSION.as_millis() + 2;
+    let images = Arc::new(Images::generate(u64::try_from(versions)?)?);
+    let upstream = images.serve()?;
+    println!(
+        "{} MiB and {} thousandths of a core, {} clients; a manifest is asked for every {} ms, and its time counts from when it was due; a new version of \
+         {:.0} MB every {NEW_VERSION:?}\n",
+        options.memory,
+        options.quota,
+        options.clients,
+        options.every,
+        mega(images.size())
+    );
+    println!(
+        "| cpu_share | manifests alone: number, p50 / p99 ms | under load: number, p50 / p99 / most ms | p99, × alone | blobs MB/s | CPU-s/GB | stopped: periods of all, s | \
+         images ready | peak MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    );
+    for share in &options.shares {
+        let stage = Stage {
+            options,
+            images: &images,
+        };
+        stage.row(share, upstream)?;
+    }
+    Ok(())
+}
+
+struct Stage<'a> {
+    options: &'a Options,
+    images: &'a Arc<Images>,
+}
+
+impl Stage<'_> {
+    fn row(&self, share: &str, upstream: std::net::SocketAddr) -> Result<()> {
+        let options = self.options;
+        let group = Group::new(options.memory << 20, options.quota)
+            .map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let folder = options
+            .pierhead
+            .parent()
+            .context("a program in no folder")?;
+        let tier = tempfile::tempdir_in(folder)?;
+        let config = self.config(share, &tier.path().join("tier"));
+        let server = Server::start(
+            &options.pierhead,
+            &group.enter(),
+            &loopback().to_string(),
+            upstream,
+            &config,
+        )?;
+        let load = Load {
+            to: server.address,
+            images: self.images,
+            clients: options.clients,
+            every: Duration::from_millis(options.every),
+            time: Duration::from_secs(options.seconds),
+        };
+        load.pull(0)?;
+        if !options.no_background {
+            server.settle()?;
+        }
+        let alone = load.manifests()?;
+        let (before, cpu) = (group.throttled()?, server.process.cpu_seconds()?);
+        let loaded = load.all(NEW_VERSION)?;
+        let (after, cpu) = (group.throttled()?, server.process.cpu_seconds()? - cpu);
+        ensure!(loaded.failed == 0, "{} pulls failed", loaded.failed);
+        let (killed, peak) = group.memory()?;
+        ensure!(
+            killed == 0,
+            "{killed} processes were killed for want of memory"
+        );
+        let ready = match options.no_background {
+            true => 0,
+            false => server.stat("ready")?,
+        };
+        self.print(share, &alone, &loaded, (before, after), cpu, (ready, peak))
+    }
+
+    fn config(&self, share: &str, tier: &Path) -> String {
+        let share = match share {
+            "none" => String::new(),
+            share => format!("[limits]\ncpu_share = {share:?}\n"),
+        };
+        let background = match self.options.no_background {
+            true => String::new(),
+            false => format!(
+                "[bundle]\nenabled = true\nlevel = 9\ncpu = 100\n[eviction]\npolicy = \"learned\"\n[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\"\n"
+            ),
+        };
+        format!("profile = \"small\"\n{share}{background}")
+    }
+
+    fn print(
+        &self,
+        share: &str,
+        alone: &[f64],
+        loaded: &Asked,
+        (before, after): (Throttled, Throttled),
+        cpu: f64,
+        (ready, peak): (u64, u64),
+    ) -> Result<()> {
+        let at = |times: &[f64], percent| percentile(&mut times.to_vec(), percent);
+        let (calm, busy) = (at(alone, 99)?, at(&loaded.manifests, 99)?);
+        println!(
+            "| {share} | {}, {:.2} / {calm:.2} | {}, {:.2} / {busy:.2} / {:.1} | {:.1} | {:.0} | {:.2} | {} of {}, {:.1} | {ready} | {} |",
+            alone.len(),
+            at(alone, 50)?,
+            loaded.manifests.len(),
+            at(&loaded.manifests, 50)?,
+            at(&loaded.manifests, 100)?,
+            busy / calm,
+            mega(loaded.bytes) / loaded.wall.as_secs_f64(),
+            cpu / ratio(loaded.bytes, 1_000_000_000),
+            after.times - before.times,
+            after.periods - before.periods,
+            (after.stopped - before.stopped).as_secs_f64(),
+            peak >> 20,
+        );
+        Ok(())
+    }
+}
