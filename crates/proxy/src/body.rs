@@ -14,7 +14,7 @@ use pierhead_cache::Sound;
 
 use crate::Error;
 use crate::bundle::{Range, Records};
-use crate::gate::{Gate, PIECE};
+use crate::gate::{Gate, PIECE, metered};
 use crate::limits::Held;
 use crate::metrics::{Kind, Metrics};
 use crate::pace::{Pace, Turn};
@@ -362,10 +362,10 @@ impl Stream {
                 State::Idle(mut source) => {
                     let gate = self.gate.clone();
                     self.state = State::Reading(Box::pin(async move {
-                        if let Some(gate) = gate {
+                        if let Some(gate) = &gate {
                             gate.pass().await;
                         }
-                        let bytes = source.next().await;
+                        let bytes = metered(gate.as_deref(), source.next()).await;
                         (source, bytes)
                     }));
                 }

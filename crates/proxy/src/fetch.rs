@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use crate::access::Clean;
 use crate::claim::Wanted;
 use crate::error::{is_passed_on, is_wrong, with_sources};
-use crate::gate::PIECE;
+use crate::gate::{PIECE, metered};
 use crate::lead::Lead;
 use crate::limits::{Ticket, Turn};
 use crate::service::Inner;
@@ -225,8 +225,9 @@ async fn transfer(
         }
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
         since_gate += u64::try_from(bytes.len()).unwrap_or(0);
-        fill.write(bytes).await?;
-        if let Some(gate) = inner.gate.as_ref().filter(|_| since_gate >= PIECE) {
+        let gate = inner.gate.as_deref();
+        metered(gate, fill.write(bytes)).await?;
+        if let Some(gate) = gate.filter(|_| since_gate >= PIECE) {
             since_gate = 0;
             gate.pass().await;
         }

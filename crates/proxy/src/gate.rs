@@ -1,12 +1,17 @@
 //! Where bytes of blobs wait for processor time, so that whatever is short finds some.
 //!
 //! A manifest, a tag or a refusal costs a tenth of a millisecond and passes by. What is long is cut into pieces, and each of them passes here, one after
-//! the other: in the order in which they came, so many at once as there are threads, and not before the quota has room.
+//! the other: in the order in which they came, so many at once as there are threads, and not before the quota has room. A part of the quota is
+//! theirs alone: clients that ask for manifests without a pause, and so use all there is, slow blobs down and do not stop them.
 
-use std::sync::atomic::AtomicU64;
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pierhead_rest::Quota;
+use pierhead_rest::{Quota, thread_time};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -14,9 +19,9 @@ use tokio::time::{Instant, sleep};
 /// Bytes that leave at once: about a tenth of a millisecond, which is what a manifest waits for behind a blob.
 pub(crate) const PIECE: u64 = 256 << 10;
 
-/// The longest that the one whose turn it is waits, so that one client who asks for manifests without a pause, which may use all there is, does not
-/// keep everybody's blobs back: a thread still sends 50 MB/s, for about a fiftieth of a core.
-const MOST: Duration = Duration::from_millis(5);
+/// So many parts has the quota of which one is the blobs' own. What is measured of their cost leaves out what hyper and TLS do with a piece that was
+/// read, which is up to three times as much; so four, and blobs alone never use more than the quota because of what is theirs.
+const PARTS: u64 = 4;
 
 /// The timers of the runtime are no finer.
 const LEAST: Duration = Duration::from_millis(1);
@@ -24,6 +29,10 @@ const LEAST: Duration = Duration::from_millis(1);
 /// See the head of this module.
 pub(crate) struct Gate {
     quota: Quota,
+    /// Of the quota, what short answers cannot take.
+    own: Quota,
+    /// Nanoseconds of processor time that pieces have cost.
+    spent: Arc<AtomicU64>,
     places: Semaphore,
     waited: Counter<f64, AtomicU64>,
 }
@@ -31,8 +40,15 @@ pub(crate) struct Gate {
 impl Gate {
     /// `waited` counts the seconds that pieces waited here.
     pub(crate) fn new(quota: Quota, threads: usize, waited: Counter<f64, AtomicU64>) -> Self {
+        let spent = Arc::new(AtomicU64::new(0));
+        let own = quota.part(PARTS, {
+            let spent = spent.clone();
+            move || Duration::from_nanos(spent.load(Ordering::Relaxed))
+        });
         Self {
             quota,
+            own,
+            spent,
             places: Semaphore::new(threads.max(1)),
             waited,
         }
@@ -43,25 +59,66 @@ impl Gate {
         let begun = Instant::now();
         // It is never closed.
         let place = self.places.acquire().await;
-        let first = Instant::now();
         // One timer a place, however many wait behind: they are woken one by one, as each before them has passed.
-        while let Some(left) = MOST.checked_sub(first.elapsed()) {
+        loop {
             let wait = self.quota.wait();
+            let wait = wait.min(if wait.is_zero() {
+                wait
+            } else {
+                self.own.wait()
+            });
             if wait.is_zero() {
                 break;
             }
-            sleep(wait.clamp(LEAST, left.max(LEAST))).await;
+            sleep(wait.max(LEAST)).await;
         }
         // Before the piece the thread looks whether somebody short has come.
         tokio::task::yield_now().await;
         drop(place);
         self.waited.inc_by(begun.elapsed().as_secs_f64());
     }
+
+    /// Counts what the thread does until it is dropped as the cost of pieces.
+    pub(crate) fn meter(&self) -> Meter<'_> {
+        Meter {
+            gate: self,
+            begun: thread_time(),
+            of_this_thread: PhantomData,
+        }
+    }
+
+    fn spend(&self, cost: Duration) {
+        let nanos = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
+        self.spent.fetch_add(nanos, Ordering::Relaxed);
+    }
+}
+
+/// See [`Gate::meter`]. The clock is its thread's, so it stays there.
+pub(crate) struct Meter<'a> {
+    gate: &'a Gate,
+    begun: Duration,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Meter<'_> {
+    fn drop(&mut self) {
+        self.gate.spend(thread_time().saturating_sub(self.begun));
+    }
+}
+
+/// Does `work` on a piece that passed `gate`, if there is one, and counts what it cost.
+pub(crate) async fn metered<W: Future>(gate: Option<&Gate>, work: W) -> W::Output {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        let _meter = gate.map(Gate::meter);
+        work.as_mut().poll(context)
+    })
+    .await
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::{Mutex, PoisonError};
 
     use pierhead_rest::{Allowance, Reading};
 
@@ -96,14 +153,17 @@ mod tests {
         let used = Used::default();
         let gate = used.gate(1);
         used.use_up(3);
+        // What is theirs alone is used up too.
+        gate.spend(Duration::from_millis(10));
         let (begun, passed) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
         let waiting: Vec<_> = (0..5)
             .map(|nth| {
                 let (gate, used, passed) = (gate.clone(), used.clone(), passed.clone());
                 tokio::spawn(async move {
                     gate.pass().await;
-                    // Nine of it are earned in twenty, so that nobody waits for as long as is waited at most.
+                    // Nine of it are earned in twenty.
                     used.use_up(1);
+                    gate.spend(Duration::from_millis(1));
                     let millis = begun.elapsed().as_millis();
                     passed.lock().unwrap().push((nth, millis));
                 })
@@ -127,6 +187,7 @@ mod tests {
         let used = Used::default();
         let gate = used.gate(1);
         used.use_up(40);
+        gate.spend(Duration::from_millis(10));
         let [first, second] = [(); 2].map(|()| {
             let gate = gate.clone();
             tokio::spawn(async move { gate.pass().await })
@@ -139,11 +200,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_ever_for_what_others_use() {
+    async fn a_part_is_the_blobs_own_however_much_others_use() {
         let used = Used::default();
         let gate = used.gate(2);
-        let begun = Instant::now();
-        let busy = tokio::spawn({
+        // They use ten times what there is, from before the first piece comes.
+        used.use_up(1000);
+        tokio::spawn({
             let used = used.clone();
             async move {
                 loop {
@@ -152,10 +214,45 @@ mod tests {
                 }
             }
         });
-        for _ in 0..3 {
+        let (begun, mut spent) = (Instant::now(), Duration::ZERO);
+        let piece = Duration::from_micros(500);
+        while begun.elapsed() < Duration::from_secs(1) {
             gate.pass().await;
+            gate.spend(piece);
+            spent += piece;
         }
-        assert!(begun.elapsed() >= 2 * MOST && begun.elapsed() <= 4 * MOST);
-        busy.abort();
+        // A quarter of nine tenths of half a core.
+        assert!((110..=115).contains(&spent.as_millis()), "{spent:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn blobs_alone_use_what_there_is_and_no_more() {
+        let used = Used::default();
+        let gate = used.gate(1);
+        let (begun, mut spent) = (Instant::now(), Duration::ZERO);
+        let piece = Duration::from_millis(1);
+        while begun.elapsed() < Duration::from_secs(1) {
+            gate.pass().await;
+            gate.spend(piece);
+            used.use_up(1);
+            spent += piece;
+        }
+        assert!((445..=455).contains(&spent.as_millis()), "{spent:?}");
+    }
+
+    #[tokio::test]
+    async fn what_a_piece_costs_is_counted_and_what_it_waits_for_is_not() {
+        let gate = Used::default().gate(1);
+        metered(Some(&gate), async {
+            sleep(Duration::from_millis(50)).await;
+            let begun = thread_time();
+            while thread_time() - begun < Duration::from_millis(5) {
+                std::hint::spin_loop();
+            }
+            sleep(Duration::from_millis(50)).await;
+        })
+        .await;
+        let spent = Duration::from_nanos(gate.spent.load(Ordering::Relaxed));
+        assert!((4..25).contains(&spent.as_millis()), "{spent:?}");
     }
 }

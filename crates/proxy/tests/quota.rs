@@ -47,11 +47,12 @@ impl Asked {
 
     async fn stage(&self) -> Stage {
         let quota = self.quota();
-        self.take();
-        Plan::default()
+        let stage = Plan::default()
             .config(|config| config.quota = Some(quota))
             .open()
-            .await
+            .await;
+        self.take();
+        stage
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use quota::{Allowance, Quota, Reading};
+pub use quota::{Allowance, Quota, Reading, thread_time};
 
 /// A handle; clones share the switch. By default nothing ever rests.
 #[derive(Clone, Debug, Default)]

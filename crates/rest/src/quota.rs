@@ -99,6 +99,20 @@ impl Quota {
         self.0.allowance
     }
 
+    /// A part of it that some have to themselves, whatever the others use: another bucket, a so-many-th as large and emptied by what `used` says that
+    /// those have used, since whenever.
+    pub fn part(&self, of: u64, used: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        let whole = self.clone();
+        let allowance = Allowance {
+            thousandths: self.0.allowance.thousandths / of.max(1),
+            ..self.0.allowance
+        };
+        Self::with_clock(allowance, move || Reading {
+            now: (whole.0.clock)().now,
+            used: used(),
+        })
+    }
+
     /// How long those who are served have to wait for their next piece, if nobody uses anything meanwhile; none when it is their turn. A look at a clock of
     /// the kernel's, about a microsecond.
     pub fn wait(&self) -> Duration {
@@ -160,7 +174,16 @@ impl Bucket {
 
 /// Of all threads, the kernel's work for them included: what it counts against the quota.
 fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
+    read(ClockId::ProcessCPUTime)
+}
+
+/// Processor time that the thread has used which asks, the kernel's work for it included. A call of the kernel, about 0.2 µs.
+pub fn thread_time() -> Duration {
+    read(ClockId::ThreadCPUTime)
+}
+
+fn read(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     Duration::new(
         u64::try_from(time.tv_sec).unwrap_or(0),
         u32::try_from(time.tv_nsec).unwrap_or(0),
@@ -169,6 +192,8 @@ fn processor_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     /// Half a core in periods of 100 ms, of which 90 % are used.
@@ -298,6 +323,30 @@ mod tests {
     }
 
     #[test]
+    fn a_part_is_left_to_those_whose_it_is_whatever_others_use() {
+        let clocks = Clocks::default();
+        let quota = clocks.quota(HALF);
+        let theirs = Arc::new(AtomicU64::new(0));
+        let part = quota.part(5, {
+            let theirs = theirs.clone();
+            move || Duration::from_micros(theirs.load(Ordering::Relaxed))
+        });
+        for _ in 0..10_000 {
+            // Others use more than there is.
+            clocks.pass(100, 100);
+            if part.wait().is_zero() {
+                theirs.fetch_add(100, Ordering::Relaxed);
+            }
+            assert!(!quota.wait().is_zero() || theirs.load(Ordering::Relaxed) < 5_000);
+        }
+        // A second: a fifth of 450 ms, and the burst of half a millisecond.
+        let theirs = theirs.load(Ordering::Relaxed);
+        assert!((90_000..=90_700).contains(&theirs), "{theirs}");
+        // Nothing is a part of nothing.
+        assert!(quota.part(0, Duration::default).wait().is_zero());
+    }
+
+    #[test]
     fn no_allowance_is_too_odd() {
         for (thousandths, millis, share) in [(0, 0, 0), (u64::MAX, u64::MAX, 100), (1, 1, 1)] {
             let clocks = Clocks::default();
@@ -319,5 +368,9 @@ mod tests {
         }
         let allowance = Quota::new(HALF).allowance();
         assert_eq!(allowance, HALF);
+        let before = thread_time();
+        while thread_time() == before {
+            std::hint::spin_loop();
+        }
     }
 }

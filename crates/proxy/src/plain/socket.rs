@@ -153,6 +153,7 @@ impl Socket<'_> {
             }
             let mut at = offset;
             let sent = self.stream.try_io(Interest::WRITABLE, || {
+                let _meter = gate.map(Gate::meter);
                 Ok(rustix::fs::sendfile(
                     &self.stream,
                     file,
