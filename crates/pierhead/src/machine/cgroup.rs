@@ -66,7 +66,7 @@ impl Group {
                     names if names.split(',').any(|it| it == controller.old_name()) => Version::One,
                     _ => return None,
                 };
-                let (root, top) = mount(version, controller, mounts)?;
+                let (root, top) = mount(version, controller, Path::new(path), mounts)?;
                 Some(Self {
                     version,
                     top,
@@ -92,9 +92,15 @@ fn inside(path: &str, root: &Path) -> PathBuf {
     }
 }
 
-/// Which part of the hierarchy is mounted, and where; proc(5) has the format.
-fn mount(version: Version, controller: Controller, mounts: &str) -> Option<(PathBuf, PathBuf)> {
-    mounts.lines().find_map(|line| {
+/// Which part of the hierarchy is mounted, and where; proc(5) has the format. Of several mounts (a container that also has the host's) the one that
+/// shows the group at `path`, and the most of it alone; if none does, the first.
+fn mount(
+    version: Version,
+    controller: Controller,
+    path: &Path,
+    mounts: &str,
+) -> Option<(PathBuf, PathBuf)> {
+    let all = mounts.lines().filter_map(|line| {
         let (ours, theirs) = line.split_once(" - ")?;
         let mut theirs = theirs.split(' ');
         let (kind, _, options) = (theirs.next()?, theirs.next()?, theirs.next()?);
@@ -107,7 +113,14 @@ fn mount(version: Version, controller: Controller, mounts: &str) -> Option<(Path
         let mut ours = ours.split(' ').skip(3);
         let (root, point) = (ours.next()?, ours.next()?);
         is_it.then(|| (unescape(root), unescape(point)))
-    })
+    });
+    let shown = |root: &Path| match path.starts_with(root) {
+        true => root.components().count(),
+        false => 0,
+    };
+    // The last of those that are equal: so from the end.
+    let all: Vec<_> = all.collect();
+    all.into_iter().rev().max_by_key(|(root, _)| shown(root))
 }
 
 /// Blanks, tabs, line ends and backslashes stand there as three octal digits.
@@ -236,6 +249,22 @@ mod tests {
             "nothing is mounted"
         );
         assert_eq!(found(Controller::Cpu, "3:pids:/a\n", BOTH).len(), 0);
+    }
+
+    #[test]
+    fn of_several_mounts_the_one_that_shows_the_group() {
+        let mounts = "\
+5 4 0:2 /other /a rw - cgroup2 cgroup rw
+6 4 0:2 / /b rw - cgroup2 cgroup rw
+7 4 0:2 /pods/x /c rw - cgroup2 cgroup rw
+8 4 0:2 /pods/x /d rw - cgroup2 cgroup rw
+";
+        let folder = |own: &str| found(Controller::Cpu, own, mounts)[0].1[0].clone();
+        assert_eq!(folder("0::/pods/x/y\n"), "/c/y");
+        assert_eq!(folder("0::/pods\n"), "/b/pods");
+        let none =
+            "5 4 0:2 /other /a rw - cgroup2 cgroup rw\n6 4 0:2 /more /b rw - cgroup2 cgroup rw\n";
+        assert_eq!(found(Controller::Cpu, "0::/pods\n", none)[0].1[0], "/a/");
     }
 
     #[test]
