@@ -72,4 +72,37 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if not (or .Values.address .Values.pairs .Values.discover.enabled) -}}
 {{- fail "address: how does a host reach its DPU? Set address, pairs or discover.enabled" -}}
 {{- end -}}
+{{- /* What `pierhead setup` would refuse, as far as the schema does not. */ -}}
+{{- $addresses := list -}}
+{{- with .Values.address -}}{{- $addresses = append $addresses (list "address" .) -}}{{- end -}}
+{{- range $host, $address := .Values.pairs -}}{{- $addresses = append $addresses (list (printf "pairs.%s" $host) $address) -}}{{- end -}}
+{{- range $addresses -}}
+{{- include "pierhead-host.checkPort" . -}}
+{{- if and $.Values.caConfigMapName (hasPrefix "http://" (last .)) -}}
+{{- fail (printf "caConfigMapName: is for addresses with https, and %s is %s" (first .) (last .)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.caConfigMapName .Values.discover.enabled (eq .Values.discover.scheme "http") -}}
+{{- fail "caConfigMapName: is for addresses with https, and discover.scheme is http" -}}
+{{- end -}}
+{{- range .Values.registries -}}
+{{- include "pierhead-host.checkPort" (list "registries" .) -}}
+{{- $host := regexReplaceAll ":[0-9]+$" . "" -}}
+{{- if and (regexMatch "(^|\\.)([0-9]+|0[xX][0-9a-fA-F]*)$" $host) (not (regexMatch "^((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$" $host)) -}}
+{{- fail (printf "registries: %s: a host that ends in a number must be an IPv4 address in four decimal parts" .) -}}
+{{- end -}}
+{{- if or (gt (len $host) 253) (regexMatch "[^.]{64}" $host) -}}
+{{- fail (printf "registries: %s: a host has at most 253 bytes, and 63 between its dots" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of a key and what ends in a port, or not. */}}
+{{- define "pierhead-host.checkPort" -}}
+{{- $port := regexFind ":[0-9]+$" (last .) | trimPrefix ":" -}}
+{{- if ne $port "" -}}
+{{- if or (lt (float64 $port) 1.0) (gt (float64 $port) 65535.0) -}}
+{{- fail (printf "%s: %s: the port is not within 1 to 65535" (first .) (last .)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

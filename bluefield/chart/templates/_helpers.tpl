@@ -191,6 +191,7 @@ the daemon plans with no more than the profile has.
 {{/* What the schema cannot say. Each message names the keys. */}}
 {{- define "pierhead.check" -}}
 {{- $v := .Values -}}
+{{- include "pierhead.refused" . -}}
 {{- if and (eq $v.storage.mode "emptyDir") (not $v.storage.size) -}}
 {{- fail "storage.size: is needed with storage.mode=emptyDir, so that the cache stays below the limit of the volume" -}}
 {{- end -}}

@@ -6,6 +6,7 @@ mod configs;
 mod configuration;
 mod matrix;
 mod metrics;
+mod names;
 mod profiles;
 mod readme;
 mod says;
@@ -13,6 +14,7 @@ mod schema;
 
 use std::{
     fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -119,6 +121,9 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
     }
     render(helm, manifests.path(), &mut count)?;
     configs::check(daemon, manifests.path(), &mut count)?;
+    let schema = place::root().join("bluefield/chart/values.schema.json");
+    let schema: Value = serde_json::from_str(&fs::read_to_string(schema)?)?;
+    names::check(daemon, &schema["properties"]["config"], &mut count)?;
     println!("  {} passed, {} failed: helm", count.passed, count.failed);
     for sample in place::files(&place::root().join("bluefield/dpf"), "yaml")? {
         let stem = sample.file_stem().unwrap_or_default().to_string_lossy();
@@ -267,21 +272,26 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// The first line of a file of bad values says what helm must answer: the key that is wrong.
-    fn refuses(&self, bad: &PathBuf, count: &mut Count) -> Result<()> {
+    /// Each document of a file of bad values says first what helm must answer: the key that is wrong.
+    fn refuses(&self, bad: &Path, count: &mut Count) -> Result<()> {
         let text = fs::read_to_string(bad)?;
-        let wanted = text
-            .lines()
-            .next()
-            .and_then(|line| line.strip_prefix("# fails: "))
-            .with_context(|| format!("{} does not begin with `# fails: `", bad.display()))?;
         let name = bad.file_stem().unwrap_or_default().to_string_lossy();
-        let refused = match exec::output(&mut self.template(std::slice::from_ref(bad))) {
-            Ok(_) => Err(anyhow::anyhow!("helm takes these values")),
-            Err(error) if format!("{error:#}").contains(wanted) => Ok(()),
-            Err(error) => Err(error.context(format!("helm does not say {wanted:?}"))),
-        };
-        count.note(&format!("{}::refuses::{name}", self.name), refused);
+        for values in text.split("\n---\n") {
+            let wanted = values
+                .lines()
+                .take_while(|line| line.starts_with('#'))
+                .find_map(|line| line.strip_prefix("# fails: "))
+                .with_context(|| format!("{} lacks a `# fails: `", bad.display()))?;
+            let mut file = tempfile::NamedTempFile::new()?;
+            file.write_all(values.as_bytes())?;
+            let refused = match exec::output(&mut self.template(&[file.path().to_owned()])) {
+                Ok(_) => Err(anyhow::anyhow!("helm takes these values")),
+                Err(error) if format!("{error:#}").contains(wanted) => Ok(()),
+                Err(error) => Err(error.context(format!("helm does not say {wanted:?}"))),
+            };
+            let what = format!("{}::refuses::{name}::{wanted}", self.name);
+            count.note(&what, refused);
+        }
         Ok(())
     }
 }

@@ -1,0 +1,121 @@
+//! Whether keys that take one of some names take the same ones of the chart as of pierhead.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::check::count::Count;
+
+/// No name of anything.
+const NONE: &str = "?";
+
+/// Asks `daemon` of each key of the schema of `config` that is an enumeration, or a list of its members.
+///
+/// # Errors
+/// When there is none, or the daemon cannot be started.
+pub(crate) fn check(daemon: &Path, config: &Value, count: &mut Count) -> Result<()> {
+    let found = enumerations(config);
+    if found.is_empty() {
+        bail!("the schema of config has no enumeration");
+    }
+    let folder = tempfile::tempdir()?;
+    for Enumeration {
+        section,
+        key,
+        names,
+    } in found
+    {
+        let file = folder.path().join("pierhead.toml");
+        // A list is told from a word by the daemon alone: it complains of the wrong one in other words.
+        let said = [format!("{NONE:?}"), format!("[{NONE:?}]")].map(|value| {
+            fs::write(&file, format!("[{section}]\n{key} = {value}\n"))?;
+            let checked = Command::new(daemon)
+                .args(["config", "check"])
+                .arg(&file)
+                .output()?;
+            anyhow::Ok(String::from_utf8_lossy(&checked.stderr).into_owned())
+        });
+        let [word, list] = said;
+        let (word, list) = (word?, list?);
+        let known = choices(&word).or_else(|| choices(&list));
+        let same = known
+            .with_context(|| format!("pierhead does not say what to write: {word}{list}"))
+            .and_then(|known| match known == names {
+                true => Ok(()),
+                false => bail!("the chart takes {names:?}, pierhead {known:?}"),
+            });
+        count.note(&format!("config::names of {section}.{key}"), same);
+    }
+    Ok(())
+}
+
+struct Enumeration<'a> {
+    section: &'a str,
+    key: &'a str,
+    names: BTreeSet<String>,
+}
+
+/// Of an object's schema.
+fn properties(it: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    it["properties"].as_object().into_iter().flatten()
+}
+
+fn enumerations(config: &Value) -> Vec<Enumeration<'_>> {
+    let sections = properties(config);
+    let keys = sections
+        .flat_map(|(section, of)| properties(of).map(move |(key, schema)| (section, key, schema)));
+    keys.filter_map(|(section, key, schema)| {
+        let names = schema["enum"]
+            .as_array()
+            .or_else(|| schema["items"]["enum"].as_array())?;
+        let names = names.iter().filter_map(Value::as_str).map(str::to_owned);
+        Some(Enumeration {
+            section,
+            key,
+            names: names.collect(),
+        })
+    })
+    .collect()
+}
+
+/// The quoted words of a complaint about [`NONE`], behind what says that they would do.
+fn choices(said: &str) -> Option<BTreeSet<String>> {
+    let (_, mend) = said
+        .split_once(&format!("{NONE:?} is "))?
+        .1
+        .rsplit_once(": write ")?;
+    let quoted = mend.split('"').skip(1).step_by(2);
+    Some(quoted.map(str::to_owned).collect()).filter(|it: &BTreeSet<_>| !it.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn names_are_what_is_offered() {
+        let said =
+            "x.toml:2: eviction.policy: \"?\" is no eviction policy: write \"fifo\", \"lru\"\n";
+        let known = choices(said).expect("names");
+        assert_eq!(known.into_iter().collect::<Vec<_>>(), ["fifo", "lru"]);
+        assert!(choices("expected a list of names such as [\"a\"]").is_none());
+    }
+
+    #[test]
+    fn enumerations_are_found_in_lists_too() {
+        let schema = json!({"properties": {
+            "log": {"properties": {"format": {"enum": ["json"]}, "level": {"type": "string"}}},
+            "limits": {"properties": {"rest_under": {"items": {"enum": ["cpu", "io"]}}}},
+            "open": {"type": "boolean"}}});
+        let mut found = enumerations(&schema);
+        found.sort_by_key(|it| it.key);
+        let found = found
+            .iter()
+            .map(|it| (it.section, it.key, it.names.len()))
+            .collect::<Vec<_>>();
+        assert_eq!(found, [("log", "format", 1), ("limits", "rest_under", 2)]);
+    }
+}
