@@ -300,6 +300,12 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             &None,
             fast.queue,
         ),
+        (
+            "tier_failed",
+            "1: the medium of the fast tier has failed, and nothing goes there until a restart",
+            &None,
+            fast.failed.into(),
+        ),
     ];
     for (name, help, unit, value) in gauges {
         let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -343,6 +349,12 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             "Blobs found damaged on the fast tier",
             &None,
             fast.damaged,
+        ),
+        (
+            "tier_rot",
+            "Of the stored blobs found damaged (rot), those on the fast tier",
+            &None,
+            fast.rot,
         ),
     ];
     for (name, help, unit, value) in counters {

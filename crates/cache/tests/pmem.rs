@@ -220,12 +220,20 @@ fn a_medium_that_fails_costs_no_blob() {
     let (digest, content) = blob(2, 300_000);
     let mut staged = tier.stage(&digest).unwrap();
     assert!(has(&tier, 1, 100_000) && tier.holds(&blob(1, 100_000).0));
+    assert!(!tier.stat().failed);
     medium.fail_after(Some(0));
     assert!(staged.write(&content).is_ok());
     staged.commit(Trailer::of(&content, None)).unwrap();
     assert!(has(&tier, 2, 300_000), "the fill went to the disk");
     assert!(has(&tier, 1, 100_000), "the disk's copy is read");
     assert!(!tier.holds(&blob(1, 100_000).0));
+    let stat = tier.stat();
+    assert!(stat.failed && stat.free == 0, "{stat:?}");
+    // The next one does not even try.
+    let moved = stat.moved;
+    commit(&tier, 3, 300_000);
+    assert!(has(&tier, 3, 300_000));
+    assert_eq!(tier.stat().moved, moved);
 }
 
 #[tokio::test]

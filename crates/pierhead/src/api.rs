@@ -93,10 +93,14 @@ pub(crate) struct Tier {
     /// Blobs that were damaged on it, at the start or since.
     #[serde(default)]
     pub(crate) damaged: u64,
+    /// Whether its medium has failed: nothing goes there until a restart.
+    #[serde(default)]
+    pub(crate) failed: bool,
 }
 
 /// `PUT /v1/tier`.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct TierLimit {
     /// Bytes.
     pub(crate) limit: u64,
@@ -197,6 +201,7 @@ pub(crate) struct Pin {
 
 /// `POST /v1/prune`.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
     /// Bytes that may stay.
     pub(crate) target: u64,

@@ -1,11 +1,12 @@
 //! The fast tier, from its configuration: which file, what it turned out to be, and the log in it.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 use pierhead_cache::FastTier;
 use pierhead_cache::tier::{DiskTier, ModelledTier, Options, PmemTier};
-use pierhead_pmem::{Class, Log, Medium, Model, Modelled, Region};
+use pierhead_pmem::{Class, Error, Log, Medium, Model, Modelled, Recovered, Region, Report};
 
 use crate::config::{DiskModel, Tier, TierKind, TierModel};
 
@@ -13,21 +14,23 @@ use crate::config::{DiskModel, Tier, TierKind, TierModel};
 ///
 /// # Errors
 /// For people: what is wrong with the file, and the mend.
-pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, String> {
+pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
     let Some(region) = region(tier)? else {
         return Ok(None);
     };
-    let told = |error: &dyn std::error::Error| error.to_string();
     let (report, len) = (region.report().clone(), region.report().len);
     let file = region.sendable().map(std::fs::File::try_clone);
-    let file = file.transpose().map_err(|error| told(&error))?;
+    let file = file.transpose().map_err(|error| Unfit {
+        what: format!("{}: {error}", report.path.display()),
+        mend: SEE.to_owned(),
+    })?;
     let medium: Arc<dyn Medium> = match tier.model {
         TierModel::Off => Arc::new(region),
         TierModel::Nvdimm => Arc::new(Modelled::new(region, Model::NVDIMM)),
         TierModel::Emmc => Arc::new(Modelled::new(region, Model::EMMC)),
     };
-    let (log, found) =
-        Log::open(medium, pierhead_pmem::Options::default()).map_err(|error| told(&error))?;
+    let opened = Log::open(medium, pierhead_pmem::Options::default());
+    let (log, found) = opened.map_err(|error| Unfit::of(&report.path, &error))?;
     tracing::info!(
         class = %report.class, blobs = found.entries,
         "fast tier: {report}"
@@ -97,26 +100,86 @@ pub(crate) fn disk(
     Ok(Arc::new(ModelledTier::new(Arc::new(disk), model, MEMORY)))
 }
 
-/// The file, mapped; `None` when there is to be none.
+/// The file, mapped; `None` when there is to be none. One that was made and will not do is removed.
+fn region(tier: &Tier) -> Result<Option<Region>, Unfit> {
+    let (TierKind::Pmem | TierKind::File, Some(path)) = (tier.kind, &tier.path) else {
+        return Ok(None);
+    };
+    let is_new = !path.exists();
+    let config = pierhead_pmem::Config {
+        path: path.clone(),
+        size: tier.size,
+    };
+    let region = Region::open(&config).map_err(|error| Unfit::of(path, &error))?;
+    let report = region.report();
+    if tier.kind == TierKind::Pmem && report.class != Class::Pmem {
+        let what = format!("{report}: no persistent memory");
+        if is_new {
+            // While it is locked: nobody else can have begun to use it.
+            let _ = std::fs::remove_file(path);
+        }
+        return Err(Unfit {
+            what,
+            mend: "tier.kind = \"file\" uses it as what it is".to_owned(),
+        });
+    }
+    Ok(Some(region))
+}
+
+/// What [`open`] would find in a file that is there, or why it would refuse it; `None` when there is to be none. Reads what a
+/// start reads, and changes nothing.
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn region(tier: &Tier) -> Result<Option<Region>, String> {
-    let path = match (tier.kind, &tier.path) {
-        (TierKind::Off, _) => return Ok(None),
-        (_, None) => return Err("tier.path is not set: name the file of the tier".to_owned()),
-        (_, Some(path)) => path.clone(),
+pub(crate) fn look(tier: &Tier) -> Result<Option<(Report, Recovered)>, Unfit> {
+    let Some(region) = region(tier)? else {
+        return Ok(None);
     };
-    let config = pierhead_pmem::Config {
-        path,
-        size: tier.size,
-    };
-    let region = Region::open(&config).map_err(|error| error.to_string())?;
-    let report = region.report();
-    if tier.kind == TierKind::Pmem && report.class != Class::Pmem {
-        return Err(format!(
-            "{report}: no persistent memory; tier.kind = \"file\" uses it as what it is"
-        ));
+    let found = Log::look(&region, pierhead_pmem::Options::default());
+    let found = found.map_err(|error| Unfit::of(region.path(), &error))?;
+    Ok(Some((region.report().clone(), found)))
+}
+
+/// Why there is no fast tier: for people.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unfit {
+    /// Names the file.
+    pub(crate) what: String,
+    /// What is to be done.
+    pub(crate) mend: String,
+}
+
+/// Where nothing better is known.
+const SEE: &str = "mend that and start it again; until then all is served from the disk";
+
+impl Unfit {
+    fn of(path: &Path, error: &Error) -> Self {
+        let shown = path.display();
+        let what = error.to_string();
+        let mend = match error {
+            Error::Format { .. } => format!(
+                "`rm {shown}` while no pierhead uses it; what the disk does not have of it is fetched again"
+            ),
+            Error::Busy(_) => format!(
+                "`fuser {shown}` tells whose it is: give each pierhead a tier.path of its own"
+            ),
+            Error::Medium { .. } => format!(
+                "see the kernel's log (`dmesg`); replace the medium, or `rm {shown}` to have a new one made elsewhere on it"
+            ),
+            _ => SEE.to_owned(),
+        };
+        Self {
+            what: match what.contains(&*path.to_string_lossy()) {
+                true => what,
+                false => format!("{shown}: {what}"),
+            },
+            mend,
+        }
     }
-    Ok(Some(region))
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.mend)
+    }
 }

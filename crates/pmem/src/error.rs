@@ -51,7 +51,9 @@ pub enum Error {
         why: String,
     },
     /// The log is at its limit, or what is free is held by readers: remove something, and try again.
-    #[error("the log is full: something must be removed first")]
+    #[error(
+        "the log is full, or the file system that its file lies on (`df`): something must be removed first"
+    )]
     NoRoom,
     /// More than the layout has room for.
     #[error("a {what} of {len} bytes, where {most} are the most")]

@@ -17,6 +17,7 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod log;
+mod looked;
 mod medium;
 mod model;
 mod region;

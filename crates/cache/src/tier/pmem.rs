@@ -228,6 +228,8 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
 
     fn free(&self) -> io::Result<u64> {
         let log = &self.0.log;
+        // A medium that failed says so of no bytes at all.
+        log.medium().inspect(0, &mut []).map_err(told)?;
         Ok(log.limit().saturating_sub(log.used()))
     }
 }

@@ -42,7 +42,7 @@ async fn a_damaged_fast_copy_is_replaced_by_the_disks() {
     let object = cache.get(&digest).await.unwrap().expect("the other copy");
     assert_eq!(read_all(&Content::Object(object)).await.unwrap(), bytes);
     assert!(!tier.holds(&digest));
-    assert_eq!(tier.stat().damaged, 1);
+    assert_eq!((tier.stat().damaged, tier.stat().rot), (1, 1));
     cache.close().await;
 }
 
@@ -70,6 +70,7 @@ async fn what_rots_on_the_disk_is_not_blamed_on_a_copy_of_something_else() {
     assert!(matches!(read, Err(Error::Rot { .. })), "{read:?}");
     assert!(cache.get(&digest).await.unwrap().is_none(), "it is missing");
     assert_eq!((tier.stat().damaged, tier.stat().hot), (0, 0));
+    assert_eq!(tier.stat().rot, 0, "it is the disk's");
     cache.close().await;
 }
 

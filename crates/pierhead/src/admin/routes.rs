@@ -269,6 +269,7 @@ impl Admin {
             hot_hits: fast.hot_hits,
             disk_hits: fast.disk_hits,
             damaged: fast.damaged,
+            failed: fast.failed,
         }))
     }
 

@@ -34,6 +34,11 @@ impl Output {
         }
         let bytes = human_bytes;
         self.line(format!("class       {}", tier.class))?;
+        if tier.failed {
+            self.line(
+                "failed      its medium: all goes by the disk; `pierhead doctor` says what to do",
+            )?;
+        }
         self.line(format!(
             "used        {} of {}, {} blobs",
             bytes(tier.used),

@@ -39,6 +39,8 @@ pub(crate) struct ServedTier {
     pub(crate) class: Option<String>,
     /// Blobs that were damaged on it.
     pub(crate) damaged: f64,
+    /// Its medium was lost while it ran.
+    pub(crate) failed: bool,
 }
 
 impl Running {
@@ -86,6 +88,7 @@ impl Running {
         Some(ServedTier {
             class,
             damaged: metrics.sum("pierhead_cache_tier_damaged_total"),
+            failed: metrics.sum("pierhead_cache_tier_failed") > 0.0,
         })
     }
 
@@ -227,7 +230,9 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
             "clients are served all the same; raise `eviction.max_written_per_day`, or set \"0\" for no limit",
         ));
     }
-    let rot = metrics.sum("pierhead_cache_rot_total");
+    // What was damaged on the fast tier is the tier's finding.
+    let on_tier = metrics.sum("pierhead_cache_tier_rot_total");
+    let rot = metrics.sum("pierhead_cache_rot_total") - on_tier;
     if rot > 0.0 {
         findings.push(Finding::fail(
             "disk",
@@ -355,6 +360,20 @@ mod tests {
         assert!(!about(&stat));
         stat.eviction.max_written_per_day = 5;
         assert!(about(&stat));
+    }
+
+    #[test]
+    fn damage_on_the_fast_tier_is_not_the_disks() {
+        let about = |text: &str| {
+            let findings = of_metrics(&stat(), &Metrics::parse(text));
+            let disk = findings.into_iter().find(|it| it.about == "disk");
+            disk.map(|it| it.what)
+        };
+        let text = "pierhead_cache_rot_total 3\npierhead_cache_tier_rot_total 3\n";
+        assert_eq!(about(text), None);
+        let text = "pierhead_cache_rot_total 5\npierhead_cache_tier_rot_total 3\n";
+        assert!(about(text).is_some_and(|what| what.starts_with("2 blobs")));
+        assert!(about("pierhead_cache_rot_total 1\n").is_some());
     }
 
     #[test]

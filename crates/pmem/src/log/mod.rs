@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use crate::looked::Looked;
 use crate::{Error, Medium};
 
 mod compaction;
@@ -108,6 +109,14 @@ impl<M: Medium> Log<M> {
     /// [`Error::Medium`] for one that cannot be read, and then nothing is thrown away.
     pub fn open(medium: M, options: Options) -> Result<(Self, Recovered), Error> {
         recovery::open(medium, options)
+    }
+
+    /// What [`open`](Self::open) would find, or say, at the same cost. Nothing is changed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn look(medium: &M, options: Options) -> Result<Recovered, Error> {
+        recovery::open(Looked(medium), options).map(|(_, found)| found)
     }
 
     /// Begins a value that replaces the one under `key`, if any, when it is committed. Nothing waits in memory: what is

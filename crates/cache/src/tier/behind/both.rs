@@ -59,6 +59,7 @@ impl Tier for WriteBehind {
             (hint, there, ledger.is_cut(digest))
         };
         let fast = !there && (cut || hint.placement == Placement::Fast);
+        let fast = fast && !shared.has_failed();
         // A blob is replaced where it will stay.
         if fast
             && (cut || !shared.is_on_disk(digest))
@@ -123,6 +124,8 @@ impl Tier for WriteBehind {
             return Ok(false);
         };
         count(&self.shared.counters.damaged, 1);
+        count(&self.shared.counters.rot, 1);
+        self.shared.has_failed();
         Ok(drained)
     }
 

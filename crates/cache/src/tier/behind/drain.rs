@@ -273,6 +273,8 @@ impl Shared {
     fn damaged(&self, digest: &Digest) -> io::Result<Drained> {
         tracing::error!(%digest, "a blob on the fast tier is damaged: removed, it will be fetched again");
         count(&self.counters.damaged, 1);
+        count(&self.counters.rot, 1);
+        self.has_failed();
         let _turn = self.turns.take(*digest);
         self.drop_fast(digest);
         Ok(Drained::Interrupted)

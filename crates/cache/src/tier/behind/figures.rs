@@ -41,6 +41,10 @@ pub struct FastStat {
     pub disk_hits: u64,
     /// Blobs that were damaged on it.
     pub damaged: u64,
+    /// Of these, what readers found damaged and the cache counts as rot.
+    pub rot: u64,
+    /// Whether its medium has failed: until it is opened anew nothing goes there.
+    pub failed: bool,
 }
 
 #[derive(Default)]
@@ -54,6 +58,7 @@ pub(super) struct Counters {
     pub(super) hot_hits: AtomicU64,
     pub(super) disk_hits: AtomicU64,
     pub(super) damaged: AtomicU64,
+    pub(super) rot: AtomicU64,
 }
 
 pub(super) fn count(counter: &AtomicU64, by: u64) {
@@ -74,6 +79,7 @@ impl Counters {
             hot_hits: of(&self.hot_hits),
             disk_hits: of(&self.disk_hits),
             damaged: of(&self.damaged),
+            rot: of(&self.rot),
             ..FastStat::default()
         }
     }

@@ -114,6 +114,7 @@ impl FastFill {
                 }
                 Err(error) => {
                     tracing::warn!(digest = %self.digest, %error, "the fast tier failed: goes on on the disk");
+                    self.shared.has_failed();
                     false
                 }
             },
@@ -211,6 +212,7 @@ impl Staged for FastFill {
                     // Its bytes are still read by whoever reads this fill.
                     Err(error) => {
                         tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
+                        self.shared.has_failed();
                         let _ = self.shared.fast.remove(&self.digest);
                         drop(turn);
                     }

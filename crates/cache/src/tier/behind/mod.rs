@@ -18,7 +18,7 @@ mod spans;
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -101,6 +101,8 @@ struct Shared {
     /// Opening, committing and deleting one digest on the fast tier exclude one another.
     turns: Turns<Digest>,
     counters: Counters,
+    /// Whether its medium was found failed, which is said once.
+    failed: AtomicBool,
     /// How both serve, as measured.
     speeds: Mutex<Value>,
     /// When it was opened, and the milliseconds from then to the last read that waited for the disk.
@@ -137,6 +139,7 @@ impl WriteBehind {
             told: Condvar::new(),
             turns: Turns::default(),
             counters: Counters::default(),
+            failed: AtomicBool::new(false),
             speeds: Mutex::default(),
             begun: Instant::now(),
             read: AtomicU64::new(0),
@@ -220,7 +223,11 @@ impl WriteBehind {
 
     /// What it holds and did.
     pub fn stat(&self) -> FastStat {
-        let free = self.shared.fast.free().unwrap_or(0);
+        let free = if self.shared.has_failed() {
+            0
+        } else {
+            self.shared.fast.free().unwrap_or(0)
+        };
         let ledger = lock(&self.shared.ledger);
         FastStat {
             free,
@@ -232,6 +239,7 @@ impl WriteBehind {
             hot_used: ledger.copies().map(|room| room.bytes()).sum(),
             queue: ledger.queue.len() as u64,
             owed: ledger.accounts.owed(),
+            failed: self.shared.failed.load(Ordering::Relaxed),
             ..self.shared.counters.read()
         }
     }
@@ -310,6 +318,21 @@ impl Shared {
             shared: self.clone(),
             digest: *digest,
         }
+    }
+
+    /// Whether its medium can give and take nothing any more; the first to find out says so.
+    fn has_failed(&self) -> bool {
+        let Err(error) = self.fast.free() else {
+            return false;
+        };
+        if !self.failed.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                %error,
+                "the fast tier has failed: nothing goes there any more, and all is served from the disk or fetched again. See the kernel's log \
+                 (dmesg) and replace the medium, or set tier.kind = \"off\"; a restart of pierhead opens it anew"
+            );
+        }
+        true
     }
 
     /// Takes the fast copy of a digest away, if there is one: says whether the disk has it, too. Its turn is held. A medium

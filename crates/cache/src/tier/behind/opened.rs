@@ -46,9 +46,13 @@ impl Shared {
                 let _hold = self.hold(digest);
                 let _turn = self.turns.take(*digest);
                 count(&self.counters.damaged, 1);
+                self.has_failed();
                 // A copy of hot chunks is not made again at once: the medium may be worn there.
                 lock(&self.ledger).known.forget(&super::hot::key(digest));
-                self.drop_fast(digest);
+                // The disk has no copy that could be read in its place.
+                if self.drop_fast(digest) == Some(false) {
+                    count(&self.counters.rot, 1);
+                }
                 Ok(None)
             }
         }

@@ -23,6 +23,37 @@ fn filled() -> (Model, Vec<u8>) {
 }
 
 #[test]
+fn a_look_finds_what_an_opening_does_and_changes_nothing() {
+    let (model, bytes) = filled();
+    let look = |bytes: &[u8]| {
+        let medium = ShadowMedium::of(bytes.to_vec());
+        let found = Log::look(&medium, OPTIONS);
+        assert!(medium.bytes() == bytes, "it was written to");
+        let opened = Log::open(medium, OPTIONS).map(|(_, found)| found);
+        match (&found, &opened) {
+            (Ok(found), Ok(opened)) => assert_eq!(found, opened),
+            (Err(found), Err(opened)) => assert_eq!(found.to_string(), opened.to_string()),
+            _ => panic!("{found:?} is not {opened:?}"),
+        }
+        found
+    };
+    let whole = look(&bytes).unwrap();
+    assert_eq!(whole.entries, model.values.len() as u64);
+    // One head damaged, which an opening mends, then both.
+    let mut damaged = bytes.clone();
+    damaged[3] ^= 1;
+    assert_eq!(look(&damaged).unwrap(), whole);
+    damaged[4096 + 3] ^= 1;
+    assert!(matches!(look(&damaged), Err(Error::Format { .. })));
+    let mut damaged = bytes;
+    damaged[BASE + 64 + 20] ^= 1;
+    let found = look(&damaged).unwrap();
+    assert!(found.dropped + found.damaged > 0, "{found:?}");
+    // One that was never formatted stays so.
+    assert!(look(&vec![0; damaged.len()]).unwrap().formatted);
+}
+
+#[test]
 fn a_flipped_bit_shows_nothing_wrong() {
     let (model, bytes) = filled();
     let log = open(&ShadowMedium::of(bytes.clone()));
