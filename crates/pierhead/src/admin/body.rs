@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::body::{Body as HttpBody, Frame};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -33,6 +33,38 @@ impl HttpBody for Body {
                 .poll_recv(context)
                 .map(|line| line.map(|line| Ok(Frame::data(line)))),
         }
+    }
+}
+
+/// A body, and what is to be kept until it is sent.
+pub(super) struct Held<T> {
+    body: Body,
+    _kept: T,
+}
+
+impl<T> Held<T> {
+    pub(super) fn new(body: Body, kept: T) -> Self {
+        Self { body, _kept: kept }
+    }
+}
+
+impl<T: Unpin> HttpBody for Held<T> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -5,6 +5,7 @@ mod body;
 mod bundle;
 mod guard;
 mod process;
+mod room;
 mod routes;
 mod share;
 
@@ -29,12 +30,14 @@ use tokio::task::JoinSet;
 use crate::pressure::{Figures, TierLimit};
 use crate::serve::Trace;
 
+use body::Held;
+use room::Room;
 pub(crate) use share::Share;
 
-/// A scraper, an operator and a few scripts; whoever is over it waits to be accepted.
+/// A scraper, an operator, a few scripts and the probes.
 const CONNECTIONS: usize = 64;
-/// A connection that sends no request within this time is closed.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection that sends no whole head of a request within this time is closed. Nobody who asks here types it by hand.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the admin listener answers from.
 pub(crate) struct Admin {
@@ -136,12 +139,9 @@ impl Admin {
         let Ok(local) = listener.local_addr() else {
             return;
         };
-        let permits = Arc::new(Semaphore::new(CONNECTIONS));
+        let room = Room::new(CONNECTIONS);
         let mut connections = JoinSet::new();
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
-                return;
-            };
             while connections.try_join_next().is_some() {}
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -152,22 +152,32 @@ impl Admin {
                     continue;
                 }
             };
+            // Those that are silent leave for it.
+            let place = room.place().await;
             let admin = Arc::clone(&self);
             connections.spawn(async move {
+                let of_answers = Arc::clone(&place);
                 let service = service_fn(move |request| {
-                    let admin = Arc::clone(&admin);
-                    async move { Ok::<_, Infallible>(admin.answer(local, peer, request).await) }
+                    let (admin, place) = (Arc::clone(&admin), Arc::clone(&of_answers));
+                    async move {
+                        let asking = place.asks();
+                        let answer = admin.answer(local, peer, request).await;
+                        Ok::<_, Infallible>(answer.map(|body| Held::new(body, asking)))
+                    }
                 });
-                let served = hyper::server::conn::http1::Builder::new()
+                let serving = hyper::server::conn::http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEADER_TIMEOUT)
                     .max_buf_size(32 << 10)
-                    .serve_connection(TokioIo::new(stream), service)
-                    .await;
-                if let Err(error) = served {
-                    tracing::debug!("admin connection of {peer}: {error}");
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::select! {
+                    served = serving => if let Err(error) = served {
+                        tracing::debug!("admin connection of {peer}: {error}");
+                    },
+                    () = place.must_go() => {
+                        tracing::debug!("admin connection of {peer}: closed for another");
+                    }
                 }
-                drop(permit);
             });
         }
     }

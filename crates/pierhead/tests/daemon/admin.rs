@@ -1,8 +1,12 @@
 //! The admin listener as scrapers, probes, scripts and attackers see it.
 
-use pierhead_testkit::http::Request;
+use std::time::Duration;
 
-use crate::harness::Daemon;
+use pierhead_testkit::http::Request;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::harness::{Daemon, soon};
 
 #[tokio::test]
 async fn health_and_metrics() {
@@ -88,6 +92,18 @@ async fn bad_requests_are_told_why() {
         (post("/v1/prune", "{}".into()), 400, "target"),
         (post("/v1/prune", "x".into()), 400, "expected"),
         (
+            post("/v1/prune", "{\"target\":0,\"colour\":1}".into()),
+            400,
+            "colour",
+        ),
+        (
+            Request::new("PUT", "/v1/tier")
+                .header("x-pierhead", "1")
+                .body("{\"limit\":0,\"colour\":1}"),
+            400,
+            "colour",
+        ),
+        (
             post("/v1/warm", "{\"images\":[\"A B\"]}".into()),
             400,
             "A B",
@@ -134,5 +150,30 @@ async fn bad_requests_are_told_why() {
             .map(str::to_owned)
             .expect("a text");
         assert!(message.contains(words), "{words:?} in {message:?}");
+    }
+}
+
+#[tokio::test]
+async fn silent_connections_keep_no_probe_out() {
+    let daemon = Daemon::start("", &[]).await;
+    let connect = || TcpStream::connect(daemon.admin);
+    let mut silent = Vec::new();
+    // Twice as many as there are places; all tests of this process share its files.
+    for nth in 0..150 {
+        let mut stream = connect().await.expect("it is accepted");
+        if nth % 2 == 0 {
+            stream.write_all(b"GET /livez HT").await.expect("sent");
+        }
+        silent.push(stream);
+    }
+    for _ in 0..3 {
+        let asked = daemon.get("/livez");
+        let answer = tokio::time::timeout(Duration::from_secs(10), asked).await;
+        assert_eq!(answer.expect("at once").status, 200);
+    }
+    // And none of them stays.
+    for mut stream in silent {
+        // Reset, or ended with or without a word.
+        let _ = soon("its end", stream.read_to_end(&mut Vec::new())).await;
     }
 }
