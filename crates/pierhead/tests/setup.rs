@@ -435,6 +435,63 @@ fn what_others_changed_since_is_kept_or_named() {
     }
 }
 
+/// One that nobody can say of keeps no other from being taken back.
+#[test]
+fn an_edited_file_is_left_and_the_others_are_taken_back() {
+    let key = rcgen::generate_simple_self_signed(["p.example".to_owned()]).expect("a certificate");
+    let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
+    let ca = machine.path("ca.pem");
+    fs::write(&ca, key.cert.pem()).expect("written");
+    let ca = ca.to_str().expect("UTF-8");
+    let before = machine.everything();
+    let set_up = || {
+        machine.ok(
+            "containerd",
+            &["--address", "https://p.example:5000", "--ca", ca],
+        )
+    };
+    let authority = "etc/containerd/certs.d/_default/pierhead-ca.crt";
+    let edit = |path: &str, from: &str, to: &str| {
+        let text = machine.read(path);
+        assert!(text.contains(from), "{from} in {text}");
+        fs::write(machine.path(path), text.replace(from, to)).expect("written");
+    };
+    let record = "var/lib/pierhead-setup/containerd.json";
+
+    set_up();
+    let written = machine.read(CONTAINERD);
+    edit(CONTAINERD, "certs.d\"", "certs.d:/mine\"");
+    let edited = machine.read(CONTAINERD);
+    let output = machine.run("containerd", &["--undo", "--dry-run"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(machine.path(DEFAULT).exists(), "it was only shown");
+    let output = machine.run("containerd", &["--undo"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let shown = machine.path(CONTAINERD);
+    assert!(
+        said.contains(&format!("{} was changed since", shown.display())),
+        "{said}"
+    );
+    assert!(said.contains("the other files are as they were"), "{said}");
+    assert_eq!(machine.read(CONTAINERD), edited);
+    assert!(!machine.path(DEFAULT).exists() && !machine.path(authority).exists());
+    // A second time there is nothing else to do, and once it is mended all is as it was.
+    let said = machine.refuses("containerd", &["--undo"]);
+    assert!(said.contains("Nothing was touched"), "{said}");
+    fs::write(machine.path(CONTAINERD), written).expect("written");
+    machine.ok("containerd", &["--undo"]);
+    assert!(machine.everything() == before);
+
+    // What the edited file names is left with it.
+    set_up();
+    edit(DEFAULT, "\"pull\", \"resolve\"", "\"pull\"");
+    let output = machine.run("containerd", &["--undo"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(machine.read(CONTAINERD), "version = 2\n");
+    assert!(machine.path(authority).exists() && machine.path(record).exists());
+}
+
 /// A file that somebody wrote anew has nothing of ours: it is what there was before from now on.
 #[test]
 fn a_file_that_was_replaced_is_theirs() {

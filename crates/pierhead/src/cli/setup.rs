@@ -19,8 +19,8 @@ output means that nothing is to do. On a terminal you are asked before anything 
 podman and CRI-O read the same files: setting up or undoing one is setting up or undoing both.
 What was there before is kept below /var/lib/pierhead-setup (with --user: ~/.local/state/pierhead-setup).
 
-Exit codes: 0 done, nothing to do, or only shown (--dry-run); 1 failed, and nothing was changed, or nobody holds it
-(--held); 2 wrong usage;
+Exit codes: 0 done, nothing to do, or only shown (--dry-run); 1 failed, and nothing was changed (--undo: but for
+what was edited since, which is named), or nobody holds it (--held); 2 wrong usage;
 65, 66 what --address-file names holds no address, or cannot be read.";
 
 /// Flags of `setup`.

@@ -245,16 +245,108 @@ fn undo(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         );
         return Ok(());
     };
-    let before = before(place, args.client, Some(&record))?;
-    let changes = changes(place, before.files)?;
-    if !changes.is_empty() && !agreed(args, &changes)? || args.dry_run {
-        return Ok(());
+    let (mut files, edited) = without_us(place, &record)?;
+    keep_what_is_named(place, &mut files, &edited)?;
+    let changes = changes(place, files.clone())?;
+    if !changes.is_empty() && !agreed(args, &changes)? {
+        return edited.refused(place, args.client, "Nothing was touched.");
+    }
+    if args.dry_run {
+        return edited.refused(place, args.client, "It would be left as it is.");
     }
     apply::all(place, &changes).context("nothing was changed")?;
-    Record::remove(place, args.client)?;
-    apply::remove_empty(place, &record.folders);
-    eprintln!("{} is as it was before pierhead", args.client.name());
-    reload(args, place, &changes)
+    if edited.0.is_empty() {
+        Record::remove(place, args.client)?;
+        apply::remove_empty(place, &record.folders);
+        eprintln!("{} is as it was before pierhead", args.client.name());
+        return reload(args, place, &changes);
+    }
+    let Record {
+        files: mut entries,
+        folders,
+        ..
+    } = record;
+    let all = entries.len();
+    entries.retain(|path, _| !files.contains_key(path));
+    if entries.len() < all {
+        apply::remove_empty(place, &folders);
+        Record::new(entries, folders).save(place, args.client)?;
+    }
+    if !changes.is_empty() {
+        reload(args, place, &changes)?;
+    }
+    edited.refused(
+        place,
+        args.client,
+        match changes.is_empty() {
+            true => "Nothing was touched.",
+            false => "It was left as it is, and the other files are as they were.",
+        },
+    )
+}
+
+/// Files that somebody changed in the same lines as we, each with what is to be seen of it.
+#[derive(Default)]
+struct Edited(BTreeMap<PathBuf, String>);
+
+impl Edited {
+    /// `Ok` when there are none.
+    fn refused(&self, place: &Place, client: Client, done: &str) -> anyhow::Result<()> {
+        let mut told = String::new();
+        for (path, diff) in &self.0 {
+            let shown = place.real(path);
+            told.push_str(&format!(
+                "{} was changed since pierhead wrote it, in the same lines:\n{diff}",
+                shown.display()
+            ));
+        }
+        if told.is_empty() {
+            return Ok(());
+        }
+        bail!(
+            "{told}{done} Take what is pierhead's out of it by hand and run this again; what it held before is in {}",
+            Record::shown(place, client)
+        )
+    }
+}
+
+/// The files of a record as they would be without us, and those of which nobody can say.
+fn without_us(
+    place: &Place,
+    record: &Record,
+) -> anyhow::Result<(BTreeMap<PathBuf, Option<String>>, Edited)> {
+    let (mut files, mut edited) = (BTreeMap::new(), Edited::default());
+    for (path, entry) in &record.files {
+        let now = place.read(path)?;
+        match entry.without_us(now.as_deref()) {
+            Ok(text) => {
+                files.insert(path.clone(), text);
+            }
+            Err(record::Changed) => {
+                let from = entry.after.as_deref().unwrap_or_default();
+                let diff = diff(path, from, now.as_deref().unwrap_or_default());
+                edited.0.insert(path.clone(), diff);
+            }
+        }
+    }
+    Ok((files, edited))
+}
+
+/// What an edited file names stays as well: a client does not start with the name of an authority's file that is gone.
+fn keep_what_is_named(
+    place: &Place,
+    files: &mut BTreeMap<PathBuf, Option<String>>,
+    edited: &Edited,
+) -> anyhow::Result<()> {
+    let mut kept = String::new();
+    for path in edited.0.keys() {
+        kept.extend(place.read(path)?);
+    }
+    files.retain(|path, _| {
+        let name = path.file_name().and_then(|it| it.to_str());
+        !name.is_some_and(|name| kept.contains(name))
+    });
+    Ok(())
 }
 
 /// The files of the record as they would be without us.
@@ -263,22 +355,14 @@ fn before<'a>(
     client: Client,
     record: Option<&Record>,
 ) -> anyhow::Result<Before<'a>> {
-    let mut files = BTreeMap::new();
-    for (path, entry) in record.iter().flat_map(|record| &record.files) {
-        let now = place.read(path)?;
-        let text = entry.without_us(now.as_deref()).map_err(|record::Changed| {
-            let from = entry.after.as_deref().unwrap_or_default();
-            anyhow!(
-                "{} was changed since pierhead wrote it, in the same lines:\n{}\
-                 Nothing was touched. Take what is pierhead's out of it by hand and run this again; what it held before \
-                 is in {}",
-                place.real(path).display(),
-                diff(path, from, now.as_deref().unwrap_or_default()),
-                Record::shown(place, client)
-            )
-        })?;
-        files.insert(path.clone(), text);
-    }
+    let files = match record {
+        None => BTreeMap::new(),
+        Some(record) => {
+            let (files, edited) = without_us(place, record)?;
+            edited.refused(place, client, "Nothing was touched.")?;
+            files
+        }
+    };
     Ok(Before { place, files })
 }
 
