@@ -54,7 +54,7 @@ fn file(folder: &Path, name: &str, content: &str) -> String {
 
 #[test]
 fn help_teaches() {
-    let all: [(&[&str], &[&str]); 11] = [
+    let all: [(&[&str], &[&str]); 13] = [
         (
             &[],
             &[
@@ -142,6 +142,39 @@ fn help_teaches() {
         (&["cache", "warm"], &["--platform", "--pin", "<IMAGE>..."]),
         (&["cache", "prune"], &["--to", "--all"]),
         (&["cache", "verify"], &["Exit code 1"]),
+        // Each line that it prints.
+        (
+            &["cache", "stat"],
+            &[
+                "pierhead ",
+                "listens on ",
+                "data ",
+                "used ",
+                "blobs ",
+                "downloads ",
+                "pinned ",
+                "bundles ",
+                "memory ",
+                "requests ",
+                "eviction ",
+                "admission ",
+                "written ",
+            ],
+        ),
+        (
+            &["cache", "tier", "stat"],
+            &[
+                "class ",
+                "failed ",
+                "used ",
+                "hot ",
+                "medium ",
+                "to drain ",
+                "since start ",
+                "opened ",
+                "damaged ",
+            ],
+        ),
     ];
     for (command, words) in all {
         let help = succeeds(&[command, &["--help"]].concat());
@@ -194,6 +227,8 @@ fn usage_errors_are_2() {
         &["serv"][..],
         &["serve", "--listen", "5000"],
         &["serve", "--cache-size", "much"],
+        // It would not get far.
+        &["serve", "--cache-size", "0", "--config", "/nowhere"],
         &["serve", "--upstream", "docker.io"],
         &["serve", "--upstream", "docker.io=ftp://x"],
         &["serve", "--log", "loud"],
@@ -239,6 +274,20 @@ fn check_names_file_line_and_mend() {
         expected
     );
     assert!(!Path::new(data).exists());
+
+    for kind in ["file", "pmem"] {
+        let text = format!("\n[tier]\nkind = \"{kind}\"\n");
+        let tier = file(folder.path(), "tier.toml", &text);
+        let said = fails(&["config", "check", &tier], 2);
+        assert!(
+            said.starts_with(&format!("{tier}:3: tier.kind = \"{kind}\" needs")),
+            "{said}"
+        );
+        assert_eq!(
+            fails(&["serve", "--config", &tier, "--data", data], 2),
+            said
+        );
+    }
 
     let good = file(folder.path(), "good.toml", "cache.size = \"10GiB\"\n");
     assert_eq!(

@@ -42,7 +42,7 @@ pub(crate) struct ServeArgs {
     data: Option<PathBuf>,
 
     /// Bound of the cache: bytes with a unit (50GiB), a share of the file system (80%), or auto
-    #[arg(long, value_name = "SIZE", value_parser = |text: &str| text.parse::<Size>())]
+    #[arg(long, value_name = "SIZE", value_parser = parse_cache_size)]
     cache_size: Option<Size>,
 
     /// Where a registry really is; may be given several times; http:// and private addresses are fine here
@@ -87,6 +87,10 @@ fn parse_admin(text: &str) -> Result<Admin, String> {
     let bare = text.strip_prefix("http://");
     let bare = bare.map_or(text, |text| text.trim_end_matches('/'));
     config::parse_admin(bare).map(Admin)
+}
+
+fn parse_cache_size(text: &str) -> Result<Size, String> {
+    text.parse::<Size>()?.of_a_cache()
 }
 
 impl ServeArgs {

@@ -1,5 +1,6 @@
 //! Defaults, file and command line become one checked [`Config`].
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -20,6 +21,9 @@ use crate::tier;
 
 /// A configuration file that is larger is something else.
 const MAX_FILE: u64 = 1 << 20;
+
+/// The keys that the command line says over the file, each with its flag.
+pub(super) type Flags = HashMap<&'static str, &'static str>;
 
 /// What the command line says over the file.
 #[derive(Clone, Default)]
@@ -48,6 +52,10 @@ impl fmt::Display for Refused {
         for (index, (_, problem)) in self.problems.iter().enumerate() {
             if index > 0 {
                 f.write_str("\n")?;
+            }
+            if let Some(flag) = problem.flag {
+                write!(f, "{flag}: {}", problem.message)?;
+                continue;
             }
             match (&self.file, problem.line) {
                 (Some(file), Some(line)) => {
@@ -113,12 +121,12 @@ fn load_by(
     let defaults = Config::with_data(default_data.to_owned());
     let settled = settled(&text, base, defaults, overrides, old, machine);
     let (mut config, mut lines) = settled.map_err(refuse)?;
-    apply(overrides, &mut config, &mut lines);
+    let flags = apply(overrides, &mut config, &mut lines);
     // Log and `cache stat` name the folder to people who do not know where the daemon was started.
     if let Ok(data) = std::path::absolute(&config.data) {
         config.data = data;
     }
-    let mut problems = of_text(validate(&config, &lines));
+    let mut problems = of_text(validate(&config, &lines, &flags));
     problems.extend(files::check(&config, &lines));
     problems.sort_by_key(|(_, problem)| problem.line);
     if problems.is_empty() {
@@ -156,8 +164,14 @@ fn settled(
     let given = profile::settle(&mut settled, asked, machine);
     let mut origins = given.map_err(|Misfit { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
-        let line = lines.get(key).filter(|_| !by_flag);
-        misfit(message, line.copied())
+        // The default of one key for what another asks for.
+        let or = if key == "tier.size" { "tier.path" } else { key };
+        let line = lines.get(key).or_else(|| lines.get(or)).copied();
+        let problem = Problem {
+            flag: by_flag.then_some("--profile"),
+            ..Problem::new(line, message)
+        };
+        vec![(Exit::Machine, problem)]
     })?;
     let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
     config.profile = profile;
@@ -228,40 +242,43 @@ pub(crate) fn can_be_read_again(path: &Path) -> Result<(), String> {
     }
 }
 
-fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) {
-    let mut overruled = |key: &str| {
+fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) -> Flags {
+    let mut flags = Flags::new();
+    let mut overruled = |key: &'static str, flag| {
         lines.remove(key);
+        flags.insert(key, flag);
     };
     if overrides.profile.is_some() {
-        overruled("profile");
+        overruled("profile", "--profile");
     }
     if !overrides.listen.is_empty() {
-        overruled("listen");
+        overruled("listen", "--listen");
         config.listen.clone_from(&overrides.listen);
     }
     if let Some(data) = &overrides.data {
-        overruled("data");
+        overruled("data", "--data");
         config.data.clone_from(data);
     }
     if let Some(admin) = overrides.admin {
-        overruled("admin");
+        overruled("admin", "--admin");
         config.admin = admin;
     }
     if let Some(size) = overrides.cache_size {
-        overruled("cache.size");
+        overruled("cache.size", "--cache-size");
         config.cache.size = size;
     }
     if let Some(level) = &overrides.log_level {
-        overruled("log.level");
+        overruled("log.level", "--log");
         config.log.level.clone_from(level);
     }
     if let Some(format) = overrides.log_format {
-        overruled("log.format");
+        overruled("log.format", "--log-format");
         config.log.format = format;
     }
     for (registry, url) in &overrides.upstreams {
         config.upstreams.entry(registry.clone()).or_default().url = Some(url.clone());
     }
+    flags
 }
 
 /// `NAME=URL` of the command line.

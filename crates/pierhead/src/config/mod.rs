@@ -273,12 +273,18 @@ pub(crate) enum LogFormat {
 pub(crate) struct Problem {
     /// From 1; `None` when it is about no line of the file.
     pub(crate) line: Option<usize>,
+    /// Of the command line, which said it over the file.
+    pub(crate) flag: Option<&'static str>,
     pub(crate) message: String,
 }
 
 impl Problem {
     fn new(line: Option<usize>, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { line, message }
+        Self {
+            line,
+            flag: None,
+            message,
+        }
     }
 }

@@ -19,7 +19,7 @@ fn defaults() -> Config {
 
 fn problems(text: &str) -> Vec<String> {
     let problems = match parse(text, Path::new("/etc/pierhead"), defaults()) {
-        Ok((config, lines)) => validate(&config, &lines),
+        Ok((config, lines)) => validate(&config, &lines, &Default::default()),
         Err(problems) => problems,
     };
     problems
@@ -564,6 +564,53 @@ fn a_key_is_told_with_its_place_unless_something_overruled_it() {
     };
     let config = loaded(text, &by_flag).unwrap_or_else(|it| panic!("{it}"));
     assert_eq!(config.places.of("listen"), "listen");
+}
+
+#[test]
+fn what_the_command_line_said_is_told_by_its_flag() {
+    let refused = |text: &str, overrides: &Overrides| {
+        let refused = loaded(text, overrides).err().expect("it is refused");
+        refused.to_string()
+    };
+    let address = |text: &str| text.parse::<std::net::SocketAddr>().expect("an address");
+    let flags = |listen: &[&str], admin: Option<&str>| Overrides {
+        listen: listen.iter().map(|it| address(it)).collect(),
+        admin: admin.map(|it| Some(address(it))),
+        ..Overrides::default()
+    };
+    let (one, both) = ("127.0.0.1:6000", "are both 127.0.0.1:6000");
+    let file = "\nlisten = [\"127.0.0.1:6000\"]\nadmin = \"127.0.0.1:6000\"";
+    // The key that is named is admin, wherever it was said.
+    for (text, listen, admin, place) in [
+        (file, &[][..], None, "/pierhead.toml:3: admin and listen"),
+        (file, &[], Some(one), "--admin: admin and listen"),
+        (file, &[one], None, "/pierhead.toml:3: admin and listen"),
+        (file, &[one], Some(one), "--admin: admin and listen"),
+        ("", &[one], Some(one), "--admin: admin and listen"),
+    ] {
+        let said = refused(text, &flags(listen, admin));
+        assert!(said.contains(place) && said.contains(both), "{said}");
+        assert_eq!(said.starts_with('-'), place.starts_with('-'), "{said}");
+    }
+    let login =
+        "\nlisten = [\"127.0.0.1:6000\"]\n[upstreams.\"a.b\"]\nusername = \"x\"\npassword = \"y\"";
+    let said = refused(login, &flags(&["0.0.0.0:6000"], None));
+    assert!(said.starts_with("--listen: pierhead would lend"), "{said}");
+    // A profile that does not fit: which of the two named it.
+    for text in ["", "\nprofile = \"small\"", "\nprofile = \"server\""] {
+        let said = refused(text, &by("server"));
+        assert!(
+            said.starts_with("--profile: profile \"server\" does not"),
+            "{said}"
+        );
+    }
+    // A size that nobody wrote is that of the path.
+    let text = "\n[tier]\nkind = \"file\"\npath = \"/dev/shm/pierhead-never-made\"";
+    let said = refused(text, &Overrides::default());
+    assert!(
+        said.contains("/pierhead.toml:4: tier.path lies in memory"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -45,6 +45,20 @@ impl Size {
             Self::Percent(percent) => total / 100 * u64::from(percent),
         }
     }
+
+    /// The same as the bound of a cache.
+    ///
+    /// # Errors
+    /// For people: nothing could be stored.
+    pub(crate) fn of_a_cache(self) -> Result<Self, String> {
+        match self {
+            Self::Bytes(0) => Err(
+                "a cache of 0 bytes could store nothing: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\""
+                    .to_owned(),
+            ),
+            size => Ok(size),
+        }
+    }
 }
 
 impl FromStr for Size {

@@ -1,13 +1,19 @@
 //! What no single key can say: keys that contradict each other, and what is refused for safety.
 
+use super::load::Flags;
 use super::parse::Lines;
-use super::{AuthMode, Config, Problem};
+use super::{AuthMode, Config, Problem, TierKind};
 
-/// Every contradiction. `lines` says where the keys stand, as far as they come from a file.
-pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
+/// Every contradiction. `lines` says where the keys stand, as far as they come from a file, and `flags` which the command line said
+/// over it.
+pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut report =
-        |key: &str, message: String| problems.push(Problem::new(lines.get(key).copied(), message));
+    let mut report = |key: &str, message: String| {
+        problems.push(Problem {
+            flag: flags.get(key).copied(),
+            ..Problem::new(lines.get(key).copied(), message)
+        });
+    };
 
     match (&config.tls.cert, &config.tls.key) {
         (Some(_), None) => report(
@@ -42,6 +48,9 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         if address.port() != 0 && config.listen[..index].contains(address) {
             report("listen", format!("listen names {address} twice: keep one"));
         }
+    }
+    if config.tier.kind != TierKind::Off && config.tier.path.is_none() {
+        report("tier.kind", no_tier_path(config.tier.kind));
     }
     if let Some(interface) = &config.network.interface
         && !config.listen.iter().any(|it| it.ip().is_unspecified())
@@ -125,6 +134,13 @@ pub(crate) fn validate(config: &Config, lines: &Lines) -> Vec<Problem> {
         report("listen", message);
     }
     problems
+}
+
+fn no_tier_path(kind: TierKind) -> String {
+    let kind = kind.as_str();
+    format!(
+        "tier.kind = \"{kind}\" needs the file of the tier: set tier.path, or tier.kind = \"off\""
+    )
 }
 
 /// What contradicts itself in how clients prove who they are.

@@ -68,6 +68,7 @@ pub(crate) fn read(text: &str) -> Result<Says, Problem> {
             line.starts_with('[') && line.contains(word)
         });
         return Err(Problem {
+            flag: None,
             line: line.map(|index| index + 1),
             message: format!(
                 "this file has registry {} of the old kind, beside which containerd refuses config_path: move each \

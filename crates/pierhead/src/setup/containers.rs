@@ -31,6 +31,7 @@ pub(crate) fn read(text: &str, entries: &mut Entries) -> Result<(), Problem> {
     let table = toml_text::parse(text)?;
     if table.get("registries").is_some() {
         return Err(Problem {
+            flag: None,
             line: text
                 .lines()
                 .position(|line| line.trim_start().starts_with("[registries"))

@@ -41,6 +41,7 @@ pub(crate) fn with_mirror(text: Option<&str>, address: &Address) -> Result<Strin
         Ok(after)
     } else {
         Err(Problem {
+            flag: None,
             line: None,
             message: format!("a key stands here twice: leave one {MIRRORS} and one {INSECURE}"),
         })
@@ -79,6 +80,7 @@ fn put(
         return Ok(());
     };
     let wrong = || Problem {
+        flag: None,
         line: None,
         message: format!("{key} is not a list of strings, which dockerd would refuse"),
     };
@@ -114,6 +116,7 @@ fn tree(text: &str) -> Result<CstRootNode, Problem> {
         allow_extended_string_escapes: false,
     };
     CstRootNode::parse(text, &strict).map_err(|error| Problem {
+        flag: None,
         line: Some(error.line_display()),
         message: error.kind().to_string(),
     })
@@ -121,6 +124,7 @@ fn tree(text: &str) -> Result<CstRootNode, Problem> {
 
 fn parse(text: &str) -> Result<Value, Problem> {
     let value: Value = serde_json::from_str(text).map_err(|error| Problem {
+        flag: None,
         line: Some(error.line()),
         message: format!("no JSON, so dockerd would not start with it: {error}"),
     })?;
@@ -133,6 +137,7 @@ fn parse(text: &str) -> Result<Value, Problem> {
 
 fn not_an_object() -> Problem {
     Problem {
+        flag: None,
         line: Some(1),
         message: "a daemon.json is one object in braces".to_owned(),
     }

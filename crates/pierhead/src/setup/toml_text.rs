@@ -14,6 +14,7 @@ use crate::config::Problem;
 /// The line where it is no TOML.
 pub(crate) fn parse(text: &str) -> Result<Table, Problem> {
     toml::from_str(text).map_err(|error| Problem {
+        flag: None,
         line: error.span().map(|span| line_of(text, span.start)),
         message: error.message().to_owned(),
     })
@@ -49,6 +50,7 @@ pub(crate) fn set(text: &str, path: &[&str], value: &str) -> Result<String, Prob
     let before = parse(text)?;
     let mut expected = before.clone();
     let refuse = |line| Problem {
+        flag: None,
         line,
         message: format!(
             "{} cannot be put in here without changing more: write {} = {} there by hand",
@@ -121,6 +123,7 @@ pub(crate) fn put_first(text: &str, table: &str, block: &str) -> Result<String, 
         .chain([format!("{text}{gap}{block}")])
         .find(|candidate| parse(candidate).is_ok_and(|found| found == expected))
         .ok_or_else(|| Problem {
+            flag: None,
             line: None,
             message: format!(
                 "this cannot be added without changing more, add it by hand:\n{block}"

@@ -207,13 +207,8 @@ static KEYS: &[Key<Config>] = &[
         doc: "Hard bound of all blobs, downloads under way included: bytes, a share of the file system, or \"auto\":\n80 % of what is free or in the cache already, at least 1GiB, at most 1TiB.",
         example: "\"auto\"",
         set: |config, value| {
-            match value.size()? {
-            super::Size::Bytes(0) => Err("a cache of 0 bytes could store nothing: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\"".to_owned()),
-            size => {
-                config.cache.size = size;
-                Ok(())
-            }
-        }
+            config.cache.size = value.size()?.of_a_cache()?;
+            Ok(())
         },
         show: |config| Some(quote(&config.cache.size.to_string())),
     },
