@@ -158,7 +158,11 @@ impl Room {
                     "{free} free, and cache.min_free keeps {}: nothing is stored",
                     human_bytes(min_free)
                 ),
-                "make room, or set `cache.min_free` lower",
+                format!(
+                    "free more than {} (`df -h {}`), or set `cache.min_free` lower",
+                    human_bytes(min_free.saturating_sub(self.free.saturating_add(self.own))),
+                    config.data.display()
+                ),
             );
         }
         if config.cache.size != Size::Auto && wanted > can_have {
@@ -328,6 +332,8 @@ mod tests {
         let (level, mend) = look(Size::Bytes(50 * GIB), room(1, 0));
         assert_eq!(level, Level::Fail);
         assert!(mend.contains("cache.min_free"), "{mend}");
+        let (_, mend) = look(Size::Bytes(50 * GIB), room(0, 0));
+        assert!(mend.starts_with("free more than 1.0 GiB"), "{mend}");
         assert_eq!(look(Size::Bytes(GIB), room(100, 0)).0, Level::Warn);
     }
 

@@ -78,11 +78,17 @@ fn ours(data: &Path) -> String {
             it.mode() & 0o7777
         )
     });
+    let shown = data.display();
+    // What is behind a folder that may not be looked into is not known to be missing.
+    let is_missing = matches!(data.try_exists(), Ok(false));
+    let mend = match is_missing {
+        true => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
+        false => format!("chown -R {user}:{group} {shown}"),
+    };
     format!(
-        "{}this is user {user}, group {group}: `chown -R {user}:{group} {}` (in a pod: fsGroup, or the owner of the node's \
+        "{}this is user {user}, group {group}: `{mend}` as root (in a pod: fsGroup, or the owner of the node's \
          folder; a security module can refuse, too: see `dmesg`)",
         owner.unwrap_or_default(),
-        data.display()
     )
 }
 
@@ -105,5 +111,23 @@ mod tests {
             assert!(said.is_some_and(|said| said.contains(word)), "{kind}");
         }
         assert_eq!(mend(data, &ErrorKind::Other.into()), (Exit::Failed, None));
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_to_be_made_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let told = |data: &Path| ours(data);
+        assert!(!told(folder.path()).contains("mkdir"));
+        let missing = folder.path().join("a/b");
+        let said = told(&missing);
+        let shown = missing.display();
+        assert!(
+            said.contains(&format!("`mkdir -p {shown} && chown ")),
+            "{said}"
+        );
+        assert!(
+            said.starts_with(&format!("{} belongs to", folder.path().display())),
+            "{said}"
+        );
     }
 }

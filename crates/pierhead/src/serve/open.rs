@@ -109,13 +109,16 @@ pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
         .size
         .resolve(space.total, space.free.saturating_add(own));
     let min_free = config.cache.min_free.resolve(space.total, 0);
-    if space.free.saturating_add(own) <= min_free {
+    let can_have = space.free.saturating_add(own);
+    if can_have <= min_free {
         tracing::warn!(
-            "{} has {} free, and {} keeps {}: what is in the cache is served, and nothing new stored, until there is room (`df -h`), or less to be kept free",
-            config.data.display(),
+            "{data} has {} free, and {} keeps {}: what is in the cache is served, and nothing new stored. Free more than {} (`df -h {data}`), or \
+             set cache.min_free lower",
             human_bytes(space.free),
             config.places.of("cache.min_free"),
-            human_bytes(min_free)
+            human_bytes(min_free),
+            human_bytes(min_free - can_have),
+            data = config.data.display(),
         );
     }
     Ok(capacity)
