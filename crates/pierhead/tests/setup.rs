@@ -435,6 +435,60 @@ fn what_others_changed_since_is_kept_or_named() {
     }
 }
 
+#[test]
+fn an_address_where_no_registry_is_is_warned_of_and_written() {
+    let home = tempfile::tempdir().expect("a folder");
+    let setup = |port: u16, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pierhead"));
+        let address = format!("http://127.0.0.1:{port}");
+        command.args(["setup", "podman", "--user", "--yes", "--address", &address]);
+        command.args(more).env("HOME", home.path());
+        command
+            .env_remove("XDG_CONFIG_HOME")
+            .env_remove("XDG_STATE_HOME");
+        let output = command.output().expect("it runs");
+        let said = String::from_utf8(output.stderr).expect("UTF-8");
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    // Each answers one question.
+    let answers = [
+        "HTTP/1.1 401 no\r\n\r\n",
+        "HTTP/1.1 404 no\r\n\r\n",
+        "SSH-2.0-something",
+    ];
+    let served = std::thread::spawn(move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().expect("a question");
+            std::io::Write::write_all(&mut stream, answer.as_bytes()).expect("answered");
+            // Until it has gone.
+            let _ = std::io::copy(&mut stream, &mut std::io::sink());
+        }
+    });
+    let said = setup(port, &["--dry-run"]);
+    assert!(!said.contains("warning"), "{said}");
+    let said = setup(port, &["--dry-run"]);
+    assert!(
+        said.contains("warning: what answers is no registry (404) at http://127"),
+        "{said}"
+    );
+    assert!(setup(port, &["--dry-run"]).contains("does not speak HTTP"));
+    served.join().expect("it answered");
+    let written = home
+        .path()
+        .join(".config/containers/registries.conf.d/50-pierhead.conf");
+    assert!(!written.exists());
+    let said = setup(port, &[]);
+    let check = format!("`curl -si http://127.0.0.1:{port}/v2/`");
+    assert!(
+        said.contains("warning: nothing answers") && said.contains(&check),
+        "{said}"
+    );
+    assert!(written.exists());
+}
+
 /// One that nobody can say of keeps no other from being taken back.
 #[test]
 fn an_edited_file_is_left_and_the_others_are_taken_back() {

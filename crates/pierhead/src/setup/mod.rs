@@ -21,7 +21,7 @@ mod tests;
 mod toml_text;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -186,6 +186,15 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     for note in &notes {
         eprintln!("note: {note}");
     }
+    // Before anybody is asked. It is no reason to write nothing: clients ask the registries themselves meanwhile.
+    if place.is_live()
+        && let Err(why) = reachable(&address)
+    {
+        eprintln!(
+            "warning: {why} at {address}: see `curl -si {address}/v2/`, start `pierhead serve` there, or name another by --address; until \
+             then images come from the registries themselves"
+        );
+    }
     if changes.is_empty() {
         eprintln!(
             "nothing to do: {} pulls through {address} already",
@@ -223,17 +232,7 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         return Err(error.context("nothing was changed"));
     }
     eprintln!("{} pulls through {address} from now on", args.client.name());
-    reload(args, place, &changes)?;
-    if !place.is_live() {
-        return Ok(());
-    }
-    if let Err(error) = reachable(&address) {
-        eprintln!(
-            "note: nothing answers at {address} ({error}): until `pierhead serve` runs there, images come from the \
-             registries themselves"
-        );
-    }
-    Ok(())
+    reload(args, place, &changes)
 }
 
 fn undo(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
@@ -503,15 +502,43 @@ pub(crate) fn of_stat(stat: &Stat) -> Option<Address> {
     Some(Address::of_listener(listener, stat.tls))
 }
 
-fn reachable(address: &Address) -> io::Result<()> {
+/// Whether a registry answers there, as far as a look without TLS tells.
+///
+/// # Errors
+/// What there is instead.
+fn reachable(address: &Address) -> Result<(), String> {
+    let nothing = |error: io::Error| format!("nothing answers ({error})");
+    let targets = (address.host(), address.port()).to_socket_addrs();
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for target in (address.host(), address.port()).to_socket_addrs()? {
+    for target in targets.map_err(nothing)? {
         match TcpStream::connect_timeout(&target, PATIENCE) {
-            Ok(_) => return Ok(()),
+            Ok(_) if address.is_tls() => return Ok(()),
+            Ok(stream) => return is_registry(stream, address),
             Err(error) => last = error,
         }
     }
-    Err(last)
+    Err(nothing(last))
+}
+
+/// Whoever may not ask is told so by a registry, too.
+fn is_registry(mut stream: TcpStream, address: &Address) -> Result<(), String> {
+    let mut ask = || {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let host = address.authority();
+        write!(stream, "GET /v2/ HTTP/1.0\r\nhost: {host}\r\n\r\n")?;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status)?;
+        Ok(status)
+    };
+    let status: [u8; 12] =
+        ask().map_err(|error: io::Error| format!("no registry answers ({error})"))?;
+    match String::from_utf8_lossy(&status).split_once(' ') {
+        Some((http, "404")) if http.starts_with("HTTP/") => {
+            Err("what answers is no registry (404)".to_owned())
+        }
+        Some((http, _)) if http.starts_with("HTTP/") => Ok(()),
+        _ => Err("what answers does not speak HTTP".to_owned()),
+    }
 }
 
 /// The text of a PEM file with certificates.
