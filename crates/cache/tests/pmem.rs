@@ -16,7 +16,7 @@ use pierhead_cache::{Cache, Config, Content};
 use pierhead_eviction::Lru;
 use pierhead_pmem::shadow::ShadowMedium;
 use pierhead_pmem::{Class, Error, Log, Medium};
-use pierhead_testkit::tier::{MemoryTier, conforms};
+use pierhead_testkit::tier::{Faulty, MemoryTier, conforms};
 
 const SEGMENT: u64 = 64 << 10;
 const REGION: usize = 2 << 20;
@@ -211,9 +211,10 @@ fn one_place_under_two_blobs_is_never_taken_for_the_same() {
 #[test]
 fn a_medium_that_fails_costs_no_blob() {
     let medium = ShadowMedium::new(REGION);
+    let disk = Faulty::new(Arc::new(MemoryTier::default()));
     let tier = behind(
         Arc::new(tier_on(medium.clone(), None)),
-        Arc::new(MemoryTier::default()),
+        Arc::new(disk.clone()),
     );
     commit(&tier, 1, 100_000);
     tier.flush(|| false);
@@ -234,6 +235,12 @@ fn a_medium_that_fails_costs_no_blob() {
     commit(&tier, 3, 300_000);
     assert!(has(&tier, 3, 300_000));
     assert_eq!(tier.stat().moved, moved);
+    // And nothing is read for copies that nobody takes.
+    let calls = disk.calls();
+    tier.promote(blob(3, 300_000).0, 300_000, 9.0);
+    tier.set_hot(blob(2, 300_000).0, std::slice::from_ref(&(0..70_000)), 9.0);
+    tier.flush(|| false);
+    assert_eq!(disk.calls(), calls);
 }
 
 #[tokio::test]

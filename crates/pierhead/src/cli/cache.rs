@@ -20,37 +20,43 @@ What each line says:
   pierhead    the version that runs, and since when
   listens on  where clients reach it
   data        the folder of the cache
-  used        bytes on the disk of blobs and of downloads under way or cut short, of the most that may be
-              (cache.size); at 100 % the next download evicts
+  used        bytes on the disk of blobs and of downloads under way or cut short, of the most
+              that may be (cache.size); at 100 % the next download evicts
   blobs       layers, configs and manifests that are stored whole, and their bytes
-  downloads   how many are under way, and the bytes that are kept for them and for those that were cut
+  downloads   how many are under way, and the bytes kept for them and for those that were cut
   pinned      bytes that no eviction takes (`pierhead cache pin`)
-  bundles     images that can be sent as bundles, that wait for it, that cannot; bytes kept for them
+  bundles     images that can be sent as bundles, wait for it, cannot; the bytes kept for them
   memory      of this process, resident
-  requests    for blobs: hits were answered from the cache, misses began a download; since the start
-  eviction    the policy that chooses who leaves (eviction.policy), how many blobs it let go since the
-              start, and what it shows of itself
-  admission   the rule for who enters (eviction.admission), and the downloads that were passed on to the
-              client and not kept, by who refused them
-  written     bytes written to the disk since midnight (UTC), of eviction.max_written_per_day if that is set
+  requests    for blobs since the start: hits were answered from the cache, misses began a
+              download
+  eviction    the policy that chooses who leaves (eviction.policy), how many blobs it let go
+              since the start, and what it shows of itself
+  admission   the rule for who enters (eviction.admission), and the downloads that were passed
+              on to the client and not kept, by who refused them
+  written     bytes written to the disk since midnight (UTC), of
+              eviction.max_written_per_day if that is set
 
-Few hits and many evictions: the cache is smaller than what is pulled again and again. `pierhead replay`
-tells what another size or policy would have done. The same figures over time are at /metrics of the
-admin address; --json gives exact bytes.
+Few hits and many evictions: the cache is smaller than what is pulled again and again.
+`pierhead replay` tells what another size or policy would have done. The same figures over time
+are at /metrics of the admin address; --json gives exact bytes.
 
 Example:
   pierhead cache stat --json | jq '.eviction.hits'";
 
 const TIER_STAT: &str = "\
 What each line says:
-  class       what becomes of it when the power goes: pmem (it stays), emulated-file (a file on a disk, it
-              stays), volatile (memory, it is lost; the disk gets a copy of all)
-  failed      only when the medium could not be read or written: nothing is on it any more until a restart
-  used        bytes of blobs in it, of the most that may be (tier.limit, set-limit); blobs that are whole
-  hot         bytes of the parts that starts of containers read, where the rest is on the disk alone
+  class       what becomes of it when the power goes: pmem (it stays), emulated-file (a file on
+              a disk, it stays), volatile (memory, it is lost; the disk gets a copy of all)
+  failed      only when the medium could not be read or written: nothing goes there any more
+              until a restart
+  used        bytes of blobs in it, of the most that may be (tier.limit, set-limit); blobs
+              that are whole
+  hot         bytes of the parts that starts of containers read, where the rest is on the disk
+              alone
   medium      bytes of the file (tier.size), and what is free of them
   to drain    what the disk does not have yet
-  since start written to it, copied on to the disk, and downloads that went on on the disk for want of room
+  since start written to it, copied on to the disk, and downloads that went on on the disk for
+              want of room
   opened      where what was asked for lay: here, in parts here, on the disk alone
   damaged     only when there are such: blobs that did not read as they were written";
 

@@ -76,6 +76,9 @@ impl Shared {
     /// Makes the copy of a blob that is known to be hot in parts, and lets go of the whole one. `digest` is being drained, as far as
     /// others are told.
     pub(super) fn keep_hot(&self, digest: &Digest) -> io::Result<()> {
+        if self.has_failed() {
+            return Ok(());
+        }
         let (wish, whole) = {
             let ledger = lock(&self.ledger);
             let whole = ledger.entries.get(digest).map(|it| (it.drained, it.number));

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
@@ -22,7 +23,8 @@ impl Shared {
         let mut ledger = lock(&self.ledger);
         let waits = ledger.wanted.iter().any(|(it, _)| *it == digest);
         let is_here = ledger.entries.contains_key(&digest);
-        if waits || is_here || !self.is_worth(&ledger, need, priority) {
+        let failed = self.failed.load(Ordering::Relaxed);
+        if waits || is_here || failed || !self.is_worth(&ledger, need, priority) {
             return;
         }
         ledger.wanted.push_back((digest, priority));
