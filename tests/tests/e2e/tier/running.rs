@@ -113,9 +113,12 @@ fn cut_short_under_the_map() -> Result<()> {
     }
     let now = stat(&pierhead)?;
     ensure!(number(&now, "damaged")? > 0, "{now}");
+    ensure!(now["failed"] == true, "{now}");
+    let log = pierhead.log();
+    assert_eq!(log.matches("the fast tier has failed").count(), 1, "{log}");
     let (level, what) = diagnosis(&pierhead)?;
     ensure!(
-        level == "warn" && what.contains("damaged"),
+        level == "fail" && what.contains("the medium failed"),
         "{level}: {what}"
     );
     pierhead.stop()?;
