@@ -61,12 +61,7 @@ impl Gate {
         let place = self.places.acquire().await;
         // One timer a place, however many wait behind: they are woken one by one, as each before them has passed.
         loop {
-            let wait = self.quota.wait();
-            let wait = wait.min(if wait.is_zero() {
-                wait
-            } else {
-                self.own.wait()
-            });
+            let wait = self.wait();
             if wait.is_zero() {
                 break;
             }
@@ -76,6 +71,14 @@ impl Gate {
         tokio::task::yield_now().await;
         drop(place);
         self.waited.inc_by(begun.elapsed().as_secs_f64());
+    }
+
+    /// Until the quota has room, or what of it is the blobs' own.
+    fn wait(&self) -> Duration {
+        match self.quota.wait() {
+            Duration::ZERO => Duration::ZERO,
+            crowded => crowded.min(self.own.wait()),
+        }
     }
 
     /// Counts what the thread does until it is dropped as the cost of pieces.
