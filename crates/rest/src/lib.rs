@@ -1,15 +1,19 @@
 //! Whether work that can wait should: one switch, asked between two units of work, and the processor time that is left.
 //!
 //! Who turns it knows why (this machine is short of something), who asks knows what may wait. Neither knows the other.
+//!
+//! And how clients share what there is only so much of: [`FairShare`].
 
 #![forbid(unsafe_code)]
 
+mod fair;
 mod quota;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+pub use fair::{ClientKey, FairShare, WaiterId};
 pub use quota::{Allowance, Quota, Reading, thread_time};
 
 /// A handle; clones share the switch. By default nothing ever rests.

@@ -1,0 +1,267 @@
+//! Divides a number of equal slots (connections, downloads, plans) between clients: whoever holds fewest comes first, and whoever holds
+//! most yields first.
+//!
+//! 1. No more slots are granted than the capacity.
+//! 2. A free slot goes to a waiter of the client that holds fewest. Clients that hold equally many take turns, however many waiters each
+//!    has: start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
+//! 3. A holder yields only to a client that holds fewer slots than it does.
+//!
+//! The value is pure: it knows no clock, no lock and no task. The caller says which waiters are eligible and which holders can yield.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// A client, as far as its address tells clients apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientKey(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Kind {
+    Operator,
+    Address(IpAddr),
+}
+
+impl ClientKey {
+    /// The operator of this host, who acts for no client.
+    pub const OPERATOR: Self = Self(Kind::Operator);
+
+    /// An IPv4 address, or the /64 of an IPv6 address: whoever has one address of a /64 has all of them.
+    pub fn of(address: IpAddr) -> Self {
+        Self(Kind::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = u128::from(address) & (u128::MAX << 64);
+                IpAddr::V6(Ipv6Addr::from(network))
+            }
+            v4 => v4,
+        }))
+    }
+}
+
+/// Names one waiter of a [`FairShare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaiterId(u64);
+
+/// Slots by client `K`, and waiters `W` for them. See the head of this module.
+#[derive(Debug)]
+pub struct FairShare<K, W> {
+    capacity: usize,
+    held: usize,
+    waiting: usize,
+    /// Clients that hold or wait, and those whose next start lies ahead of `virtual_time`.
+    clients: HashMap<K, Account<W>>,
+    /// Where a client starts that comes anew: one behind the start of the waiter that was granted a slot last.
+    virtual_time: u64,
+    next_id: u64,
+    /// Number of accounts at which those that say nothing any more are removed.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Account<W> {
+    held: usize,
+    waiters: VecDeque<Waiter<W>>,
+    /// The earliest start of the next waiter.
+    next_start: u64,
+}
+
+#[derive(Debug)]
+struct Waiter<W> {
+    id: u64,
+    start: u64,
+    value: W,
+}
+
+/// Accounts that may be kept without need.
+const SLACK: usize = 64;
+
+impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
+    /// Room for `capacity` slots. With a capacity of 0, nothing is ever granted.
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            held: 0,
+            waiting: 0,
+            clients: HashMap::new(),
+            virtual_time: 0,
+            next_id: 0,
+            sweep_at: SLACK,
+        }
+    }
+
+    /// Changes the capacity. Slots that are held stay held.
+    pub fn set_capacity(&mut self, capacity: usize) {
+        self.capacity = capacity;
+    }
+
+    /// Slots in all.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Slots that are held, by all clients.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Slots that `client` holds.
+    pub fn held_by(&self, client: &K) -> usize {
+        self.clients.get(client).map_or(0, |it| it.held)
+    }
+
+    /// Waiters of all clients.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Waiters of `client`.
+    pub fn waiting_of(&self, client: &K) -> usize {
+        self.clients.get(client).map_or(0, |it| it.waiters.len())
+    }
+
+    /// All waiters, in no order.
+    pub fn waiters(&self) -> impl Iterator<Item = (&K, &W)> {
+        self.clients.iter().flat_map(|(client, account)| {
+            let waiters = account.waiters.iter();
+            waiters.map(move |waiter| (client, &waiter.value))
+        })
+    }
+
+    /// Takes a free slot at once, past all waiters. `false` when there is none.
+    pub fn take(&mut self, client: &K) -> bool {
+        if self.held >= self.capacity {
+            return false;
+        }
+        self.held += 1;
+        self.account(client).held += 1;
+        true
+    }
+
+    /// Gives one slot of `client` back. The caller asks [`Self::next`] who gets it.
+    pub fn release(&mut self, client: &K) {
+        let Some(account) = self.clients.get_mut(client) else {
+            return;
+        };
+        if account.held > 0 {
+            account.held -= 1;
+            self.held -= 1;
+        }
+        self.forget(client);
+    }
+
+    /// Adds a waiter of `client`, behind those that it has.
+    pub fn wait(&mut self, client: &K, value: W) -> WaiterId {
+        let (id, now) = (self.next_id, self.virtual_time);
+        self.next_id += 1;
+        self.waiting += 1;
+        let account = self.account(client);
+        let start = account.next_start.max(now);
+        account.next_start = start + 1;
+        account.waiters.push_back(Waiter { id, start, value });
+        WaiterId(id)
+    }
+
+    /// Removes a waiter that no longer waits. `None` when it has got its slot.
+    pub fn cancel(&mut self, client: &K, waiter: WaiterId) -> Option<W> {
+        let account = self.clients.get_mut(client)?;
+        let at = account.waiters.iter().position(|it| it.id == waiter.0)?;
+        let removed = account.waiters.remove(at)?;
+        // Those behind it move up, so that a client is not charged for what it did not get.
+        for later in account.waiters.range_mut(at..) {
+            later.start -= 1;
+        }
+        account.next_start -= 1;
+        self.waiting -= 1;
+        self.forget(client);
+        Some(removed.value)
+    }
+
+    /// Grants a free slot to the next waiter that is eligible, given its client, the slots that this client holds, and what it waits with.
+    /// `None` when no slot is free or nobody is eligible.
+    pub fn next(&mut self, mut is_eligible: impl FnMut(&K, usize, &W) -> bool) -> Option<(K, W)> {
+        if self.held >= self.capacity {
+            return None;
+        }
+        let mut best: Option<((usize, u64, u64), &K, usize)> = None;
+        for (client, account) in &self.clients {
+            let mut waiters = account.waiters.iter();
+            let at = waiters.position(|it| is_eligible(client, account.held, &it.value));
+            let Some((at, waiter)) = at.and_then(|at| Some((at, account.waiters.get(at)?))) else {
+                continue;
+            };
+            let rank = (account.held, waiter.start, waiter.id);
+            if best.is_none_or(|(best, ..)| rank < best) {
+                best = Some((rank, client, at));
+            }
+        }
+        let (_, client, at) = best?;
+        let client = client.clone();
+        let account = self.clients.get_mut(&client)?;
+        let waiter = account.waiters.remove(at)?;
+        account.held += 1;
+        self.held += 1;
+        self.waiting -= 1;
+        // One behind, not at it: an endless row of new clients would be before whoever was served once.
+        self.virtual_time = self.virtual_time.max(waiter.start + 1);
+        Some((client, waiter.value))
+    }
+
+    /// The client that has to give a slot to `newcomer`: of those that `can_yield`, the one that holds most. `None` when all of them hold
+    /// no more than `newcomer` does.
+    pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
+        let own = self.held_by(newcomer);
+        let mut holders: Vec<_> = self
+            .clients
+            .iter()
+            .filter(|(_, account)| account.held > own)
+            .collect();
+        // Usually the first can yield, so a whole sort is not worth its time.
+        while let Some(at) = most(&holders) {
+            let (client, _) = holders.swap_remove(at);
+            if can_yield(client) {
+                return Some(client);
+            }
+        }
+        None
+    }
+
+    fn account(&mut self, client: &K) -> &mut Account<W> {
+        if self.clients.len() >= self.sweep_at && !self.clients.contains_key(client) {
+            let now = self.virtual_time;
+            self.clients.retain(|_, account| account.is_needed(now));
+            self.sweep_at = 2 * self.clients.len() + SLACK;
+        }
+        self.clients
+            .entry(client.clone())
+            .or_insert_with(|| Account {
+                held: 0,
+                waiters: VecDeque::new(),
+                next_start: 0,
+            })
+    }
+
+    /// Removes the account of `client` unless it still says something.
+    fn forget(&mut self, client: &K) {
+        let now = self.virtual_time;
+        if self
+            .clients
+            .get(client)
+            .is_some_and(|it| !it.is_needed(now))
+        {
+            self.clients.remove(client);
+        }
+    }
+}
+
+impl<W> Account<W> {
+    fn is_needed(&self, now: u64) -> bool {
+        self.held > 0 || !self.waiters.is_empty() || self.next_start > now
+    }
+}
+
+fn most<K, W>(holders: &[(&K, &Account<W>)]) -> Option<usize> {
+    (0..holders.len()).max_by_key(|at| holders.get(*at).map(|(_, account)| account.held))
+}
+
+#[cfg(test)]
+mod tests;
