@@ -62,6 +62,7 @@ pub(crate) async fn answer(
     question: Result<Bytes, Error>,
 ) -> Response<Body> {
     let started = Instant::now();
+    let inner = &inner.current();
     let deadline = Deadline::new(inner.config.load().answer_within);
     let mut request = Request {
         inner,

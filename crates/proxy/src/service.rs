@@ -4,7 +4,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use pierhead_bundle::library::Library;
 use pierhead_cache::{Cache, Name};
 use pierhead_oci::{Digest, Reference, Registry, Repository};
@@ -45,6 +45,7 @@ pub struct Proxy {
 /// What a request works with: what all share, and in whose name upstreams are asked.
 pub(crate) struct Inner {
     common: Arc<Common>,
+    trust: Arc<Trust>,
     pub(crate) client: Client,
     /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
     is_guest: bool,
@@ -58,13 +59,24 @@ impl Deref for Inner {
     }
 }
 
+/// Who is let in, and the credentials that upstreams are asked with. Invariants:
+/// 1. A request keeps one `Trust` from its admission to its end.
+/// 2. A reload replaces both parts at once. So a proxy that lets everybody in never asks with the credentials of a
+///    configuration that does not.
+struct Trust {
+    /// `None`: everybody is let in.
+    access: Option<Arc<Access>>,
+    client: Client,
+}
+
 /// What all requests share.
 pub(crate) struct Common {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<crate::metrics::Metrics>,
-    /// `None`: everybody is let in.
-    pub(crate) access: ArcSwapOption<Access>,
+    trust: ArcSwap<Trust>,
+    /// What the binary reloads; requests ask by the snapshot in `trust`.
+    client: Client,
     pub(crate) access_metrics: access::Metrics,
     pub(crate) recent: Recent,
     pub(crate) said: Said,
@@ -121,8 +133,13 @@ impl Proxy {
         let metrics = Arc::<crate::metrics::Metrics>::default();
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
         let gate = |quota| Arc::new(Gate::new(quota, threads, metrics.quota_waited.clone()));
+        let trust = Arc::new(Trust {
+            access: Access::new(&config.auth, &access_metrics),
+            client: client.snapshot(),
+        });
         let common = Common {
-            access: ArcSwapOption::new(Access::new(&config.auth, &access_metrics)),
+            trust: ArcSwap::new(Arc::clone(&trust)),
+            client,
             access_metrics,
             cache,
             gate: config.quota.clone().map(gate),
@@ -146,7 +163,8 @@ impl Proxy {
         common.recent.set_personal(is_personal(&common));
         let inner = Inner {
             common: Arc::new(common),
-            client,
+            client: trust.client.clone(),
+            trust,
             is_guest: false,
         };
         Self {
@@ -179,17 +197,23 @@ impl Proxy {
         }
     }
 
-    /// Takes a new configuration without dropping a connection. Blocks as [`Proxy::new`].
+    /// Takes a new configuration without dropping a connection, and with it what [`Client::apply`] has set. Requests under
+    /// way end with the old of both. Blocks as [`Proxy::new`].
     pub fn reload(&self, config: Config) {
         self.inner.limits.reload(config.limits.clone());
         let inner = &self.inner;
-        if inner.config.load().auth != config.auth {
-            let access = Access::new(&config.auth, &inner.access_metrics);
-            inner.access.store(access);
-            inner.recent.set_personal(is_personal(inner));
-        } else if let Some(access) = &*inner.access.load() {
-            access.look_again();
-        }
+        let old = inner.common.trust.load();
+        let access = if inner.config.load().auth != config.auth {
+            Access::new(&config.auth, &inner.access_metrics)
+        } else {
+            if let Some(access) = &old.access {
+                access.look_again();
+            }
+            old.access.clone()
+        };
+        let client = inner.common.client.snapshot();
+        inner.common.trust.store(Arc::new(Trust { access, client }));
+        inner.recent.set_personal(is_personal(inner));
         self.inner.config.store(Arc::new(config));
     }
 
@@ -217,10 +241,8 @@ impl Proxy {
         platforms: &[pierhead_oci::Platform],
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
-        {
-            let own = self.inner.limits.own();
-            warm::warm(&self.inner, &own, reference, platforms, progress).await
-        }
+        let own = self.inner.limits.own();
+        warm::warm(&self.inner.current(), &own, reference, platforms, progress).await
     }
 
     /// The digests that make up a cached image: its manifest (by name) and all that it points to,
@@ -247,13 +269,19 @@ fn is_personal(common: &Common) -> bool {
     common.guests().is_some()
 }
 
-impl Common {
-    /// Those who ask in their own name, when clients do.
-    pub(crate) fn guests(&self) -> Option<Guests> {
-        match self.access.load().as_deref() {
+impl Trust {
+    fn guests(&self) -> Option<Guests> {
+        match self.access.as_deref() {
             Some(Access::Guests(guests)) => Some(guests.clone()),
             _ => None,
         }
+    }
+}
+
+impl Common {
+    /// Those who ask in their own name, when clients do.
+    pub(crate) fn guests(&self) -> Option<Guests> {
+        self.trust.load().guests()
     }
 
     /// All of that content came from there, and is what its digest says.
@@ -265,10 +293,30 @@ impl Common {
 }
 
 impl Inner {
+    /// What a request that begins now works with. Allocates only after a reload.
+    pub(crate) fn current(self: &Arc<Self>) -> Arc<Self> {
+        let trust = self.common.trust.load();
+        if Arc::ptr_eq(&trust, &self.trust) {
+            return Arc::clone(self);
+        }
+        Arc::new(Self {
+            common: self.common.clone(),
+            client: trust.client.clone(),
+            trust: Arc::clone(&trust),
+            is_guest: false,
+        })
+    }
+
+    /// `None`: everybody is let in.
+    pub(crate) fn access(&self) -> Option<&Arc<Access>> {
+        self.trust.access.as_ref()
+    }
+
     /// The same in the name of a client of ours.
     pub(crate) fn on_behalf(&self, credentials: &ClientCredentials) -> Arc<Self> {
         Arc::new(Self {
             common: self.common.clone(),
+            trust: self.trust.clone(),
             client: self.client.on_behalf(credentials),
             is_guest: true,
         })
@@ -276,14 +324,14 @@ impl Inner {
 
     /// The rules for whoever this is, when the cache is not for everybody.
     pub(crate) fn guest(&self) -> Option<Guests> {
-        // Without rules (they were switched off just now) nothing more is shared with a guest than before.
-        self.is_guest.then(|| self.guests()).flatten()
+        self.is_guest.then(|| self.trust.guests()).flatten()
     }
 
     /// Whether content in the cache may answer for that registry.
     pub(crate) fn may_share(&self, registry: &Registry, digest: &Digest) -> bool {
         !self.is_guest
             || self
+                .trust
                 .guests()
                 .is_some_and(|guests| guests.may_share(registry, digest))
     }

@@ -419,3 +419,95 @@ async fn the_first_lines_of_a_list_tell_who_may_read_lists() {
     };
     assert_eq!((pages("1"), pages("1000")), (1, 1));
 }
+
+/// A configuration that logs in at the upstream as ann.
+fn with_credentials(stage: &Stage) -> pierhead_remote::Config {
+    let mut remote = stage.remote.clone();
+    for upstream in remote.upstreams.values_mut() {
+        upstream.credentials = Some(pierhead_remote::Credentials::Basic {
+            user: "ann".into(),
+            password: "right".to_owned().into(),
+        });
+    }
+    remote
+}
+
+/// The proxy of `stage`, by certificate from now on: nobody on a plain connection is let in.
+fn closed(stage: &Stage) -> pierhead_proxy::Config {
+    pierhead_proxy::Config {
+        default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
+        auth: Auth::Certificate,
+        ..pierhead_proxy::Config::default()
+    }
+}
+
+fn private_app() -> Upstream {
+    Upstream::Token(TokenAuth {
+        users: vec![("ann".into(), "right".into())],
+        private: vec!["app".into()],
+        ..TokenAuth::default()
+    })
+}
+
+#[tokio::test]
+async fn a_reload_gives_no_credentials_to_an_open_listener() {
+    let stage = Stage::open().await;
+    stage
+        .upstream
+        .configure(|settings| settings.auth = private_app());
+    let image = stage.push(1, &[1000]);
+    // The two steps of a reload, and a request between them.
+    stage.client.reload(with_credentials(&stage)).unwrap();
+    let path = blob_path(&image.blobs[0].digest);
+    let between = get(&stage, &path, NOBODY).await;
+    assert_ne!(between.status, 200, "with the credentials of the operator");
+    stage.proxy.reload(closed(&stage));
+    assert_eq!(get(&stage, MANIFEST, NOBODY).await.status, 403);
+    // The credentials have arrived: the proxy itself may use them.
+    let warmed = stage.proxy.warm(&stage.reference(":1"), &[], |_| ()).await;
+    assert!(warmed.is_ok(), "{warmed:?}");
+    // And back: from here on everybody is let in, and the credentials are gone.
+    stage.client.reload(stage.remote.clone()).unwrap();
+    let config = pierhead_proxy::Config {
+        auth: Auth::Open,
+        ..closed(&stage)
+    };
+    stage.proxy.reload(config);
+    let other = Image::random(2, &[1000]);
+    stage.upstream.push("app", "2", &other);
+    let path = blob_path(&other.blobs[0].digest);
+    assert_ne!(get(&stage, &path, NOBODY).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_request_that_was_let_in_before_a_reload_gets_no_credentials_of_it() {
+    let stage = Plan::default()
+        .config(|config| config.limits.fetches_per_client = 1)
+        .open()
+        .await;
+    stage
+        .upstream
+        .configure(|settings| settings.auth = private_app());
+    let image = stage.push(1, &[1000]);
+    let public = random_bytes(7, 200_000);
+    let digest = stage.upstream.put_blob("public", public.clone());
+    let gate = Gate::new();
+    let halt = Fault::GateBody(100_000, gate.clone()).on_blob(&digest);
+    stage.upstream.inject(halt);
+    // It holds the only download of this client, so that the next one waits behind its admission.
+    let mut first = Connection::open(stage.addr).await.unwrap();
+    let held = request(&format!("/v2/public/blobs/{digest}"), NOBODY);
+    let mut held = soon(first.start(&held)).await.unwrap();
+    soon(held.chunk()).await.unwrap();
+    let private = image.blobs[0].digest;
+    let addr = stage.addr;
+    let waiting = tokio::spawn(async move { request(&blob_path(&private), NOBODY).send(addr).await });
+    eventually(async || stage.cache.stat().fills == 2).await;
+    stage.client.reload(with_credentials(&stage)).unwrap();
+    stage.proxy.reload(closed(&stage));
+    gate.release();
+    soon(held.whole()).await.unwrap();
+    let answer = soon(waiting).await.unwrap();
+    let is_served = answer.is_ok_and(|answer| answer.status == 200 && answer.end == End::Clean);
+    assert!(!is_served, "with the credentials of the operator");
+}

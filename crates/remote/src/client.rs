@@ -100,6 +100,14 @@ impl Client {
         })
     }
 
+    /// This client as it is configured now: no later [`apply`](Self::apply) reaches it. Limits are shared.
+    pub fn snapshot(&self) -> Self {
+        Self {
+            upstreams: Arc::new(ArcSwap::new(self.upstreams.load_full())),
+            ..self.clone()
+        }
+    }
+
     /// This client, asking in the name of a client of ours: all that it asks for, it asks for with that
     /// login (or with none), and never with a configured one. Tokens are kept apart for each login.
     pub fn on_behalf(&self, credentials: &ClientCredentials) -> Self {

@@ -170,7 +170,7 @@ impl Access {
 }
 
 /// Lets a request in or says why not; with whose eyes to look, when they are the client's own. Costs one
-/// atomic load while everybody is let in.
+/// comparison while everybody is let in.
 pub(crate) async fn admit(
     inner: &Arc<Inner>,
     peer: &Peer,
@@ -178,8 +178,7 @@ pub(crate) async fn admit(
     endpoint: &Endpoint,
     deadline: Deadline,
 ) -> Result<Option<Arc<Inner>>, Error> {
-    let access = inner.access.load();
-    let Some(access) = &*access else {
+    let Some(access) = inner.access() else {
         return Ok(None);
     };
     match access.at_once(peer, request) {

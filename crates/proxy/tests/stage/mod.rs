@@ -29,6 +29,9 @@ pub(crate) struct Stage {
     pub(crate) upstream: FakeRegistry,
     pub(crate) cache: Cache,
     pub(crate) proxy: Proxy,
+    /// The client of the proxy, for a reload, and what it was made with.
+    pub(crate) client: Client,
+    pub(crate) remote: pierhead_remote::Config,
     pub(crate) library: Option<Library>,
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
@@ -131,7 +134,7 @@ impl Plan {
             capacity: self.fast,
         });
         let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
-        let client = Client::new(remote).unwrap();
+        let client = Client::new(remote.clone()).unwrap();
         let mut config = self.config;
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
         let library = self.bundles.then(|| {
@@ -140,7 +143,7 @@ impl Plan {
             (config.share, config.level) = (100, 3);
             Library::open(config, Proxy::blobs(&cache)).unwrap()
         });
-        let proxy = Proxy::with_library(cache.clone(), client, config, library.clone());
+        let proxy = Proxy::with_library(cache.clone(), client.clone(), config, library.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -157,6 +160,8 @@ impl Plan {
             upstream,
             cache,
             proxy,
+            client,
+            remote,
             library,
             addr,
             stop: Some(stop),
