@@ -4,7 +4,8 @@
 //! 1. No more slots are granted than the capacity.
 //! 2. A free slot goes to a waiter of the client that holds fewest. Clients that hold equally many take turns, however many waiters each
 //!    has: start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
-//! 3. A holder yields only to a client that holds fewer slots than it does.
+//! 3. A holder yields only to a client that has none, or that will have no more than the holder afterwards. So two clients never take the
+//!    same slot from each other in turns.
 //!
 //! The value is pure: it knows no clock, no lock and no task. The caller says which waiters are eligible and which holders can yield.
 
@@ -206,14 +207,14 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         Some((client, waiter.value))
     }
 
-    /// The client that has to give a slot to `newcomer`: of those that `can_yield`, the one that holds most. `None` when all of them hold
-    /// no more than `newcomer` does.
+    /// The client that has to give a slot to `newcomer`: of those that `can_yield`, the one that holds most. `None` when `newcomer` would
+    /// have more than that one afterwards.
     pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
         let own = self.held_by(newcomer);
         let mut holders: Vec<_> = self
             .clients
             .iter()
-            .filter(|(_, account)| account.held > own)
+            .filter(|(_, account)| account.held > own + usize::from(own > 0))
             .collect();
         // Usually the first can yield, so a whole sort is not worth its time.
         while let Some(at) = most(&holders) {

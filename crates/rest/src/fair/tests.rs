@@ -111,15 +111,17 @@ fn a_waiter_that_left_costs_its_client_nothing() {
 }
 
 #[test]
-fn whoever_holds_most_yields_and_only_to_one_that_holds_fewer() {
+fn whoever_holds_most_yields_unless_the_newcomer_would_have_more() {
     let mut share = Share::new(6);
     for client in "aaabbc".chars() {
         assert!(share.take(&client));
     }
     assert_eq!(share.yields_to(&'d', |_| true), Some(&'a'));
     assert_eq!(share.yields_to(&'d', |it| *it != 'a'), Some(&'b'));
-    assert_eq!(share.yields_to(&'c', |it| *it != 'a'), Some(&'b'));
-    assert_eq!(share.yields_to(&'b', |it| *it != 'a'), None);
+    assert_eq!(share.yields_to(&'d', |it| *it == 'c'), Some(&'c'));
+    assert_eq!(share.yields_to(&'c', |_| true), Some(&'a'));
+    assert_eq!(share.yields_to(&'c', |it| *it != 'a'), None);
+    assert_eq!(share.yields_to(&'b', |_| true), None);
     assert_eq!(share.yields_to(&'a', |_| true), None);
     assert_eq!(share.yields_to(&'d', |_| false), None);
 }
