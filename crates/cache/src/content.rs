@@ -1,7 +1,7 @@
 //! What is read: committed objects, and fills while they are under way.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use tokio::sync::watch;
@@ -40,6 +40,14 @@ impl Clone for Tail {
 }
 
 impl Content {
+    /// Who waits for the fill under way; `None` of a committed object.
+    pub fn readers(&self) -> Option<Readers> {
+        match self {
+            Self::Object(_) => None,
+            Self::Tail(tail) => Some(tail.readers()),
+        }
+    }
+
     /// Total bytes. Of a tail: waits until the leader knows; `None` when it will be known only at the end.
     ///
     /// # Errors
@@ -67,7 +75,28 @@ impl Content {
     }
 }
 
+/// Who waits for the bytes of one fill. Does not keep the fill alive.
+#[derive(Clone, Debug)]
+pub struct Readers(Weak<watch::Sender<Progress>>);
+
+impl Readers {
+    pub(crate) fn of(flight: &Flight) -> Self {
+        Self(Arc::downgrade(&flight.progress))
+    }
+
+    /// Whether nobody does. One load.
+    pub fn is_empty(&self) -> bool {
+        // Each reader holds one receiver; the fill itself holds one only at its end.
+        self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
+    }
+}
+
 impl Tail {
+    /// Who waits for this fill, whoever holds this among them.
+    pub fn readers(&self) -> Readers {
+        Readers::of(&self.flight)
+    }
+
     pub(crate) fn new(flight: Arc<Flight>) -> Self {
         let progress = flight.progress.subscribe();
         Self {

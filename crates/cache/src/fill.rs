@@ -9,7 +9,7 @@ use crate::flight::{Flight, Order, Terms};
 use crate::ingest::Ingest;
 use crate::memory::SMALL;
 use crate::store::{Store, blocking};
-use crate::{Error, Object, Tail};
+use crate::{Error, Object, Readers, Tail};
 
 /// Held by the one leader. Dropping it without [`Fill::finish`] ends the fill for its followers with
 /// [`Error::Abandoned`]; the bytes stay staged, and the next leader resumes behind them.
@@ -67,6 +67,11 @@ impl Fill {
     /// A reader of this fill.
     pub(crate) fn tail(&self) -> Tail {
         Tail::new(self.flight.clone())
+    }
+
+    /// Who waits for this fill.
+    pub fn readers(&self) -> Readers {
+        Readers::of(&self.flight)
     }
 
     pub(crate) fn set_media_type(&mut self, media_type: MediaType) {

@@ -52,7 +52,7 @@ mod upkeep;
 pub use cache::{Cache, Claim};
 pub use checked::resident;
 pub use config::Config;
-pub use content::{Content, Tail};
+pub use content::{Content, Readers, Tail};
 pub use error::Error;
 pub use fill::Fill;
 pub use handle::Handle;

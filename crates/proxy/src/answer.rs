@@ -18,7 +18,7 @@ use crate::claim::Wanted;
 use crate::deadline::Deadline;
 use crate::document::EAGER;
 use crate::entity::Entity;
-use crate::limits::{self, Client, Limit};
+use crate::limits::{self, Activity, Client, Limit};
 use crate::metrics::{Kind, Outcome};
 use crate::pace::Pace;
 use crate::respond::{self, JSON};
@@ -32,6 +32,8 @@ pub(crate) struct Peer {
     pub(crate) address: IpAddr,
     /// What it takes in all its connections.
     pub(crate) client: Arc<Client>,
+    /// Whether this connection waits for its client.
+    pub(crate) activity: Arc<Activity>,
     pub(crate) channel: Channel,
     pub(crate) pace: Arc<Pace>,
     /// This connection is over that limit: everything is answered 503.
@@ -41,14 +43,25 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(address: SocketAddr, client: Arc<Client>, over: Option<Limit>) -> Self {
+    /// Of a connection that has a place among the others.
+    pub(crate) fn new(address: SocketAddr, client: Arc<Client>, activity: Arc<Activity>) -> Self {
         Self {
             address: address.ip(),
             client,
+            activity,
             channel: Channel::Plain,
             pace: Arc::default(),
-            over,
+            over: None,
             sends_files: false,
+        }
+    }
+
+    /// Of a connection that is only told which limit it is over.
+    pub(crate) fn refused(address: SocketAddr, client: Arc<Client>, limit: Limit) -> Self {
+        let activity = Arc::new(Activity::uncounted(client.clone()));
+        Self {
+            over: Some(limit),
+            ..Self::new(address, client, activity)
         }
     }
 }
@@ -64,11 +77,16 @@ pub(crate) async fn answer(
     let started = Instant::now();
     let inner = &inner.current();
     let deadline = Deadline::new(inner.config.load().answer_within);
+    let (answering, over) = match peer.activity.begin() {
+        Ok(answering) => (Some(answering), None),
+        Err(limit) => (None, Some(limit)),
+    };
     let mut request = Request {
         inner,
         peer,
         parts: request,
         question: &question,
+        over,
         deadline,
         kind: Kind::Other,
         outcome: Outcome::None,
@@ -88,7 +106,10 @@ pub(crate) async fn answer(
     inner.metrics.answered(kind, outcome, response.status());
     let expected = response.body().size_hint().exact();
     let account = Account::new(inner.metrics.clone(), kind, started, expected);
-    response.map(|body| body.accounted(account, &peer.pace, inner.gate.as_ref()))
+    response.map(|body| {
+        let body = body.accounted(account, &peer.pace, inner.gate.as_ref());
+        body.answering(answering)
+    })
 }
 
 /// Whether that has the characters of a host and its port only (RFC 3986, 3.2.2 and 3.2.3).
@@ -102,6 +123,8 @@ struct Request<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     question: &'a Result<Bytes, Error>,
+    /// The connection may not be answered for this.
+    over: Option<Limit>,
     deadline: Deadline,
     /// Which endpoint, as far as it was understood.
     kind: Kind,
@@ -119,7 +142,7 @@ impl Request<'_> {
     }
 
     async fn answer(&mut self) -> Result<Response<Body>, Error> {
-        if let Some(limit) = self.peer.over {
+        if let Some(limit) = self.peer.over.or(self.over) {
             return Err(limit.into());
         }
         limits::check(&self.inner.config.load().limits, self.parts)?;
@@ -409,7 +432,11 @@ impl Request<'_> {
         };
         let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
             Ok(found) => found?,
-            Err(_) => return Err(self.deadline.slow(&registry)),
+            // A registry that was not asked is not to blame.
+            Err(_) => match self.inner.limits.why_waiting(&registry, &digest) {
+                Some(limit) => return Err(limit.into()),
+                None => return Err(self.deadline.slow(&registry)),
+            },
         };
         self.outcome = outcome;
         entity

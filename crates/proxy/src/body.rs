@@ -15,7 +15,7 @@ use pierhead_cache::Sound;
 use crate::Error;
 use crate::bundle::{Range, Records};
 use crate::gate::{Gate, PIECE, metered};
-use crate::limits::Held;
+use crate::limits::{Answering, Held};
 use crate::metrics::{Kind, Metrics};
 use crate::pace::{Pace, Turn};
 use crate::source::Source;
@@ -126,6 +126,8 @@ pub(crate) struct Body {
     content: Content,
     /// Set once the answer is on its way; says what became of it when dropped.
     account: Option<Account>,
+    /// Keeps the connection from being closed for another client.
+    answering: Option<Answering>,
 }
 
 enum Content {
@@ -176,6 +178,7 @@ impl Body {
         Self {
             content: Content::Bytes(bytes),
             account: None,
+            answering: None,
         }
     }
 
@@ -202,6 +205,7 @@ impl Body {
                 blob: None,
             }),
             account: None,
+            answering: None,
         }
     }
 
@@ -239,6 +243,12 @@ impl Body {
             stream.turn = Some(pace.turn());
             stream.gate = gate.filter(|_| is_long).cloned();
         }
+        self
+    }
+
+    /// Says that the connection is being answered until all of this has been handed over.
+    pub(crate) fn answering(mut self, answering: Option<Answering>) -> Self {
+        self.answering = answering;
         self
     }
 

@@ -95,8 +95,11 @@ pub(crate) async fn claim(
             if let Some(offer) = offer
                 && let Ok(ticket) = ticket.map_or_else(|| inner.limits.queue(&wanted.client), Ok)
             {
-                let (inner, registry) = (inner.clone(), wanted.registry.clone());
-                tokio::spawn(async move { fetch::offer(&inner, ticket, &registry, offer).await });
+                let (inner, wanted) = (inner.clone(), wanted.clone());
+                let readers = content.readers();
+                tokio::spawn(async move {
+                    fetch::offer(&inner, ticket, (&wanted, readers), offer).await;
+                });
             }
             Some((content, Outcome::Miss, None))
         }

@@ -6,6 +6,7 @@
 //! answer begins with `HTTP/`.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::access::Channel;
 use crate::answer::{Peer, answer};
 use crate::config::Config;
-use crate::limits::{self, Client, Limit};
+use crate::limits::{self, Limit};
 use crate::listener::Phase;
 use crate::plain;
 use crate::question;
@@ -62,18 +63,20 @@ pub(crate) async fn serve(
     stream: TcpStream,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
-    client: Arc<Client>,
-    over: Option<Limit>,
+    peer: Peer,
 ) {
     // Heads and bodies are written as a whole; waiting for more would only delay their last piece.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%address, %error, "no TCP_NODELAY");
     }
     let Some(tls) = tls else {
-        return plain::serve(shared, stream, address, client, over).await;
+        return plain::serve(shared, stream, address, peer).await;
     };
-    let peer = Peer::new(address, client, over);
-    match tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)).await {
+    let accepted = tokio::select! {
+        accepted = tokio::time::timeout(SHORT, TlsAcceptor::from(tls).accept(stream)) => accepted,
+        () = peer.activity.closed() => return displaced(address),
+    };
+    match accepted {
         Ok(Ok(stream)) => match Channel::of(stream.get_ref().1) {
             Some(channel) => http(shared, stream, Peer { channel, ..peer }).await,
             None => {
@@ -85,6 +88,11 @@ pub(crate) async fn serve(
     }
 }
 
+/// Says that a connection ends so that another client can connect.
+pub(crate) fn displaced(address: impl Display) {
+    tracing::debug!(%address, "idle connection closed: another client, which has fewer, connects");
+}
+
 /// Serves one client through hyper.
 pub(crate) async fn http<S>(shared: Shared, stream: S, peer: Peer)
 where
@@ -94,6 +102,7 @@ where
     let config = inner.config.load_full();
     let stall = config.client_stall;
     let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
+    let activity = peer.activity.clone();
     let peer = Arc::new(Peer {
         sends_files: false,
         ..peer
@@ -119,10 +128,14 @@ where
         }
     });
     let builder = builder(&config);
-    let mut connection =
-        pin!(builder.serve_connection(TokioIo::new(Watched::new(stream, stall)), service));
-    // A tick for whoever stalls; how long is too long, `is_stalled` says.
-    let mut tick = tokio::time::interval(stall.max(Duration::from_millis(100)));
+    let mut connection = pin!(builder.serve_connection(
+        TokioIo::new(Watched::new(stream, stall, activity.clone())),
+        service
+    ));
+    // A tick for whoever stalls or says nothing; how long is too long, `is_stalled` and `idle` say.
+    let head = config.client_head;
+    let period = stall.min(head).max(Duration::from_millis(100));
+    let mut tick = tokio::time::interval(period);
     let mut until = pin!(tokio::time::sleep(SHORT));
     // A connection that was accepted just before the stop must see it too.
     phase.mark_changed();
@@ -150,7 +163,13 @@ where
                     tracing::debug!(%address, "client takes nothing: connection cut");
                     return;
                 }
+                // hyper keeps time for a head over HTTP/1.1 only.
+                if activity.idle().is_some_and(|idle| idle > head + period) {
+                    tracing::debug!(%address, "client asks nothing: connection cut");
+                    return;
+                }
             }
+            () = activity.closed() => return displaced(address),
             () = until.as_mut(), if over.is_some() => return,
         }
     }

@@ -47,7 +47,7 @@ impl Direct {
         position: Position,
     ) -> Result<Box<Self>, Error> {
         let ticket = inner.limits.queue(&wanted.client)?;
-        let turn = inner.limits.turn(ticket, &wanted.registry).await;
+        let turn = inner.turn(ticket, wanted, None).await;
         Self::open_in(turn, inner, wanted, position).await
     }
 

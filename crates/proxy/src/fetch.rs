@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_cache::{Claim, Error as CacheError, Fill, Object};
-use pierhead_oci::Registry;
+use pierhead_cache::{Claim, Error as CacheError, Fill, Object, Readers};
 use pierhead_remote::{BlobStream, Senders};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -28,11 +27,20 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<Passed> {
     let (pass, passed) = oneshot::channel();
     tokio::spawn(async move {
-        let turn = turn(&inner, &wanted, ticket, &lead).await;
+        let readers = Some(fill.readers());
+        let turn = turn(&inner, (&wanted, readers), ticket, &lead).await;
         let mut stream = None;
         let fill = (fill, Keep::IfAdmitted);
+        let arrived = AtomicU64::new(0);
         // How it ended is known to the fill's readers; nobody else waits.
-        let _ = run(&inner, &wanted, fill, &AtomicU64::new(0), &mut stream).await;
+        tokio::select! {
+            _ = run(&inner, &wanted, fill, &arrived, &mut stream) => {}
+            () = turn.yields() => {
+                let Wanted { registry, digest, .. } = &wanted;
+                let bytes = arrived.load(Ordering::Relaxed);
+                tracing::info!(%registry, %digest, bytes, "download paused: no client waits for it, and others wait for its slot");
+            }
+        }
         // How fast it is read is up to the client: only its own turn is held up by that.
         if let Some(stream) = stream
             && turn.is_of(&wanted.client)
@@ -56,7 +64,12 @@ pub(crate) struct Passed {
 
 /// Waits until the fill has its turn: that of whoever began it, or of another who waits for it, whichever
 /// comes first.
-pub(crate) async fn turn(inner: &Inner, wanted: &Wanted, ticket: Ticket, lead: &Lead) -> Turn {
+pub(crate) async fn turn(
+    inner: &Inner,
+    (wanted, readers): (&Wanted, Option<Readers>),
+    ticket: Ticket,
+    lead: &Lead,
+) -> Turn {
     let mut offered = lead.offered(&wanted.client);
     let other = async {
         match &mut offered {
@@ -65,15 +78,20 @@ pub(crate) async fn turn(inner: &Inner, wanted: &Wanted, ticket: Ticket, lead: &
         }
     };
     tokio::select! {
-        turn = inner.limits.turn(ticket, &wanted.registry) => turn,
+        turn = inner.turn(ticket, wanted, readers) => turn,
         Some(turn) = other => turn,
     }
 }
 
 /// Waits for a turn on behalf of a fill that somebody else began, until it has one.
-pub(crate) async fn offer(inner: &Inner, ticket: Ticket, registry: &Registry, fill: Sender<Turn>) {
+pub(crate) async fn offer(
+    inner: &Inner,
+    ticket: Ticket,
+    (wanted, readers): (&Wanted, Option<Readers>),
+    fill: Sender<Turn>,
+) {
     tokio::select! {
-        turn = inner.limits.turn(ticket, registry) => {
+        turn = inner.turn(ticket, wanted, readers) => {
             // When another was quicker, this one is given back.
             let _ = fill.try_send(turn);
         }

@@ -142,16 +142,15 @@ impl Drop for Lead {
 
 #[cfg(test)]
 mod tests {
-    use pierhead_oci::Algorithm;
-
     use super::*;
+    use pierhead_oci::Algorithm;
 
     #[test]
     fn a_client_offers_one_turn_to_each_fill_that_has_none() {
         let leads = Leads::default();
         let digest = Digest::of(Algorithm::Sha256, b"a");
         let registry: Registry = "one.example".parse().unwrap();
-        let [one, two] = [(); 2].map(|()| Arc::new(Client::new(1)));
+        let [one, two] = [(); 2].map(|()| Arc::new(Client::operator()));
         let lead = leads.enter(&digest, &registry).unwrap();
         let offered = lead.offered(&one);
         assert!(offered.is_some());
@@ -159,7 +158,7 @@ mod tests {
         assert!(lead.offer(&two).is_some());
         assert!(lead.offer(&two).is_none(), "one place is enough");
         drop(offered);
-        let three = Arc::new(Client::new(1));
+        let three = Arc::new(Client::operator());
         assert!(lead.offer(&three).is_none(), "the fill has begun");
         // Another fill before the last of those who meant the first has left: it has no turn before it asks for one.
         lead.begin();

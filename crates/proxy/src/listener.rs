@@ -11,8 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::Tls;
+use crate::answer::Peer;
 use crate::connection::{self, Shared};
-use crate::limits::Limit;
 use crate::service::Inner;
 use crate::tls::Reloading;
 
@@ -95,24 +95,28 @@ impl Loop {
     fn take(&self, stream: TcpStream, address: SocketAddr) {
         let inner = &self.shared.inner;
         inner.metrics.accepted.inc();
-        let mut open = Some(Open::new(inner.clone()));
         let limit = inner.config.load().max_connections;
         let client = inner.limits.client(address.ip());
-        let connected = match open.as_ref().is_some_and(|open| open.count > limit) {
-            true => Err(Limit::Connections),
-            false => inner.limits.connect(&client),
-        };
+        let connected = inner.limits.connect(&client, limit);
         let mut refusal: Option<OwnedSemaphorePermit> = None;
-        let over = connected.as_ref().err().copied();
-        if let Some(limit) = over {
-            // Not counted, or those that are being refused would keep others out.
-            open = None;
-            inner.metrics.refused.inc();
-            match self.refusals.clone().try_acquire_owned() {
-                Ok(permit) => refusal = Some(permit),
-                Err(_) => return inner.metrics.limited(limit),
+        let mut open = None;
+        let peer = match &connected {
+            Ok(connected) => {
+                if connected.has_displaced {
+                    inner.metrics.displaced.inc();
+                }
+                open = Some(Open::new(inner.clone()));
+                Peer::new(address, client, connected.activity.clone())
             }
-        }
+            Err(limit) => {
+                inner.metrics.refused.inc();
+                match self.refusals.clone().try_acquire_owned() {
+                    Ok(permit) => refusal = Some(permit),
+                    Err(_) => return inner.metrics.limited(*limit),
+                }
+                Peer::refused(address, client, *limit)
+            }
+        };
         let (shared, tls) = (self.shared.clone(), self.tls.clone());
         tokio::spawn(async move {
             let _kept = (open, connected, refusal);
@@ -120,28 +124,24 @@ impl Loop {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,
             };
-            connection::serve(shared, stream, address, tls, client, over).await;
+            connection::serve(shared, stream, address, tls, peer).await;
         });
     }
 }
 
-/// One open connection, counted over all listeners.
-struct Open {
-    inner: Arc<Inner>,
-    count: usize,
-}
+/// One open connection in the metrics of all listeners.
+struct Open(Arc<Inner>);
 
 impl Open {
     fn new(inner: Arc<Inner>) -> Self {
-        let before = inner.metrics.connections.inc();
-        let count = usize::try_from(before + 1).unwrap_or(usize::MAX);
-        Self { inner, count }
+        inner.metrics.connections.inc();
+        Self(inner)
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.inner.metrics.connections.dec();
+        self.0.metrics.connections.dec();
     }
 }
 

@@ -147,6 +147,8 @@ pub(crate) struct Metrics {
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
+    /// Closed so that a client with fewer could connect.
+    pub(crate) displaced: Counter,
     limited: Family<Reached, Counter>,
     pub(crate) gone: Counter,
     pub(crate) stalled: Counter,
@@ -183,6 +185,7 @@ impl Default for Metrics {
             connections: Gauge::default(),
             accepted: Counter::default(),
             refused: Counter::default(),
+            displaced: Counter::default(),
             limited,
             gone: Counter::default(),
             stalled: Counter::default(),
@@ -272,6 +275,11 @@ impl Metrics {
             "connections_refused",
             "Connections over the limit, answered 503 or closed",
             self.refused.clone(),
+        );
+        registry.register(
+            "connections_displaced",
+            "Idle or half-sent connections closed so that a client with fewer could connect",
+            self.displaced.clone(),
         );
         registry.register(
             "limited",

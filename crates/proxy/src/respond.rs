@@ -7,6 +7,7 @@ use http::header::{
     ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use hyper::ext::ReasonPhrase;
 use pierhead_cache::Error as CacheError;
 use pierhead_oci::error::ErrorBody;
 use pierhead_oci::{ErrorCode, ParseError};
@@ -130,7 +131,32 @@ pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body
         body = body.with_detail(progress);
     }
     let body = body.to_json();
-    whole(builder, method, JSON, body.into())
+    let mut response = whole(builder, method, JSON, body.into());
+    if status.is_server_error()
+        && let Some(reason) = reason(status, &error.to_string())
+    {
+        response.extensions_mut().insert(reason);
+    }
+    response
+}
+
+/// Longer texts are cut in the status line: the body has all of it.
+const MAX_REASON: usize = 300;
+
+/// The status line with the cause. Docker, podman and skopeo read no body of a 5xx, and show its status line (over HTTP/1.1; HTTP/2 has
+/// none).
+fn reason(status: StatusCode, cause: &str) -> Option<ReasonPhrase> {
+    let printable = |c: char| match c.is_ascii_graphic() {
+        true => c,
+        false => ' ',
+    };
+    let cause = cause.chars().take(MAX_REASON).map(printable);
+    let text: String = [status.canonical_reason()?, ": "]
+        .into_iter()
+        .flat_map(str::chars)
+        .chain(cause)
+        .collect();
+    ReasonPhrase::try_from(text.into_bytes()).ok()
 }
 
 pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {

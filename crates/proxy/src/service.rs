@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use pierhead_bundle::library::Library;
-use pierhead_cache::{Cache, Name};
+use pierhead_cache::{Cache, Name, Readers};
 use pierhead_oci::{Digest, Reference, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
 use prometheus_client::registry::Registry as Metrics;
@@ -23,7 +23,7 @@ use crate::error::with_sources;
 use crate::flight::Flights;
 use crate::gate::Gate;
 use crate::lead::Leads;
-use crate::limits::Limits;
+use crate::limits::{Download, Limits, Ticket, Turn};
 use crate::metrics::Outcome;
 use crate::recent::{Recent, Subject};
 use crate::said::Said;
@@ -343,6 +343,24 @@ impl Inner {
             && !self
                 .leads
                 .is_led_by_another(&wanted.digest, &wanted.registry)
+    }
+
+    /// Waits until the download of a blob may begin. `readers`: who waits for its bytes, `None` when somebody does as long as it lasts.
+    /// Cancel safe.
+    pub(crate) async fn turn(
+        &self,
+        ticket: Ticket,
+        wanted: &Wanted,
+        readers: Option<Readers>,
+    ) -> Turn {
+        let download = Download {
+            registry: wanted.registry.clone(),
+            digest: wanted.digest,
+            is_configured: self.config.load().names(&wanted.registry),
+            readers,
+        };
+        let all = self.client.max_fetches();
+        self.limits.turn(ticket, download, all).await
     }
 
     /// The size of a blob that the cache lacks, from its upstream: one question however many ask.

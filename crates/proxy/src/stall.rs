@@ -2,11 +2,14 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
+
+use crate::limits::{Activity, Answering};
 
 /// Bytes until hyper knows the protocol and keeps time by itself: the preface of HTTP/2.
 const PREFACE: usize = 24;
@@ -21,10 +24,13 @@ pub(crate) struct Watched<S> {
     /// Made at the first write that has to wait: most connections never do.
     stuck: Option<Pin<Box<Sleep>>>,
     is_stuck: bool,
+    activity: Arc<Activity>,
+    /// While bytes of an answer wait for the other side.
+    answering: Option<Answering>,
 }
 
 impl<S> Watched<S> {
-    pub(crate) fn new(io: S, limit: Duration) -> Self {
+    pub(crate) fn new(io: S, limit: Duration, activity: Arc<Activity>) -> Self {
         Self {
             io,
             limit,
@@ -32,6 +38,8 @@ impl<S> Watched<S> {
             silent: None,
             stuck: None,
             is_stuck: false,
+            activity,
+            answering: None,
         }
     }
 
@@ -42,6 +50,7 @@ impl<S> Watched<S> {
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.is_stuck = false;
+            self.answering = None;
             return written;
         }
         let sleep = self
@@ -49,6 +58,7 @@ impl<S> Watched<S> {
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(self.limit)));
         if !self.is_stuck {
             self.is_stuck = true;
+            self.answering = self.activity.hold();
             sleep.as_mut().reset(Instant::now() + self.limit);
         }
         match sleep.as_mut().poll(context) {
@@ -136,11 +146,16 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::limits::Client;
+
+    fn activity() -> Arc<Activity> {
+        Arc::new(Activity::uncounted(Arc::new(Client::operator())))
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_nobody_takes_fails() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = Watched::new(server, Duration::from_secs(30));
+        let mut server = Watched::new(server, Duration::from_secs(30), activity());
         let writer = tokio::spawn(async move { server.write_all(&[0; 1000]).await });
         let mut some = [0; 100];
         client.read_exact(&mut some).await.unwrap();
@@ -152,7 +167,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_but_steady_reader_is_served() {
         let (mut client, server) = tokio::io::duplex(8);
-        let mut server = Watched::new(server, Duration::from_secs(30));
+        let mut server = Watched::new(server, Duration::from_secs(30), activity());
         let writer = tokio::spawn(async move { server.write_all(&[0; 100]).await });
         let mut some = [0; 8];
         for _ in 0..12 {
@@ -166,7 +181,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_ends_only_a_connection_that_never_spoke() {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Watched::new(server, Duration::from_secs(30));
+        let mut server = Watched::new(server, Duration::from_secs(30), activity());
         let mut some = [0; 64];
         client.write_all(b"GET").await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), 3);
@@ -175,7 +190,7 @@ mod tests {
             io::ErrorKind::TimedOut
         );
         let (mut client, server) = tokio::io::duplex(64);
-        let mut server = Watched::new(server, Duration::from_secs(30));
+        let mut server = Watched::new(server, Duration::from_secs(30), activity());
         client.write_all(&[b'x'; PREFACE]).await.unwrap();
         assert_eq!(server.read(&mut some).await.unwrap(), PREFACE);
         let late = async {

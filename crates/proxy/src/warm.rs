@@ -120,13 +120,13 @@ async fn claimed(
         Claimed::Follower(content, None) => Ok((fetch::committed(content).await?.size(), 0)),
         Claimed::Follower(content, Some(offer)) => {
             let ticket = inner.limits.queue(&wanted.client)?;
-            let offered = fetch::offer(inner, ticket, &wanted.registry, offer);
+            let offered = fetch::offer(inner, ticket, (wanted, None), offer);
             let (object, ()) = tokio::join!(fetch::committed(content), offered);
             Ok((object?.size(), 0))
         }
         Claimed::Leader(fill, _, lead) => {
             let ticket = inner.limits.queue(&wanted.client)?;
-            let _turn = fetch::turn(inner, wanted, ticket, &lead).await;
+            let _turn = fetch::turn(inner, (wanted, None), ticket, &lead).await;
             let staged = fill.offset();
             let fill = (fill, Keep::Always);
             let size = fetch::run(inner, wanted, fill, arrived, &mut None)

@@ -233,6 +233,11 @@ impl Client {
         listing::referrers(&addresses, registry, repository, digest, known).await
     }
 
+    /// How many blobs are fetched at once.
+    pub fn max_fetches(&self) -> usize {
+        self.limits.fetches.limit()
+    }
+
     /// The size of a blob, by HEAD. `None` when the upstream does not say.
     ///
     /// # Errors

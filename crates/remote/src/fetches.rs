@@ -48,6 +48,12 @@ impl Fetches {
         inner.limit = limit;
     }
 
+    /// Turns at the same time.
+    pub(crate) fn limit(&self) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.limit
+    }
+
     /// Waits for a turn; `None` never happens while the process lives. Cancel safe.
     pub(crate) async fn turn(self: &Arc<Self>) -> Option<Turn> {
         let permit = Arc::clone(&self.turns).acquire_owned().await.ok()?;

@@ -10,6 +10,7 @@ mod ask;
 mod auth;
 mod bundles;
 mod certified;
+mod client_errors;
 mod configuration;
 mod conformance;
 mod corpus;

@@ -216,11 +216,13 @@ pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::Client;
+    use crate::limits::{Activity, Client};
 
     fn peer(address: &str, channel: Channel) -> Peer {
         let address = std::net::SocketAddr::new(address.parse().unwrap(), 1);
-        let peer = Peer::new(address, Arc::new(Client::unlimited()), None);
+        let client = Arc::new(Client::operator());
+        let activity = Arc::new(Activity::uncounted(client.clone()));
+        let peer = Peer::new(address, client, activity);
         Peer { channel, ..peer }
     }
 

@@ -130,7 +130,7 @@ mod tests {
         let pulls = Pulls::default();
         let image =
             |nth: usize| -> Reference { format!("registry.example/app-{nth}:1").parse().unwrap() };
-        let clients: Vec<_> = (0..4).map(|_| Arc::new(Client::new(1))).collect();
+        let clients: Vec<_> = (0..4).map(|_| Arc::new(Client::operator())).collect();
         let mut running = Vec::new();
         for nth in 0..PER_CLIENT {
             match pulls.begin(&clients[0], &image(nth)) {

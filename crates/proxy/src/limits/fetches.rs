@@ -1,10 +1,22 @@
-//! Turns at the upstreams: so many at once for one client and from one registry, and a queue that ends.
+//! Downloads from upstreams: how many run at once, whose turn is next, and which one yields.
+//!
+//! 1. No more downloads run than the configuration allows: in all, for one client, from one registry.
+//! 2. A quarter of all is kept for registries that the configuration names. A client that names slow registries of its own cannot stop the
+//!    pulls of others.
+//! 3. An eighth of all is kept for clients that have less than an eighth.
+//! 4. A free slot goes to the client that holds fewest. A download that nobody waits for comes after those that are awaited.
+//! 5. A running download that nobody waits for yields as soon as its slot lets another one begin. Of several, one of the client that holds
+//!    most yields. Its bytes stay staged.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use pierhead_oci::Registry;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use pierhead_cache::Readers;
+use pierhead_oci::{Digest, Registry};
+use pierhead_rest::{ClientKey, FairShare, WaiterId};
+use tokio::sync::{Notify, oneshot};
 
 use super::{Client, Limit, Limits};
 
@@ -12,13 +24,37 @@ use super::{Client, Limit, Limits};
 /// has dozens of layers, and a client that wants hundreds at once is told to come back.
 const QUEUED: usize = 4;
 
+/// One part in so many of all slots is kept for registries that the configuration names.
+const CONFIGURED_PARTS: usize = 4;
+/// One part in so many of all slots is kept for clients that have less than that.
+const CLIENT_PARTS: usize = 8;
+
+/// How often a waiter looks for a download that nobody waits for any more.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// A place in the queue of one client, kept until the fetch has ended.
 pub(crate) struct Ticket(Arc<Client>);
 
+/// What is to be downloaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Download {
+    pub(crate) registry: Registry,
+    pub(crate) digest: Digest,
+    /// Whether the configuration names the registry.
+    pub(crate) is_configured: bool,
+    /// Who waits for its bytes; `None` when somebody does as long as it lasts.
+    pub(crate) readers: Option<Readers>,
+}
+
+impl Download {
+    fn is_awaited(&self) -> bool {
+        self.readers.as_ref().is_none_or(|it| !it.is_empty())
+    }
+}
+
 /// The right to fetch now.
 pub(crate) struct Turn {
-    _client: Option<OwnedSemaphorePermit>,
-    _registry: Option<OwnedSemaphorePermit>,
+    slot: Slot,
     ticket: Ticket,
 }
 
@@ -26,6 +62,263 @@ impl Turn {
     /// Whether it counts for `client`: a fill may have that of another who waits for it.
     pub(crate) fn is_of(&self, client: &Arc<Client>) -> bool {
         Arc::ptr_eq(&self.ticket.0, client)
+    }
+
+    /// Resolves when another client needs the slot and nobody waits for this download. For one task.
+    pub(crate) async fn yields(&self) {
+        self.slot.wanted.notified().await;
+    }
+}
+
+/// All downloads that run, and those that wait.
+#[derive(Default)]
+pub(super) struct Fetches(Mutex<Inner>);
+
+struct Inner {
+    share: FairShare<ClientKey, Waiter>,
+    bounds: Bounds,
+    running: Running,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Bounds {
+    all: usize,
+    per_client: usize,
+    per_registry: usize,
+}
+
+#[derive(Default)]
+struct Running {
+    next_id: u64,
+    by_id: HashMap<u64, Holder>,
+    by_registry: HashMap<Registry, usize>,
+    /// From registries that the configuration does not name.
+    unconfigured: usize,
+}
+
+struct Holder {
+    client: ClientKey,
+    download: Download,
+    wanted: Arc<Notify>,
+    is_yielding: bool,
+}
+
+struct Waiter {
+    download: Download,
+    granted: oneshot::Sender<Slot>,
+}
+
+/// One slot, given back by its drop.
+struct Slot {
+    fetches: Arc<Fetches>,
+    id: u64,
+    wanted: Arc<Notify>,
+}
+
+/// Takes a waiter off the list when its future is dropped.
+struct Waiting<'a> {
+    fetches: &'a Fetches,
+    client: ClientKey,
+    id: WaiterId,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            share: FairShare::new(0),
+            bounds: Bounds::default(),
+            running: Running::default(),
+        }
+    }
+}
+
+impl Bounds {
+    /// What keeps a client that holds `own` of `held` slots from another one for `download`; `None` when nothing does. As if `without` had
+    /// ended.
+    fn obstacle(
+        &self,
+        running: &Running,
+        (client, own, held): (&ClientKey, usize, usize),
+        download: &Download,
+        without: Option<&Holder>,
+    ) -> Option<Limit> {
+        let less = |is_it: bool| usize::from(is_it);
+        let own = own - less(without.is_some_and(|it| it.client == *client));
+        if own >= self.per_client && *client != ClientKey::OPERATOR {
+            return Some(Limit::FetchesPerClient);
+        }
+        let registry = &download.registry;
+        let of_registry = running.by_registry.get(registry).copied().unwrap_or(0);
+        let of_registry =
+            of_registry - less(without.is_some_and(|it| it.download.registry == *registry));
+        if of_registry >= self.per_registry {
+            return Some(Limit::FetchesPerRegistry);
+        }
+        let held = held - less(without.is_some());
+        let share = self.all / CLIENT_PARTS;
+        let unconfigured =
+            running.unconfigured - less(without.is_some_and(|it| !it.download.is_configured));
+        // Where there is only one slot, nothing can be kept back.
+        let reserve = (self.all / CONFIGURED_PARTS).max(less(self.all > 1));
+        let is_full = held >= self.all
+            || (own >= share && held >= self.all - share)
+            || (!download.is_configured && unconfigured >= self.all - reserve);
+        is_full.then_some(Limit::Downloads)
+    }
+}
+
+impl Inner {
+    /// Grants what is free. The caller sends the slots once the lock is gone.
+    fn grant(&mut self, fetches: &Arc<Fetches>) -> Vec<(oneshot::Sender<Slot>, Slot)> {
+        let mut granted = Vec::new();
+        self.share.set_capacity(self.bounds.all);
+        loop {
+            let (bounds, running, held) = (self.bounds, &self.running, self.share.held());
+            let mut next = |must_be_awaited: bool| {
+                self.share.next(|client, own, waiter| {
+                    let download = &waiter.download;
+                    (!must_be_awaited || download.is_awaited())
+                        && bounds
+                            .obstacle(running, (client, own, held), download, None)
+                            .is_none()
+                })
+            };
+            let Some((client, waiter)) = next(true).or_else(|| next(false)) else {
+                return granted;
+            };
+            let wanted = Arc::<Notify>::default();
+            let id = self.running.add(Holder {
+                client,
+                download: waiter.download,
+                wanted: wanted.clone(),
+                is_yielding: false,
+            });
+            let fetches = fetches.clone();
+            let slot = Slot {
+                fetches,
+                id,
+                wanted,
+            };
+            granted.push((waiter.granted, slot));
+        }
+    }
+
+    /// Asks downloads that nobody waits for to yield to those that somebody waits for.
+    fn ask_to_yield(&mut self) {
+        let running = self.running.by_id.values();
+        let mut yielding = running.filter(|it| it.is_yielding).count();
+        loop {
+            let idle = self.running.by_id.iter().filter(|(_, it)| {
+                !it.is_yielding && !it.download.is_awaited() && yielding < self.share.waiting()
+            });
+            // The order among those of one client is that in which they began.
+            let most = idle
+                .filter(|(_, holder)| self.lets_another_begin(holder))
+                .max_by_key(|(id, it)| (self.share.held_by(&it.client), std::cmp::Reverse(**id)))
+                .map(|(id, _)| *id);
+            let Some(holder) = most.and_then(|id| self.running.by_id.get_mut(&id)) else {
+                return;
+            };
+            holder.is_yielding = true;
+            holder.wanted.notify_one();
+            yielding += 1;
+        }
+    }
+
+    fn lets_another_begin(&self, holder: &Holder) -> bool {
+        let held = self.share.held();
+        self.share.waiters().any(|(client, waiter)| {
+            let own = (client, self.share.held_by(client), held);
+            let (download, running) = (&waiter.download, &self.running);
+            download.is_awaited()
+                && (self.bounds)
+                    .obstacle(running, own, download, Some(holder))
+                    .is_none()
+        })
+    }
+}
+
+impl Running {
+    fn add(&mut self, holder: Holder) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let Download {
+            registry,
+            is_configured,
+            ..
+        } = &holder.download;
+        *self.by_registry.entry(registry.clone()).or_default() += 1;
+        self.unconfigured += usize::from(!is_configured);
+        self.by_id.insert(id, holder);
+        id
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Holder> {
+        let holder = self.by_id.remove(&id)?;
+        let registry = &holder.download.registry;
+        if let Some(count) = self.by_registry.get_mut(registry) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_registry.remove(registry);
+            }
+        }
+        self.unconfigured -= usize::from(!holder.download.is_configured);
+        Some(holder)
+    }
+}
+
+impl Fetches {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grant(self: &Arc<Self>) {
+        let granted = self.lock().grant(self);
+        for (granted, slot) in granted {
+            // Whoever waited may have left: then the slot is given back by its drop.
+            let _ = granted.send(slot);
+        }
+    }
+
+    /// Waits for a slot. Cancel safe.
+    async fn slot(self: &Arc<Self>, client: ClientKey, download: Download) -> Slot {
+        let (granted, mut slot) = oneshot::channel();
+        let id = self
+            .lock()
+            .share
+            .wait(&client, Waiter { download, granted });
+        let _waiting = Waiting {
+            fetches: self,
+            client,
+            id,
+        };
+        self.grant();
+        loop {
+            match tokio::time::timeout(LOOK, &mut slot).await {
+                Ok(Ok(slot)) => return slot,
+                // The sender is dropped with the waiter only, which is this future's.
+                Ok(Err(_)) => std::future::pending().await,
+                Err(_) => self.lock().ask_to_yield(),
+            }
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.fetches.lock().share.cancel(&self.client, self.id);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        {
+            let mut inner = self.fetches.lock();
+            if let Some(holder) = inner.running.remove(self.id) {
+                inner.share.release(&holder.client);
+            }
+        }
+        self.fetches.grant();
     }
 }
 
@@ -35,25 +328,37 @@ impl Limits {
         let ticket = Ticket(client.clone());
         let before = client.fetches.fetch_add(1, Ordering::Relaxed);
         let most = QUEUED * self.bounds.load().fetches_per_client;
-        if before >= most && !client.unlimited {
+        if before >= most && client.key != ClientKey::OPERATOR {
             return Err(Limit::FetchesPerClient);
         }
         Ok(ticket)
     }
 
-    /// Waits until this client, and then until this registry, has a fetch to spare. Cancel safe.
-    pub(crate) async fn turn(&self, ticket: Ticket, registry: &Registry) -> Turn {
-        // None of these is ever closed.
-        let client = ticket.0.turns.clone().acquire_owned().await.ok();
-        let most = self.bounds.load().fetches_per_registry;
-        let turns = self.registries.get(registry, || {
-            Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS))
-        });
-        Turn {
-            _client: client,
-            _registry: turns.acquire_owned().await.ok(),
-            ticket,
+    /// Waits until a download may begin, of so many that may run at once. Cancel safe.
+    pub(crate) async fn turn(&self, ticket: Ticket, download: Download, all: usize) -> Turn {
+        let bounds = self.bounds.load();
+        self.downloads.lock().bounds = Bounds {
+            all,
+            per_client: bounds.fetches_per_client,
+            per_registry: bounds.fetches_per_registry,
+        };
+        drop(bounds);
+        let slot = self.downloads.slot(ticket.0.key, download).await;
+        Turn { slot, ticket }
+    }
+
+    /// Why a download has not begun; `None` when it has, or when nobody wants it.
+    pub(crate) fn why_waiting(&self, registry: &Registry, digest: &Digest) -> Option<Limit> {
+        let inner = self.downloads.lock();
+        let is_it =
+            |download: &Download| download.registry == *registry && download.digest == *digest;
+        if inner.running.by_id.values().any(|it| is_it(&it.download)) {
+            return None;
         }
+        let mut waiters = inner.share.waiters();
+        let (client, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
+        let own = (client, inner.share.held_by(client), inner.share.held());
+        (inner.bounds).obstacle(&inner.running, own, &waiter.download, None)
     }
 }
 
@@ -62,3 +367,6 @@ impl Drop for Ticket {
         self.0.fetches.fetch_sub(1, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@
 //! documentation share.
 
 mod client;
+mod connections;
 mod fetches;
 mod head;
 mod memory;
@@ -14,18 +15,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use pierhead_oci::Registry;
+use pierhead_rest::ClientKey;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
-use tokio::sync::Semaphore;
 
 use crate::config;
 
-pub(crate) use client::{Client, Connected};
-pub(crate) use fetches::{Ticket, Turn};
+pub(crate) use client::Client;
+pub(crate) use connections::{Activity, Answering, Connected};
+pub(crate) use fetches::{Download, Ticket, Turn};
 pub(crate) use head::{check, parser_bytes, parser_count};
 pub(crate) use memory::{Held, admit};
 
-use client::Prefix;
+use connections::Connections;
 use table::Table;
 
 /// Which limit was reached: the label of the metric.
@@ -36,6 +37,8 @@ pub(crate) enum Limit {
     BytesInFlight,
     BytesPerClient,
     FetchesPerClient,
+    FetchesPerRegistry,
+    Downloads,
     Fetches,
     Headers,
     Uri,
@@ -44,12 +47,14 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Connections,
         Self::ConnectionsPerClient,
         Self::BytesInFlight,
         Self::BytesPerClient,
         Self::FetchesPerClient,
+        Self::FetchesPerRegistry,
+        Self::Downloads,
         Self::Fetches,
         Self::Headers,
         Self::Uri,
@@ -64,6 +69,8 @@ impl Limit {
             Self::BytesInFlight => "bytes_in_flight",
             Self::BytesPerClient => "bytes_per_client",
             Self::FetchesPerClient => "fetches_per_client",
+            Self::FetchesPerRegistry => "fetches_per_registry",
+            Self::Downloads => "downloads",
             Self::Fetches => "fetches",
             Self::Headers => "headers",
             Self::Uri => "uri",
@@ -92,6 +99,12 @@ impl fmt::Display for Limit {
             Self::FetchesPerClient => {
                 "this address waits for too many downloads: raise limits.upstream_fetches_per_client, or try again"
             }
+            Self::FetchesPerRegistry => {
+                "as many downloads from this registry run as may: raise limits.upstream_fetches_per_registry, or try again"
+            }
+            Self::Downloads => {
+                "as many downloads run for others as may, so the registry was not asked: raise limits.upstream_fetches, or try again"
+            }
             Self::Fetches => "too many requests wait for upstreams; try again",
             Self::Headers => {
                 "the request's headers are too many or too long: raise limits.headers or limits.header_size"
@@ -112,8 +125,9 @@ impl EncodeLabelValue for Limit {
 /// The counts of all that is limited. Bounds may change while it runs.
 pub(crate) struct Limits {
     bounds: ArcSwap<config::Limits>,
-    clients: Table<Prefix, Client>,
-    registries: Table<Registry, Semaphore>,
+    clients: Table<ClientKey, Client>,
+    connections: Arc<Connections>,
+    downloads: Arc<fetches::Fetches>,
     memory: Arc<memory::Memory>,
     /// Whoever acts for no client: an operator who warms the cache.
     own: Arc<Client>,
@@ -122,25 +136,24 @@ pub(crate) struct Limits {
 impl Limits {
     pub(crate) fn new(bounds: config::Limits) -> Self {
         Self {
-            own: Arc::new(Client::unlimited()),
+            own: Arc::new(Client::operator()),
             bounds: ArcSwap::from_pointee(bounds),
             clients: Table::default(),
-            registries: Table::default(),
+            connections: Arc::default(),
+            downloads: Arc::default(),
             memory: Arc::default(),
         }
     }
 
-    /// Takes new bounds. What is under way keeps what it has; the numbers of fetches apply to clients
-    /// and registries that come anew.
+    /// Takes new bounds. What is under way keeps what it has.
     pub(crate) fn reload(&self, bounds: config::Limits) {
         self.bounds.store(Arc::new(bounds));
     }
 
     /// The counts of whoever has this address. To be called once a connection: it takes a lock.
     pub(crate) fn client(&self, address: IpAddr) -> Arc<Client> {
-        let turns = self.bounds.load().fetches_per_client;
-        self.clients
-            .get(&Prefix::of(address), || Client::new(turns))
+        let key = ClientKey::of(address);
+        self.clients.get(&key, || Client::new(key))
     }
 
     /// For what no client asked for: only the limits of upstreams apply.
@@ -148,8 +161,10 @@ impl Limits {
         self.own.clone()
     }
 
-    /// Counts a connection of `client`; the limit, when it is one too many.
-    pub(crate) fn connect(&self, client: &Arc<Client>) -> Result<Connected, Limit> {
-        client.connect(self.bounds.load().connections_per_client)
+    /// Counts a connection of `client`, of so many that all may have. When these are in use, an idle one of the client that has most is
+    /// closed for it. The limit, when it is one too many.
+    pub(crate) fn connect(&self, client: &Arc<Client>, all: usize) -> Result<Connected, Limit> {
+        let per_client = self.bounds.load().connections_per_client;
+        self.connections.admit(client, all, per_client)
     }
 }

@@ -13,7 +13,6 @@ use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use tokio::net::TcpStream;
 use crate::answer::{Peer, answer};
 use crate::body::{Body, Piece};
 use crate::connection::{self, SHORT, Shared};
-use crate::limits::{Client, Limit};
+use crate::limits::Limit;
 use crate::listener::Phase;
 use clock::Clock;
 use front::Front;
@@ -45,22 +44,16 @@ enum End {
 }
 
 /// Serves one client until it leaves, breaks the rules, or we stop.
-pub(crate) async fn serve(
-    mut shared: Shared,
-    stream: TcpStream,
-    address: SocketAddr,
-    client: Arc<Client>,
-    over: Option<Limit>,
-) {
+pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: SocketAddr, peer: Peer) {
     let peer = Peer {
         sends_files: true,
-        ..Peer::new(address, client, over)
+        ..peer
     };
     let config = shared.inner.config.load_full();
     let (head, stall) = (config.client_head, config.client_stall);
     drop(config);
     // Whoever is refused has little time for each step: there are few places for them.
-    let (head, stall) = match over {
+    let (head, stall) = match peer.over {
         Some(_) => (head.min(SHORT), stall.min(SHORT)),
         None => (head, stall),
     };
@@ -90,6 +83,7 @@ pub(crate) async fn serve(
                     // A listener that is gone leaves nobody who could wait for the drain.
                     (Ok(()), Phase::Cut) | (Err(_), _) => return,
                 },
+                () = peer.activity.closed() => return connection::displaced(address),
                 () = clock.late(sleep.as_mut(), period) => {
                     if clock.is_taking() {
                         shared.inner.metrics.stalled.inc();
@@ -233,7 +227,7 @@ async fn send(
     let mut head = Vec::with_capacity(512);
     reply::encode(
         &mut head,
-        parts.status,
+        (parts.status, parts.extensions.get()),
         &parts.headers,
         framing,
         close,

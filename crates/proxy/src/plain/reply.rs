@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
 use http::{HeaderMap, StatusCode};
+use hyper::ext::ReasonPhrase;
 
 /// How the end of a body is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Date {
 /// Appends the head to `out`.
 pub(crate) fn encode(
     out: &mut Vec<u8>,
-    status: StatusCode,
+    (status, reason): (StatusCode, Option<&ReasonPhrase>),
     headers: &HeaderMap,
     framing: Framing,
     close: bool,
@@ -50,7 +51,8 @@ pub(crate) fn encode(
     out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
-    out.extend_from_slice(status.canonical_reason().unwrap_or_default().as_bytes());
+    let usual = status.canonical_reason().unwrap_or_default().as_bytes();
+    out.extend_from_slice(reason.map_or(usual, ReasonPhrase::as_bytes));
     out.extend_from_slice(b"\r\n");
     for (name, value) in headers {
         line(out, name.as_str(), value.as_bytes());

@@ -1,0 +1,403 @@
+//! Open connections: how many each client has, and which one is closed for a newcomer when all are in use.
+//!
+//! 1. A connection that is being answered is never closed for another.
+//! 2. When all connections are in use, the client that has most loses the one that has waited longest for its request. It loses none to a
+//!    client that has as many itself.
+//! 3. Clients that have an eighth of all connections answered leave an eighth of all to the others: a new request of theirs is answered
+//!    503 when no more than that is left.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pierhead_rest::{ClientKey, FairShare};
+use tokio::sync::Notify;
+
+use super::{Client, Limit};
+
+/// One part in so many of all connections is what a client may hold while others wait.
+const PARTS: usize = 8;
+
+/// All open connections of all listeners.
+#[derive(Default)]
+pub(super) struct Connections {
+    open: Mutex<Open>,
+    totals: Arc<Totals>,
+}
+
+struct Open {
+    share: FairShare<ClientKey, ()>,
+    by_client: HashMap<ClientKey, HashMap<u64, Arc<Activity>>>,
+    next_id: u64,
+}
+
+impl Default for Open {
+    fn default() -> Self {
+        Self {
+            share: FairShare::new(0),
+            by_client: HashMap::new(),
+            next_id: 0,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Totals {
+    capacity: AtomicUsize,
+    /// Connections that are being answered.
+    answered: AtomicUsize,
+}
+
+/// One open connection, counted until this is dropped.
+pub(crate) struct Connected {
+    connections: Arc<Connections>,
+    client: ClientKey,
+    id: u64,
+    pub(crate) activity: Arc<Activity>,
+    /// Whether another connection was closed for this one.
+    pub(crate) has_displaced: bool,
+}
+
+/// Whether a connection waits for its client or is being answered.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    client: Arc<Client>,
+    /// `None` of a connection that is refused.
+    totals: Option<Arc<Totals>>,
+    state: Mutex<State>,
+    closed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    answers: usize,
+    /// Since when there are no answers.
+    idle_since: Instant,
+    is_closed: bool,
+}
+
+/// The connection is being answered until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Answering(Arc<Activity>);
+
+impl Connections {
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a connection of `client`, closing another one for it when need be; the limit, when there is no place for it.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        client: &Arc<Client>,
+        capacity: usize,
+        per_client: usize,
+    ) -> Result<Connected, Limit> {
+        let key = client.key;
+        self.totals.capacity.store(capacity, Ordering::Relaxed);
+        let mut open = self.lock();
+        if open.share.held_by(&key) >= per_client {
+            return Err(Limit::ConnectionsPerClient);
+        }
+        open.share.set_capacity(capacity);
+        let mut has_displaced = false;
+        while !open.share.take(&key) {
+            if !open.displace(&key) {
+                return Err(Limit::Connections);
+            }
+            has_displaced = true;
+        }
+        let activity = Arc::new(Activity::new(client.clone(), Some(self.totals.clone())));
+        let id = open.next_id;
+        open.next_id += 1;
+        let of_client = open.by_client.entry(key).or_default();
+        of_client.insert(id, activity.clone());
+        Ok(Connected {
+            connections: self.clone(),
+            client: key,
+            id,
+            activity,
+            has_displaced,
+        })
+    }
+}
+
+impl Open {
+    /// Closes one connection for `newcomer`; `false` when none may be closed.
+    fn displace(&mut self, newcomer: &ClientKey) -> bool {
+        let longest_idle = |client: &ClientKey| {
+            let of_client = self.by_client.get(client)?.iter();
+            let idle = of_client.filter_map(|(id, it)| Some((it.idle_since()?, *id)));
+            idle.min().map(|(_, id)| id)
+        };
+        let mut chosen = None;
+        let Some(client) = self.share.yields_to(newcomer, |client| {
+            chosen = longest_idle(client);
+            chosen.is_some()
+        }) else {
+            return false;
+        };
+        let client = *client;
+        let Some(activity) = chosen.and_then(|id| self.remove(&client, id)) else {
+            return false;
+        };
+        // Whoever has just been asked something is closed by nobody: it is counted as before.
+        if activity.close() {
+            return true;
+        }
+        if self.share.take(&client)
+            && let Some(id) = chosen
+        {
+            let of_client = self.by_client.entry(client).or_default();
+            of_client.insert(id, activity);
+        }
+        // The caller looks for another.
+        true
+    }
+
+    fn remove(&mut self, client: &ClientKey, id: u64) -> Option<Arc<Activity>> {
+        let of_client = self.by_client.get_mut(client)?;
+        let removed = of_client.remove(&id)?;
+        if of_client.is_empty() {
+            self.by_client.remove(client);
+        }
+        self.share.release(client);
+        Some(removed)
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.connections.lock().remove(&self.client, self.id);
+    }
+}
+
+impl Activity {
+    fn new(client: Arc<Client>, totals: Option<Arc<Totals>>) -> Self {
+        Self {
+            client,
+            totals,
+            state: Mutex::new(State {
+                answers: 0,
+                idle_since: Instant::now(),
+                is_closed: false,
+            }),
+            closed: Notify::new(),
+        }
+    }
+
+    /// Of a connection that is only told that it is one too many.
+    pub(crate) fn uncounted(client: Arc<Client>) -> Self {
+        Self::new(client, None)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        (state.answers == 0 && !state.is_closed).then_some(state.idle_since)
+    }
+
+    /// How long the connection has waited for a request, from the end of the answer before; `None` while it is being answered.
+    pub(crate) fn idle(&self) -> Option<Duration> {
+        self.idle_since().map(|since| since.elapsed())
+    }
+
+    /// Resolves when the connection was given to another client. For one task.
+    pub(crate) async fn closed(&self) {
+        self.closed.notified().await;
+    }
+
+    /// Closes the connection unless it is being answered.
+    fn close(&self) -> bool {
+        let mut state = self.lock();
+        if state.answers > 0 || state.is_closed {
+            return false;
+        }
+        state.is_closed = true;
+        self.closed.notify_one();
+        true
+    }
+
+    /// A whole request has come: the connection is being answered from now on.
+    pub(crate) fn begin(self: &Arc<Self>) -> Result<Answering, Limit> {
+        if let Some(totals) = &self.totals {
+            let capacity = totals.capacity.load(Ordering::Relaxed);
+            let reserve = capacity / PARTS;
+            if self.client.answered.load(Ordering::Relaxed) >= reserve
+                && totals.answered.load(Ordering::Relaxed) >= capacity - reserve
+            {
+                return Err(Limit::Connections);
+            }
+        }
+        self.hold().ok_or(Limit::Connections)
+    }
+
+    /// The same for bytes of an answer that wait for the client; `None` when the connection was closed.
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<Answering> {
+        let mut state = self.lock();
+        if state.is_closed {
+            return None;
+        }
+        state.answers += 1;
+        if let (1, Some(totals)) = (state.answers, &self.totals) {
+            totals.answered.fetch_add(1, Ordering::Relaxed);
+            self.client.answered.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(Answering(self.clone()))
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.answers -= 1;
+        if state.answers == 0 {
+            state.idle_since = Instant::now();
+            if let Some(totals) = &self.0.totals {
+                totals.answered.fetch_sub(1, Ordering::Relaxed);
+                self.0.client.answered.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Host {
+        connections: Arc<Connections>,
+        capacity: usize,
+        per_client: usize,
+    }
+
+    impl Host {
+        fn new(capacity: usize) -> Self {
+            Self {
+                connections: Arc::default(),
+                capacity,
+                per_client: capacity,
+            }
+        }
+
+        fn connect(&self, client: &Arc<Client>) -> Result<Connected, Limit> {
+            self.connections
+                .admit(client, self.capacity, self.per_client)
+        }
+
+        fn fill(&self, client: &Arc<Client>, count: usize) -> Vec<Connected> {
+            (0..count)
+                .map(|_| self.connect(client).ok().unwrap())
+                .collect()
+        }
+    }
+
+    fn clients<const N: usize>() -> [Arc<Client>; N] {
+        std::array::from_fn(|nth| {
+            let last = u8::try_from(nth + 1).unwrap();
+            Arc::new(Client::new(ClientKey::of([10, 0, 0, last].into())))
+        })
+    }
+
+    fn is_closed(connected: &Connected) -> bool {
+        connected.activity.lock().is_closed
+    }
+
+    #[test]
+    fn a_connection_that_is_refused_or_ended_no_longer_counts() {
+        let [one] = clients();
+        let mut host = Host::new(100);
+        host.per_client = 2;
+        let kept = host.connect(&one).ok();
+        let ended = host.connect(&one).ok();
+        for _ in 0..3 {
+            assert_eq!(host.connect(&one).err(), Some(Limit::ConnectionsPerClient));
+        }
+        drop(ended);
+        assert!(host.connect(&one).is_ok());
+        drop(kept);
+        let open = host.connections.lock();
+        assert_eq!((open.share.held(), open.by_client.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_client_that_holds_most_loses_its_longest_idle_connection() {
+        let ([one, two, three], host) = (clients(), Host::new(16));
+        let (most, some) = (host.fill(&one, 10), host.fill(&two, 6));
+        // The longest idle ones have just been asked something.
+        let _answering: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
+        let newcomer = host.connect(&three).ok().unwrap();
+        assert!(newcomer.has_displaced);
+        let closed = |all: &[Connected]| all.iter().filter(|it| is_closed(it)).count();
+        assert_eq!((closed(&most), closed(&some)), (1, 0));
+        assert!(is_closed(&most[3]));
+        assert!(
+            most[3].activity.begin().is_err(),
+            "nothing is answered there"
+        );
+        // Its end frees no place a second time.
+        let kept = most
+            .into_iter()
+            .filter(|it| !is_closed(it))
+            .collect::<Vec<_>>();
+        assert_eq!(host.connections.lock().share.held(), 16);
+        drop((newcomer, some));
+        assert_eq!(host.connections.lock().share.held(), kept.len());
+    }
+
+    #[test]
+    fn nobody_loses_one_to_a_client_that_has_as_many() {
+        let ([one, two, three], host) = (clients(), Host::new(4));
+        let _kept = (host.fill(&one, 2), host.fill(&two, 2));
+        assert_eq!(host.connect(&one).err(), Some(Limit::Connections));
+        let third = host.connect(&three).ok().unwrap();
+        assert!(third.has_displaced && host.connect(&three).is_err());
+    }
+
+    #[test]
+    fn a_connection_that_is_being_answered_is_kept() {
+        let ([one, two, three], host) = (clients(), Host::new(4));
+        let (most, idle) = (host.fill(&one, 3), host.fill(&two, 1));
+        let answers: Vec<_> = most.iter().map(|it| it.activity.hold()).collect();
+        let newcomer = host.connect(&three).ok().unwrap();
+        assert!(is_closed(&idle[0]), "the next that has an idle one yields");
+        let answer = newcomer.activity.hold();
+        assert_eq!(host.connect(&two).err(), Some(Limit::Connections));
+        drop(answers);
+        assert!(host.connect(&two).is_ok());
+        assert!(is_closed(&most[0]) && !is_closed(&most[1]));
+        drop(answer);
+    }
+
+    #[test]
+    fn two_clients_whose_answers_take_all_leave_an_eighth_to_others() {
+        let ([one, two, three], host) = (clients(), Host::new(64));
+        let open = (host.fill(&one, 32), host.fill(&two, 32));
+        let begin = |all: &[Connected]| -> Vec<_> {
+            all.iter()
+                .filter_map(|it| it.activity.begin().ok())
+                .collect()
+        };
+        let answers = (begin(&open.0), begin(&open.1));
+        assert_eq!((answers.0.len(), answers.1.len()), (32, 24));
+        let others = host.fill(&three, 8);
+        assert_eq!(begin(&others).len(), 8);
+        assert_eq!(host.connect(&three).err(), Some(Limit::Connections));
+        drop(answers);
+        let totals = &host.connections.totals;
+        assert_eq!(totals.answered.load(Ordering::Relaxed), 0);
+        assert_eq!(one.answered.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn whoever_serves_a_closed_connection_is_woken() {
+        let ([one, two], host) = (clients(), Host::new(2));
+        let most = host.fill(&one, 2);
+        let newcomer = host.connect(&two);
+        assert!(newcomer.is_ok());
+        most[0].activity.closed().await;
+    }
+}

@@ -1,0 +1,135 @@
+use futures_now::now;
+use pierhead_oci::Algorithm;
+
+use super::*;
+use crate::config;
+
+/// Polls a future once.
+mod futures_now {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    pub(super) fn now<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+}
+
+const ALL: usize = 32;
+
+fn limits(change: impl FnOnce(&mut config::Limits)) -> Limits {
+    let mut bounds = config::Limits::default();
+    change(&mut bounds);
+    Limits::new(bounds)
+}
+
+fn client(limits: &Limits, last: u8) -> Arc<Client> {
+    limits.client([10, 0, 0, last].into())
+}
+
+fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
+    Download {
+        registry: registry.parse().unwrap(),
+        digest: Digest::of(Algorithm::Sha256, &seed.to_le_bytes()),
+        is_configured,
+        readers: None,
+    }
+}
+
+/// A turn when there is one at once.
+fn at_once(limits: &Limits, client: &Arc<Client>, download: Download, all: usize) -> Option<Turn> {
+    let ticket = limits.queue(client).ok()?;
+    now(std::pin::pin!(limits.turn(ticket, download, all)))
+}
+
+/// As many turns as there are for that client, which names a registry for each.
+fn greedy(limits: &Limits, client: &Arc<Client>, name: &str) -> Vec<Turn> {
+    let registry = |nth| format!("{name}-{nth}.example");
+    (0..2 * ALL)
+        .map_while(|nth| at_once(limits, client, download(&registry(nth), nth, false), ALL))
+        .collect()
+}
+
+#[tokio::test]
+async fn two_clients_with_registries_of_their_own_leave_slots_to_configured_ones() {
+    let limits = limits(|_| {});
+    let [one, two, three, four] = [1, 2, 3, 4].map(|last| client(&limits, last));
+    let taken = (greedy(&limits, &one, "one"), greedy(&limits, &two, "two"));
+    assert_eq!((taken.0.len(), taken.1.len()), (16, 8), "a quarter is kept");
+    let other = download("three.example", 0, false);
+    assert!(at_once(&limits, &three, other, ALL).is_none());
+    let hub = |nth| download("docker.io", nth, true);
+    let turns: Vec<_> = (0..ALL)
+        .map_while(|nth| at_once(&limits, &three, hub(nth), ALL))
+        .collect();
+    assert_eq!(turns.len(), 4, "an eighth is kept for clients with less");
+    assert!(at_once(&limits, &four, hub(99), ALL).is_some());
+}
+
+#[tokio::test]
+async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let first = at_once(&limits, &one, download("a.example", 0, true), 1).unwrap();
+    let ticket = |client| limits.queue(client).unwrap();
+    let mut again = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 1, true), 1));
+    let mut other = std::pin::pin!(limits.turn(ticket(&two), download("b.example", 2, true), 1));
+    assert!(now(again.as_mut()).is_none() && now(other.as_mut()).is_none());
+    drop(first);
+    let turn = now(again.as_mut()).expect("it was there first, and holds as few");
+    assert!(now(other.as_mut()).is_none());
+    let mut third = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 3, true), 1));
+    assert!(now(third.as_mut()).is_none());
+    drop(turn);
+    assert!(now(third.as_mut()).is_none());
+    assert!(now(other.as_mut()).is_some());
+    assert!(now(third.as_mut()).is_some());
+}
+
+#[tokio::test]
+async fn whoever_waits_is_told_for_what() {
+    let limits = limits(|limits| {
+        limits.fetches_per_client = 2;
+        limits.fetches_per_registry = 3;
+    });
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let of = |registry: &str, nth| download(registry, nth, true);
+    let why = |download: &Download| limits.why_waiting(&download.registry, &download.digest);
+    let _running = [
+        at_once(&limits, &one, of("a.example", 0), 4).unwrap(),
+        at_once(&limits, &one, of("a.example", 1), 4).unwrap(),
+        at_once(&limits, &two, of("a.example", 2), 4).unwrap(),
+    ];
+    assert_eq!(why(&of("a.example", 0)), None, "it runs");
+    let ticket = |client| limits.queue(client).unwrap();
+    let own = of("b.example", 3);
+    let mut first = std::pin::pin!(limits.turn(ticket(&one), own.clone(), 4));
+    assert!(now(first.as_mut()).is_none());
+    assert_eq!(why(&own), Some(Limit::FetchesPerClient));
+    let registry = of("a.example", 4);
+    let mut second = std::pin::pin!(limits.turn(ticket(&three), registry.clone(), 4));
+    assert!(now(second.as_mut()).is_none());
+    assert_eq!(why(&registry), Some(Limit::FetchesPerRegistry));
+    let _last = at_once(&limits, &two, of("c.example", 5), 4).unwrap();
+    let all = of("d.example", 6);
+    {
+        let mut third = std::pin::pin!(limits.turn(ticket(&three), all.clone(), 4));
+        assert!(now(third.as_mut()).is_none());
+        assert_eq!(why(&all), Some(Limit::Downloads));
+    }
+    assert_eq!(why(&all), None, "it has left");
+}
+
+#[tokio::test]
+async fn one_slot_is_for_everybody() {
+    let limits = limits(|_| {});
+    let one = client(&limits, 1);
+    let turn = at_once(&limits, &one, download("a.example", 0, false), 1);
+    assert!(turn.is_some());
+    drop(turn);
+    assert_eq!(limits.downloads.lock().running.by_id.len(), 0);
+    assert_eq!(one.fetches.load(Ordering::Relaxed), 0);
+}
