@@ -29,6 +29,7 @@ use crate::access::Channel;
 use crate::answer::{Peer, answer};
 use crate::config::Config;
 use crate::limits::{self, Limit};
+use crate::line_ends::{self, LineEnds};
 use crate::listener::Phase;
 use crate::plain;
 use crate::question;
@@ -113,12 +114,13 @@ where
             let (inner, peer) = (inner.clone(), peer.clone());
             async move {
                 let (parts, body) = request.into_parts();
+                let is_last = line_ends::ends_unknown(&parts.headers);
                 let question = match peer.over {
                     None => question::read(&inner, &peer, &parts, body).await,
                     Some(_) => Ok(Bytes::new()),
                 };
                 let mut response = answer(&inner, &peer, &parts, question).await;
-                if peer.over.is_some() && parts.version < Version::HTTP_2 {
+                if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
                     response
                         .headers_mut()
                         .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -128,6 +130,11 @@ where
         }
     });
     let builder = builder(&config);
+    let (max_head, max_headers) = (
+        limits::parser_bytes(&config.limits),
+        limits::parser_count(&config.limits),
+    );
+    let stream = LineEnds::new(stream, max_head, max_headers);
     let mut connection = pin!(builder.serve_connection(
         TokioIo::new(Watched::new(stream, stall, activity.clone())),
         service

@@ -26,6 +26,7 @@ pub mod fuzzing;
 mod gate;
 mod lead;
 mod limits;
+mod line_ends;
 mod listener;
 mod lists;
 mod manifest;

@@ -418,7 +418,7 @@ async fn nothing_is_smuggled() {
         (
             "bare line feeds",
             "GET /v2/ HTTP/1.1\nhost: a\n\n".to_owned(),
-            &[200, 200],
+            &[400],
         ),
     ] {
         // Behind all of it, so that every answer there is has come.
@@ -427,4 +427,63 @@ async fn nothing_is_smuggled() {
         assert_eq!(got, expected, "{what}");
     }
     assert_eq!(stage.get("/v2/").await.status, 200);
+}
+
+/// All that comes back for these bytes until the connection is closed.
+async fn talk(stage: &Stage, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let mut answers = Vec::new();
+    let _ = soon(stream.read_to_end(&mut answers)).await;
+    String::from_utf8_lossy(&answers).into_owned()
+}
+
+#[tokio::test]
+async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
+    let stage = Stage::open().await;
+    // The own loop answers the first; hyper answers the second, and all that follows it.
+    for first in [
+        "",
+        "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n",
+        "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n",
+    ] {
+        for good in [
+            "GET /v2/ HTTP/1.1\r\nhost: a\r\nx: b\r\n\r\n",
+            "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\nx: b\r\n\r\n",
+            "POST /v2/ HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}",
+            "PUT /v2/ HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n",
+        ] {
+            let ends: Vec<_> = good.match_indices("\r\n").map(|(at, _)| at).collect();
+            for at in ends {
+                let mut bad = good.to_owned();
+                bad.replace_range(at..=at, "");
+                let smuggled = "GET /v2/_catalog HTTP/1.1\r\nhost: a\r\n\r\n";
+                let answers = talk(&stage, format!("{first}{bad}{smuggled}").as_bytes()).await;
+                let statuses: Vec<_> = answers.matches("HTTP/1.1 ").collect();
+                let count = if first.is_empty() { 1 } else { 2 };
+                assert!(answers.contains("HTTP/1.1 400 "), "{bad:?} gets {answers}");
+                assert_eq!(statuses.len(), count, "{bad:?} gets {answers}");
+            }
+        }
+    }
+    // Chunks of a body: the connection ends with its request, whatever follows.
+    for chunks in [
+        "2\n{}\r\n0\r\n\r\n",
+        "2\r\n{}\n0\r\n\r\n",
+        "2\r\n{}\r\n0\n\r\n",
+        "2\r\n{}\r\n0\r\n\n",
+        "2\r\n{}\r\n0\r\nx: y\n\r\n",
+        "2;a\n{}\r\n0\r\n\r\n",
+    ] {
+        let head = "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+        let smuggled = "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
+        let answers = talk(&stage, format!("{head}{chunks}{smuggled}").as_bytes()).await;
+        let is_refused = answers.starts_with("HTTP/1.1 4") || answers.is_empty();
+        assert!(is_refused, "{chunks:?} gets {answers}");
+        assert_eq!(
+            answers.matches("HTTP/1.1 ").count(),
+            1,
+            "{chunks:?} gets {answers}"
+        );
+    }
 }

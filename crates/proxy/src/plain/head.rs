@@ -1,7 +1,7 @@
 //! From bytes to the head of a request: the ordinary ones are understood, all others are left to hyper.
 //!
 //! What is ordinary has one meaning only: a GET or HEAD over HTTP/1.1 without a body, or a POST to the two endpoints
-//! that take one, with its length said once. Whatever could be understood in two ways (lengths, codings, expectations, upgrades, what is no HTTP) goes to hyper
+//! that take one, with its length said once. Whatever could be understood in two ways (lengths, codings, expectations, upgrades, line ends, what is no HTTP) goes to hyper
 //! untouched, so that there is one place that decides about it.
 
 use std::mem::MaybeUninit;
@@ -12,6 +12,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, Version};
 
 use crate::connection::{MAX_HEAD, MAX_HEADERS};
+use crate::line_ends::has_bare_lf;
 use crate::question;
 
 /// What the bytes are that a client has sent so far.
@@ -44,11 +45,13 @@ pub(crate) fn parse(bytes: &[u8]) -> Head {
     match request.parse_with_uninit_headers(bytes, &mut headers) {
         Ok(httparse::Status::Complete(len)) if len <= MAX_HEAD => {
             match understand(bytes, len, &request) {
-                Some(ordinary) => Head::Ordinary(Box::new(ordinary)),
-                None => Head::Other,
+                Some(ordinary) if !has_bare_lf(&bytes[..len]) => Head::Ordinary(Box::new(ordinary)),
+                _ => Head::Other,
             }
         }
-        Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD => Head::Partial,
+        Ok(httparse::Status::Partial) if bytes.len() < MAX_HEAD && !has_bare_lf(bytes) => {
+            Head::Partial
+        }
         _ => Head::Other,
     }
 }

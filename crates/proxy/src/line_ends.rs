@@ -1,0 +1,293 @@
+//! Refuses a bare LF as a line end in the heads of HTTP/1 requests.
+//!
+//! hyper takes a bare LF for CR LF. A proxy before pierhead that does not would see another request than pierhead does (request
+//! smuggling). So each bare LF of a head becomes a NUL on its way to hyper: no head may have one, and hyper answers 400 and closes.
+//!
+//! Bodies are passed as they are. Where one ends is known from a single `Content-Length`. Behind any other body there is no next head: see
+//! [`ends_unknown`].
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The first line of the preface of HTTP/2, which has no lines behind it.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\n";
+
+/// Whether a head has a line that does not end with CR LF.
+pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
+    let behind = head.get(1..).unwrap_or_default();
+    // Without an early end, so that many bytes are compared at once.
+    let is_bare =
+        |bare: bool, (before, byte): (&u8, &u8)| bare | ((*byte == b'\n') & (*before != b'\r'));
+    head.first() == Some(&b'\n') || head.iter().zip(behind).fold(false, is_bare)
+}
+
+/// Whether nobody but hyper knows where the body of that request ends: the connection must close behind its answer.
+pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let (first, more) = (lengths.next(), lengths.next());
+    headers.contains_key(TRANSFER_ENCODING)
+        || more.is_some()
+        || first.is_some_and(|it| length_of(it.as_bytes()) == State::Unchecked)
+}
+
+/// Wraps what hyper reads from.
+pub(crate) struct LineEnds<S> {
+    io: S,
+    checker: Checker,
+}
+
+struct Checker {
+    state: State,
+    /// The head so far, up to `max` bytes.
+    head: Vec<u8>,
+    max: usize,
+    max_headers: usize,
+    is_first: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Head,
+    /// So many bytes of a body are still to come.
+    Body(u64),
+    /// HTTP/2, or the last request of the connection.
+    Unchecked,
+}
+
+impl<S> LineEnds<S> {
+    /// `max` bytes of the longest head that hyper reads, and as many headers.
+    pub(crate) fn new(io: S, max: usize, max_headers: usize) -> Self {
+        Self {
+            io,
+            checker: Checker::new(max, max_headers),
+        }
+    }
+}
+
+impl Checker {
+    fn new(max: usize, max_headers: usize) -> Self {
+        Self {
+            state: State::Head,
+            head: Vec::new(),
+            max,
+            max_headers,
+            is_first: true,
+        }
+    }
+
+    /// Looks at the next bytes of the connection.
+    fn check(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            match self.state {
+                State::Unchecked => return,
+                State::Body(left) => {
+                    let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
+                    bytes = &mut bytes[len..];
+                    let left = left - u64::try_from(len).unwrap_or(left);
+                    self.state = match left {
+                        0 => State::Head,
+                        left => State::Body(left),
+                    };
+                }
+                State::Head => {
+                    let len = self.head(bytes);
+                    bytes = &mut bytes[len..];
+                }
+            }
+        }
+    }
+
+    /// Takes bytes of a head up to its end, and says how many these are.
+    fn head(&mut self, bytes: &mut [u8]) -> usize {
+        let mut taken = 0;
+        for byte in bytes.iter_mut() {
+            taken += 1;
+            if *byte == b'\n' && self.head.last() != Some(&b'\r') {
+                *byte = 0;
+            }
+            if self.head.len() >= self.max {
+                // hyper refuses it. Nothing behind it is a head.
+                self.end(State::Unchecked);
+                return taken;
+            }
+            self.head.push(*byte);
+            // Empty lines before a request are none of its head.
+            if self.head == b"\r\n" {
+                self.head.clear();
+            }
+            if self.head.ends_with(b"\r\n\r\n") {
+                let next = self.framing();
+                self.end(next);
+                return taken;
+            }
+        }
+        taken
+    }
+
+    fn end(&mut self, next: State) {
+        self.state = next;
+        self.head = Vec::new();
+        self.is_first = false;
+    }
+
+    /// What follows the head that has just ended.
+    fn framing(&self) -> State {
+        if self.is_first && self.head == PREFACE {
+            return State::Unchecked;
+        }
+        let mut headers = vec![httparse::EMPTY_HEADER; self.max_headers];
+        let mut request = httparse::Request::new(&mut headers);
+        if !matches!(request.parse(&self.head), Ok(httparse::Status::Complete(_))) {
+            return State::Unchecked;
+        }
+        let named = |name: &'static http::HeaderName| {
+            let all = request.headers.iter();
+            all.filter(move |it| it.name.eq_ignore_ascii_case(name.as_str()))
+        };
+        if named(&TRANSFER_ENCODING).next().is_some() {
+            return State::Unchecked;
+        }
+        let mut lengths = named(&CONTENT_LENGTH);
+        match (lengths.next(), lengths.next()) {
+            (None, _) => State::Head,
+            (Some(length), None) => length_of(length.value),
+            _ => State::Unchecked,
+        }
+    }
+}
+
+fn length_of(value: &[u8]) -> State {
+    let text = std::str::from_utf8(value).unwrap_or_default().trim();
+    match text.parse() {
+        _ if !text.bytes().all(|byte| byte.is_ascii_digit()) => State::Unchecked,
+        Ok(0) => State::Head,
+        Ok(length) => State::Body(length),
+        Err(_) => State::Unchecked,
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for LineEnds<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
+        if let Some(new) = buffer.filled_mut().get_mut(before..) {
+            this.checker.check(new);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for LineEnds<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What hyper sees of that text, read in pieces of each size.
+    fn seen(text: &str) -> String {
+        let mut all = Vec::new();
+        for size in [1, 2, 3, 7, text.len()] {
+            let (mut checker, mut bytes) = (Checker::new(1000, 10), text.as_bytes().to_vec());
+            for piece in bytes.chunks_mut(size) {
+                checker.check(piece);
+            }
+            all.push(String::from_utf8(bytes).unwrap());
+        }
+        all.dedup();
+        assert_eq!(all.len(), 1, "{all:?}");
+        all.remove(0)
+    }
+
+    #[test]
+    fn a_bare_lf_of_a_head_becomes_a_nul_wherever_it_is() {
+        let good = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        assert_eq!(
+            seen(&format!("\r\n{good}{good}")),
+            format!("\r\n{good}{good}")
+        );
+        let lines: Vec<_> = good.match_indices("\r\n").map(|(at, _)| at).collect();
+        for at in lines {
+            let mut bad = good.to_owned();
+            bad.replace_range(at..=at, "");
+            assert!(has_bare_lf(bad.as_bytes()));
+            for text in [bad.clone(), format!("{good}{bad}"), format!("\n{good}")] {
+                assert!(seen(&text).contains('\0'), "{text:?}");
+            }
+        }
+        assert!(!has_bare_lf(good.as_bytes()));
+        assert!(has_bare_lf(b"\n") && has_bare_lf(b"a\r\n\nb") && !has_bare_lf(b""));
+    }
+
+    #[test]
+    fn bodies_are_passed_as_they_are_and_heads_behind_them_are_not() {
+        let post = "POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\n\n{}\n";
+        assert_eq!(seen(&format!("{post}{post}")), format!("{post}{post}"));
+        let bad = "GET / HTTP/1.1\nhost: a\r\n\r\n";
+        assert!(seen(&format!("{post}{bad}")).contains('\0'));
+        let empty = "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
+        assert!(seen(&format!("{empty}{bad}")).contains('\0'));
+        // Whose end nobody else knows is the last one: see `ends_unknown`.
+        for more in [
+            "transfer-encoding: chunked",
+            "content-length: 1\r\ncontent-length: 1",
+            "content-length: +1",
+        ] {
+            let last = format!("POST / HTTP/1.1\r\n{more}\r\n\r\n1\n2\n");
+            assert_eq!(seen(&last), last);
+        }
+    }
+
+    #[test]
+    fn http_2_is_passed_as_it_is() {
+        let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\n\n";
+        assert_eq!(seen(text), text);
+    }
+
+    #[test]
+    fn a_head_without_end_takes_bounded_memory() {
+        let mut checker = Checker::new(1000, 10);
+        for _ in 0..100 {
+            checker.check(&mut [b'a'; 100]);
+            assert!(checker.head.capacity() <= 2048);
+        }
+        assert_eq!(checker.state, State::Unchecked);
+    }
+}
