@@ -6,6 +6,7 @@
 //! DIR/unsynced     the boot in which contents were written that no sync has followed yet
 //! DIR/contents/ab/ab…   sealed files, see `contents`
 //! DIR/lent         stamps of those that were lent to trees, see `lent`
+//! DIR/NAME, DIR/NAME.lock   a document that its user keeps here, and the lock of who replaces it
 //! DIR/images/HEX/  manifest, config, table, image.json of a complete image
 //! DIR/fetches/HEX/ a fetch that was begun, see `fetch`
 //! ```
@@ -177,6 +178,34 @@ impl Store {
             }
         }
         Ok(Some(image))
+    }
+
+    /// Reads a document of at most `limit` bytes, empty when there is none, and replaces it by what `change` makes of it.
+    /// Processes and threads that do so take turns, so that none overwrites what another has added.
+    ///
+    /// # Errors
+    /// Those of `change`; the file system's, after which the document is as it was.
+    pub fn update_document<E: From<Error>>(
+        &self,
+        name: &str,
+        limit: usize,
+        change: impl FnOnce(Vec<u8>) -> Result<Vec<u8>, E>,
+    ) -> Result<(), E> {
+        let path = self.0.path.join(name);
+        let failed = |error| Error::io(format!("lock {}", path.display()), error);
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let lock = options
+            .open(self.0.path.join(format!("{name}.lock")))
+            .map_err(failed)?;
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))
+            .map_err(|error| failed(error.into()))?;
+        let old = match image::read(&path, limit) {
+            Err(Error::Missing(_)) => Vec::new(),
+            read => read?,
+        };
+        let new = change(old)?;
+        Ok(durable::write(&path, |file| file.write_all(&new))?)
     }
 
     fn folders(&self) -> impl Iterator<Item = &Path> {

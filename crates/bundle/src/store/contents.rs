@@ -49,10 +49,7 @@ impl Contents {
         let folder = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
         if make && rustix::fs::statat(&folder, "ff", AtFlags::empty()).is_err() {
             for part in 0..=0xff_u8 {
-                match rustix::fs::mkdirat(&folder, format!("{part:02x}"), Mode::RWXU) {
-                    Ok(()) | Err(Errno::EXIST) => {}
-                    Err(error) => return Err(failed(error)),
-                }
+                make_part(&folder, &format!("{part:02x}")).map_err(failed)?;
             }
         }
         Ok(Self {
@@ -92,7 +89,9 @@ impl Contents {
         let name = name(content);
         let doing = || -> io::Result<()> {
             seal(file, content)?;
-            rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name)?;
+            self.in_part(&name, || {
+                rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name)
+            })?;
             Ok(())
         };
         doing().map_err(|error| self.failed(&name, error))
@@ -104,8 +103,11 @@ impl Contents {
             return Ok(false);
         }
         let name = name(content);
-        let link =
-            || rustix::fs::linkat(&other.folder, &name, &self.folder, &name, AtFlags::empty());
+        let link = || {
+            self.in_part(&name, || {
+                rustix::fs::linkat(&other.folder, &name, &self.folder, &name, AtFlags::empty())
+            })
+        };
         let mut linked = link();
         if linked == Err(Errno::EXIST) && !self.has(content, Some(size)) {
             self.remove(content);
@@ -166,7 +168,11 @@ impl Contents {
         for part in 0..=0xff_u8 {
             let folder = self.path.join(format!("{part:02x}"));
             let failed = |error| Error::io(format!("list {}", folder.display()), error);
-            for entry in std::fs::read_dir(&folder).map_err(failed)? {
+            let entries = match std::fs::read_dir(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                entries => entries.map_err(failed)?,
+            };
+            for entry in entries {
                 let path = entry.map_err(failed)?.path();
                 let text = path
                     .file_name()
@@ -273,7 +279,24 @@ impl Contents {
     fn create(&self, name: &str) -> rustix::io::Result<File> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444)).map(File::from)
+        let create =
+            || rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444));
+        self.in_part(name, create).map(File::from)
+    }
+
+    /// Does what puts a name into one of the 256 folders, and makes the folder if somebody has deleted it.
+    fn in_part<T>(
+        &self,
+        name: &str,
+        mut doing: impl FnMut() -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        match (doing(), name.split_once('/')) {
+            (Err(Errno::NOENT), Some((part, _))) => {
+                make_part(&self.folder, part)?;
+                doing()
+            }
+            (done, _) => done,
+        }
     }
 
     /// A file that nobody else has, for what is put over `name` when it is written. In containers, process ids repeat.
@@ -368,6 +391,14 @@ pub(super) fn is_absence(error: &io::Error) -> bool {
 fn name(content: &Content) -> String {
     let hex = content.hex();
     format!("{}/{hex}", &hex[..2])
+}
+
+/// One of the 256 folders, unless it is there.
+fn make_part(folder: &OwnedFd, part: &str) -> rustix::io::Result<()> {
+    match rustix::fs::mkdirat(folder, part, Mode::RWXU) {
+        Err(Errno::EXIST) => Ok(()),
+        made => made,
+    }
 }
 
 fn time(content: &Content) -> i64 {

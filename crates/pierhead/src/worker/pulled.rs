@@ -3,8 +3,8 @@
 //! It may be lost: then nothing is found by its name until it is pulled again, and no image is known to be a better
 //! base than another.
 
-use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use pierhead_bundle::store::Store;
@@ -94,31 +94,27 @@ impl Pulled {
             .unwrap_or((3, usize::MAX))
     }
 
-    /// Notes a pull, and writes the file anew: beside, then over it.
+    /// Records a pull; whoever else pulls into the store meanwhile records its own.
     ///
     /// # Errors
     /// The file system's.
     pub(super) fn note(
-        folder: &Path,
+        store: &Store,
         image: &Reference,
         platform: &Platform,
         digest: &Digest,
     ) -> Result<(), Error> {
-        let mut names = Self::read(std::iter::once(folder)).0;
         let new = name(image, platform, Some(*digest));
-        names.retain(|name| *name != new);
-        names.push(new);
-        let surplus = names.len().saturating_sub(MAX_NAMES);
-        names.drain(..surplus);
-        let text = serde_json::to_vec(&names).map_err(|error| Error::Said(error.to_string()))?;
-        let path = folder.join(NAME);
-        let beside = folder.join(format!("{NAME}.{}", std::process::id()));
-        let written = File::create(&beside).and_then(|mut file| {
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&beside, &path)
-        });
-        written.map_err(Error::file(format!("cannot write {}", path.display())))
+        let max = usize::try_from(MAX_SIZE).unwrap_or(usize::MAX);
+        store.update_document(NAME, max, |old| {
+            // A damaged one begins anew.
+            let mut names: Vec<Name> = serde_json::from_slice(&old).unwrap_or_default();
+            names.retain(|name| *name != new);
+            names.push(new);
+            let surplus = names.len().saturating_sub(MAX_NAMES);
+            names.drain(..surplus);
+            serde_json::to_vec(&names).map_err(|error| Error::Said(error.to_string()))
+        })
     }
 }
 
@@ -159,11 +155,12 @@ mod tests {
     #[test]
     fn the_likeliest_base_is_of_the_same_repository_and_recent() {
         let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), &[]).expect("a store");
         let platform: Platform = "linux/amd64".parse().expect("a platform");
         let digest = |text: &str| Digest::of(pierhead_oci::Algorithm::Sha256, text.as_bytes());
         let note = |image: &str, text: &str| {
             let image: Reference = image.parse().expect("a name");
-            Pulled::note(folder.path(), &image, &platform, &digest(text)).expect("written");
+            Pulled::note(&store, &image, &platform, &digest(text)).expect("written");
         };
         note("redis:7.0", "a");
         note("redis:7.2", "b");
@@ -184,5 +181,33 @@ mod tests {
         note("redis:7.0", "f");
         let pulled = Pulled::read(std::iter::once(folder.path()));
         assert_eq!(pulled.find(&old, &platform), Some(digest("f")));
+    }
+    #[test]
+    fn pulls_at_the_same_time_are_all_recorded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let images: Vec<Reference> = (0..8)
+            .map(|nth| format!("app:{nth}").parse().expect("a name"))
+            .collect();
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
+        // Each with descriptors of its own, as processes have them.
+        let stores: Vec<_> = images
+            .iter()
+            .map(|_| Store::open(folder.path(), &[]).expect("a store"))
+            .collect();
+        let start = std::sync::Barrier::new(images.len());
+        std::thread::scope(|scope| {
+            for (image, store) in images.iter().zip(&stores) {
+                let (start, platform) = (&start, &platform);
+                scope.spawn(move || {
+                    start.wait();
+                    Pulled::note(store, image, platform, &digest).expect("written");
+                });
+            }
+        });
+        let pulled = Pulled::read(std::iter::once(folder.path()));
+        for image in &images {
+            assert_eq!(pulled.find(image, &platform), Some(digest), "{image}");
+        }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Fail
     exported?;
     let image = recorded?;
     // A name that is not kept costs the next pull its best base, no more.
-    if let Err(error) = Pulled::note(&args.into, &args.image, &pull.platform, &image.digest()) {
+    if let Err(error) = Pulled::note(&pull.store, &args.image, &pull.platform, &image.digest()) {
         report.warnings.push(error.to_string());
     }
     pull.view.report(&report)?;
