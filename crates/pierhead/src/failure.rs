@@ -33,7 +33,7 @@ exits! {
     Refused = 2,
     /// `EX_DATAERR`: a file that the configuration names is not what it should be.
     WrongFile = 65,
-    /// `EX_NOINPUT`: the configuration, or a file that it names, cannot be read.
+    /// `EX_NOINPUT`: the configuration, or a file that it names, cannot be read; there is no such image.
     NoFile = 66,
     /// `EX_NOHOST`: there is no such interface, it has no address, or no interface has the one that was named.
     NoInterface = 68,
@@ -105,6 +105,7 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         let told = cause.downcast_ref::<Told>().map(|told| told.exit);
         told.or_else(|| match cause.downcast_ref() {
             Some(worker::Error::Untrusted { whose, .. }) => Some((*whose).into()),
+            Some(worker::Error::NotFound { .. }) => Some(Exit::NoFile),
             _ => None,
         })
     };

@@ -51,7 +51,7 @@ Examples:
   pierhead config show --default > pierhead.toml   a file with every key, to start from
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Where the reason is known:
-  65 a file that the configuration names is wrong      66 it is missing, or may not be read
+  65 a file that the configuration names is wrong      66 it, or an image, is missing
   68 no such interface, or no such address             69 the port or the data folder is in use
   71 profile, limits or tier do not fit the machine    72 the data folder is another program's or version's
   73 the data folder is read-only, or none             74 its disk is full

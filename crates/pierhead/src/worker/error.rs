@@ -36,6 +36,14 @@ pub(crate) enum Error {
         /// Of a registry's error body.
         code: Option<ErrorCode>,
     },
+    /// The server has no such image: by no other way either.
+    #[error("{image}: not found on {server}; check its name and tag")]
+    NotFound {
+        /// As it was asked for, with its registry.
+        image: String,
+        /// Who was asked.
+        server: String,
+    },
     /// No TLS, for the certificate of the other end: a retry meets the same one.
     #[error("{message}")]
     Untrusted {

@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::super::http::{Answer, Body, Request};
 use super::super::session::{Patience, Session};
 use super::super::{Error, names};
+use super::plain;
 
 /// Between two questions whether it is ready; the server says it, within these.
 const POLL: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
@@ -35,7 +36,7 @@ pub(in super::super) enum Answered {
 /// Asks once; a cut is the caller's to try again.
 ///
 /// # Errors
-/// Those of the exchange; that the caller may not have it.
+/// Those of the exchange; that the caller may not have it; [`Error::NotFound`].
 pub(in super::super) fn once(
     session: &Session,
     image: &Reference,
@@ -70,19 +71,24 @@ pub(in super::super) fn once(
                 return Err(refusal);
             };
             match (status, code) {
-                // Its layers are not there either.
-                (_, Some(ErrorCode::ManifestUnknown)) => Err(refusal),
+                (_, Some(ErrorCode::ManifestUnknown)) => {
+                    return Err(plain::not_found(image, &server));
+                }
                 (
                     StatusCode::NOT_FOUND
                     | StatusCode::METHOD_NOT_ALLOWED
                     | StatusCode::NOT_IMPLEMENTED,
                     _,
-                ) => Ok(Answered::None(format!(
-                    "{} offers no bundles",
-                    server.url()
-                ))),
-                _ => Ok(Answered::None(refusal.to_string())),
+                ) => {
+                    // Either the endpoint is missing or the image: its manifest tells.
+                    plain::exists(session, image)?;
+                }
+                _ => return Ok(Answered::None(refusal.to_string())),
             }
+            Ok(Answered::None(format!(
+                "{} offers no bundles",
+                server.url()
+            )))
         }
         _ => Err(answer.refusal(&server, &image.to_string())),
     }

@@ -9,7 +9,7 @@ use pierhead_oci::{
     Body, Descriptor, Digest, Hasher, Manifest, MediaType, Platform, Reference, Target,
 };
 
-use super::super::http::{Answer, Request};
+use super::super::http::{Answer, Request, Server};
 use super::super::session::{Patience, Session};
 use super::super::{Error, Url, names};
 
@@ -70,6 +70,21 @@ pub(super) fn resolve(
     }
 }
 
+/// Asks whether there is such an image.
+///
+/// # Errors
+/// Those of the exchange; [`Error::NotFound`].
+pub(super) fn exists(session: &Session, image: &Reference) -> Result<(), Error> {
+    manifest(session, image, &image.target).map(drop)
+}
+
+pub(super) fn not_found(image: &Reference, server: &Server) -> Error {
+    Error::NotFound {
+        image: image.to_string(),
+        server: server.url().to_string(),
+    }
+}
+
 fn manifest(session: &Session, image: &Reference, target: &Target) -> Result<Manifest, Error> {
     let path = names::manifest(image, target.clone());
     let accept = [
@@ -102,8 +117,10 @@ fn try_manifest(
 ) -> Result<Manifest, Error> {
     let server = session.server().clone();
     let answer = session.send(&Request::get(path, headers))?;
-    if answer.status != StatusCode::OK {
-        return Err(answer.refusal(&server, &image.to_string()));
+    match answer.status {
+        StatusCode::OK => {}
+        StatusCode::NOT_FOUND => return Err(not_found(image, &server)),
+        _ => return Err(answer.refusal(&server, &image.to_string())),
     }
     let media_type = answer.header(header::CONTENT_TYPE).map(str::to_owned);
     let doing = format!("the manifest of {image}");
@@ -209,7 +226,7 @@ fn follow(
 
 fn body(
     mut answer: Answer,
-    server: &super::super::http::Server,
+    server: &Server,
     image: &Reference,
     wanted: &Descriptor,
     from: u64,
