@@ -2,18 +2,18 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead as _, BufReader, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::Command,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pierhead_testkit::{
     images::{Image, random_bytes},
     registry::FakeRegistry,
@@ -23,8 +23,9 @@ use pierhead_tests::{
     pierhead::{Options, Pierhead},
     place,
     tool::{self, or_skip},
+    wait,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::ask::behind;
 
@@ -366,6 +367,68 @@ fn files_that_were_altered_or_lost_come_again() -> Result<()> {
 }
 
 #[test]
+fn deleted_folders_of_a_store_are_made_anew() -> Result<()> {
+    let (_hub, pierhead) = stage(Options::new())?;
+    let folder = place::scratch("worker")?;
+    let (store, via) = (folder.path().join("store"), http(pierhead.address()));
+    pull(&via, "1", &store, &[])?;
+    for entry in fs::read_dir(store.join("contents"))? {
+        let path = entry?.path();
+        // The last one that is made stays: the folder does not look new.
+        if !path.ends_with("ff") {
+            fs::remove_dir_all(path)?;
+        }
+    }
+    pull(&via, "1", &store, &["--as", "rootfs"])?;
+    same(&store.join("rootfs"), &files(1))?;
+    pull(&via, "2", &store, &[]).map(drop)
+}
+
+#[test]
+fn an_image_that_is_missing_is_not_found() -> Result<()> {
+    let (hub, pierhead) = stage(Options::new())?;
+    let (pierhead, plain) = (http(pierhead.address()), hub.url());
+    let folder = place::scratch("worker")?;
+    let order = folder.path().join("order");
+    fs::write(&order, "usr/bin/app\n")?;
+    let order = order.to_str().context("UTF-8")?;
+    let store = folder.path().join("store");
+    let store = store.to_str().context("UTF-8")?;
+    let commands: [&[&str]; 5] = [
+        &["pull", "app:9", "--into", store],
+        &["pull", "app:9", "--layers", "--into", store],
+        &["inspect", "app:9"],
+        &["diff", "app:1", "app:9"],
+        &["trace", "--image", "app:9", "--send", order],
+    ];
+    for via in [&pierhead, &plain] {
+        for words in commands {
+            // A plain registry has the old image, and no bundle of it to compare with.
+            if words[0] == "diff" && *via == plain {
+                continue;
+            }
+            let run = Command::new(place::pierhead()?)
+                .args(words)
+                .args(["--via", via])
+                .output()?;
+            let said = String::from_utf8_lossy(&run.stderr).into_owned();
+            let expected = format!("docker.io/library/app:9: not found on {via}");
+            ensure!(said.contains(&expected), "{words:?}: {said}");
+            ensure!(!said.contains("bundle"), "{words:?}: {said}");
+            assert_eq!(run.status.code(), Some(66), "{words:?}: {said}");
+        }
+    }
+    // What is there, and is no bundle, stays another matter.
+    let run = Command::new(place::pierhead()?)
+        .args(["inspect", "app:1", "--via", &plain])
+        .output()?;
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    ensure!(said.contains("offers no bundles"), "{said}");
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    Ok(())
+}
+
+#[test]
 fn where_there_are_no_bundles_layers_come() -> Result<()> {
     let (hub, pierhead) = stage(Options::new().config("[bundle]\nenabled = false"))?;
     let folder = place::scratch("worker")?;
@@ -504,6 +567,217 @@ fn the_order_of_a_start_is_recorded_and_taken() -> Result<()> {
         "{said}"
     );
     ensure!(said.contains("sent the order of 2 files"), "{said}");
+    Ok(())
+}
+
+/// A shell of this machine with its libraries, as files of an image.
+fn shell() -> Result<Files> {
+    let libraries = pierhead_tests::process::stdout(Command::new("ldd").arg("/bin/sh"))?;
+    let libraries = libraries
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    let paths = std::iter::once("/bin/sh").chain(libraries);
+    paths
+        .map(|path| Ok((path.trim_start_matches('/').to_owned(), fs::read(path)?)))
+        .collect()
+}
+
+/// Passes connections on and keeps what is asked.
+fn listening(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let keep = Arc::clone(&heard);
+    // It ends with the process of the test.
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let keep = Arc::clone(&keep);
+            thread::spawn(move || -> std::io::Result<()> {
+                let mut server = TcpStream::connect(target)?;
+                let (mut answers, mut to) = (server.try_clone()?, client.try_clone()?);
+                thread::spawn(move || std::io::copy(&mut answers, &mut to));
+                let mut client = client;
+                let mut piece = vec![0; 64 << 10];
+                loop {
+                    let read = client.read(&mut piece)?;
+                    if read == 0 {
+                        return server.shutdown(Shutdown::Write);
+                    }
+                    let mut kept = keep.lock().expect("nobody panics with it");
+                    kept.extend_from_slice(&piece[..read]);
+                    drop(kept);
+                    server.write_all(&piece[..read])?;
+                }
+            });
+        }
+    });
+    Ok((address, heard))
+}
+
+/// A container of runc with a mount namespace of its own; it waits for a line in `volume/go`, opens files and ends.
+struct Container {
+    runc: Child,
+    pid: String,
+    volume: PathBuf,
+}
+
+impl Container {
+    /// The root is a folder of this machine. A volume and a file lie over it, on the same file system.
+    fn start(folder: &Path, root: &Path) -> Result<Self> {
+        const SCRIPT: &str = "\
+read line < /volume/go
+read line < /usr/share/doc-7
+read line < /volume/private
+read line < /etc/resolv.conf
+read line < /proc/version
+echo made > /made
+read line < /usr/share/doc-3";
+        let volume = folder.join("volume");
+        fs::create_dir(&volume)?;
+        fs::write(volume.join("private"), "of this machine\n")?;
+        let resolver = folder.join("resolv.conf");
+        fs::write(&resolver, "nameserver 192.0.2.1\n")?;
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            volume.join("go"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )?;
+        let bind = |destination: &str, source: &Path| json!({"destination": destination, "type": "bind", "source": source, "options": ["rbind"]});
+        let config = json!({
+            "ociVersion": "1.0.2",
+            "process": {
+                "user": {"uid": 0, "gid": 0}, "cwd": "/", "env": ["PATH=/bin"],
+                "args": ["/bin/sh", "-c", SCRIPT],
+            },
+            "root": {"path": root},
+            "mounts": [
+                {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+                bind("/volume", &volume),
+                bind("/etc/resolv.conf", &resolver),
+            ],
+            "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}, {"type": "ipc"}, {"type": "uts"}]},
+        });
+        fs::write(folder.join("config.json"), serde_json::to_vec(&config)?)?;
+        let file = folder.join("pid");
+        // runc's state is one for all of a machine, so the ID must be nobody else's.
+        let id = folder.file_name().context("a folder without a name")?;
+        let runc = tool::find(&["runc"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
+        let mut runc = Command::new(runc)
+            .arg("--root")
+            .arg(folder.join("state"))
+            .args(["run", "--bundle"])
+            .arg(folder)
+            .arg("--pid-file")
+            .arg(&file)
+            .arg(id)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let pid = wait::until("the container", || {
+            if let Some(status) = runc.try_wait()? {
+                let mut said = String::new();
+                if let Some(mut stderr) = runc.stderr.take() {
+                    stderr.read_to_string(&mut said)?;
+                }
+                bail!("{status}: {said}");
+            }
+            let pid = fs::read_to_string(&file).unwrap_or_default();
+            Ok((!pid.is_empty()).then_some(pid))
+        })?;
+        Ok(Self { runc, pid, volume })
+    }
+
+    /// Lets it open its files.
+    fn go(&self) -> Result<()> {
+        Ok(fs::write(self.volume.join("go"), "go\n")?)
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let pid = self.pid.parse().ok().and_then(rustix::process::Pid::from_raw);
+        if let (Some(pid), Ok(None)) = (pid, self.runc.try_wait()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _ = self.runc.wait();
+    }
+}
+
+#[test]
+fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
+    if or_skip(tool::root()).is_none() || or_skip(tool::find(&["runc"])).is_none() {
+        return Ok(());
+    }
+    let (hub, pierhead) = stage(Options::new())?;
+    let mut all = files(1);
+    all.extend(shell()?);
+    all.push(("etc/resolv.conf".to_owned(), b"of the image\n".to_vec()));
+    hub.push("library/app", "shell", &image(&all));
+    let folder = place::scratch("worker")?;
+    let store = folder.path().join("store");
+    pull(&http(pierhead.address()), "shell", &store, &["--as", "rootfs"])?;
+    let root = store.join("rootfs");
+    let container = Container::start(folder.path(), &root)?;
+    let (relay, heard) = listening(pierhead.address())?;
+    let order = folder.path().join("order");
+    let mut trace = Command::new(place::pierhead()?)
+        .args(["trace", "--image", "app:shell", "--via", &http(relay)])
+        .args(["--pid", &container.pid, "--output"])
+        .arg(&order)
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut said = BufReader::new(trace.stderr.take().context("piped")?);
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    ensure!(line.starts_with("recording "), "{line}");
+    container.go()?;
+    let mut rest = String::new();
+    said.read_to_string(&mut rest)?;
+    ensure!(trace.wait()?.success(), "{line}{rest}");
+    // A file that the container made is in its root, and in no image.
+    let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
+    assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
+    ensure!(rest.contains("sent the order of 2 files"), "{rest}");
+    let heard = heard.lock().expect("nobody panics with it").clone();
+    let heard = String::from_utf8_lossy(&heard);
+    let sent = r#""files":["usr/share/doc-7","usr/share/doc-3"]"#;
+    ensure!(heard.contains(sent), "{heard}");
+    for name in ["made", "private", "resolv.conf", "version"] {
+        ensure!(!heard.contains(name), "{name}: {heard}");
+    }
+    // The host's own processes have no image.
+    let own = std::process::id().to_string();
+    let run = Command::new(place::pierhead()?)
+        .args(["trace", "--image", "app:shell", "--output", "-", "--pid", &own])
+        .args(["--seconds", "1"])
+        .output()?;
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(2), "{said}");
+    ensure!(said.contains("root of this machine"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn an_order_of_another_image_is_not_sent() -> Result<()> {
+    let (_hub, pierhead) = stage(Options::new())?;
+    let folder = place::scratch("worker")?;
+    let order = folder.path().join("order");
+    fs::write(&order, "home/someone/plans\nusr/bin\n")?;
+    let (relay, heard) = listening(pierhead.address())?;
+    let run = Command::new(place::pierhead()?)
+        .args(["trace", "--image", "app:1", "--via", &http(relay), "--send"])
+        .arg(&order)
+        .output()?;
+    let said = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    ensure!(said.contains("Nothing was sent"), "{said}");
+    let heard = heard.lock().expect("nobody panics with it").clone();
+    let heard = String::from_utf8_lossy(&heard);
+    ensure!(!heard.contains("plans"), "{heard}");
     Ok(())
 }
 

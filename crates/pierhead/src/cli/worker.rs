@@ -28,7 +28,7 @@ Forms (--as):
   oci-layout      a folder that skopeo, podman, buildah and umoci read as oci:FOLDER
   docker-archive  a tar that `docker load` and `podman load` take
 
-Exit codes: 0 done, 1 failed (what was received stays), 2 wrong usage, 130 stopped by Ctrl-C.";
+Exit codes: 0 done, 1 failed (what was received stays), 2 wrong usage, 66 no such image, 130 stopped by Ctrl-C.";
 
 /// As whom a server is asked, and whom of it is trusted.
 #[derive(Args, Clone)]
@@ -141,12 +141,14 @@ Examples:
 
 It records which files of the image a start opens, in which order. From then on, bundles of the image and of later
 versions carry these first. It watches the file system of the root with fanotify, which needs root
-(CAP_SYS_ADMIN); opens by other programs in the same tree are recorded, too.
+(CAP_SYS_ADMIN) and Linux 5.6; opens by other programs in the same tree are recorded, too.
 
-The root is --root, or with --pid the root of that process: a container's process has the image as its root.
+The root is --root, or with --pid the root of that process in its own mount namespace: a container's process has the
+image as its root. A process whose root is the root of this machine is refused. What is mounted below the root
+(volumes, /proc, /etc/resolv.conf) is left out, and only files that the image has are sent.
 An order is text: one path a line, relative to the root.
 
-Exit codes: 0 recorded and sent; else that of the command; 1 failed, 2 wrong usage.";
+Exit codes: 0 recorded and sent; else that of the command; 1 failed, 2 wrong usage, 66 no such image.";
 
 /// Flags of `trace`.
 #[derive(Args)]
@@ -198,7 +200,9 @@ Examples:
   pierhead inspect redis:7 --from store --json | jq .layers
 
 It shows an image as bundles see it: its layers, what it has in common with the other images of the store, and which
-of its files come first.";
+of its files come first.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 66 no such image.";
 
 /// Flags of `inspect`.
 #[derive(Args)]
@@ -240,7 +244,9 @@ Examples:
   pierhead diff redis:7.0 redis:7.2 --via http://pierhead.example:5000
   pierhead diff flask:2.3 flask:3.0 --from store --json
 
-It shows what an update would move by each method: whole layers, whole files, and a bundle with its patches.";
+It shows what an update would move by each method: whole layers, whole files, and a bundle with its patches.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 66 no such image.";
 
 /// Flags of `diff`.
 #[derive(Args)]

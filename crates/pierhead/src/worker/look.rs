@@ -6,3 +6,4 @@ mod seen;
 
 pub(crate) use diff::run as diff;
 pub(crate) use inspect::run as inspect;
+pub(super) use seen::Place;

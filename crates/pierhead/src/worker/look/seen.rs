@@ -10,6 +10,7 @@ use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
 
 use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
+use super::super::http::Server;
 use super::super::pulled::Pulled;
 use super::super::session::Session;
 use super::super::{Error, names};
@@ -18,18 +19,18 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 
 /// See the head of this module.
-pub(super) struct Seen {
+pub(in super::super) struct Seen {
     pub(super) name: String,
-    pub(super) digest: Digest,
+    pub(in super::super) digest: Digest,
     /// Compressed, as the manifest says.
     pub(super) layers: Vec<Descriptor>,
-    pub(super) table: Table,
+    pub(in super::super) table: Table,
     /// Numbers of contents in the order in which a bundle carries them; empty where nobody was asked.
     pub(super) order: Vec<u32>,
 }
 
 /// Where images are looked up.
-pub(super) struct Place {
+pub(in super::super) struct Place {
     pub(super) session: Option<Session>,
     pub(super) store: Option<(Store, Pulled)>,
     platform: Platform,
@@ -64,8 +65,17 @@ impl Place {
         })
     }
 
+    /// Of a server alone.
+    pub(in super::super) fn of_server(server: &Server, platform: Platform) -> Self {
+        Self {
+            session: Some(Session::new(server)),
+            store: None,
+            platform,
+        }
+    }
+
     /// Looks an image up: at the server if there is one.
-    pub(super) fn see(&self, image: &Reference) -> Result<Seen, Error> {
+    pub(in super::super) fn see(&self, image: &Reference) -> Result<Seen, Error> {
         match (&self.session, &self.store) {
             (Some(session), _) => self.ask(session, image),
             (None, Some((store, pulled))) => {
@@ -134,6 +144,7 @@ impl Place {
             ..Ask::default()
         };
         let mut waiting = Waiting::new();
+        let mut last = String::new();
         loop {
             match ask_once(session, image, &ask) {
                 Ok(Answered::Bundle { etag, body }) => {
@@ -141,7 +152,14 @@ impl Place {
                 }
                 Ok(Answered::None(why)) => return Err(Error::Said(why)),
                 Err(error) => {
-                    waiting.after(error, &mut |what, _, _| eprintln!("{image} {what}"))?
+                    // Asked again every second; each stage is a line.
+                    let mut show = |what: &str, _, _| {
+                        if last != what {
+                            eprintln!("{image} {what}");
+                            last = what.to_owned();
+                        }
+                    };
+                    waiting.after(error, &mut show)?;
                 }
             }
         }

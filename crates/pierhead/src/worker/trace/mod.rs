@@ -6,21 +6,21 @@ mod watch;
 use std::io::{PipeReader, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::api::{MAX_DOCUMENT, MAX_TRACE, Trace};
+use pierhead_bundle::api::{MAX_DOCUMENT, Trace};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::http::{Request, Server};
 use super::session::{Patience, Session};
-use super::{interrupt, names};
+use super::{Error, interrupt, look::Place, names};
 use crate::cli::worker::TraceArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
-use watch::Watch;
+use watch::{Root, Watch};
 
 /// A command that was told to end has so long for it.
 const GRACE: Duration = Duration::from_secs(10);
@@ -41,7 +41,11 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
     }
     if let Some(server) = &server {
         let sent = send(server, args, &paths)?;
-        eprintln!("sent the order of {sent} files of {}", args.image);
+        eprintln!(
+            "sent the order of {sent} files of {}, of {} that were opened",
+            args.image,
+            paths.len()
+        );
     }
     match status {
         Some(status) if !status.success() => {
@@ -56,22 +60,23 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
 type Recorded = (Vec<Vec<u8>>, Option<ExitStatus>);
 
 fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
-    if let Some(pid) = args.pid
-        && !Path::new("/proc").join(pid.to_string()).exists()
-    {
-        return Err(Failure::Refused(format!("there is no process {pid}")));
-    }
+    // Held before its root is opened: another process may get its number.
+    let joined = args.pid.map(Started::join).transpose()?;
     let root = match (&args.root, args.pid) {
-        (Some(root), _) => root.clone(),
-        (None, Some(pid)) => PathBuf::from(format!("/proc/{pid}/root")),
+        (Some(root), _) => Root::open(root).map_err(super::failed)?,
+        (None, Some(pid)) => of_container(pid)?,
         (None, None) => {
             return Err(Failure::Refused(
                 "name the image's tree with --root".to_owned(),
             ));
         }
     };
-    let mut watch = Watch::over(&root).map_err(super::failed)?;
-    let mut command = Started::begin(args)?;
+    let mut watch = Watch::over(root).map_err(super::failed)?;
+    let mut command = match joined {
+        Some(joined) => joined,
+        None => Started::begin(args)?,
+    };
+    eprintln!("recording what is opened below {}", watch.root().shown());
     let deadline = args
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
@@ -83,17 +88,29 @@ fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
         Ended::Deadline | Ended::Signal => command.end(&mut watch)?,
     };
     watch.drain().map_err(super::failed)?;
+    let shown = watch.root().shown().to_string();
     let (paths, whole) = watch.finish();
     if !whole {
         eprintln!("warning: so much was opened that some of it was not seen");
     }
     if paths.is_empty() {
         return Err(super::failed(format!(
-            "no file below {} was opened: is it the root that the command runs in?",
-            root.display()
+            "no file below {shown} was opened: is it the root that the command runs in?"
         )));
     }
     Ok((paths, status.filter(|_| why == Ended::Itself)))
+}
+
+/// The root of a container's process.
+fn of_container(pid: u32) -> Result<Root, Failure> {
+    let root = Root::of_process(pid).map_err(super::failed)?;
+    if root.is_of_this_machine()? {
+        return Err(Failure::Refused(format!(
+            "process {pid} runs in no container: its root is the root of this machine, and the order would name files \
+             of this machine. Name a process of the container with --pid, or the image's tree with --root"
+        )));
+    }
+    Ok(root)
 }
 
 /// Whose opens are waited for.
@@ -103,27 +120,31 @@ struct Started {
 }
 
 impl Started {
+    /// Runs the command.
     fn begin(args: &TraceArgs) -> Result<Self, Failure> {
-        let (child, pid) = match args.pid {
-            Some(pid) => (None, pid),
-            None => {
-                let (program, rest) = args
-                    .command
-                    .split_first()
-                    .ok_or_else(|| Failure::Refused("name a command, or --pid".to_owned()))?;
-                let child = Command::new(program).args(rest).spawn().map_err(|error| {
-                    super::failed(format!("cannot run {}: {error}", program.display()))
-                })?;
-                let pid = child.id();
-                (Some(child), pid)
-            }
-        };
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let pidfd = raw
-            .ok_or(rustix::io::Errno::SRCH)
-            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
-            .map_err(|error| super::failed(format!("process {pid}: {error}")))?;
-        Ok(Self { child, pidfd })
+        let (program, rest) = args
+            .command
+            .split_first()
+            .ok_or_else(|| Failure::Refused("name a command, or --pid".to_owned()))?;
+        let child = Command::new(program)
+            .args(rest)
+            .spawn()
+            .map_err(|error| super::failed(format!("cannot run {}: {error}", program.display())))?;
+        let pidfd = pidfd(child.id())
+            .map_err(|error| super::failed(format!("process {}: {error}", child.id())))?;
+        Ok(Self {
+            child: Some(child),
+            pidfd,
+        })
+    }
+
+    /// Holds a process that runs already.
+    fn join(pid: u32) -> Result<Self, Failure> {
+        let pidfd = pidfd(pid).map_err(|error| match error {
+            Errno::SRCH => Failure::Refused(format!("there is no process {pid}")),
+            other => super::failed(format!("process {pid}: {other}")),
+        })?;
+        Ok(Self { child: None, pidfd })
     }
 
     /// Of a child that has ended.
@@ -146,6 +167,11 @@ impl Started {
         }
         Ok(child.wait().ok())
     }
+}
+
+fn pidfd(pid: u32) -> rustix::io::Result<OwnedFd> {
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pidfd_open(raw.ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -190,7 +216,7 @@ fn wait(
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
             match poll(&mut ready, timeout.as_ref()) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(super::failed(error)),
             }
             let is_ready = |at: usize| ready.get(at).is_some_and(|it| !it.revents().is_empty());
@@ -206,13 +232,23 @@ fn wait(
     }
 }
 
-/// Sends the order. A path that is no UTF-8 stays here: the document has none, and no start hangs on one.
+/// Sends the order of the image's own files; how many they are.
 fn send(server: &Server, args: &TraceArgs, paths: &[Vec<u8>]) -> Result<usize, Failure> {
-    let text = |path: &Vec<u8>| String::from_utf8(path.clone()).ok();
+    let platform = names::platform(args.platform.as_ref());
+    let seen = Place::of_server(server, platform.clone()).see(&args.image)?;
+    let files = order::within(&seen.table, paths).map_err(Error::from)?;
+    if files.is_empty() {
+        return Err(super::failed(format!(
+            "none of the {} files that were opened is a file of {}: is it the image that runs? Nothing was sent",
+            paths.len(),
+            args.image
+        )));
+    }
     let trace = Trace {
-        image: args.image.target.to_string(),
-        platform: Some(names::platform(args.platform.as_ref()).to_string()),
-        files: paths.iter().filter_map(text).take(MAX_TRACE).collect(),
+        // The manifest whose files these are: the tag may move meanwhile.
+        image: seen.digest.to_string(),
+        platform: Some(platform.to_string()),
+        files,
     };
     let body = serde_json::to_vec(&trace).map_err(super::failed)?;
     if body.len() > MAX_DOCUMENT {

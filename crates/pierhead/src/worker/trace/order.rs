@@ -3,6 +3,10 @@
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 
+use pierhead_bundle::api::MAX_TRACE;
+use pierhead_bundle::plan::{Image, Tree};
+use pierhead_bundle::{Error, Table};
+
 use super::watch::MAX_FILES;
 
 /// A file of them is read up to here.
@@ -69,9 +73,51 @@ pub(super) fn read(from: &Path) -> Result<Vec<Vec<u8>>, String> {
     Ok(paths)
 }
 
+/// The paths that are regular files of the image, as a server is told them. All others stay on this machine: they may
+/// name what only this machine has. So does a path that is no UTF-8, since the document has none.
+pub(super) fn within(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
+    let tree = Tree::of(Image::mounted(table))?;
+    let own = paths.iter().filter(|path| tree.file(path).is_some());
+    let text = own.filter_map(|path| String::from_utf8(path.clone()).ok());
+    Ok(text.take(MAX_TRACE).collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use pierhead_bundle::table::LayerEntries;
+    use pierhead_bundle::{Content, Entry, Kind, Time};
+
     use super::*;
+
+    #[test]
+    fn files_of_the_image_alone_are_told() {
+        let file = |path: &str| {
+            Ok(Entry {
+                path: path.into(),
+                kind: Kind::File {
+                    content: Content::of(path.as_bytes()),
+                    size: path.len() as u64,
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        };
+        let names = ["app", "etc"];
+        let layer = LayerEntries {
+            diff_id: Content::of(b"diff").into(),
+            files: names
+                .iter()
+                .map(|name| Ok((Content::of(name.as_bytes()), name.len() as u64))),
+            skeleton: (Content::of(b"skeleton"), 8),
+            entries: names.map(file).into_iter(),
+        };
+        let table = Table::merge([layer]).expect("sound");
+        let opened = ["home/me/secret", "etc", "app", "app/sub", ""].map(|path| path.into());
+        assert_eq!(within(&table, &opened).expect("sound"), ["etc", "app"]);
+    }
 
     #[test]
     fn an_order_is_read_as_it_was_written() {

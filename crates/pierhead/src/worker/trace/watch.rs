@@ -1,20 +1,89 @@
 //! Opens of files below a folder, in order, as the kernel reports them (fanotify).
+//!
+//! The folder is held open, and the watch is set on that descriptor. A path such as `/proc/PID/root` leads into another
+//! mount namespace; its resolved text names a folder of this machine.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
 pub(super) use pierhead_bundle::api::MAX_TRACE as MAX_FILES;
-use rustix::fs::{AtFlags, CWD, FileType, fstat, statat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+
+/// The root of an image's tree, held open.
+#[derive(Debug)]
+pub(super) struct Root {
+    folder: File,
+    /// For messages only.
+    shown: PathBuf,
+}
+
+impl Root {
+    /// A folder by its path.
+    ///
+    /// # Errors
+    /// For people.
+    pub(super) fn open(path: &Path) -> Result<Self, String> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(CWD, path, flags, Mode::empty())
+            .map_err(|error| format!("the root {}: {error}", path.display()))?;
+        Ok(Self {
+            folder: folder.into(),
+            shown: path.to_owned(),
+        })
+    }
+
+    /// The root of a process, in its own mount namespace.
+    ///
+    /// # Errors
+    /// For people, with what to do.
+    pub(super) fn of_process(pid: u32) -> Result<Self, String> {
+        Self::open(Path::new(&format!("/proc/{pid}/root")))
+            .map_err(|error| format!("{error}: reading it needs root (sudo)"))
+    }
+
+    /// Whether it is the root of this machine, which no image is.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(super) fn is_of_this_machine(&self) -> std::io::Result<bool> {
+        let id = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
+        let own = id(&self.folder)?;
+        // Process 1 tells where this process runs in a container of its own.
+        let mut machine = ["/", "/proc/1/root"]
+            .into_iter()
+            .filter_map(|path| File::open(path).ok());
+        Ok(machine.any(|folder| id(&folder).is_ok_and(|id| id == own)))
+    }
+
+    /// As messages name it.
+    pub(super) fn shown(&self) -> std::path::Display<'_> {
+        self.shown.display()
+    }
+
+    /// Opens a path below it to look at, on the same mount: what is mounted inside (volumes, `/proc`, a bind mount over
+    /// `/etc/resolv.conf`) is no part of the image.
+    fn look(&self, relative: &Path) -> rustix::io::Result<File> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        openat2(&self.folder, relative, flags, Mode::empty(), within).map(File::from)
+    }
+}
+
+/// The path of an open file as the kernel tells it: from the root of the mount namespace that it was opened in.
+fn path_of(file: BorrowedFd<'_>) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
+}
 
 /// A watch over the file system of one folder.
 pub(super) struct Watch {
     group: Fanotify,
-    /// As this process reaches it, links resolved.
-    root: PathBuf,
+    root: Root,
     seen: HashSet<(u64, u64)>,
     order: Vec<Vec<u8>>,
     /// The kernel dropped events.
@@ -26,11 +95,13 @@ impl Watch {
     ///
     /// # Errors
     /// For people, with what to do.
-    pub(super) fn over(root: &Path) -> Result<Self, String> {
-        let shown = root.display();
-        let root = root
-            .canonicalize()
-            .map_err(|error| format!("the root {shown}: {error}"))?;
+    pub(super) fn over(root: Root) -> Result<Self, String> {
+        root.look(Path::new(".")).map_err(|error| match error {
+            rustix::io::Errno::NOSYS | rustix::io::Errno::PERM => {
+                format!("this system has no openat2 ({error}): Linux 5.6 or later has it")
+            }
+            other => format!("the root {}: {other}", root.shown()),
+        })?;
         let flags = InitFlags::FAN_CLOEXEC
             | InitFlags::FAN_NONBLOCK
             | InitFlags::FAN_CLASS_NOTIF
@@ -41,8 +112,8 @@ impl Watch {
             .mark(
                 MarkFlags::FAN_MARK_ADD | MarkFlags::FAN_MARK_FILESYSTEM,
                 MaskFlags::FAN_OPEN | MaskFlags::FAN_OPEN_EXEC,
-                CWD,
-                Some(root.as_path()),
+                &root.folder,
+                None::<&Path>,
             )
             .map_err(|error| cannot_watch(&root, error))?;
         Ok(Self {
@@ -52,6 +123,11 @@ impl Watch {
             order: Vec::new(),
             lost: false,
         })
+    }
+
+    /// The root whose opens are recorded.
+    pub(super) fn root(&self) -> &Root {
+        &self.root
     }
 
     /// Takes in all that has happened so far; waits for nothing.
@@ -99,21 +175,22 @@ impl Watch {
         }
     }
 
-    /// The path of an open file below the root. The kernel names it as seen from the opener's mount: from our
-    /// root, or in a container from its own, so a name counts only if that very file is there.
+    /// The path of an open file below the root. The opener's mount namespace is unknown, so both readings of the
+    /// kernel's path are tried: below the root as this process sees it, and from the root itself. A path counts only if
+    /// that very file is there.
     fn below(&self, file: BorrowedFd<'_>, key: (u64, u64)) -> Option<Vec<u8>> {
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let path = std::fs::read_link(link).ok()?;
+        let path = path_of(file)?;
+        // Asked each time: it changes when the mount namespace of a container ends.
+        let root = path_of(self.root.folder.as_fd());
         let mut candidates = [
-            path.strip_prefix(&self.root).ok(),
+            root.as_ref().and_then(|root| path.strip_prefix(root).ok()),
             path.strip_prefix("/").ok(),
         ]
         .into_iter()
         .flatten();
         let found = candidates.find(|relative| {
-            let here = self.root.join(relative);
-            statat(CWD, &here, AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == key)
+            let found = self.root.look(relative).and_then(fstat);
+            found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == key)
         })?;
         Some(found.as_os_str().as_bytes().to_vec())
     }
@@ -125,8 +202,8 @@ impl AsFd for Watch {
     }
 }
 
-fn cannot_watch(root: &Path, error: Errno) -> String {
-    let root = root.display();
+fn cannot_watch(root: &Root, error: Errno) -> String {
+    let root = root.shown();
     match error {
         Errno::EPERM => {
             "recording what a start opens needs root (CAP_SYS_ADMIN): run it with sudo, in no container".to_owned()
@@ -137,5 +214,31 @@ fn cannot_watch(root: &Path, error: Errno) -> String {
         ),
         Errno::EMFILE => "too many watches of this user: see /proc/sys/fs/fanotify/max_user_groups".to_owned(),
         other => format!("cannot watch {root}: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_of_this_machine_has_no_image() {
+        let root = Root::of_process(std::process::id()).expect("a root");
+        assert!(root.is_of_this_machine().expect("a folder"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = Root::open(folder.path()).expect("a root");
+        assert!(!root.is_of_this_machine().expect("a folder"));
+    }
+
+    #[test]
+    fn a_link_out_of_the_root_and_a_mount_in_it_are_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::os::unix::fs::symlink("/etc", folder.path().join("etc")).expect("a link");
+        let root = Root::open(folder.path()).expect("a root");
+        for outside in ["etc/passwd", "../etc/passwd"] {
+            assert!(root.look(Path::new(outside)).is_err(), "{outside}");
+        }
+        let root = Root::open(Path::new("/")).expect("a root");
+        assert!(root.look(Path::new("proc")).is_err());
     }
 }
