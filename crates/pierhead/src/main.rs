@@ -15,6 +15,8 @@ mod logging;
 mod machine;
 mod pressure;
 mod profile;
+mod progress;
+mod quiet;
 mod replay;
 mod serve;
 mod setup;
@@ -30,7 +32,9 @@ use crate::cli::{Cli, Command};
 use crate::environment::Environment;
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = Cli::parse();
+    quiet::set(cli.quiet);
+    let result = match cli.command {
         Command::Serve(args) => serve::run(&args, Environment::read()),
         Command::Config(command) => cli::config::run(&command, &Environment::read()),
         Command::Cache(command) => client::run(&command),

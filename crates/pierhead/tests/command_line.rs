@@ -219,6 +219,37 @@ fn completions_and_manual() {
         );
     }
     assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
+    // The section of the version is that and no more.
+    for words in [&["man"][..], &["man", "cache", "warm"]] {
+        let page = succeeds(words);
+        let section = page.split(".SH VERSION\n").nth(1).unwrap_or_default();
+        let section = section.lines().take_while(|line| !line.starts_with(".SH"));
+        let section: Vec<_> = section.collect();
+        assert_eq!(section, [concat!("v", env!("CARGO_PKG_VERSION"))], "{page}");
+    }
+}
+
+#[test]
+fn what_is_quiet_says_what_is_wrong_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let good = file(folder.path(), "good.toml", "cache.size = \"10GiB\"\n");
+    for words in [
+        &["--quiet", "config", "check", &good][..],
+        &["config", "check", &good, "-q"],
+    ] {
+        assert_eq!(succeeds(words), "", "{words:?}");
+    }
+    let bad = file(folder.path(), "bad.toml", "nothing = 1\n");
+    assert!(fails(&["config", "check", "--quiet", &bad], 2).contains("nothing"));
+    // A result stays.
+    assert!(succeeds(&["config", "show", "--default", "--quiet"]).contains("[cache]"));
+    let root = folder.path().join("root");
+    let root = root.to_str().expect("UTF-8");
+    std::fs::create_dir(root).expect("a folder");
+    let setup = ["setup", "podman", "--yes", "--quiet", "--root", root];
+    let output = pierhead(&setup);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
 }
 
 #[test]

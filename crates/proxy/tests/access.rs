@@ -501,7 +501,8 @@ async fn a_request_that_was_let_in_before_a_reload_gets_no_credentials_of_it() {
     soon(held.chunk()).await.unwrap();
     let private = image.blobs[0].digest;
     let addr = stage.addr;
-    let waiting = tokio::spawn(async move { request(&blob_path(&private), NOBODY).send(addr).await });
+    let waiting =
+        tokio::spawn(async move { request(&blob_path(&private), NOBODY).send(addr).await });
     eventually(async || stage.cache.stat().fills == 2).await;
     stage.client.reload(with_credentials(&stage)).unwrap();
     stage.proxy.reload(closed(&stage));

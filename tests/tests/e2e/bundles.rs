@@ -699,7 +699,11 @@ read line < /usr/share/doc-3";
 
 impl Drop for Container {
     fn drop(&mut self) {
-        let pid = self.pid.parse().ok().and_then(rustix::process::Pid::from_raw);
+        let pid = self
+            .pid
+            .parse()
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         if let (Some(pid), Ok(None)) = (pid, self.runc.try_wait()) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
@@ -719,7 +723,12 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     hub.push("library/app", "shell", &image(&all));
     let folder = place::scratch("worker")?;
     let store = folder.path().join("store");
-    pull(&http(pierhead.address()), "shell", &store, &["--as", "rootfs"])?;
+    pull(
+        &http(pierhead.address()),
+        "shell",
+        &store,
+        &["--as", "rootfs"],
+    )?;
     let root = store.join("rootfs");
     let container = Container::start(folder.path(), &root)?;
     let (relay, heard) = listening(pierhead.address())?;
@@ -752,7 +761,15 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     // The host's own processes have no image.
     let own = std::process::id().to_string();
     let run = Command::new(place::pierhead()?)
-        .args(["trace", "--image", "app:shell", "--output", "-", "--pid", &own])
+        .args([
+            "trace",
+            "--image",
+            "app:shell",
+            "--output",
+            "-",
+            "--pid",
+            &own,
+        ])
         .args(["--seconds", "1"])
         .output()?;
     let said = String::from_utf8_lossy(&run.stderr).into_owned();

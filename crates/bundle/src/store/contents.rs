@@ -279,8 +279,7 @@ impl Contents {
     fn create(&self, name: &str) -> rustix::io::Result<File> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let create =
-            || rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444));
+        let create = || rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o444));
         self.in_part(name, create).map(File::from)
     }
 

@@ -59,7 +59,10 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             if let Err(refused) = load(Some(file), None, &environment.machine) {
                 eprintln!("warning: {refused}");
             }
-            format!("{}: good\n", file.display())
+            match crate::quiet::is_set() {
+                true => String::new(),
+                false => format!("{}: good\n", file.display()),
+            }
         }
         ConfigCommand::Show {
             file: None,

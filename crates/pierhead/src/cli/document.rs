@@ -18,7 +18,8 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
 
 /// `pierhead man [COMMAND…]`.
 pub(crate) fn man(path: &[String]) -> Result<(), Failure> {
-    let mut command = Cli::command();
+    // The section of the version has that alone; the long one is for `--version`.
+    let mut command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
     command.build();
     for name in path {
         let Some(inner) = command.find_subcommand(name) else {

@@ -19,6 +19,10 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "pierhead", version, long_version = LONG_VERSION, after_help = EXAMPLES, propagate_version = true)]
 pub(crate) struct Cli {
+    /// Print results, warnings and errors only: no progress and no notes (serve: log warnings and errors)
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -121,5 +125,24 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_can_be_quiet() {
+        fn walk(command: &clap::Command) {
+            let has = |name: &str| {
+                command
+                    .get_arguments()
+                    .any(|it| it.get_long() == Some(name))
+            };
+            assert!(has("quiet"), "{}", command.get_name());
+            command
+                .get_subcommands()
+                .filter(|it| it.get_name() != "help")
+                .for_each(walk);
+        }
+        let mut command = super::Cli::command();
+        command.build();
+        walk(&command);
     }
 }

@@ -103,7 +103,10 @@ impl ServeArgs {
             admin: self.admin.map(|admin| admin.0),
             cache_size: self.cache_size,
             upstreams: self.upstreams.clone(),
-            log_level: self.log_level.clone(),
+            log_level: self.log_level.clone().or_else(|| {
+                // What the command line says wins over the file.
+                crate::quiet::is_set().then(|| "warn".to_owned())
+            }),
             log_format: self.log_format,
         }
     }

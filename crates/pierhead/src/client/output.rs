@@ -27,6 +27,14 @@ impl Output {
         writeln!(io::stdout().lock(), "{}", text.as_ref())
     }
 
+    /// One line about what was done; `--quiet` takes it away.
+    fn done(self, text: impl AsRef<str>) -> io::Result<()> {
+        match crate::quiet::is_set() {
+            true => Ok(()),
+            false => self.line(text),
+        }
+    }
+
     /// After a limit was set, of `wanted` bytes; 0 after none.
     pub(crate) fn tier(self, tier: &Tier, wanted: u64) -> io::Result<()> {
         if self.json {
@@ -202,7 +210,7 @@ impl Output {
         if self.json {
             self.object(pin)
         } else {
-            self.line(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
+            self.done(format!("pinned {}, {} blobs", pin.image, pin.digests.len()))
         }
     }
 
@@ -210,7 +218,7 @@ impl Output {
         if self.json {
             self.object(pin)
         } else {
-            self.line(format!("unpinned {}", pin.image))
+            self.done(format!("unpinned {}", pin.image))
         }
     }
 
@@ -218,7 +226,7 @@ impl Output {
         if self.json {
             self.object(pruned)
         } else {
-            self.line(format!(
+            self.done(format!(
                 "freed {}, {} stay",
                 human_bytes(pruned.freed),
                 human_bytes(pruned.used)

@@ -2,33 +2,23 @@
 
 use std::io;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
 use super::output::Output;
 use crate::api::Event;
+use crate::progress::{Progress, Unit};
+use crate::quiet;
 
 /// Where the events of one command are shown.
 pub(crate) struct View {
     output: Output,
-    bar: ProgressBar,
+    bar: Progress,
     verb: String,
 }
 
 impl View {
     /// The bar goes to standard error, and shows only if that is a terminal.
     pub(crate) fn new(output: Output, verb: &str) -> Self {
-        let bar = ProgressBar::with_draw_target(
-            None,
-            if output.json {
-                ProgressDrawTarget::hidden()
-            } else {
-                ProgressDrawTarget::stderr()
-            },
-        );
-        let style = ProgressStyle::with_template(
-            "{bar:24} {bytes:>10}/{total_bytes} {bytes_per_sec} {wide_msg}",
-        );
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let bar = Progress::new(output.json);
+        bar.begin(verb, Unit::Bytes, 0);
         Self {
             output,
             bar,
@@ -44,14 +34,11 @@ impl View {
         match event {
             Event::Progress {
                 subject,
-                done,
-                blobs,
                 bytes_done,
                 bytes,
+                ..
             } => {
-                self.bar.set_length(*bytes);
-                self.bar.set_position(*bytes_done);
-                self.bar.set_message(format!("{done}/{blobs} {subject}"));
+                self.bar.update(subject, *bytes_done, *bytes);
                 Ok(())
             }
             Event::Item {
@@ -67,20 +54,25 @@ impl View {
                     .unwrap_or(message);
                 // The bar moves away for a line and comes back below it.
                 self.bar.suspend(|| match ok {
+                    true if quiet::is_set() => Ok(()),
                     true => self.output.line(format!("{verb} {subject}")),
                     false => self.output.line(format!("failed {subject}: {message}")),
                 })
             }
             Event::Done { good, bad } => {
-                self.bar.finish_and_clear();
-                self.output
-                    .line(format!("{} {good}, failed {bad}", self.verb))
+                self.bar.finish();
+                match quiet::is_set() {
+                    true => Ok(()),
+                    false => self
+                        .output
+                        .line(format!("{} {good}, failed {bad}", self.verb)),
+                }
             }
         }
     }
 
     /// Takes the bar away.
     pub(crate) fn finish(&self) {
-        self.bar.finish_and_clear();
+        self.bar.finish();
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Level {
 }
 
 /// One finding.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// What was looked at, such as `disk` or `upstream docker.io`.
     pub(crate) about: String,
@@ -101,7 +101,12 @@ pub(crate) fn print(findings: &[Finding], json: bool) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut out, &document)?;
         return out.write_all(b"\n");
     }
-    let text = text(findings, io::stdout().is_terminal());
+    let shown: Vec<_> = findings
+        .iter()
+        .filter(|finding| finding.level != Level::Ok || !crate::quiet::is_set())
+        .cloned()
+        .collect();
+    let text = text(&shown, io::stdout().is_terminal());
     out.write_all(text.as_bytes())
 }
 

@@ -7,13 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pierhead_eviction::replay::{Tally, replay};
 use pierhead_eviction::trace::Held;
 use pierhead_eviction::{Future, NamedAdmission, Policy as _, Simulated};
 
 use super::{CacheSize, Player};
 use crate::cli::replay::Rules;
+use crate::progress::{Progress, Unit};
 
 /// Every player at every size.
 pub(crate) struct Plan<'a> {
@@ -71,7 +71,7 @@ impl Plan<'_> {
             }
             work();
         });
-        bar.finish_and_clear();
+        bar.finish();
         done.into_iter()
             .map(|cell| {
                 let figures = cell.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +85,7 @@ impl Plan<'_> {
         size: &CacheSize,
         player: Player,
         future: &OnceLock<Future>,
-        bar: &ProgressBar,
+        bar: &Progress,
     ) -> anyhow::Result<Figures> {
         let capacity = size.resolve(self.held.footprint());
         let foreseen = || future.get_or_init(|| self.held.future()).clone();
@@ -119,7 +119,7 @@ impl Plan<'_> {
             replay(accesses.by_ref().take(STRETCH), &mut cache, &mut tally);
             took += before.elapsed();
             memory = memory.max(cache.policy().memory());
-            bar.inc(STRETCH as u64);
+            bar.more(STRETCH as u64);
         }
         if let Some(path) = self.save.and_then(state) {
             std::fs::write(&path, cache.policy().save())
@@ -136,16 +136,10 @@ impl Plan<'_> {
     }
 
     /// It goes to standard error, and shows only if that is a terminal.
-    fn bar(&self, cells: usize, progress: bool) -> ProgressBar {
+    fn bar(&self, cells: usize, progress: bool) -> Progress {
         let stretches = self.held.len().div_ceil(STRETCH) * cells;
-        let target = match progress {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
-        };
-        let bar = ProgressBar::with_draw_target(Some((stretches * STRETCH) as u64), target);
-        let style =
-            ProgressStyle::with_template("{bar:24} {percent:>3} % of the requests, {eta} left");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let bar = Progress::new(!progress);
+        bar.begin("", Unit::Requests, (stretches * STRETCH) as u64);
         bar
     }
 }

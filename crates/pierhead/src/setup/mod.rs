@@ -42,6 +42,7 @@ use crate::client::Daemon;
 use crate::config::files;
 use crate::environment::Environment;
 use crate::failure::{Exit, Failure, Told};
+use crate::quiet::note;
 use apply::Change;
 use plan::{Ask, Before, Plan};
 use record::{Entry, Lock, Record};
@@ -98,7 +99,7 @@ fn hold(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let done = match set_up(args, place).and_then(|()| held::begin(args.client, place)) {
             Ok(held) => {
-                eprintln!("it stays so until this process is told to end");
+                note!("it stays so until this process is told to end");
                 tokio::select! {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
@@ -184,7 +185,7 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     }
     let changes = changes(place, wanted)?;
     for note in &notes {
-        eprintln!("note: {note}");
+        note!("note: {note}");
     }
     // Before anybody is asked. It is no reason to write nothing: clients ask the registries themselves meanwhile.
     if place.is_live()
@@ -196,7 +197,7 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         );
     }
     if changes.is_empty() {
-        eprintln!(
+        note!(
             "nothing to do: {} pulls through {address} already",
             args.client.name()
         );
@@ -231,14 +232,14 @@ fn set_up(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         }
         return Err(error.context("nothing was changed"));
     }
-    eprintln!("{} pulls through {address} from now on", args.client.name());
+    note!("{} pulls through {address} from now on", args.client.name());
     reload(args, place, &changes)
 }
 
 fn undo(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     let _lock = (!args.dry_run).then(|| Lock::take(place)).transpose()?;
     let Some(record) = Record::load(place, args.client)? else {
-        eprintln!(
+        note!(
             "nothing to undo: pierhead setup has changed nothing for {} here",
             args.client.name()
         );
@@ -257,7 +258,7 @@ fn undo(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
     if edited.0.is_empty() {
         Record::remove(place, args.client)?;
         apply::remove_empty(place, &record.folders);
-        eprintln!("{} is as it was before pierhead", args.client.name());
+        note!("{} is as it was before pierhead", args.client.name());
         return reload(args, place, &changes);
     }
     let Record {
@@ -395,8 +396,8 @@ fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
             .as_bytes(),
         )?;
         match (from, to) {
-            (None, _) => eprintln!("({} is new)", change.path.display()),
-            (_, None) => eprintln!("({} is removed)", change.path.display()),
+            (None, _) => note!("({} is new)", change.path.display()),
+            (_, None) => note!("({} is removed)", change.path.display()),
             _ => {}
         }
     }
@@ -412,7 +413,7 @@ fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     io::stdin().lock().read_line(&mut answer)?;
     let yes = matches!(answer.trim(), "y" | "Y" | "yes");
     if !yes {
-        eprintln!("nothing was changed");
+        note!("nothing was changed");
     }
     Ok(yes)
 }
@@ -454,7 +455,7 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         );
     }
     if !args.restart {
-        eprintln!("to take effect: {shown}   (--restart does it)");
+        note!("to take effect: {shown}   (--restart does it)");
         return Ok(());
     }
     if !Path::new("/run/systemd/system").exists() {
@@ -464,7 +465,7 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         if let (Client::Docker, Some(pid), false) = (args.client, pid, forgets) {
             rustix::process::kill_process(pid, rustix::process::Signal::HUP)
                 .context("cannot send SIGHUP to dockerd")?;
-            eprintln!("dockerd was told to read its file again");
+            note!("dockerd was told to read its file again");
             return Ok(());
         }
         bail!(
@@ -479,7 +480,7 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
     if !status.success() {
         bail!("the files are written, but `{shown}` failed: see `journalctl -e`");
     }
-    eprintln!("done: {shown}");
+    note!("done: {shown}");
     Ok(())
 }
 

@@ -2,21 +2,22 @@
 
 use std::path::Path;
 
-use pierhead_bundle::api::Ask;
+use pierhead_bundle::api::{Ask, Progress};
 use pierhead_bundle::format::Sizes;
 use pierhead_bundle::store::{Store, wanted};
 use pierhead_bundle::table::Node;
 use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
 
-use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
 use super::super::http::Server;
+use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
 use super::super::pulled::Pulled;
 use super::super::session::Session;
 use super::super::{Error, names};
 use crate::cli::worker::LookArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::quiet::note;
 
 /// See the head of this module.
 pub(in super::super) struct Seen {
@@ -153,9 +154,9 @@ impl Place {
                 Ok(Answered::None(why)) => return Err(Error::Said(why)),
                 Err(error) => {
                     // Asked again every second; each stage is a line.
-                    let mut show = |what: &str, _, _| {
+                    let mut show = |what: &str, _: &Progress| {
                         if last != what {
-                            eprintln!("{image} {what}");
+                            note!("{image} {what}");
                             last = what.to_owned();
                         }
                     };

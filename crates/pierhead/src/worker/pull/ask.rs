@@ -141,7 +141,7 @@ impl Waiting {
     pub(in super::super) fn after(
         &mut self,
         error: Error,
-        show: &mut dyn FnMut(&str, u64, u64),
+        show: &mut dyn FnMut(&str, &Progress),
     ) -> Result<(), Error> {
         let Error::Refused {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -165,7 +165,7 @@ impl Waiting {
             Stage::Index => "is indexed",
             _ => "is made ready",
         };
-        show(what, progress.done, progress.total);
+        show(what, progress);
         let pause = retry_after.unwrap_or(Duration::from_secs(1));
         thread::sleep(pause.clamp(POLL.0, POLL.1));
         Ok(())
@@ -208,7 +208,7 @@ mod tests {
         assert!(waiting.gives_up(&refused(working)).is_none());
         waiting.most = Duration::ZERO;
         assert!(waiting.gives_up(&refused(working)).is_some());
-        assert!(waiting.after(refused(working), &mut |_, _, _| {}).is_err());
+        assert!(waiting.after(refused(working), &mut |_, _| {}).is_err());
         // Nothing says that there will be one: what the patience is for.
         assert!(waiting.gives_up(&refused(None)).is_none());
     }

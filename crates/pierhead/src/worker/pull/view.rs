@@ -3,10 +3,11 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
 use crate::config::human_bytes;
+use crate::progress::{Progress, Unit};
+use crate::quiet;
 
 /// How an image came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -80,56 +81,61 @@ impl Counts {
 pub(super) struct View {
     json: bool,
     /// Standard output is the image's.
-    quiet: bool,
-    bar: ProgressBar,
+    is_piped: bool,
+    bar: Progress,
 }
 
 impl View {
     /// The bar goes to standard error, and shows only if that is a terminal.
-    pub(super) fn new(json: bool, quiet: bool) -> Self {
-        let target = match json {
-            true => ProgressDrawTarget::hidden(),
-            false => ProgressDrawTarget::stderr(),
-        };
-        let bar = ProgressBar::with_draw_target(None, target);
-        let style = "{bar:24} {bytes:>10}/{total_bytes} {bytes_per_sec} {wide_msg}";
-        let style = ProgressStyle::with_template(style);
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { json, quiet, bar }
+    pub(super) fn new(json: bool, is_piped: bool) -> Self {
+        Self {
+            json,
+            is_piped,
+            bar: Progress::new(json),
+        }
     }
 
     /// A part of the work begins, of so many bytes.
     pub(super) fn begin(&self, what: &str, total: u64) {
-        self.bar.reset();
-        self.bar.set_length(total);
-        self.bar.set_message(what.to_owned());
+        self.bar.begin(what, Unit::Bytes, total);
+    }
+
+    /// The same of work that the server counts in another unit.
+    pub(super) fn begin_of(&self, what: &str, unit: Unit, total: u64) {
+        self.bar.begin(what, unit, total);
     }
 
     /// So many of them are done.
     pub(super) fn at(&self, done: u64) {
-        self.bar.set_position(done);
+        self.bar.at(done);
     }
 
     /// So many more of them are done; from any thread.
     pub(super) fn more(&self, bytes: u64) {
-        self.bar.inc(bytes);
+        self.bar.more(bytes);
     }
 
     /// A line that stays.
     pub(super) fn say(&self, line: &str) {
-        if !self.json {
+        if !self.json && !quiet::is_set() {
             self.bar.suspend(|| eprintln!("{line}"));
         }
     }
 
-    /// The end.
+    /// The end. With `--quiet` the warnings alone, unless there is an object for programs.
     pub(super) fn report(&self, report: &Report) -> std::io::Result<()> {
-        self.bar.finish_and_clear();
+        self.bar.finish();
+        if quiet::is_set() && !self.json {
+            for warning in &report.warnings {
+                eprintln!("warning: {warning}");
+            }
+            return Ok(());
+        }
         let text = match self.json {
             true => serde_json::to_string(report)? + "\n",
             false => lines(report),
         };
-        match self.quiet {
+        match self.is_piped {
             true => std::io::stderr().lock().write_all(text.as_bytes()),
             false => std::io::stdout().lock().write_all(text.as_bytes()),
         }

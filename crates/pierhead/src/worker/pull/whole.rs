@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::Content;
-use pierhead_bundle::api::{Ask, Part};
+use pierhead_bundle::api::{Ask, Part, Stage};
 use pierhead_bundle::format::Known;
 use pierhead_bundle::store::{Apply, Begin, Outcome, Whole};
 use pierhead_oci::{Algorithm, Digest, Target};
@@ -22,6 +22,7 @@ use super::header::{self, Began};
 use super::lanes::{self, Lanes};
 use super::view::{Counts, Report};
 use super::work::Work;
+use crate::progress::Unit;
 
 /// How often a server may change its mind about a bundle.
 const CHANGES: usize = 3;
@@ -205,15 +206,20 @@ impl Pull<'_> {
                 Err(error) if let Some(why) = waiting.gives_up(&error) => {
                     return Ok(Answered::None(why));
                 }
-                Err(error) => waiting.after(error, &mut |what, done, total| {
+                Err(error) => waiting.after(error, &mut |what, progress| {
                     let image = &self.args.image;
                     // There is no bar to see.
                     if !io::stderr().is_terminal() && said.is_none_or(|at| at.elapsed() >= SAID) {
                         said = Some(Instant::now());
                         self.view.say(&format!("{image} {what} by the server"));
                     }
-                    self.view.begin(&format!("{image} {what}"), total);
-                    self.view.at(done);
+                    let unit = match progress.stage {
+                        Stage::Index => Unit::Layers,
+                        _ => Unit::Bytes,
+                    };
+                    self.view
+                        .begin_of(&format!("{image} {what}"), unit, progress.total);
+                    self.view.at(progress.done);
                     // The other shares were not given out either.
                     ask.pieces = false;
                 })?,

@@ -20,6 +20,7 @@ use super::{Error, interrupt, look::Place, names};
 use crate::cli::worker::TraceArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::quiet::note;
 use watch::{Root, Watch};
 
 /// A command that was told to end has so long for it.
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
     }
     if let Some(server) = &server {
         let sent = send(server, args, &paths)?;
-        eprintln!(
+        note!(
             "sent the order of {sent} files of {}, of {} that were opened",
             args.image,
             paths.len()
@@ -76,7 +77,7 @@ fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
         Some(joined) => joined,
         None => Started::begin(args)?,
     };
-    eprintln!("recording what is opened below {}", watch.root().shown());
+    note!("recording what is opened below {}", watch.root().shown());
     let deadline = args
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));

@@ -1,0 +1,196 @@
+//! The progress bar of all commands: on standard error if that is a terminal, within 80 columns, of one unit at a time.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What a bar counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Bytes,
+    Layers,
+    Requests,
+}
+
+impl Unit {
+    /// With [`SUBJECT`] characters of a message, at most 80 columns.
+    const fn template(self) -> &'static str {
+        match self {
+            Self::Bytes => "{bar:16} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>13} {wide_msg}",
+            Self::Layers => "{bar:16} {pos:>4}/{len} layers {wide_msg}",
+            Self::Requests => "{bar:16} {percent:>3} % of the requests, {eta} left {wide_msg}",
+        }
+    }
+}
+
+/// Of what a bar is about, so many characters are shown: an 80 columns' rest beside bytes and their rate.
+const SUBJECT: usize = 24;
+
+/// See the head of this module. Clones are of the same bar.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// Shows nothing where `hidden`, with `--quiet`, or without a terminal.
+    pub(crate) fn new(hidden: bool) -> Self {
+        Self::on(match hidden || crate::quiet::is_set() {
+            true => ProgressDrawTarget::hidden(),
+            false => ProgressDrawTarget::stderr(),
+        })
+    }
+
+    fn on(target: ProgressDrawTarget) -> Self {
+        let bar = ProgressBar::with_draw_target(None, target);
+        Self { bar }
+    }
+
+    /// A part of the work begins, of so many units.
+    pub(crate) fn begin(&self, subject: &str, unit: Unit, total: u64) {
+        let style = ProgressStyle::with_template(unit.template());
+        // The templates are constants: a test draws each.
+        self.bar
+            .set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        self.bar.reset();
+        self.update(subject, 0, total);
+    }
+
+    /// How far it is; the total may grow.
+    pub(crate) fn update(&self, subject: &str, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+        self.bar.set_message(end_of(subject));
+    }
+
+    /// So many units are done.
+    pub(crate) fn at(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
+    /// So many more are done; from any thread.
+    pub(crate) fn more(&self, units: u64) {
+        self.bar.inc(units);
+    }
+
+    /// Runs what prints lines: the bar comes back below them.
+    pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The end of a long name tells more than its beginning; of a digest, the beginning is enough.
+fn end_of(subject: &str) -> String {
+    let length = subject.chars().count();
+    if length <= SUBJECT {
+        return subject.to_owned();
+    }
+    if let Some(hex) = subject.strip_prefix("sha256:") {
+        return format!("sha256:{}", hex.chars().take(12).collect::<String>());
+    }
+    let cut = length + 1 - SUBJECT;
+    let end: String = subject.chars().skip(cut).collect();
+    format!("…{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::TermLike;
+
+    use super::*;
+
+    /// A terminal of 80 columns that keeps what is drawn.
+    #[derive(Clone, Debug, Default)]
+    struct Terminal(Arc<Mutex<Vec<String>>>);
+
+    impl TermLike for Terminal {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.write_str(text)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.0.lock().expect("a test").push(text.to_owned());
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The bar as it is drawn in the end.
+    fn drawn(subject: &str, unit: Unit, done: u64, total: u64) -> String {
+        let terminal = Terminal::default();
+        let target = ProgressDrawTarget::term_like_with_hz(Box::new(terminal.clone()), 255);
+        let progress = Progress::on(target);
+        progress.begin(subject, unit, total);
+        progress.update(subject, done, total);
+        progress.bar.force_draw();
+        let lines = terminal.0.lock().expect("a test");
+        let last = lines.iter().rfind(|line| !line.trim().is_empty());
+        last.expect("a bar").clone()
+    }
+
+    #[test]
+    fn a_bar_fits_80_columns_and_counts_one_unit() {
+        let names = [
+            "docker.io/library/redis:7",
+            "registry.example.org:5000/department/team/application:2026.11.23-rc1",
+            "registry.example.org/application:2 is unpacked",
+            "",
+        ];
+        let sizes = [(0, 0), (3, 9), (1023 << 20, 1023 << 30), (1, u64::MAX)];
+        for (done, total) in sizes {
+            for name in names {
+                for unit in [Unit::Bytes, Unit::Layers, Unit::Requests] {
+                    if unit == Unit::Layers && total > 9 {
+                        continue;
+                    }
+                    let line = drawn(name, unit, done, total);
+                    let width = line.trim_end().chars().count();
+                    assert!(width <= 80, "{width}: {line:?}");
+                    let end: String = name.chars().rev().take(10).collect();
+                    let end: String = end.chars().rev().collect();
+                    assert!(line.contains(&end), "{end:?} in {line:?}");
+                    let bytes = line.contains("iB") || line.contains(" B");
+                    assert_eq!(bytes, unit == Unit::Bytes, "{line:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_digest_is_shown_by_its_beginning() {
+        let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+        assert_eq!(end_of(&digest), "sha256:0123456789ab");
+    }
+}
