@@ -50,6 +50,41 @@ pub struct Ask {
     /// With a share: the header may come in pieces, one in front of each share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pieces: bool,
+    /// Not a bundle is wanted, but a [`StartOrder`] of the image. A server that does not know it sends the bundle.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub start_order: bool,
+}
+
+/// In which order a start of an image is expected to open its files: the answer to an [`Ask`] with `start_order`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartOrder {
+    /// What says so.
+    pub source: OrderSource,
+    /// Paths in the image, without a slash in front. At most [`MAX_TRACE`] are sent.
+    pub files: Vec<String>,
+    /// Whether a bundle from nothing carries these files first already.
+    pub applied: bool,
+    /// Layers of the image.
+    pub layers: u32,
+    /// Those of them that are compressed fast, and wait for better compression.
+    pub layers_waiting: u32,
+}
+
+/// Of [`StartOrder`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OrderSource {
+    /// Starts that clients recorded, of this image or of an earlier version.
+    Trace {
+        /// The manifest of the image that was started.
+        image: Digest,
+        /// How many clients recorded it, where the server counts them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        clients: Option<u32>,
+    },
+    /// The entrypoint and command of the config, with interpreters and libraries.
+    Config,
 }
 
 /// Which share of a bundle: `[nth, of]`. The first begins with the header, the others are continuations.

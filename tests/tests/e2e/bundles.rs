@@ -394,12 +394,18 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
     let order = order.to_str().context("UTF-8")?;
     let store = folder.path().join("store");
     let store = store.to_str().context("UTF-8")?;
-    let commands: [&[&str]; 5] = [
+    let started = folder.path().join("started");
+    let started = started.to_str().context("UTF-8")?;
+    let commands: [&[&str]; 6] = [
         &["pull", "app:9", "--into", store],
         &["pull", "app:9", "--layers", "--into", store],
         &["inspect", "app:9"],
         &["diff", "app:1", "app:9"],
         &["trace", "--image", "app:9", "--send", order],
+        // Nothing runs.
+        &[
+            "trace", "--image", "app:9", "--root", "/", "--", "touch", started,
+        ],
     ];
     for via in [&pierhead, &plain] {
         for words in commands {
@@ -408,8 +414,8 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
                 continue;
             }
             let run = Command::new(place::pierhead()?)
-                .args(words)
-                .args(["--via", via])
+                .args([words[0], "--via", via])
+                .args(&words[1..])
                 .output()?;
             let said = String::from_utf8_lossy(&run.stderr).into_owned();
             let expected = format!("docker.io/library/app:9: not found on {via}");
@@ -418,6 +424,7 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
             assert_eq!(run.status.code(), Some(66), "{words:?}: {said}");
         }
     }
+    ensure!(!Path::new(started).exists(), "the command ran");
     // What is there, and is no bundle, stays another matter.
     let run = Command::new(place::pierhead()?)
         .args(["inspect", "app:1", "--via", &plain])
@@ -819,7 +826,31 @@ fn images_are_shown_and_compared() -> Result<()> {
         "{seen}"
     );
     assert_eq!(seen["shared"][0]["contents"], 41, "{seen}");
-    ensure!(!seen["hot"].as_array().context("hot")?.is_empty(), "{seen}");
+    // Its config has no command, and nobody has recorded a start.
+    assert_eq!(seen["start_order"]["source"]["kind"], "config", "{seen}");
+    assert_eq!(seen["hot"], json!([]), "{seen}");
+    let order = folder.path().join("order");
+    fs::write(&order, "usr/share/doc-7\nusr/bin/app\n")?;
+    let order = order.to_str().context("UTF-8")?;
+    let send = ["trace", "--image", "app:2", "--via", &via, "--send", order];
+    let again = ["pull", "app:1", "--via", &via, "--into", from];
+    for words in [&send[..], &again] {
+        let mut command = Command::new(place::pierhead()?);
+        let said = pierhead_tests::process::run(command.arg("--quiet").args(words))?;
+        assert_eq!(said, "", "{words:?}");
+    }
+    // The order, and no other files of the same frame.
+    let seen = ask(&["inspect", "app:2", "--via", &via])?;
+    assert_eq!(seen["start_order"]["source"]["kind"], "trace", "{seen}");
+    assert_eq!(
+        seen["hot"],
+        json!(["usr/share/doc-7", "usr/bin/app"]),
+        "{seen}"
+    );
+    wait::until("bundles in that order", || {
+        let seen = ask(&["inspect", "app:2", "--via", &via])?;
+        Ok((seen["start_order"]["applied"] == true).then_some(()))
+    })?;
     for place in [&["--via", &via][..], &["--from", from]] {
         let diff = ask(&[&["diff", "app:1", "app:2"][..], place].concat())?;
         assert_eq!(diff["files"]["count"], 1, "{diff}");

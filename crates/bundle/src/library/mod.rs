@@ -25,6 +25,7 @@ mod plans;
 mod queue;
 mod serve;
 mod shelf;
+mod start_order;
 mod steps;
 mod stream;
 mod traces;

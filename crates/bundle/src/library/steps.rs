@@ -256,6 +256,32 @@ impl Inner {
         source: &dyn crate::Source,
     ) -> Result<Expected, Error> {
         let tree = Tree::of(plan::Image::mounted(table))?;
+        let mut traced = Vec::new();
+        if let Some((image, files)) = self.traced_for(manifest)? {
+            let its_own = self.made_table(&image);
+            let old = its_own
+                .as_ref()
+                .ok()
+                .map(|it| Tree::of(plan::Image::mounted(it)));
+            let old = old.and_then(Result::ok);
+            let files = files.into_iter().map(|path| Traced {
+                content: old.as_ref().and_then(|tree| {
+                    let number = tree.file(path.as_bytes())?;
+                    Some(tree.content(number)?.0)
+                }),
+                path: path.into_bytes(),
+            });
+            traced.extend(files);
+        }
+        Expected::of(&tree, &traced, &documents.start, source)
+    }
+
+    /// The trace that tells of starts of an image: its own, else that of the latest other version that has one. With the
+    /// image that was started.
+    pub(super) fn traced_for(
+        &self,
+        manifest: &pierhead_oci::Digest,
+    ) -> Result<Option<(pierhead_oci::Digest, Vec<String>)>, Error> {
         let mut of = vec![*manifest];
         {
             let images = lock(&self.images);
@@ -270,30 +296,12 @@ impl Inner {
                 of.extend(older.into_iter().map(|(_, digest)| digest).take(TRACED));
             }
         }
-        let mut traced = Vec::new();
         for image in of {
-            let Some(files) = self.traced(&image)? else {
-                continue;
-            };
-            let its_own = self.made_table(&image);
-            let old = its_own
-                .as_ref()
-                .ok()
-                .map(|it| Tree::of(plan::Image::mounted(it)));
-            let old = old.and_then(Result::ok);
-            traced = files
-                .into_iter()
-                .map(|path| Traced {
-                    content: old.as_ref().and_then(|tree| {
-                        let number = tree.file(path.as_bytes())?;
-                        Some(tree.content(number)?.0)
-                    }),
-                    path: path.into_bytes(),
-                })
-                .collect();
-            break;
+            if let Some(files) = self.traced(&image)? {
+                return Ok(Some((image, files)));
+            }
         }
-        Expected::of(&tree, &traced, &documents.start, source)
+        Ok(None)
     }
 
     /// Makes the patches from one image to another.

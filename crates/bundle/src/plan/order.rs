@@ -52,6 +52,17 @@ impl Expected {
         self.0.get(&content).copied().unwrap_or(u32::MAX)
     }
 
+    /// The contents that are expected, the earliest first.
+    pub fn in_order(&self) -> Vec<u32> {
+        let mut order: Vec<_> = self
+            .0
+            .iter()
+            .map(|(number, rank)| (*rank, *number))
+            .collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, number)| number).collect()
+    }
+
     /// How many are expected.
     pub fn len(&self) -> usize {
         self.0.len()

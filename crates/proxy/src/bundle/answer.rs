@@ -87,9 +87,33 @@ impl Asked<'_> {
         }
     }
 
+    /// The order in which bundles of an image carry its files first.
+    async fn start_order(&self, library: &Library, image: &Found) -> Answer {
+        let ticket = self.inner.limits.queue(&self.peer.client)?;
+        let permit = self.inner.making.clone().acquire_owned().await;
+        let (of, digest) = (library.clone(), image.digest);
+        let order = blocking(move || {
+            let _held = (permit, ticket);
+            of.start_order(&digest)
+        })
+        .await?
+        .map_err(bundle_error)?;
+        let body = serde_json::to_vec(&order).map_err(|_| Error::Internal)?;
+        let builder = respond::respond(StatusCode::OK, image.outcome);
+        let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(respond::JSON));
+        let body = Body::bytes(body.into());
+        Ok((
+            with_length(builder, body, &self.parts.method),
+            image.outcome,
+        ))
+    }
+
     async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> Answer {
         let image = self.image(target, ask.platform.as_deref()).await?;
         self.ready(library, &image).await?;
+        if ask.start_order {
+            return self.start_order(library, &image).await;
+        }
         let mut have = Vec::with_capacity(ask.have.len());
         let mut asked = 0;
         for digest in &ask.have {

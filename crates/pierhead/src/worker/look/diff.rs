@@ -67,8 +67,8 @@ pub(crate) fn run(args: &DiffArgs, environment: &Environment) -> Result<(), Fail
         layers: sum(missing.map(|layer| layer.size)),
         files: sum(fresh(&old.table, &new.table)),
         bundle,
-        old: old.name,
-        new: new.name,
+        old: old.image.to_string(),
+        new: new.image.to_string(),
     };
     print(&report, args.look.json)?;
     Ok(())

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::io::{self, Write as _};
 
+use pierhead_bundle::api::{OrderSource, StartOrder};
 use serde::Serialize;
 
-use super::seen::{Place, paths, visible};
+use super::seen::{Place, visible};
 use crate::cli::worker::InspectArgs;
 use crate::config::human_bytes;
 use crate::environment::Environment;
@@ -29,7 +30,11 @@ struct Report {
     bytes_compressed: u64,
     layers: Vec<Layer>,
     shared: Vec<Shared>,
+    /// The first files of the start order.
     hot: Vec<String>,
+    /// In full, where a server was asked that tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start_order: Option<StartOrder>,
 }
 
 #[derive(Serialize)]
@@ -91,9 +96,10 @@ pub(crate) fn run(args: &InspectArgs, environment: &Environment) -> Result<(), F
         }
         shared.sort_by_key(|shared| std::cmp::Reverse(shared.bytes));
     }
-    let first = &seen.order[..seen.order.len().min(HOT)];
+    let start_order = place.start_order(&seen)?;
+    let files = start_order.iter().flat_map(|order| &order.files);
     let report = Report {
-        image: seen.name.clone(),
+        image: seen.image.to_string(),
         digest: seen.digest.to_string(),
         entries: table.entries(),
         contents: table.visible(),
@@ -101,7 +107,8 @@ pub(crate) fn run(args: &InspectArgs, environment: &Environment) -> Result<(), F
         bytes_compressed: seen.layers.iter().map(|layer| layer.size).sum(),
         layers,
         shared,
-        hot: paths(table, first)?,
+        hot: files.take(HOT).cloned().collect(),
+        start_order,
     };
     print(&report, args.look.json)?;
     Ok(())
@@ -151,11 +158,76 @@ fn print(report: &Report, json: bool) -> io::Result<()> {
             shared.contents, shared.image
         )?;
     }
-    if !report.hot.is_empty() {
-        writeln!(out, "first in a bundle")?;
+    if let Some(order) = &report.start_order {
+        write!(out, "{}", described(order))?;
     }
     for path in &report.hot {
         writeln!(out, "  {}", path.escape_debug())?;
     }
     Ok(())
+}
+
+/// The lines above the files of a start order.
+fn described(order: &StartOrder) -> String {
+    let source = match &order.source {
+        OrderSource::Trace { image, clients } => {
+            let by = match clients {
+                Some(1) => " by 1 client".to_owned(),
+                Some(clients) => format!(" by {clients} clients"),
+                None => String::new(),
+            };
+            format!("starts of {image} recorded{by} (pierhead trace)")
+        }
+        OrderSource::Config => {
+            "the command of the config, its interpreters and libraries".to_owned()
+        }
+        _ => "a source that this version does not know".to_owned(),
+    };
+    let applied = match order.applied {
+        true => "bundles carry these files first",
+        false => "bundles do not have this order yet",
+    };
+    let compressed = match order.layers_waiting {
+        0 => "all layers are optimized".to_owned(),
+        waiting => format!("{waiting} of {} layers wait to be optimized", order.layers),
+    };
+    format!(
+        "start order  {} files\n  source     {source}\n  prepared   {applied}; {compressed}\n",
+        order.files.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::{Algorithm, Digest};
+
+    use super::*;
+
+    #[test]
+    fn the_source_and_the_preparation_of_an_order_are_told() {
+        let image = Digest::of(Algorithm::Sha256, b"image");
+        let mut order = StartOrder {
+            source: OrderSource::Trace {
+                image,
+                clients: Some(2),
+            },
+            files: vec!["bin/sh".to_owned(), "etc/passwd".to_owned()],
+            applied: false,
+            layers: 3,
+            layers_waiting: 1,
+        };
+        let expected = format!(
+            "start order  2 files\n  source     starts of {image} recorded by 2 clients (pierhead trace)\n  \
+             prepared   bundles do not have this order yet; 1 of 3 layers wait to be optimized\n"
+        );
+        assert_eq!(described(&order), expected);
+        (order.applied, order.layers_waiting) = (true, 0);
+        order.source = OrderSource::Config;
+        let told = described(&order);
+        assert!(
+            told.contains("carry these files first; all layers are optimized"),
+            "{told}"
+        );
+        assert!(told.contains("the command of the config"), "{told}");
+    }
 }

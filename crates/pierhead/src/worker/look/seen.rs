@@ -2,32 +2,33 @@
 
 use std::path::Path;
 
-use pierhead_bundle::api::{Ask, Progress};
+use http::{StatusCode, header};
+use pierhead_bundle::api::{Ask, MAX_TRACE, Progress, StartOrder};
 use pierhead_bundle::format::Sizes;
 use pierhead_bundle::store::{Store, wanted};
-use pierhead_bundle::table::Node;
 use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
 
-use super::super::http::Server;
+use super::super::http::{Request, Server};
 use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
 use super::super::pulled::Pulled;
-use super::super::session::Session;
+use super::super::session::{Patience, Session};
 use super::super::{Error, names};
 use crate::cli::worker::LookArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::quiet::note;
 
+/// Most bytes of a start order: paths of [`MAX_TRACE`] files.
+const MAX_ORDER: usize = MAX_TRACE * 4096;
+
 /// See the head of this module.
 pub(in super::super) struct Seen {
-    pub(super) name: String,
+    pub(super) image: Reference,
     pub(in super::super) digest: Digest,
     /// Compressed, as the manifest says.
     pub(super) layers: Vec<Descriptor>,
     pub(in super::super) table: Table,
-    /// Numbers of contents in the order in which a bundle carries them; empty where nobody was asked.
-    pub(super) order: Vec<u32>,
 }
 
 /// Where images are looked up.
@@ -92,11 +93,10 @@ impl Place {
                 })?;
                 let held = store.image(&held)?;
                 Ok(Seen {
-                    name: image.to_string(),
+                    image: image.clone(),
                     digest: held.digest(),
                     layers: layers(&held.manifest, &held.media_type)?,
                     table: held.table,
-                    order: Vec::new(),
                 })
             }
             (None, None) => Err(Error::Said("name a server or a store".to_owned())),
@@ -108,27 +108,34 @@ impl Place {
         let began = self.bundle(session, image, Vec::new())?;
         let header = *began.header;
         let table = wanted(&header, &[])?;
-        let sizes = Tables {
-            want: &table,
-            have: None,
-        };
-        let mut order = Vec::new();
-        for frame in header.frames.cursor(&sizes)? {
-            let members = frame?.members;
-            order.extend(
-                members
-                    .iter()
-                    .filter(|it| it.offset == 0)
-                    .map(|it| it.content),
-            );
-        }
         Ok(Seen {
-            name: image.to_string(),
+            image: image.clone(),
             digest: Digest::of(pierhead_oci::Algorithm::Sha256, &header.manifest),
             layers: layers(&header.manifest, &header.media_type)?,
             table,
-            order,
         })
+    }
+
+    /// The order in which bundles of an image carry its files first; `None` of a server that does not tell it.
+    pub(super) fn start_order(&self, seen: &Seen) -> Result<Option<StartOrder>, Error> {
+        let Some(session) = &self.session else {
+            return Ok(None);
+        };
+        let ask = Ask {
+            want: seen.digest.to_string(),
+            platform: Some(self.platform.to_string()),
+            start_order: true,
+            ..Ask::default()
+        };
+        let body = serde_json::to_vec(&ask).map_err(|error| Error::Said(error.to_string()))?;
+        let path = names::bundle(&seen.image);
+        let mut patience = Patience::new();
+        loop {
+            match ask_start_order(session, seen, &path, &body) {
+                Err(error) => patience.after(error)?,
+                answered => return answered,
+            }
+        }
     }
 
     /// The beginning of a bundle.
@@ -167,6 +174,26 @@ impl Place {
     }
 }
 
+fn ask_start_order(
+    session: &Session,
+    seen: &Seen,
+    path: &str,
+    body: &[u8],
+) -> Result<Option<StartOrder>, Error> {
+    let answer = session.send(&Request::post(path, "application/json", body))?;
+    let what = format!("the start order of {}", seen.image);
+    if answer.status != StatusCode::OK {
+        return Err(answer.refusal(session.server(), &what));
+    }
+    if answer.header(header::CONTENT_TYPE) != Some("application/json") {
+        return Ok(None);
+    }
+    let body = answer.body.all(MAX_ORDER).map_err(Error::cut(what))?;
+    let order = serde_json::from_slice(&body)
+        .map_err(|error| Error::Strange(session.server().url().to_string(), error.to_string()))?;
+    Ok(Some(order))
+}
+
 /// Sizes of contents of two images.
 pub(super) struct Tables<'a> {
     pub(super) want: &'a Table,
@@ -196,21 +223,6 @@ fn layers(manifest: &[u8], media_type: &str) -> Result<Vec<Descriptor>, Error> {
 pub(super) fn visible(table: &Table) -> impl Iterator<Item = (Content, u64)> + '_ {
     let count = usize::try_from(table.visible()).unwrap_or(usize::MAX);
     table.contents().iter().take(count)
-}
-
-/// The first path of each of these contents, in their order.
-pub(super) fn paths(table: &Table, contents: &[u32]) -> Result<Vec<String>, Error> {
-    let mut found = vec![None; contents.len()];
-    let mut rows = table.rows();
-    while let Some(row) = rows.next()? {
-        if let Node::File(number) = row.node
-            && let Some(at) = contents.iter().position(|wanted| *wanted == number)
-            && found[at].is_none()
-        {
-            found[at] = Some(String::from_utf8_lossy(row.path).into_owned());
-        }
-    }
-    Ok(found.into_iter().flatten().collect())
 }
 
 /// Whether a frame's bytes cross the line.

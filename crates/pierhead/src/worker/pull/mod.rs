@@ -28,6 +28,7 @@ use crate::failure::Failure;
 
 pub(super) use ask::{Answered, Waiting, once as ask_once, progress};
 pub(super) use header::{Began, read_header};
+pub(super) use plain::exists;
 use view::{Method, Report, View};
 
 /// One pull.
@@ -127,9 +128,7 @@ impl Pull<'_> {
             have,
             have_layers,
             layers: self.layers,
-            part: None,
-            share: None,
-            pieces: false,
+            ..pierhead_bundle::api::Ask::default()
         };
         match self.by_bundle(&session, &ask, report)? {
             whole::Came::Image(image) => Ok(*image),

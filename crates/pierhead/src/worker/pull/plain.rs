@@ -74,7 +74,7 @@ pub(super) fn resolve(
 ///
 /// # Errors
 /// Those of the exchange; [`Error::NotFound`].
-pub(super) fn exists(session: &Session, image: &Reference) -> Result<(), Error> {
+pub(in super::super) fn exists(session: &Session, image: &Reference) -> Result<(), Error> {
     manifest(session, image, &image.target).map(drop)
 }
 

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::http::{Request, Server};
 use super::session::{Patience, Session};
-use super::{Error, interrupt, look::Place, names};
+use super::{Error, interrupt, look::Place, names, pull};
 use crate::cli::worker::TraceArgs;
 use crate::environment::Environment;
 use crate::failure::Failure;
@@ -35,7 +35,13 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
     };
     let (paths, status) = match &args.send {
         Some(file) => (order::read(file).map_err(super::failed)?, None),
-        None => record(args)?,
+        None => {
+            // Before anything runs: it may run for long.
+            if let Some(server) = &server {
+                pull::exists(&Session::new(server), &args.image)?;
+            }
+            record(args)?
+        }
     };
     if let Some(output) = &args.output {
         order::write(&paths, output).map_err(super::failed)?;
