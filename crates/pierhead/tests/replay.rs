@@ -54,7 +54,7 @@ fn folder() -> tempfile::TempDir {
 #[test]
 fn the_figures_are_those_done_by_hand_whatever_the_format() {
     for name in PULLS {
-        let row = &rows(&["--trace", &trace(name), "--policy", "lru", "--size", "10"])[0];
+        let row = &rows(&["--trace", &trace(name), "--policy", "lru", "--size", "10B"])[0];
         for (figure, expected) in [
             ("requests", 7),
             ("evictions", 4),
@@ -231,7 +231,7 @@ fn a_cut_trace_says_where_and_what_is_whole_of_it_is_replayed_when_asked() {
         said.contains("cut.csv: line 8: the trace is cut") && said.contains("--cut-ok"),
         "{said}"
     );
-    let common = ["--policy", "lru", "--size", "10", "--cut-ok", "--trace"];
+    let common = ["--policy", "lru", "--size", "10B", "--cut-ok", "--trace"];
     assert_eq!(
         rows(&[&common[..], &[text(&cut)]].concat())[0]["requests"],
         6
@@ -397,7 +397,7 @@ fn an_exported_trace_is_the_same_trace() {
     let folder = folder();
     let out = folder.path().join("out.oracleGeneral.bin");
     let figures = |row: &Value| (row["byte_miss_ratio"].clone(), row["evictions"].clone());
-    let common = ["--policy", "belady", "--size", "10", "--trace"];
+    let common = ["--policy", "belady", "--size", "10B", "--trace"];
     let csv = trace("pulls.csv");
     let from = rows(&[&common[..], &[&csv, "--export", text(&out)]].concat());
     let back = rows(&[&common[..], &[text(&out)]].concat());
@@ -408,4 +408,50 @@ fn an_exported_trace_is_the_same_trace() {
         (&bytes[16..24], &bytes[40..48]),
         (&3_i64.to_le_bytes()[..], &[0xff; 8][..])
     );
+}
+
+#[test]
+fn an_access_log_of_nginx_ends_with_a_verdict() {
+    let folder = folder();
+    let line = |minute: u32, blob: char, end: &str| {
+        let hash = blob.to_string().repeat(64);
+        format!(
+            "10.0.0.7 - - [23/Nov/2026:06:{minute:02}:00 +0000] \"GET /v2/team/app/blobs/sha256:{hash}?ns=docker.io HTTP/1.1\" {end}\n"
+        )
+    };
+    // One blob is asked for every other time, and others once each: who forgets it waits for it again.
+    let mut log = line(0, 'a', "206 5 \"-\" \"containerd/2.4\" 0.1");
+    for (minute, other) in ('b'..='f').enumerate() {
+        let minute = u32::try_from(minute).expect("few");
+        log += &line(2 * minute, 'a', "200 6000000 \"-\" \"containerd/2.4\" 4.0");
+        log += &line(
+            2 * minute + 1,
+            other,
+            "200 1000000 \"-\" \"containerd/2.4\" 1.0",
+        );
+    }
+    let log = write(&folder, "access.log", log.as_bytes());
+    let arguments = [
+        "--trace",
+        text(&log),
+        "--size",
+        "8MB",
+        "--policy",
+        "fifo,lru",
+        "--current",
+        "fifo",
+    ];
+    let row = &rows(&arguments)[0];
+    assert_eq!(row["requests"], 10);
+    let output = replay(&arguments);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("verdict at 8MB: lru waits ")
+            && said.contains("less than fifo, the current policy"),
+        "{said}"
+    );
+    let json = replay(&[&arguments[..], &["--json"]].concat());
+    let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(json["verdicts"][0]["best"], "lru", "{json}");
+    assert_eq!(json["traces"][0]["left_out_other"], 1, "{json}");
 }

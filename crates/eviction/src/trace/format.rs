@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Wrong, ibm, own};
+use super::{Wrong, access_log, ibm, own};
 
 /// What a trace is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,12 +18,16 @@ pub enum Format {
     IbmObjectStore,
     /// What `pierhead serve` records.
     Pierhead,
+    /// The access log of nginx.
+    Nginx,
+    /// The log of CNCF distribution, the registry.
+    Distribution,
 }
 
 /// No format has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no trace format is called {0:?}; there are: oracle-general, csv, ibm-registry, ibm-object-store, pierhead"
+    "no trace format is called {0:?}; there are: oracle-general, csv, ibm-registry, ibm-object-store, pierhead, nginx, distribution"
 )]
 pub struct UnknownFormat(String);
 
@@ -34,12 +38,14 @@ const NO_SIZES: &str = "counts of function calls a minute: the trace has no size
 
 impl Format {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::OracleGeneral,
         Self::Csv,
         Self::IbmRegistry,
         Self::IbmObjectStore,
         Self::Pierhead,
+        Self::Nginx,
+        Self::Distribution,
     ];
 
     /// What it is called.
@@ -50,6 +56,8 @@ impl Format {
             Self::IbmRegistry => "ibm-registry",
             Self::IbmObjectStore => "ibm-object-store",
             Self::Pierhead => "pierhead",
+            Self::Nginx => "nginx",
+            Self::Distribution => "distribution",
         }
     }
 
@@ -72,13 +80,24 @@ impl Format {
         if line.starts_with("HashOwner,HashApp,HashFunction") {
             return Err(Wrong::Unfit(NO_SIZES));
         }
-        Ok(if line.contains(ibm::REGISTRY_MARK) {
-            Self::IbmRegistry
-        } else if ibm::is_object_store(&line) {
-            Self::IbmObjectStore
-        } else {
-            Self::Csv
-        })
+        let is_json = line.starts_with('{');
+        Ok(
+            if line.contains(ibm::REGISTRY_MARK) && !is_json && !line.starts_with("time=") {
+                Self::IbmRegistry
+            } else if ibm::is_object_store(&line) {
+                Self::IbmObjectStore
+            } else if String::from_utf8_lossy(head)
+                .lines()
+                .any(access_log::is_distribution)
+            {
+                // Lines of its access log may stand between, and before.
+                Self::Distribution
+            } else if access_log::is_nginx(&line) {
+                Self::Nginx
+            } else {
+                Self::Csv
+            },
+        )
     }
 }
 

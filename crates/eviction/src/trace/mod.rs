@@ -1,5 +1,6 @@
 //! Traces of requests: bytes in, accesses out. Whoever opens files is elsewhere.
 
+mod access_log;
 pub mod csv;
 mod error;
 mod fields;

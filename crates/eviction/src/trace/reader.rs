@@ -1,5 +1,6 @@
 //! A trace in any format, fed in pieces of any length.
 
+use super::access_log::AccessLog;
 use super::csv::{Columns, Csv};
 use super::oracle::{self, RECORD};
 use super::{Format, Place, TraceError, Wrong, ibm, own};
@@ -26,7 +27,7 @@ pub struct Notes {
     pub empty: u64,
     /// Requests earlier than one before them; they are taken to be as late as that one.
     pub backwards: u64,
-    /// Requests other than successful GETs, which are left out.
+    /// Requests other than successful GETs (in access logs: of whole blobs), which are left out.
     pub skipped: u64,
 }
 
@@ -38,7 +39,7 @@ impl std::ops::AddAssign for Notes {
     }
 }
 
-/// Turns bytes into requests. Holds one line at most.
+/// Turns bytes into requests. Holds one line at most, and of access logs the longest time of each blob.
 #[derive(Debug)]
 pub struct Reader {
     parser: Parser,
@@ -57,6 +58,8 @@ enum Parser {
     Registry(ibm::Registry),
     ObjectStore,
     Own { begun: bool },
+    Nginx(AccessLog),
+    Distribution(AccessLog),
 }
 
 impl Reader {
@@ -69,6 +72,8 @@ impl Reader {
                 Format::IbmRegistry => Parser::Registry(ibm::Registry::default()),
                 Format::IbmObjectStore => Parser::ObjectStore,
                 Format::Pierhead => Parser::Own { begun: false },
+                Format::Nginx => Parser::Nginx(AccessLog::default()),
+                Format::Distribution => Parser::Distribution(AccessLog::default()),
             },
             carry: Vec::new(),
             read: 0,
@@ -177,6 +182,8 @@ impl Reader {
             Parser::Csv(csv) => csv.line(line),
             Parser::Registry(registry) => registry.line(line),
             Parser::ObjectStore => ibm::object_store(line),
+            Parser::Nginx(log) => log.nginx(line),
+            Parser::Distribution(log) => log.distribution(line),
             Parser::Own { begun } => {
                 if !*begun && !own::is_header(line) {
                     return Err(Wrong::Header);

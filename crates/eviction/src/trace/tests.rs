@@ -266,6 +266,8 @@ fn what_is_no_text_or_has_no_lines_is_refused_within_bounds() {
         Format::IbmRegistry,
         Format::IbmObjectStore,
         Format::Pierhead,
+        Format::Nginx,
+        Format::Distribution,
     ] {
         let (_, end) = read(format, "", &endless);
         assert_eq!(
@@ -295,6 +297,21 @@ fn formats_are_known_by_what_they_begin_with() {
             "t.csv",
             b",id,http.request.uri,timestamp\n",
             Format::IbmRegistry,
+        ),
+        (
+            "access.log",
+            b"10.0.0.7 - - [23/Nov/2026:06:25:24 +0000] \"GET /v2/ HTTP/1.1\" 200 2 \"-\" \"curl\"\n",
+            Format::Nginx,
+        ),
+        (
+            "registry.log",
+            b"10.0.0.7 - - [23/Nov/2026:06:25:24 +0000] \"GET /v2/ HTTP/1.1\" 200 2 \"\" \"curl\"\ntime=\"2026-11-23T06:25:24Z\" level=info msg=x http.request.uri=\"/v2/\"\n",
+            Format::Distribution,
+        ),
+        (
+            "registry.json",
+            b"{\"http.request.uri\":\"/v2/\",\"level\":\"info\",\"msg\":\"response completed\",\"time\":\"\"}\n",
+            Format::Distribution,
         ),
         ("t", b"", Format::Csv),
     ] {

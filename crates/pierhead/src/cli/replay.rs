@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use pierhead_eviction::NamedAdmission;
 use pierhead_eviction::trace::Format;
 use pierhead_eviction::trace::csv::Columns;
+use pierhead_eviction::{Named, NamedAdmission};
 
 use crate::replay::{CacheSize, Player};
 
@@ -18,6 +18,7 @@ Examples:
   pierhead replay --trace day1.trace day2.trace --join --svg misses.svg
   pierhead replay --synthetic --seed 1,2,3 --policy lru,size-split --size 1%,10%
   pierhead replay --trace monday.trace --size 4GiB --save-state states
+  pierhead replay --trace access.log --current lru --size 50GiB
   pierhead replay --trace tuesday.trace --size 4GiB --restore-state states
 
 Formats (found by what a file holds; --format overrides; zstd, gzip or neither):
@@ -26,6 +27,10 @@ Formats (found by what a file holds; --format overrides; zstd, gzip or neither):
   ibm-registry      the registry log of the FAST '18 study: successful GETs; a key is a blob's hash
   ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole object
   pierhead          what pierhead serve records
+  nginx             nginx's log in its `combined` format; with $request_time behind it, that is the cost
+  distribution      the log of CNCF distribution (docker.io/library/registry), as text or JSON
+In an access log a request is a successful GET of a whole blob. A blob costs the longest time that one of its
+requests took, since others may have been answered from a cache.
 
 Rules for what a trace should not hold:
   size zero         left out, as libCacheSim does
@@ -38,6 +43,8 @@ What was left out or changed is said at the end.
 Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady and
 belady-size, which know the future. A size in % is of the footprint: the bytes of all different objects.
 The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
+The verdict names, for each size, the policy whose misses make clients wait the least, and how much less than with
+--current. Policies that know the future are no choice.
 requests/s is of one core when --jobs is not above the cores that are free.";
 
 /// Flags of `replay`.
@@ -63,6 +70,10 @@ pub(crate) struct ReplayArgs {
     /// Policies, or "all"
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "all", value_parser = Player::parse)]
     pub(crate) policy: Vec<Players>,
+
+    /// The policy that the verdict compares with
+    #[arg(long, value_name = "POLICY", default_value_t = Named::DEFAULT)]
+    pub(crate) current: Named,
 
     /// Sizes of the cache: bytes such as 4GiB, or a share of the footprint such as 0.1%
     #[arg(

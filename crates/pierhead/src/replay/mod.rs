@@ -7,6 +7,7 @@ mod size;
 mod source;
 mod svg;
 mod unpack;
+mod verdict;
 
 use std::path::Path;
 use std::thread;
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         }
         report.traces.push(trace.summary());
     }
+    report.verdicts = verdict::of(&report, args.current);
     if let Some(path) = &args.svg {
         write(path, &svg::plot(&report))?;
     }

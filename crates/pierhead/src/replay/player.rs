@@ -48,9 +48,12 @@ impl Player {
         }
     }
 
+    /// The names of those that know the future of the trace.
+    pub(crate) const FORESEEING: [&str; 2] = ["belady", "belady-size"];
+
     /// Whether it knows the future of the trace.
     pub(crate) fn foresees(self) -> bool {
-        matches!(self, Self::Belady | Self::BeladySize)
+        Self::FORESEEING.contains(&self.name())
     }
 
     /// A new one for a cache of `capacity` bytes. `future` is asked for only by those that foresee.

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::run::Figures;
 use super::source::{Summary, Trace};
+use super::verdict::Verdict;
 use crate::config::human_bytes;
 
 /// All that was found.
@@ -13,6 +14,7 @@ use crate::config::human_bytes;
 pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
     pub(crate) traces: Vec<Summary>,
+    pub(crate) verdicts: Vec<Verdict>,
 }
 
 /// One policy at one size on one trace.
@@ -118,6 +120,9 @@ impl Report {
                     line.push_str(&format!("  {cell:>width$}"));
                 }
                 writeln!(out, "{line}")?;
+            }
+            for verdict in self.verdicts.iter().filter(|it| it.trace == summary.trace) {
+                writeln!(out, "{verdict}")?;
             }
         }
         Ok(())
