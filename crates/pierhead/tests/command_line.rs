@@ -260,11 +260,15 @@ fn usage_errors_are_2() {
         &["serve", "--cache-size", "much"],
         // It would not get far.
         &["serve", "--cache-size", "0", "--config", "/nowhere"],
+        &["serve", "--cache-size", "50", "--config", "/nowhere"],
         &["serve", "--upstream", "docker.io"],
         &["serve", "--upstream", "docker.io=ftp://x"],
         &["serve", "--log", "loud"],
         &["cache", "prune"],
         &["cache", "prune", "--all", "--to", "1GiB"],
+        &["cache", "prune", "--to", "10"],
+        &["cache", "tier", "set-limit", "10"],
+        &["replay", "--synthetic", "--size", "10"],
         &["cache", "warm"],
         &["cache", "warm", "UPPER/Case"],
         &["cache", "warm", "a", "--platform", "linux"],
@@ -281,6 +285,8 @@ fn usage_errors_are_2() {
         assert!(message.starts_with("error: "), "{arguments:?}: {message}");
     }
     assert!(fails(&["serve", "--listen", "5000"], 2).contains("0.0.0.0:5000"));
+    let refused = fails(&["cache", "prune", "--to", "10"], 2);
+    assert!(refused.contains("10GiB or 10B"), "{refused}");
 }
 
 #[test]

@@ -91,6 +91,14 @@ fn wrong_types_and_values_say_what_would_do() {
     refused("[cache]\nsize = -1", 2, &["0 or more"]);
     refused("[cache]\nsize = \"0\"", 2, &["store nothing", "10GiB"]);
     refused("[cache]\nsize = 0", 2, &["store nothing"]);
+    for unitless in ["50", "\"50\""] {
+        for key in ["cache]\nsize", "cache]\nmin_free", "cache]\nmax_blob"] {
+            let text = format!("[{key} = {unitless}");
+            refused(&text, 2, &["50 bytes?", "50GiB", "50B"]);
+        }
+        let text = format!("[limits]\nupstream_bandwidth = {unitless}");
+        refused(&text, 2, &["50MB/s", "50B/s"]);
+    }
     refused("[cache]\nmax_blob = \"5%\"", 2, &["is not a size"]);
     refused("[cache]\nmemory = true", 2, &["4MiB"]);
     refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
@@ -290,7 +298,7 @@ fn secrets_are_in_no_message_and_not_shown() {
 fn good_values_arrive() {
     let config = good(
         "listen = \"localhost:1\"\nadmin = \"off\"\ndata = \"cache\"\ndocker_config = \"off\"\ndefault_upstream = \"quay.io\"\n\
-         [cache]\nsize = 1000\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\nthreads = 3\n\
+         [cache]\nsize = \"1kB\"\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\nthreads = 3\n\
          [upstreams.\"lab:5000\"]\nurl = \"http://10.0.0.1:5000/\"\nca = \"lab.crt\"\n[log]\nlevel = \"info,pierhead_remote=debug\"\nformat = \"json\"",
     );
     assert_eq!(config.listen, ["127.0.0.1:1".parse().expect("an address")]);

@@ -15,7 +15,6 @@ pub(crate) enum Size {
 }
 
 const UNITS: &[(&str, u64)] = &[
-    ("", 1),
     ("b", 1),
     ("k", 1000),
     ("kb", 1000),
@@ -88,18 +87,23 @@ impl fmt::Display for Size {
     }
 }
 
-/// `10GiB`, `1.5 GB`, `4096`. Case does not matter; `k`, `M`, `G`, `T` alone are powers of 1000.
+/// `10GiB`, `1.5 GB`, `4096B`. Case does not matter; `k`, `M`, `G`, `T` alone are powers of 1000. A number without a unit
+/// is refused: most people who write 50 mean more than 50 bytes. 0 needs none.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || {
-        format!(
-            "{text:?} is not a size: write bytes, or a number with a unit such as 500MB or 10GiB"
-        )
+        format!("{text:?} is not a size: write a number with a unit such as 4096B, 500MB or 10GiB")
     };
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = unit.trim().to_ascii_lowercase();
+    if unit.is_empty() {
+        return match number.parse() {
+            Ok(bytes) => unitless(bytes),
+            Err(_) => Err(wrong()),
+        };
+    }
     let (_, scale) = UNITS
         .iter()
         .find(|(name, _)| *name == unit)
@@ -117,13 +121,42 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes).map_err(|_| format!("{text:?} is more bytes than there are"))
 }
 
+/// A number that nobody wrote a unit to: 0 alone means the same in every unit. The refusal suggests what was meant.
+pub(crate) fn unitless(number: u64) -> Result<u64, String> {
+    // More GiB than this are more than any disk here holds: bytes were meant.
+    const MAX_GIB: u64 = 100_000;
+    match number {
+        0 => Ok(0),
+        1..=MAX_GIB => Err(format!(
+            "{number} bytes? Write {number}GiB or {number}B: a size needs a unit"
+        )),
+        _ => {
+            let exact = exact_bytes(number);
+            let bytes = format!("{number}B");
+            let or_bytes = match exact == bytes {
+                true => String::new(),
+                false => format!(" or {bytes}"),
+            };
+            Err(format!(
+                "{number} bytes? Write {exact}{or_bytes}: a size needs a unit"
+            ))
+        }
+    }
+}
+
 /// Bytes a second: a size, with or without `/s`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64, String> {
-    match parse_bytes(text.strip_suffix("/s").unwrap_or(text).trim_end()) {
+    let size = text.strip_suffix("/s").unwrap_or(text).trim_end();
+    match parse_bytes(size) {
         Ok(0) => {
             Err("a bandwidth of 0 would stop everything: write \"off\" for no limit".to_owned())
         }
         Ok(rate) => Ok(rate),
+        Err(_) if !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Err(format!(
+                "{text:?} has no unit: write bytes a second with one, such as {size}MB/s or {size}B/s"
+            ))
+        }
         Err(_) => Err(format!(
             "{text:?} is not a rate: write bytes a second, such as 100MB/s, or \"off\""
         )),
@@ -159,7 +192,10 @@ pub(crate) fn exact_bytes(bytes: u64) -> String {
             return format!("{}{unit}", bytes / scale);
         }
     }
-    bytes.to_string()
+    match bytes {
+        0 => "0".to_owned(),
+        bytes => format!("{bytes}B"),
+    }
 }
 
 /// For people: three significant digits at most, binary units.
@@ -183,7 +219,7 @@ mod tests {
     fn sizes_as_people_write_them() {
         for (text, bytes) in [
             ("0", 0),
-            ("4096", 4096),
+            ("4096B", 4096),
             ("10GiB", 10 << 30),
             ("1.5 kb", 1500),
             ("0.5MiB", 1 << 19),
@@ -212,6 +248,24 @@ mod tests {
         for text in ["0%", "101%", "%", "-5%", "50.5%"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_size_without_a_unit_is_refused_with_what_was_meant() {
+        for (text, suggestion) in [
+            ("10", "10 bytes? Write 10GiB or 10B"),
+            ("50", "50 bytes? Write 50GiB or 50B"),
+            ("1073741824", "Write 1GiB or 1073741824B"),
+            ("12345678", "Write 12345678B:"),
+        ] {
+            let refused = parse_bytes(text).unwrap_err();
+            assert!(refused.contains(suggestion), "{refused}");
+            assert_eq!(text.parse::<Size>().unwrap_err(), refused);
+        }
+        assert_eq!(parse_bytes("0"), Ok(0));
+        assert!(parse_bytes("1.5").is_err());
+        let refused = parse_rate("100/s").unwrap_err();
+        assert!(refused.contains("100MB/s or 100B/s"), "{refused}");
     }
 
     #[test]

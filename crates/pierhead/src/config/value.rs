@@ -71,7 +71,7 @@ impl Value<'_> {
 
     pub(crate) fn size(&self) -> Result<Size, String> {
         match self.integer() {
-            Some(bytes) => bytes.map(Size::Bytes),
+            Some(bytes) => units::unitless(bytes?).map(Size::Bytes),
             None => self
                 .toml
                 .as_str()
@@ -83,7 +83,7 @@ impl Value<'_> {
     /// Bytes, and no share of anything.
     pub(crate) fn bytes(&self) -> Result<u64, String> {
         match self.integer() {
-            Some(bytes) => bytes,
+            Some(bytes) => units::unitless(bytes?),
             None => {
                 let text = self.toml.as_str();
                 units::parse_bytes(text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?)

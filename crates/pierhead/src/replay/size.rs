@@ -54,7 +54,7 @@ impl FromStr for CacheSize {
             ),
         };
         if amount == Amount::Bytes(0) {
-            return Err("a cache of 0 bytes holds nothing: write 1 or more".to_owned());
+            return Err("a cache of 0 bytes holds nothing: write 1B or more".to_owned());
         }
         Ok(Self {
             text: text.to_owned(),
@@ -83,6 +83,7 @@ mod tests {
     fn bytes_and_shares_of_the_footprint() {
         for (text, footprint, bytes) in [
             ("4GiB", 5, 4 << 30),
+            ("7B", 5, 7),
             ("1%", 12_345, 123),
             ("0.1%", 12_345, 12),
             ("100%", u64::MAX, u64::MAX),
