@@ -45,7 +45,8 @@ impl Machine {
     }
 
     fn run(&self, client: &str, more: &[&str]) -> Output {
-        self.command(client, more).output().expect("it runs")
+        let mut command = self.command(client, more);
+        command.arg("--yes").output().expect("it runs")
     }
 
     /// Starts `setup --hold`, as the container of a host's pod does.
@@ -775,4 +776,23 @@ fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
     assert!(!machine.read(DEFAULT).contains("192.0.2.1"));
     machine.ok("containerd", &["--undo"]);
     assert_eq!(machine.everything(), before);
+}
+
+#[test]
+fn nothing_is_written_unasked() {
+    let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
+    let before = machine.everything();
+    for more in [&["--address", "http://10.0.0.1:5000"][..], &["--undo"]] {
+        let mut command = machine.command("containerd", more);
+        let output = command.stdin(Stdio::null()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{more:?}: {said}");
+        assert!(said.contains("--yes"), "{said}");
+        assert_eq!(machine.everything(), before, "{more:?}");
+    }
+    let shown = machine.ok(
+        "containerd",
+        &["--dry-run", "--address", "http://10.0.0.1:5000"],
+    );
+    assert!(shown.contains("config_path"), "{shown}");
 }

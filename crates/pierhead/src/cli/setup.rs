@@ -15,7 +15,7 @@ Examples:
   pierhead setup docker --undo                          every byte as it was before
 
 The differences come first, on standard output; nothing else is written there, so that an empty
-output means that nothing is to do. On a terminal you are asked before anything is written.
+output means that nothing is to do. You are asked before anything is written; without a terminal, pass --yes.
 podman and CRI-O read the same files: setting up or undoing one is setting up or undoing both.
 What was there before is kept below /var/lib/pierhead-setup (with --user: ~/.local/state/pierhead-setup).
 
@@ -80,7 +80,7 @@ pub(crate) struct SetupArgs {
     #[arg(long, conflicts_with_all = ["dry_run", "root"])]
     pub(crate) restart: bool,
 
-    /// Do not ask
+    /// Do not ask; needed where there is no terminal to ask on
     #[arg(long, short)]
     pub(crate) yes: bool,
 

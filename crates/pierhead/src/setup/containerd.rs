@@ -1,7 +1,7 @@
 //! containerd's `config.toml`, old text to new text: where its CRI looks for `hosts.toml` files.
 //!
-//! Version 1 and 2 are of containerd 1.x (2.x reads them, too), 3 and later of 2.x; each calls the part
-//! with the registries differently. containerd 1.x replaces the whole section of a plugin by that of an
+//! Version 1 and 2 are of containerd 1.x (2.x reads 2, too), 3 and 4 of 2.x. They call the part with the registries
+//! differently, so a version that is not known here is refused. containerd 1.x replaces the whole section of a plugin by that of an
 //! imported file, so a section is only ever added to the file that has it already, or to none.
 
 use toml::{Table, Value};
@@ -45,7 +45,7 @@ pub(crate) struct Says {
 /// Where it is no TOML, or has mirrors of the old kind, beside which containerd refuses `config_path`.
 pub(crate) fn read(text: &str) -> Result<Says, Problem> {
     let table = toml_text::parse(text)?;
-    let path = path_of(&table);
+    let path = path_of(text, &table)?;
     let certs = toml_text::at(&table, path)
         .and_then(Value::as_str)
         .and_then(|value| value.split(':').next())
@@ -113,14 +113,27 @@ pub(crate) fn with_config_path(text: Option<&str>, certs: &str) -> Result<String
         Some(text) if !text.trim().is_empty() => text,
         _ => "version = 2\n",
     };
-    let path = path_of(&toml_text::parse(text)?);
+    let path = path_of(text, &toml_text::parse(text)?)?;
     toml_text::set(text, path, certs)
 }
 
-fn path_of(table: &Table) -> &'static [&'static str] {
-    match table.get("version").and_then(Value::as_integer) {
-        None | Some(..=1) => V1,
-        Some(2) => V2,
-        Some(_) => V3,
+fn path_of(text: &str, table: &Table) -> Result<&'static [&'static str], Problem> {
+    let version = table.get("version");
+    match version.map(Value::as_integer) {
+        None | Some(Some(1)) => Ok(V1),
+        Some(Some(2)) => Ok(V2),
+        Some(Some(3 | 4)) => Ok(V3),
+        Some(_) => {
+            let is_key = |line: &str| line.trim_start().starts_with("version");
+            let found = version.map(ToString::to_string).unwrap_or_default();
+            Err(Problem {
+                flag: None,
+                line: text.lines().position(is_key).map(|index| index + 1),
+                message: format!(
+                    "version = {found} is not known: pierhead knows 1 to 4, which containerd 1.3 to 2.4 read. Set config_path of the \
+                     plugin with the registries to /etc/{CERTS} by hand, or use a newer pierhead"
+                ),
+            })
+        }
     }
 }

@@ -259,6 +259,9 @@ fn mistakes_of_others_have_a_line() {
             "version = 2\n\n[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"a.b\".tls]\nca_file = \"\"\n",
             Some(3),
         ),
+        ("# of tomorrow\nversion = 5\n", Some(2)),
+        ("version = 0\n", Some(1)),
+        ("version = \"2\"\n", Some(1)),
     ] {
         assert_eq!(
             containerd::read(text).map_err(line),
@@ -266,6 +269,18 @@ fn mistakes_of_others_have_a_line() {
             "{text}"
         );
     }
+    let refused = containerd::with_config_path(Some("version = 5\n"), CERTS).expect_err("refused");
+    assert!(
+        refused.message.contains("version = 5 is not known"),
+        "{}",
+        refused.message
+    );
+    let newest =
+        "version = 4\n[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/a'\n";
+    assert_eq!(
+        containerd::read(newest).expect("read").certs.as_deref(),
+        Some("/a")
+    );
     // Nothing can be written below an inline table without rewriting it.
     let inline = "version = 2\nplugins = { \"io.containerd.grpc.v1.cri\" = { registry = {} } }\n";
     let refused = containerd::with_config_path(Some(inline), CERTS).expect_err("refused");
