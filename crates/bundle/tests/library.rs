@@ -691,6 +691,52 @@ fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
 }
 
 /// A tar of some files of text.
+#[test]
+fn a_prune_frees_what_belongs_to_images_that_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<InMemory>::default();
+    let library = open(folder.path(), &blobs);
+    let [gone, kept] = [31, 32].map(tree);
+    for (image, repository) in [(&gone, "registry/gone"), (&kept, "registry/kept")] {
+        blobs.put(&image.image);
+        library.offer(Image {
+            manifest: image.image.root,
+            repository: repository.into(),
+        });
+        assert_eq!(settled(&library, &image.image.root), State::Ready);
+        library.bundle(&image.image.root, &[], false).unwrap();
+    }
+    let taken = || {
+        let stat = library.stat();
+        stat.packs + stat.plans + stat.index
+    };
+    let before = taken();
+    assert_eq!(library.prune(u64::MAX).unwrap(), before, "all is in use");
+    blobs.take(&gone.image.root);
+    let left = library.prune(u64::MAX).unwrap();
+    assert_eq!(left, taken());
+    assert!(left < before, "{left} of {before}");
+    assert_eq!(library.state(&gone.image.root), State::Unknown);
+    assert_eq!(library.state(&kept.image.root), State::Ready);
+    let table = |image: &TreeImage| {
+        let name = image.image.root.to_string().replace(':', "-");
+        folder.path().join("index/tables").join(name).exists()
+    };
+    assert!(!table(&gone) && table(&kept));
+    library.bundle(&kept.image.root, &[], false).unwrap();
+
+    // Down to the index, which is of images that are there; and what is needed is made again.
+    let least = library.prune(0).unwrap();
+    let stat = library.stat();
+    assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));
+    blobs.0.lock().unwrap().clear();
+    assert_eq!(library.prune(0).unwrap(), 0);
+    blobs.put(&kept.image);
+    assert_eq!(offer(&library, &kept.image), State::Ready);
+    library.bundle(&kept.image.root, &[], false).unwrap();
+    library.close();
+}
+
 fn tar(files: &[(&str, &str)]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, text) in files {

@@ -136,6 +136,19 @@ impl Cache {
         Ok(object)
     }
 
+    /// A committed blob, if it is there, for pierhead's own work: no access, and it counts as no hit.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn peek(&self, digest: &Digest) -> Result<Option<Object>, Error> {
+        if !self.holds(digest) {
+            return Ok(None);
+        }
+        let (store, digest) = (self.store.clone(), *digest);
+        let open = blocking(move || store.open_for(&digest, false)).await?;
+        Ok(open.map(Object::new))
+    }
+
     /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
     /// waiting. Counts as an access when it is there. Below a microsecond.
     pub fn get_now(&self, digest: &Digest) -> Option<Object> {
@@ -382,6 +395,15 @@ impl Cache {
     pub async fn prune(&self, target: u64) -> Result<u64, Error> {
         let store = self.store.clone();
         Ok(blocking(move || store.prune(target)).await)
+    }
+
+    /// Deletes these blobs, pins excepted; returns the bytes of those that were there.
+    ///
+    /// # Errors
+    /// None today: what cannot be deleted stays counted.
+    pub async fn remove(&self, digests: Vec<Digest>) -> Result<u64, Error> {
+        let store = self.store.clone();
+        Ok(blocking(move || store.remove(&digests)).await)
     }
 
     /// Reads one blob in full against its digest; a damaged one is removed. `Ok(false)` when it was

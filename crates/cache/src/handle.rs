@@ -22,7 +22,7 @@ impl Cache {
     /// # Errors
     /// [`Error::Io`].
     pub fn open_quietly(&self, digest: &Digest) -> Result<Option<Handle>, Error> {
-        let open = self.store.open(digest)?;
+        let open = self.store.open_for(digest, false)?;
         Ok(open.map(|open| Handle {
             open,
             last: Mutex::new((u64::MAX, Vec::new())),

@@ -278,6 +278,27 @@ impl Store {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
+    /// Deletes those of these blobs that no pin keeps; says how many bytes that frees (of what is being read, when the last reader
+    /// leaves).
+    pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
+        let _reclaim = lock(&self.reclaim);
+        let mut freed = 0;
+        for digest in digests {
+            let taken = {
+                let mut state = lock(&self.state);
+                match state.pinned.contains_key(digest) {
+                    true => None,
+                    false => state.take(digest),
+                }
+            };
+            if let Some(bytes) = taken {
+                freed += bytes;
+                self.delete(Victim::Blob(*digest, bytes));
+            }
+        }
+        freed
+    }
+
     fn evict_while(&self, over: impl Fn(&State) -> bool, spare_open: bool) -> u64 {
         let _reclaim = lock(&self.reclaim);
         let mut evicted = 0;

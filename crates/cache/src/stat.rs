@@ -81,6 +81,18 @@ impl Cache {
         slots.map(entry).collect()
     }
 
+    /// One committed blob, as listed. No access, no I/O.
+    pub fn entry(&self, digest: &Digest) -> Option<Entry> {
+        let state = lock(&self.store.state);
+        state.index.get(digest).map(|slot| Entry {
+            digest: *digest,
+            size: slot.size,
+            media_type: slot.media_type.clone(),
+            accessed: slot.accessed.into(),
+            pinned: state.pinned.contains_key(digest),
+        })
+    }
+
     /// How full it is now.
     pub fn stat(&self) -> Stat {
         let state = lock(&self.store.state);

@@ -91,8 +91,17 @@ impl Store {
         Error::io(action, path.join(digest.hex()), source)
     }
 
-    /// Opens a committed blob; `None` when it is not there, or was damaged and is now removed.
+    /// Opens a committed blob for a request; `None` when it is not there, or was damaged and is now removed.
     pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
+        self.open_for(digest, true)
+    }
+
+    /// The same; the fast tier learns of requests alone.
+    pub(crate) fn open_for(
+        self: &Arc<Self>,
+        digest: &Digest,
+        is_request: bool,
+    ) -> Result<Option<Arc<OpenBlob>>, Error> {
         let turn = self.turns.take(*digest);
         {
             let state = lock(&self.state);
@@ -105,7 +114,9 @@ impl Store {
         }
         match self.tier.open(digest) {
             Ok(Some(blob)) => {
-                self.requested(digest, blob.trailer().size());
+                if is_request {
+                    self.requested(digest, blob.trailer().size());
+                }
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
             Ok(None) => {
@@ -310,7 +321,7 @@ impl Store {
     pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
         let known = lock(&self.state).index.contains_key(digest);
         // Opening checks the trailer, and removes what is damaged there.
-        let Some(open) = self.open(digest)? else {
+        let Some(open) = self.open_for(digest, false)? else {
             return Ok(!known);
         };
         let mut hasher = Hasher::new(digest.algorithm());

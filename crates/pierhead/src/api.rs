@@ -38,12 +38,33 @@ pub(crate) struct Stat {
     pub(crate) pinned: u64,
     /// Resident memory of the daemon in bytes.
     pub(crate) memory: u64,
+    /// Bytes of the data folder, by kind.
+    #[serde(default)]
+    pub(crate) disk: Disk,
     /// Who leaves and who enters.
     #[serde(default)]
     pub(crate) eviction: Eviction,
     /// Bundles, when they are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bundle: Option<Bundle>,
+}
+
+/// Of [`Stat`]: bytes on disk, of everything in the data folder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Disk {
+    /// Committed blobs.
+    pub(crate) blobs: u64,
+    /// Downloads under way or cut short, and files deleted but still read.
+    pub(crate) downloads: u64,
+    /// What tags, lists of tags and of referrers stood for.
+    pub(crate) tags: u64,
+    pub(crate) pins: u64,
+    /// Packs, plans, indexes, tables and the directory of bundles.
+    pub(crate) bundles: u64,
+    pub(crate) catalog: u64,
+    /// All else, such as a trace.
+    pub(crate) other: u64,
+    pub(crate) total: u64,
 }
 
 /// `GET /v1/tier`, and the answer to `PUT /v1/tier`.
@@ -182,7 +203,52 @@ pub(crate) struct Blob {
 /// `GET /v1/images`: the images known by a tag, at most 1000, with what of them is in the cache.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
-    pub(crate) images: Vec<Pin>,
+    pub(crate) images: Vec<Image>,
+}
+
+/// One image of [`Images`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Image {
+    /// The complete reference.
+    pub(crate) image: String,
+    /// What of it is in the cache.
+    pub(crate) digests: Vec<Digest>,
+    /// What the tag means: an index or a manifest.
+    #[serde(default)]
+    pub(crate) digest: Option<Digest>,
+    /// Bytes of `digests`.
+    #[serde(default)]
+    pub(crate) size: u64,
+    #[serde(default)]
+    pub(crate) pinned: bool,
+    /// Those whose manifest is in the cache.
+    #[serde(default)]
+    pub(crate) platforms: Vec<ImagePlatform>,
+}
+
+/// One platform of [`Image`].
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ImagePlatform {
+    /// `os/architecture[/variant]`, where that is known.
+    pub(crate) platform: Option<String>,
+    /// Its manifest.
+    pub(crate) digest: Digest,
+    /// Bytes of it in the cache.
+    pub(crate) size: u64,
+    /// Whether no part is missing.
+    pub(crate) complete: bool,
+    /// When a client last used a part: seconds since 1970.
+    pub(crate) accessed: u64,
+}
+
+/// The answer to `DELETE /v1/images?image=REFERENCE`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Removed {
+    pub(crate) image: String,
+    /// The tags that are forgotten.
+    pub(crate) names: Vec<String>,
+    /// Bytes of blobs that no other image uses, and of bundles.
+    pub(crate) freed: u64,
 }
 
 /// `GET /v1/pins`.
@@ -203,16 +269,16 @@ pub(crate) struct Pin {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
-    /// Bytes that may stay.
+    /// Bytes of the data folder that may stay.
     pub(crate) target: u64,
 }
 
 /// Its answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pruned {
-    /// Bytes.
+    /// Bytes of blobs, downloads cut short, and bundles.
     pub(crate) freed: u64,
-    /// Bytes that stayed.
+    /// Bytes of the data folder that stayed.
     pub(crate) used: u64,
 }
 

@@ -242,7 +242,11 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
 }
 
 async fn open(inner: &Inner, digest: &Digest) -> Option<Object> {
-    match inner.cache.get(digest).await {
+    let found = match inner.is_upkeep {
+        true => inner.cache.peek(digest).await,
+        false => inner.cache.get(digest).await,
+    };
+    match found {
         Ok(object) => object,
         Err(error) => {
             tracing::warn!(%digest, %error, "a cached document cannot be opened");

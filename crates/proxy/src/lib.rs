@@ -9,6 +9,7 @@ mod access;
 mod answer;
 mod body;
 mod bundle;
+mod cached_image;
 mod claim;
 mod config;
 mod connection;
@@ -48,6 +49,7 @@ mod tls;
 mod warm;
 
 pub use access::{Auth, check_htpasswd};
+pub use cached_image::{CachedImage, CachedPlatform, Removal};
 pub use config::{Config, Limits, Tls};
 use error::Error;
 pub use rules::{Pattern, Rules};

@@ -120,7 +120,7 @@ async fn missing(inner: &Inner, document: &Document) -> Option<Missing> {
 
 /// A child of an index as the cache has it. An index in an index passes for an image without blobs.
 async fn image(inner: &Inner, child: &Descriptor) -> Option<Manifest> {
-    let object = inner.cache.get(&child.digest).await.ok()??;
+    let object = inner.cache.peek(&child.digest).await.ok()??;
     // What the index claims of its size decided whether this is in memory alone.
     let bytes = object
         .read_all(usize::try_from(child.size).ok()?)

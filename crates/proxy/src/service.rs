@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
 use crate::bundle::{Arrivals, CacheBlobs, Pulls, Touches, offer_stored};
+use crate::cached_image::{CachedImage, Removal};
 use crate::claim::Wanted;
 use crate::cost::Costs;
 use crate::document::Document;
@@ -49,6 +50,8 @@ pub(crate) struct Inner {
     pub(crate) client: Client,
     /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
     is_guest: bool,
+    /// No client asked: what it reads of the cache counts as no use.
+    pub(crate) is_upkeep: bool,
 }
 
 impl Deref for Inner {
@@ -166,6 +169,7 @@ impl Proxy {
             client: trust.client.clone(),
             trust,
             is_guest: false,
+            is_upkeep: false,
         };
         Self {
             inner: Arc::new(inner),
@@ -242,19 +246,29 @@ impl Proxy {
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
         let own = self.inner.limits.own();
-        warm::warm(&self.inner.current(), &own, reference, platforms, progress).await
+        warm::warm(&self.inner.upkeep(), &own, reference, platforms, progress).await
     }
 
-    /// The digests that make up a cached image: its manifest (by name) and all that it points to,
-    /// as far as they are known. For pins.
+    /// What the cache has of an image. Reading it is no use of it.
     ///
     /// # Errors
     /// A text for people: the image is not in the cache.
-    pub async fn closure(
+    pub async fn cached(&self, reference: &Reference) -> Result<CachedImage, String> {
+        let (cache, reference) = (self.inner.cache.clone(), reference.clone());
+        blocking(move || CachedImage::read(&cache, &reference)).await
+    }
+
+    /// What removing an image from the cache frees; `known` are the images that have a tag.
+    ///
+    /// # Errors
+    /// A text for people: the image is not in the cache.
+    pub async fn removal(
         &self,
         reference: &Reference,
-    ) -> Result<Vec<pierhead_oci::Digest>, String> {
-        warm::closure(&self.inner, reference).await
+        known: Vec<Reference>,
+    ) -> Result<Removal, String> {
+        let (cache, reference) = (self.inner.cache.clone(), reference.clone());
+        blocking(move || Removal::of(&cache, &reference, &known)).await
     }
 
     /// Registers the metrics of the proxy; the caller gives the prefix.
@@ -262,6 +276,13 @@ impl Proxy {
         self.inner.metrics.register(registry);
         self.inner.access_metrics.register(registry);
     }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// Whether upstreams answer each client by its own rights.
@@ -304,6 +325,19 @@ impl Inner {
             client: trust.client.clone(),
             trust: Arc::clone(&trust),
             is_guest: false,
+            is_upkeep: false,
+        })
+    }
+
+    /// The same for an operator's command: what it reads of the cache counts as no use.
+    fn upkeep(self: &Arc<Self>) -> Arc<Self> {
+        let current = self.current();
+        Arc::new(Self {
+            common: current.common.clone(),
+            client: current.client.clone(),
+            trust: current.trust.clone(),
+            is_guest: false,
+            is_upkeep: true,
         })
     }
 
@@ -319,6 +353,7 @@ impl Inner {
             trust: self.trust.clone(),
             client: self.client.on_behalf(credentials),
             is_guest: true,
+            is_upkeep: false,
         })
     }
 

@@ -1,11 +1,10 @@
-//! Whole images: pulled into the cache ahead of time, or walked through for pins.
+//! Whole images, pulled into the cache ahead of time. What an operator warms and is there already is no hit: nobody used it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pierhead_cache::Name;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
 use tokio::task::JoinSet;
 
@@ -108,6 +107,11 @@ async fn claimed(
     wanted: &Wanted,
     arrived: &AtomicU64,
 ) -> Result<(u64, u64), Error> {
+    if inner.is_upkeep
+        && let Some(entry) = inner.cache.entry(&wanted.digest)
+    {
+        return Ok((entry.size, 0));
+    }
     let claimed = loop {
         match claim_of(inner, wanted).await? {
             Some(claimed) => break claimed,
@@ -168,69 +172,6 @@ async fn blobs(
         }
     }
     Ok(blobs)
-}
-
-/// See [`Proxy::closure`](crate::Proxy::closure).
-pub(crate) async fn closure(
-    inner: &Arc<Inner>,
-    reference: &Reference,
-) -> Result<Vec<Digest>, String> {
-    let root = match &reference.target {
-        Target::Digest(digest) => Some(*digest),
-        Target::Tag(_) => inner
-            .cache
-            .names()
-            .get(&Name::Manifest(reference.clone()))
-            .map(|record| record.digest),
-    };
-    let absent = || format!("{reference} is not in the cache: warm it, or pull it once");
-    let root = root.ok_or_else(absent)?;
-    let mut walk = Walk::new(&Reference {
-        target: Target::Digest(root),
-        ..reference.clone()
-    });
-    let mut digests = vec![root];
-    while let Some((reference, depth)) = walk.next() {
-        let Target::Digest(digest) = reference.target else {
-            continue;
-        };
-        let found = inner
-            .cache
-            .get(&digest)
-            .await
-            .map_err(|error| error.to_string())?;
-        // Of an index, platforms that nobody pulled are known by name only.
-        let Some(object) = found else {
-            if digest == root {
-                return Err(absent());
-            }
-            continue;
-        };
-        let bytes = object
-            .read_all(Manifest::MAX_SIZE)
-            .await
-            .map_err(|error| error.to_string())?;
-        let manifest = match Manifest::parse(
-            bytes,
-            object.media_type().map(pierhead_oci::MediaType::as_str),
-        ) {
-            Ok(manifest) => manifest,
-            Err(error) if digest == root => return Err(format!("{reference}: {error}")),
-            Err(_) => continue,
-        };
-        let is_index = matches!(manifest.body, Body::Index { .. });
-        for child in manifest.children() {
-            let is_new = if is_index {
-                walk.descend(child.digest, depth)
-            } else {
-                walk.enter(child.digest)
-            };
-            if is_new.map_err(|error| format!("{reference}: {error}"))? {
-                digests.push(child.digest);
-            }
-        }
-    }
-    Ok(digests)
 }
 
 /// A walk through manifests that ends, whatever they say: each is visited once, depth and number are bounded.

@@ -110,7 +110,7 @@ async fn a_closure_is_all_that_an_image_is_made_of() {
     stage.upstream.push("app", "1", &image);
     let error = stage
         .proxy
-        .closure(&stage.reference(":1"))
+        .cached(&stage.reference(":1"))
         .await
         .unwrap_err();
     assert!(error.contains("not in the cache"), "{error}");
@@ -126,11 +126,43 @@ async fn a_closure_is_all_that_an_image_is_made_of() {
     };
     let all = sorted(image.digests().collect());
     assert_eq!(
-        sorted(stage.proxy.closure(&stage.reference(":1")).await.unwrap()),
+        sorted(
+            stage
+                .proxy
+                .cached(&stage.reference(":1"))
+                .await
+                .unwrap()
+                .digests
+        ),
         all
     );
     let by_digest = stage.reference(&format!("@{}", image.root));
-    assert_eq!(sorted(stage.proxy.closure(&by_digest).await.unwrap()), all);
+    let before = stage.cache.eviction();
+    let listed = stage.cache.list(None, 100);
+    let cached = stage.proxy.cached(&by_digest).await.unwrap();
+    let platforms: Vec<_> = cached
+        .platforms
+        .iter()
+        .map(|it| (it.platform.as_ref().unwrap(), it.is_complete))
+        .filter(|(platform, _)| !platform.is_unknown())
+        .map(|(platform, is_complete)| (platform.architecture.as_str(), is_complete))
+        .collect();
+    assert_eq!(platforms, [("amd64", true), ("arm64", true)]);
+    // Warmed again, and looked at: nobody used it.
+    stage
+        .proxy
+        .warm(&stage.reference(":1"), &[], |_| {})
+        .await
+        .unwrap();
+    assert_eq!(stage.cache.eviction().hits, before.hits);
+    let accessed = |all: &[pierhead_cache::Entry]| -> Vec<_> {
+        all.iter().map(|it| (it.digest, it.accessed)).collect()
+    };
+    assert_eq!(accessed(&stage.cache.list(None, 100)), accessed(&listed));
+    assert_eq!(
+        sorted(stage.proxy.cached(&by_digest).await.unwrap().digests),
+        all
+    );
 }
 
 #[tokio::test]
@@ -157,7 +189,7 @@ async fn hostile_documents_do_no_harm() {
         );
         let warmed = soon(stage.proxy.warm(&reference, &[], |_| {})).await;
         assert!(warmed.is_err(), "{}", hostile.tries);
-        let closure = soon(stage.proxy.closure(&reference)).await;
+        let closure = soon(stage.proxy.cached(&reference)).await;
         assert!(!hostile.malformed || closure.is_err(), "{}", hostile.tries);
     }
     assert_eq!(stage.get("/v2/").await.status, 200);
@@ -200,5 +232,46 @@ async fn an_index_that_contains_itself_is_walked_once() {
             .await
             .is_err()
     );
-    assert!(soon(stage.proxy.closure(&reference)).await.is_ok());
+    assert!(soon(stage.proxy.cached(&reference)).await.is_ok());
+}
+
+#[tokio::test]
+async fn what_is_removed_leaves_what_others_use() {
+    let stage = Stage::open().await;
+    let one = Image::random(1, &[1000, 2000]);
+    let two = Image::random(2, &[3000]);
+    for (tag, image) in [("1", &one), ("2", &two), ("latest", &one)] {
+        stage.upstream.push("app", tag, image);
+    }
+    for tag in [":1", ":2", ":latest"] {
+        stage
+            .proxy
+            .warm(&stage.reference(tag), &[], |_| {})
+            .await
+            .unwrap();
+    }
+    let known = async || stage.cache.names().images(100).await.unwrap();
+    // The other tag has all of it.
+    let tag = stage.reference(":1");
+    let removal = stage.proxy.removal(&tag, known().await).await.unwrap();
+    assert_eq!(removal.names, [stage.reference(":1")]);
+    assert_eq!(removal.digests, []);
+    // By digest, both tags go.
+    let by_digest = stage.reference(&format!("@{}", one.root));
+    let removal = stage
+        .proxy
+        .removal(&by_digest, known().await)
+        .await
+        .unwrap();
+    assert_eq!(removal.names.len(), 2);
+    let mut gone = removal.digests.clone();
+    let mut all: Vec<_> = one.digests().collect();
+    gone.sort();
+    all.sort();
+    all.dedup();
+    assert_eq!(gone, all);
+    let freed = stage.cache.remove(removal.digests).await.unwrap();
+    assert!(freed > 3000, "{freed}");
+    assert!(two.digests().all(|digest| stage.cache.holds(&digest)));
+    assert!(!stage.cache.holds(&one.root));
 }

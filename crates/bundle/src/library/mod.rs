@@ -22,6 +22,7 @@ mod pace;
 mod pairs;
 mod planning;
 mod plans;
+mod prune;
 mod queue;
 mod serve;
 mod shelf;

@@ -171,6 +171,16 @@ impl Shelf {
         Ok(all)
     }
 
+    /// Deletes the plans that `keep` does not want, by their paths.
+    pub(super) fn retain_plans(&self, keep: impl Fn(&Path) -> bool) -> Result<(), Error> {
+        each(&self.plans, &mut |path, _| {
+            // Somebody writes it.
+            if !is_partial(path) && !keep(path) {
+                remove(path);
+            }
+        })
+    }
+
     /// Deletes a plan: what it was made of is gone.
     pub(super) fn remove_plan(&self, key: &Content) {
         remove(&self.plan(key));

@@ -396,9 +396,16 @@ impl Packs {
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
     pub fn give_up(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
+        self.retain(&|number| !is_quick(number) || keep(number))
+    }
+
+    /// Drops the packs that `keep` does not want and nobody holds. Returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when one cannot be deleted.
+    pub fn retain(&self, keep: &dyn Fn(u32) -> bool) -> Result<u64, Error> {
         let _changes = self.changes();
-        let is_over =
-            |state: &State, number: u32| is_quick(number) && !keep(number) && state.is_free(number);
+        let is_over = |state: &State, number: u32| !keep(number) && state.is_free(number);
         let mut gone = 0;
         loop {
             let pick = |state: &State| state.packs.keys().copied().find(|it| is_over(state, *it));
@@ -423,24 +430,41 @@ impl Packs {
         })
     }
 
+    /// Evicts what was used least recently until at most `most` bytes are left, as far as nobody holds them.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a pack cannot be deleted.
+    pub fn evict_to(&self, most: u64) -> Result<(), Error> {
+        let _changes = self.changes();
+        while self.total.load(Ordering::Relaxed) > most && self.evict_oldest()? {}
+        Ok(())
+    }
+
+    /// Evicts the pack that was used least recently; `false` when somebody holds each. Under `changes`.
+    fn evict_oldest(&self) -> Result<bool, Error> {
+        let oldest = |state: &State| {
+            let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));
+            let oldest = free.min_by_key(|(_, entry)| entry.used);
+            oldest.map(|(number, _)| *number)
+        };
+        let Some(victim) = self.state().take(oldest) else {
+            return Ok(false);
+        };
+        self.remove(victim)?;
+        self.state().evicted += 1;
+        Ok(true)
+    }
+
     /// Packs that somebody holds stay: deleting them would free nothing yet. Under `changes`.
     fn make_room(&self, more: u64) -> Result<(), Error> {
         while self.total.load(Ordering::Relaxed).saturating_add(more) > self.config.budget {
-            let oldest = |state: &State| {
-                let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));
-                let oldest = free.min_by_key(|(_, entry)| entry.used);
-                oldest.map(|(number, _)| *number)
-            };
-            let victim = self.state().take(oldest);
-            let Some(victim) = victim else {
+            if !self.evict_oldest()? {
                 let full = io::Error::new(
                     io::ErrorKind::StorageFull,
                     "the budget of the packs is used up",
                 );
                 return Err(Error::io("make room in the packs", full));
-            };
-            self.remove(victim)?;
-            self.state().evicted += 1;
+            }
         }
         Ok(())
     }

@@ -159,7 +159,7 @@ impl Admin {
         let end = self.proxy.warm(image, platforms, report).await?;
         lines.send(&event(end)).await;
         if pin {
-            let digests = self.proxy.closure(image).await?;
+            let digests = self.proxy.cached(image).await?.digests;
             self.cache
                 .pin(subject, digests)
                 .await

@@ -3,7 +3,9 @@
 mod actions;
 mod body;
 mod bundle;
+mod disk;
 mod guard;
+mod images;
 mod process;
 mod room;
 mod routes;
@@ -51,6 +53,8 @@ pub(crate) struct Admin {
     tls: bool,
     data: String,
     config: Option<String>,
+    /// The configuration in effect, without secrets.
+    effective: watch::Receiver<String>,
     stopping: watch::Receiver<bool>,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
@@ -79,6 +83,8 @@ pub(crate) struct About<'a> {
     pub(crate) data: &'a Path,
     /// The configuration file.
     pub(crate) config: Option<&'a Path>,
+    /// The configuration in effect, without secrets; a reload changes it.
+    pub(crate) effective: watch::Receiver<String>,
 }
 
 impl Admin {
@@ -129,6 +135,7 @@ impl Admin {
             tls: about.tls,
             data: about.data.display().to_string(),
             config: about.config.and_then(absolute),
+            effective: about.effective,
             stopping,
             verifying: Arc::new(Semaphore::new(1)),
         }

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::body::{Answer, document, json, refuse};
 use super::{Admin, guard, process};
-use crate::api::{Blob, Blobs, Eviction, Images, Pin, Pins, Prune, Pruned, Stat, Tier, TierLimit};
+use crate::api::{Blob, Blobs, Eviction, Pin, Pins, Stat, Tier, TierLimit};
 
 /// No request here is longer.
 const MAX_BODY: usize = 256 << 10;
@@ -22,7 +22,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_PAGE: usize = 1000;
 
 /// An answer either way; boxed, because a response is large and an error is rare.
-type Outcome = Result<Answer, Box<Answer>>;
+pub(super) type Outcome = Result<Answer, Box<Answer>>;
 
 fn fail(status: StatusCode, error: impl ToString) -> Box<Answer> {
     Box::new(refuse(status, error.to_string()))
@@ -60,9 +60,14 @@ impl Admin {
             )),
             ("GET", "/readyz") => Ok(self.ready()),
             ("GET", "/metrics") => self.metrics(),
-            ("GET", "/v1/stat") => Ok(json(&self.stat())),
+            ("GET", "/v1/stat") => self.stat().await,
+            ("GET", "/v1/config") => Ok(self.config()),
             ("GET", "/v1/blobs") => self.blobs(&Query::of(&request)),
             ("GET", "/v1/images") => self.images().await,
+            ("DELETE", "/v1/images") => {
+                let reference = Query::of(&request).reference()?;
+                self.remove_image(&reference).await
+            }
             ("GET", "/v1/pins") => Ok(json(&self.pins())),
             ("PUT", "/v1/pins") => self.pin(&Query::of(&request).reference()?).await,
             ("DELETE", "/v1/pins") => self.unpin(&Query::of(&request).reference()?).await,
@@ -73,8 +78,8 @@ impl Admin {
             ("POST", "/v1/warm") => self.warm(read(request).await?),
             (
                 _,
-                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/blobs" | "/v1/images"
-                | "/v1/pins" | "/v1/prune" | "/v1/tier" | "/v1/verify" | "/v1/warm",
+                "/livez" | "/readyz" | "/metrics" | "/v1/stat" | "/v1/config" | "/v1/blobs"
+                | "/v1/images" | "/v1/pins" | "/v1/prune" | "/v1/tier" | "/v1/verify" | "/v1/warm",
             ) => Err(fail(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{path} does not know {method}"),
@@ -109,7 +114,19 @@ impl Admin {
         ))
     }
 
-    fn stat(&self) -> Stat {
+    /// The configuration in effect: as `config show` prints it, without secrets.
+    fn config(&self) -> Answer {
+        let text = self.effective.borrow().clone();
+        document(StatusCode::OK, "application/toml; charset=utf-8", text)
+    }
+
+    /// Looks at files: those of bundles, and what else is in the data folder.
+    async fn stat(self: Arc<Self>) -> Outcome {
+        let stat = tokio::task::spawn_blocking(move || json(&self.read_stat())).await;
+        stat.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
+    }
+
+    fn read_stat(&self) -> Stat {
         let stat = self.cache.stat();
         let eviction = self.cache.eviction();
         Stat {
@@ -131,6 +148,7 @@ impl Admin {
             fills: stat.fills,
             pinned: stat.pinned,
             memory: process::resident_bytes(),
+            disk: super::disk::usage(self.data.as_ref(), &stat),
             bundle: self.library.as_ref().map(super::bundle::stat),
             eviction: Eviction {
                 policy: eviction.policy,
@@ -185,23 +203,6 @@ impl Admin {
         }))
     }
 
-    /// Reads a name and a manifest or two of each image from the disk.
-    async fn images(&self) -> Outcome {
-        let known = self.cache.names().images(MAX_PAGE).await;
-        let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
-        let mut images = Vec::new();
-        for reference in known {
-            // Of one that was evicted the name is left.
-            if let Ok(mut digests) = self.proxy.closure(&reference).await {
-                digests.retain(|digest| self.cache.contains(digest));
-                let image = reference.to_string();
-                images.push(Pin { image, digests });
-            }
-        }
-        images.sort_by(|a, b| a.image.cmp(&b.image));
-        Ok(json(&Images { images }))
-    }
-
     fn pins(&self) -> Pins {
         let pins = self.cache.pins().into_iter();
         Pins {
@@ -212,12 +213,13 @@ impl Admin {
     }
 
     async fn pin(&self, reference: &Reference) -> Outcome {
-        let digests = self.proxy.closure(reference).await.map_err(|why| {
+        let digests = self.proxy.cached(reference).await.map_err(|why| {
             fail(
                 StatusCode::NOT_FOUND,
                 format!("{why}; `pierhead cache warm --pin {reference}` pulls and pins it"),
             )
         })?;
+        let digests = digests.digests;
         let image = reference.to_string();
         self.cache
             .pin(&image, digests.clone())
@@ -278,16 +280,6 @@ impl Admin {
             limit.set_ceiling(wanted.limit).await;
         }
         self.tier()
-    }
-
-    async fn prune(&self, prune: &Prune) -> Outcome {
-        match self.cache.prune(prune.target).await {
-            Ok(freed) => Ok(json(&Pruned {
-                freed,
-                used: self.cache.stat().used,
-            })),
-            Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
-        }
     }
 }
 

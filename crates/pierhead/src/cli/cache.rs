@@ -10,6 +10,7 @@ Examples:
   pierhead cache stat
   pierhead cache warm docker.io/library/redis:7 ghcr.io/org/app:1.2 --platform linux/arm64
   pierhead cache pin docker.io/library/redis:7
+  pierhead cache rm docker.io/library/redis:6
   pierhead cache prune --to 10GiB
   pierhead cache ls --json | jq .size
 
@@ -25,6 +26,7 @@ What each line says:
   blobs       layers, configs and manifests that are stored whole, and their bytes
   downloads   how many are under way, and the bytes kept for them and for those that were cut
   pinned      bytes that no eviction takes (`pierhead cache pin`)
+  on disk     bytes of the whole data folder, by kind
   bundles     images that can be sent as bundles, wait for it, cannot; the bytes kept for them
   memory      of this process, resident
   requests    for blobs since the start: hits were answered from the cache, misses began a
@@ -42,6 +44,18 @@ are at /metrics of the admin address; --json gives exact bytes.
 
 Example:
   pierhead cache stat --json | jq '.eviction.hits'";
+
+const LS: &str = "\
+A line for each image and platform. SIZE is what of it is in the cache. Layers that images share count for each.
+Images are known by their tags; what was pulled by digest alone is in --blobs only. Listing is no use of an image.";
+
+const RM: &str = "\
+Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. By digest, all tags
+of that image in its repository go. A pinned image is refused: unpin it first.";
+
+const PRUNE: &str = "\
+Bundles leave first, those of images that are gone before all, then the least recently used: pierhead makes them
+again from blobs. Then blobs leave, by the eviction policy. Tags and the catalog stay and count, too.";
 
 const TIER_STAT: &str = "\
 What each line says:
@@ -79,18 +93,23 @@ pub(crate) struct CacheArgs {
 /// What to do with the cache.
 #[derive(Subcommand)]
 pub(crate) enum CacheCommand {
-    /// List cached blobs and the images that they are part of
-    #[command(
-        after_help = "Images are known by their tags; what was pulled by digest alone has none."
-    )]
+    /// List cached images: platform, size, whether they are complete and pinned, and their last use
+    #[command(after_help = LS)]
     Ls {
-        /// Images instead of blobs
+        /// Blobs instead of images, with the images that they are part of
         #[arg(long, conflicts_with = "pins")]
-        images: bool,
+        blobs: bool,
 
-        /// Pinned images instead of blobs
+        /// Pinned images, with the number of blobs that each pin keeps
         #[arg(long)]
         pins: bool,
+    },
+    /// Remove images from the cache
+    #[command(after_help = RM)]
+    Rm {
+        /// References such as docker.io/library/redis:7 or docker.io/library/redis@sha256:…
+        #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
+        images: Vec<Reference>,
     },
     /// How full the cache is, what it was asked for, and who leaves and enters
     #[command(after_help = STAT)]
@@ -110,12 +129,13 @@ pub(crate) enum CacheCommand {
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// Evict what was used least recently, pins excepted
+    /// Make room: bundles first, then blobs by the eviction policy, pins excepted
+    #[command(after_help = PRUNE)]
     Prune {
-        /// How many bytes may stay, such as 10GiB
+        /// How many bytes of the data folder may stay, such as 10GiB
         #[arg(long, value_name = "SIZE", required_unless_present = "all", value_parser = config::parse_bytes)]
         to: Option<u64>,
-        /// Evict everything that is not pinned
+        /// Evict every blob that is not pinned, and all bundles
         #[arg(long, conflicts_with = "to")]
         all: bool,
     },

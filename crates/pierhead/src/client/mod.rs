@@ -1,17 +1,18 @@
 //! The `cache` commands: the client side of the admin API.
 
 mod connection;
+mod images;
 mod output;
 mod progress;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use anyhow::Context as _;
 use http::Method;
 use pierhead_oci::{Digest, Reference};
 
 use crate::api::{
-    Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Stat, Tier, TierLimit, Warm,
+    Blob, Blobs, Event, Images, Pin, Pins, Prune, Pruned, Removed, Stat, Tier, TierLimit, Warm,
 };
 use crate::cli::cache::{CacheArgs, CacheCommand, TierCommand};
 use crate::failure::Failure;
@@ -31,8 +32,10 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
             CacheCommand::Ls { pins: true, .. } => {
                 output.pins(&daemon.get::<Pins>("/v1/pins").await?.pins)?
             }
-            CacheCommand::Ls { images: true, .. } => images(&daemon, output).await?,
-            CacheCommand::Ls { .. } => list(&daemon, output).await?,
+            CacheCommand::Ls { blobs: true, .. } => list(&daemon, output).await?,
+            CacheCommand::Ls { .. } => {
+                output.images(&daemon.get::<Images>("/v1/images").await?.images)?
+            }
             CacheCommand::Stat => output.stat(&daemon.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
                 for image in images {
@@ -48,6 +51,13 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
                         .call(Method::DELETE, &pin_path(image), None::<&()>)
                         .await?;
                     output.unpinned(&pin)?;
+                }
+            }
+            CacheCommand::Rm { images } => {
+                for image in images {
+                    let path = format!("/v1/images?image={image}");
+                    let removed: Removed = daemon.call(Method::DELETE, &path, None::<&()>).await?;
+                    output.removed(&removed)?;
                 }
             }
             CacheCommand::Prune { to, all: _ } => {
@@ -107,22 +117,6 @@ async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
         output.blobs(&blobs)
     })
     .await
-}
-
-async fn images(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
-    let known: Images = daemon.get("/v1/images").await?;
-    let mut sizes = HashMap::<Digest, u64>::new();
-    each_page(daemon, |blobs| {
-        sizes.extend(blobs.iter().map(|blob| (blob.digest, blob.size)));
-        Ok(())
-    })
-    .await?;
-    for image in &known.images {
-        let parts: HashSet<_> = image.digests.iter().collect();
-        let size = parts.iter().filter_map(|digest| sizes.get(*digest)).sum();
-        output.image(image, size)?;
-    }
-    Ok(())
 }
 
 /// All blobs, page by page.

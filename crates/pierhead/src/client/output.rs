@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use crate::api::{Blob, Eviction, Pin, Pruned, Stat, Tier};
+use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
 use crate::config::human_bytes;
 
 /// How to print.
@@ -131,6 +131,18 @@ impl Output {
             human_bytes(stat.reserved)
         ))?;
         self.line(format!("pinned      {}", human_bytes(stat.pinned)))?;
+        let disk = &stat.disk;
+        self.line(format!(
+            "on disk     {}: blobs {}, downloads {}, tags {}, pins {}, bundles {}, catalog {}, other {}",
+            human_bytes(disk.total),
+            human_bytes(disk.blobs),
+            human_bytes(disk.downloads),
+            human_bytes(disk.tags),
+            human_bytes(disk.pins),
+            human_bytes(disk.bundles),
+            human_bytes(disk.catalog),
+            human_bytes(disk.other)
+        ))?;
         if let Some(bundle) = &stat.bundle {
             self.line(format!(
                 "bundles     {} images, {} waiting, {} refused; packs {} of {}, plans {} of {}, indexes {}",
@@ -182,19 +194,6 @@ impl Output {
         Ok(())
     }
 
-    /// `size`: bytes of what is in the cache.
-    pub(crate) fn image(self, image: &Pin, size: u64) -> io::Result<()> {
-        if self.json {
-            return self.object(&serde_json::json!({
-                "image": image.image,
-                "digests": image.digests,
-                "size": size,
-            }));
-        }
-        let (size, blobs) = (human_bytes(size), image.digests.len());
-        self.line(format!("{size:>10}  {blobs:>3} blobs  {}", image.image))
-    }
-
     pub(crate) fn pins(self, pins: &[Pin]) -> io::Result<()> {
         for pin in pins {
             if self.json {
@@ -219,6 +218,18 @@ impl Output {
             self.object(pin)
         } else {
             self.done(format!("unpinned {}", pin.image))
+        }
+    }
+
+    pub(crate) fn removed(self, removed: &Removed) -> io::Result<()> {
+        if self.json {
+            self.object(removed)
+        } else {
+            self.done(format!(
+                "removed {}, freed {}",
+                removed.image,
+                human_bytes(removed.freed)
+            ))
         }
     }
 
@@ -285,7 +296,7 @@ fn of(images: &[String]) -> String {
 }
 
 /// How long ago, in its largest unit.
-fn ago(accessed: u64) -> String {
+pub(super) fn ago(accessed: u64) -> String {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()

@@ -117,9 +117,65 @@ fn load_by(
         None => Zeroizing::default(),
         Some(path) => read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?,
     };
-    let base = file.and_then(Path::parent).unwrap_or(Path::new(""));
+    // What is shown of the configuration is read in other folders, too.
+    let absolute = file.and_then(|file| std::path::absolute(file).ok());
+    let base = absolute.as_deref().or(file).and_then(Path::parent);
+    let base = base.unwrap_or(Path::new(""));
+    checked(&text, (file, base), overrides, old, (default_data, machine))
+}
+
+/// The configuration that a running pierhead shows ([`show`](super::show)), which has no secrets: those of `secrets` take the place
+/// of the masks. Names the upstreams whose secret is not there; they have no login.
+pub(crate) fn load_shown(
+    text: &str,
+    secrets: &Config,
+    overrides: &Overrides,
+    default_data: &Path,
+    machine: &Machine,
+) -> Result<(Config, Vec<Registry>), Refused> {
+    let base = Path::new("");
+    let here = (default_data, machine);
+    let mut config = checked(text, (None, base), overrides, None, here)?;
+    let mut missing = Vec::new();
+    for (registry, upstream) in &mut config.upstreams {
+        let known = secrets.upstreams.get(registry);
+        let mut is_missing = false;
+        for (shown, of) in [
+            (
+                &mut upstream.password,
+                known.and_then(|it| it.password.as_ref()),
+            ),
+            (
+                &mut upstream.identity_token,
+                known.and_then(|it| it.identity_token.as_ref()),
+            ),
+        ] {
+            if shown.is_some() {
+                *shown = of.cloned();
+                is_missing |= shown.is_none();
+            }
+        }
+        if is_missing {
+            upstream.username = None;
+            missing.push(registry.clone());
+        }
+    }
+    Ok((config, missing))
+}
+
+fn checked(
+    text: &str,
+    (file, base): (Option<&Path>, &Path),
+    overrides: &Overrides,
+    old: Option<&Config>,
+    (default_data, machine): (&Path, &Machine),
+) -> Result<Config, Refused> {
+    let refuse = |problems| Refused {
+        file: file.map(Path::to_owned),
+        problems,
+    };
     let defaults = Config::with_data(default_data.to_owned());
-    let settled = settled(&text, base, defaults, overrides, old, machine);
+    let settled = settled(text, base, defaults, overrides, old, machine);
     let (mut config, mut lines) = settled.map_err(refuse)?;
     let flags = apply(overrides, &mut config, &mut lines);
     // Log and `cache stat` name the folder to people who do not know where the daemon was started.

@@ -36,7 +36,9 @@ use crate::profile::{Origins, Profile};
 #[cfg(test)]
 pub(crate) use keys::paths;
 pub(crate) use keys::{MANAGEMENT, check_level};
-pub(crate) use load::{Overrides, Refused, can_be_read_again, load, load_under, parse_upstream};
+pub(crate) use load::{
+    Overrides, Refused, can_be_read_again, load, load_shown, load_under, parse_upstream,
+};
 pub(crate) use places::Places;
 pub(crate) use secret::Secret;
 pub(crate) use show::{changes, show};

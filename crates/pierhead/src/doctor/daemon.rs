@@ -30,6 +30,8 @@ pub(crate) enum Running {
         stat: Box<Stat>,
         metrics: Metrics,
         ready: bool,
+        /// The configuration in effect, without secrets; `None`: an older version does not tell it.
+        config: Option<String>,
     },
 }
 
@@ -48,6 +50,14 @@ impl Running {
     pub(crate) fn file(&self) -> Option<PathBuf> {
         match self {
             Self::Yes { stat, .. } => stat.config.clone().map(PathBuf::from),
+            _ => None,
+        }
+    }
+
+    /// The configuration that it runs with, flags included, and without secrets.
+    pub(crate) fn config(&self) -> Option<&str> {
+        match self {
+            Self::Yes { config, .. } => config.as_deref(),
             _ => None,
         }
     }
@@ -118,10 +128,12 @@ pub(crate) async fn ask(admin: Option<SocketAddr>) -> Running {
         let stat: Stat = daemon.get("/v1/stat").await?;
         let metrics = daemon.text("/metrics").await.unwrap_or_default();
         let ready = daemon.text("/readyz").await.is_ok();
+        let config = daemon.text("/v1/config").await.ok();
         anyhow::Ok(Running::Yes {
             stat: Box::new(stat),
             metrics: Metrics::parse(&metrics),
             ready,
+            config,
         })
     };
     match tokio::time::timeout(PATIENCE, asking).await {
@@ -163,6 +175,7 @@ pub(crate) fn look(running: &Running, config: &Config) -> Vec<Finding> {
             stat,
             metrics,
             ready,
+            ..
         } => (stat, metrics, *ready),
     };
     let own = env!("CARGO_PKG_VERSION");

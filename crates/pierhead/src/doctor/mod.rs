@@ -56,11 +56,20 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     let admin = overrides.admin.unwrap_or(Some(Config::DEFAULT_ADMIN));
     let mut running = daemon::ask(admin).await;
     let file = args.serve.config.clone().or_else(|| running.file());
+    // Somebody who names another file asks what that file would do.
+    let is_its_file = match (&args.serve.config, running.file()) {
+        (None, _) => true,
+        (Some(named), Some(its)) => {
+            let resolved = |path: &PathBuf| path.canonicalize().ok();
+            resolved(named).is_some() && resolved(named) == resolved(&its)
+        }
+        (Some(_), None) => false,
+    };
     if args.serve.config.is_none() {
         running.complete(&mut overrides);
     }
     let mut findings = Vec::new();
-    let config = match config::load(
+    let mut config = match config::load(
         file.as_deref(),
         &overrides,
         &environment.default_data,
@@ -87,6 +96,24 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     };
     if config.admin != admin {
         running = daemon::ask(config.admin).await;
+    }
+    // Flags of its command line stand in no file.
+    if let Some(shown) = running.config().filter(|_| is_its_file) {
+        let (data, machine) = (&environment.default_data, &environment.machine);
+        match config::load_shown(shown, &config, &overrides, data, machine) {
+            Ok((effective, missing)) => {
+                config = effective;
+                findings.extend(missing.iter().map(no_secret));
+            }
+            // Another version's keys: the file is all that there is.
+            Err(error) => findings.push(Finding::warn(
+                "configuration",
+                format!(
+                    "this program cannot read what the running pierhead is configured with: {error}"
+                ),
+                "use the program that runs: `systemctl restart pierhead` after an upgrade",
+            )),
+        }
     }
     findings.extend(daemon::look(&running, &config));
     let certificate = certificate::look(&config);
@@ -136,6 +163,15 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         findings.extend(group);
     }
     findings
+}
+
+/// The login of an upstream is not looked at.
+fn no_secret(registry: &pierhead_oci::Registry) -> Finding {
+    Finding::warn(
+        format!("upstream {registry}"),
+        "its login is not checked: the password stands in a file that this user cannot read",
+        "run this as root, or as the user that pierhead runs as",
+    )
 }
 
 fn shown(file: Option<&PathBuf>) -> String {

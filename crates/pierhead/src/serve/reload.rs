@@ -3,6 +3,7 @@
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::{Client, Prepared};
+use tokio::sync::watch;
 
 use super::open::capacity;
 use crate::admin::Share;
@@ -21,6 +22,8 @@ pub(super) struct Running {
     pub(super) proxy: Proxy,
     pub(super) level: Level,
     pub(super) share: Share,
+    /// The configuration in effect, without secrets, for the admin listener.
+    pub(super) effective: watch::Sender<String>,
 }
 
 impl Running {
@@ -42,6 +45,7 @@ impl Running {
         };
         // Whatever can fail comes first and changes nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
+        // Requests ask by the client of before until the proxy takes both at once: an open listener never has credentials.
         self.client.apply(remote);
         let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;
@@ -53,6 +57,7 @@ impl Running {
         let eviction = wiring::eviction(&new, capacity);
         self.cache.set_eviction(eviction).await;
         let changed = config::changes(&self.config, &new);
+        self.effective.send_replace(config::show(&new));
         self.config = new;
         Ok(describe(&changed, evicted, self.cache.stat().blobs))
     }

@@ -22,7 +22,7 @@ use super::trace::Notes;
 use super::{interface, listen, open};
 use crate::admin::{About, Admin, Parts, Share};
 use crate::cli::serve::ServeArgs;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
 use crate::pressure::{TierLimit, Watch};
@@ -93,6 +93,7 @@ pub(super) async fn start(
     behind.spawn("offering what is stored", offer);
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
     let share = Share::new(&config, &environment.machine, threads);
+    let (effective, shown) = watch::channel(config::show(&config));
     if let Some(listener) = admin_listener {
         let state = Admin::new(
             Parts {
@@ -112,6 +113,7 @@ pub(super) async fn start(
                 tls: config.tls.cert.is_some(),
                 data: &config.data,
                 config: args.config.as_deref(),
+                effective: shown,
             },
             stopped,
         );
@@ -133,6 +135,7 @@ pub(super) async fn start(
             proxy,
             level,
             share,
+            effective,
         },
         servers,
         changed,

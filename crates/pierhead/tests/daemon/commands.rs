@@ -31,8 +31,8 @@ async fn warm_list_and_stat() {
         assert_eq!(registry.gets_of(&blob.digest), 1, "{}", blob.digest);
     }
 
-    let list = daemon.cached(&["ls"]).await;
-    let listed = objects(&daemon.cached(&["ls", "--json"]).await);
+    let list = daemon.cached(&["ls", "--blobs"]).await;
+    let listed = objects(&daemon.cached(&["ls", "--blobs", "--json"]).await);
     assert_eq!(listed.len(), image.digests().count());
     for digest in image.digests() {
         assert!(list.contains(&digest.to_string()), "{digest} in {list}");
@@ -53,18 +53,51 @@ async fn warm_list_and_stat() {
         image.digests().count(),
         "{list}"
     );
-    let all = daemon.cached(&["ls", "--images"]).await;
-    assert!(
-        all.contains("5 blobs") && all.trim_end().ends_with(IMAGE),
-        "{all}"
+    let table = daemon.cached(&["ls"]).await;
+    let words: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        words[0],
+        [
+            "IMAGE", "PLATFORM", "SIZE", "COMPLETE", "PINNED", "LAST", "USE"
+        ]
     );
-    assert_eq!(all.lines().count(), 1, "{all}");
+    assert_eq!((words.len(), words[1][0]), (2, IMAGE), "{table}");
+    assert_eq!(words[1][4..6], ["yes", "no"], "{table}");
+    let row = &objects(&daemon.cached(&["ls", "--json"]).await)[0];
+    assert_eq!(
+        (&row["image"], &row["pinned"]),
+        (&IMAGE.into(), &false.into())
+    );
+    assert_eq!(row["platforms"][0]["complete"], true, "{row}");
 
     let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
     assert_eq!(stat["blobs"], image.digests().count());
     assert!(
         stat["used"].as_u64().is_some_and(|used| used >= 370_005),
         "{stat}"
+    );
+    let disk = &stat["disk"];
+    let kind = |name: &str| {
+        disk[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{name} in {disk}"))
+    };
+    let kinds = [
+        "blobs",
+        "downloads",
+        "tags",
+        "pins",
+        "bundles",
+        "catalog",
+        "other",
+    ];
+    assert_eq!(kind("total"), kinds.map(kind).iter().sum::<u64>());
+    assert!(
+        kind("blobs") >= 370_005 && kind("tags") > 0 && kind("catalog") > 0,
+        "{disk}"
     );
     let text = daemon.cached(&["stat"]).await;
     assert!(
@@ -118,7 +151,7 @@ async fn pins_outlive_a_prune() {
 
     let out = daemon.cached(&["prune", "--all"]).await;
     assert!(out.starts_with("freed 0 B, "), "{out}");
-    let listed = objects(&daemon.cached(&["ls", "--json"]).await);
+    let listed = objects(&daemon.cached(&["ls", "--blobs", "--json"]).await);
     assert!(
         listed.len() == image.digests().count() && listed.iter().all(|blob| blob["pinned"] == true),
         "{listed:?}"
@@ -135,7 +168,12 @@ async fn pins_outlive_a_prune() {
         freed["freed"].as_u64().is_some_and(|freed| freed > 370_000),
         "{freed}"
     );
-    assert_eq!(daemon.cached(&["ls"]).await, "");
+    assert_eq!(daemon.cached(&["ls", "--blobs"]).await, "");
+    assert_eq!(
+        daemon.cached(&["ls"]).await.lines().count(),
+        1,
+        "the heading"
+    );
 
     let (code, _, err) = daemon.cache(&["pin", IMAGE]).await;
     assert!(code == Some(1) && err.contains("warm --pin"), "{err}");
@@ -189,7 +227,7 @@ async fn verify_finds_what_is_damaged() {
     // It is out, and comes back.
     assert!(
         !daemon
-            .cached(&["ls"])
+            .cached(&["ls", "--blobs"])
             .await
             .contains(&layer.digest.to_string())
     );
@@ -200,5 +238,82 @@ async fn verify_finds_what_is_damaged() {
             .cached(&["verify"])
             .await
             .ends_with("verified 5, failed 0\n")
+    );
+}
+
+#[tokio::test]
+async fn doctor_looks_at_what_the_daemon_runs_with() {
+    let hub = FakeRegistry::builder()
+        .basic_auth("someone", "hunter2")
+        .start()
+        .await;
+    let lab = FakeRegistry::start().await;
+    let daemon = Daemon::start(
+        &format!(
+            "default_upstream = \"hub.lab\"\n[upstreams.\"hub.lab\"]\nurl = {:?}\nusername = \"someone\"\npassword = \"hunter2\"\n",
+            hub.url()
+        ),
+        &["--upstream", &format!("flag.lab={}", lab.url())],
+    )
+    .await;
+    let shown = daemon.get("/v1/config").await;
+    let text = String::from_utf8_lossy(&shown.body).into_owned();
+    assert!(text.contains("[upstreams.\"flag.lab\"]"), "{text}");
+    assert!(!text.contains("hunter2"), "a secret leaves the process");
+
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_pierhead"));
+    command.args(["doctor", "--json", "--admin", &daemon.admin.to_string()]);
+    let output = crate::harness::soon("its end", command.output()).await;
+    let output = output.expect("it runs");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = report["findings"].as_array().expect("findings");
+    let level = |about: &str| {
+        let mut of = findings.iter().filter(|it| it["about"] == about);
+        (
+            of.next().expect(about)["level"].clone(),
+            of.next().is_none(),
+        )
+    };
+    // In no file: the flag of the daemon says where it is.
+    assert_eq!(level("upstream flag.lab"), ("ok".into(), true), "{report}");
+    // In the file alone: what is shown has no password.
+    assert_eq!(level("upstream hub.lab"), ("ok".into(), true), "{report}");
+    assert_eq!(level("configuration").0, "ok", "{report}");
+    assert!(!report.to_string().contains("hunter2"));
+}
+
+#[tokio::test]
+async fn an_image_is_removed_unless_it_is_pinned() {
+    let (registry, image, daemon) = with_image().await;
+    let other = Image::random(8, &[50_000]);
+    registry.push("team/app", "2", &other);
+    daemon.cached(&["warm", "--pin", IMAGE]).await;
+    daemon.cached(&["warm", "lab:5000/team/app:2"]).await;
+
+    let (code, _, err) = daemon.cache(&["rm", IMAGE]).await;
+    assert_eq!(code, Some(1));
+    let fix = format!("pierhead cache unpin {IMAGE}");
+    assert!(err.contains("is pinned") && err.contains(&fix), "{err}");
+    let by_digest = format!("lab:5000/team/app@{}", image.root);
+    let (code, _, err) = daemon.cache(&["rm", &by_digest]).await;
+    assert!(code == Some(1) && err.contains(&fix), "{err}");
+
+    daemon.cached(&["unpin", IMAGE]).await;
+    let out = daemon.cached(&["rm", IMAGE]).await;
+    assert!(
+        out.starts_with(&format!("removed {IMAGE}, freed 3")),
+        "{out}"
+    );
+    let listed = objects(&daemon.cached(&["ls", "--blobs", "--json"]).await);
+    assert_eq!(listed.len(), other.digests().count());
+    let table = daemon.cached(&["ls"]).await;
+    assert!(
+        !table.contains(IMAGE) && table.contains("team/app:2"),
+        "{table}"
+    );
+    let (code, _, err) = daemon.cache(&["rm", IMAGE]).await;
+    assert!(
+        code == Some(1) && err.contains("is not in the cache"),
+        "{err}"
     );
 }

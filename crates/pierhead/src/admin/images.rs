@@ -1,0 +1,159 @@
+//! Images of the cache for operators: listed, removed, and the room that a prune makes.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use pierhead_cache::Name;
+use pierhead_oci::{Reference, Target};
+
+use super::body::{json, refuse};
+use super::routes::Outcome;
+use super::{Admin, disk};
+use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
+
+/// Images listed at once: each is a file and a manifest or two.
+const MAX_IMAGES: usize = 1000;
+
+fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
+    Box::new(refuse(status, error.to_string()))
+}
+
+impl Admin {
+    /// Reads a name and a manifest or two of each image from the disk. No use of any of them.
+    pub(super) async fn images(&self) -> Outcome {
+        let known = self.cache.names().images(MAX_IMAGES).await;
+        let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let pins = self.cache.pins();
+        let mut images = Vec::new();
+        for reference in known {
+            // Of one that was evicted the name is left.
+            let Ok(cached) = self.proxy.cached(&reference).await else {
+                continue;
+            };
+            let image = reference.to_string();
+            let entries: Vec<_> = cached
+                .digests
+                .iter()
+                .filter_map(|digest| self.cache.entry(digest))
+                .collect();
+            let platforms = cached.platforms.into_iter();
+            images.push(Image {
+                pinned: pins.iter().any(|(label, _)| *label == image),
+                image,
+                digest: Some(cached.root),
+                size: entries.iter().map(|entry| entry.size).sum(),
+                digests: entries.into_iter().map(|entry| entry.digest).collect(),
+                platforms: platforms
+                    // BuildKit's attestations are of no platform.
+                    .filter(|it| !it.platform.as_ref().is_some_and(|of| of.is_unknown()))
+                    .map(|it| ImagePlatform {
+                        platform: it.platform.map(|of| of.to_string()),
+                        digest: it.manifest,
+                        size: it.size,
+                        complete: it.is_complete,
+                        accessed: it.accessed,
+                    })
+                    .collect(),
+            });
+        }
+        images.sort_by(|a, b| a.image.cmp(&b.image));
+        Ok(json(&Images { images }))
+    }
+
+    /// Forgets an image, and deletes what no other image uses of it.
+    pub(super) async fn remove_image(self: Arc<Self>, reference: &Reference) -> Outcome {
+        let image = reference.to_string();
+        let pinned = self.cache.pins().into_iter().find(|(label, digests)| {
+            let is_root = match &reference.target {
+                Target::Digest(digest) => digests.contains(digest),
+                Target::Tag(_) => false,
+            };
+            *label == image || is_root
+        });
+        if let Some((label, _)) = pinned {
+            return Err(fail(
+                StatusCode::CONFLICT,
+                format!("{image} is pinned: `pierhead cache unpin {label}` first"),
+            ));
+        }
+        let known = self.cache.names().images(usize::MAX).await;
+        let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let removal = self.proxy.removal(reference, known).await;
+        let removal = removal.map_err(|_| {
+            fail(
+                StatusCode::NOT_FOUND,
+                format!("{image} is not in the cache: `pierhead cache ls` shows what is"),
+            )
+        })?;
+        for name in &removal.names {
+            let removed = self
+                .cache
+                .names()
+                .remove(&Name::Manifest(name.clone()))
+                .await;
+            removed.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        }
+        let freed = self.cache.remove(removal.digests).await;
+        let freed = freed.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let bundles = self.prune_bundles(u64::MAX).await?;
+        Ok(json(&Removed {
+            image,
+            names: removal.names.iter().map(ToString::to_string).collect(),
+            freed: freed + bundles,
+        }))
+    }
+
+    /// Makes room. Bundles leave first, since they are made again from blobs; blobs cost a download.
+    pub(super) async fn prune(self: Arc<Self>, prune: &Prune) -> Outcome {
+        let Disk {
+            tags,
+            pins,
+            catalog,
+            other,
+            ..
+        } = self.disk().await?;
+        let room = prune.target.saturating_sub(tags + pins + catalog + other);
+        let stat = self.cache.stat();
+        let mut freed = self
+            .prune_bundles(room.saturating_sub(stat.used + stat.reserved))
+            .await?;
+        let bundles = self.disk().await?.bundles;
+        let blobs = self.cache.prune(room.saturating_sub(bundles)).await;
+        let blobs = blobs.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        freed += blobs;
+        if blobs > 0 {
+            // What belongs to the images that have just gone.
+            freed += self.prune_bundles(u64::MAX).await?;
+        }
+        Ok(json(&Pruned {
+            freed,
+            used: self.disk().await?.total,
+        }))
+    }
+
+    /// See [`pierhead_bundle::library::Library::prune`]; the bytes that it freed.
+    async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::Answer>> {
+        let Some(library) = self.library.clone() else {
+            return Ok(0);
+        };
+        let work = move || {
+            let stat = library.stat();
+            let before = stat.packs + stat.plans + stat.index;
+            library
+                .prune(target)
+                .map(|left| before.saturating_sub(left))
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(Ok(freed)) => Ok(freed),
+            Ok(Err(error)) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
+            Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
+        }
+    }
+
+    async fn disk(&self) -> Result<Disk, Box<super::body::Answer>> {
+        let (data, stat) = (self.data.clone(), self.cache.stat());
+        let walk = move || disk::usage(data.as_ref(), &stat);
+        let walked = tokio::task::spawn_blocking(walk).await;
+        walked.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
+    }
+}

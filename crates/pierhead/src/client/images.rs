@@ -1,0 +1,105 @@
+//! `pierhead cache ls`: a table of images, one line a platform.
+
+use std::io;
+
+use super::output::{Output, ago};
+use crate::api::{Image, ImagePlatform};
+use crate::config::human_bytes;
+
+const HEADING: [&str; 6] = [
+    "IMAGE", "PLATFORM", "SIZE", "COMPLETE", "PINNED", "LAST USE",
+];
+
+impl Output {
+    pub(super) fn images(self, images: &[Image]) -> io::Result<()> {
+        if self.json {
+            return images.iter().try_for_each(|image| self.object(image));
+        }
+        for line in table(images) {
+            self.line(line)?;
+        }
+        Ok(())
+    }
+}
+
+fn table(images: &[Image]) -> Vec<String> {
+    let mut rows = vec![HEADING.map(str::to_owned)];
+    for image in images {
+        rows.extend(image.platforms.iter().map(|it| row(image, Some(it))));
+        // An index none of whose images is here.
+        if image.platforms.is_empty() {
+            rows.push(row(image, None));
+        }
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    let line = |row: &[String; 6]| {
+        let cells = row.iter().zip(widths).enumerate();
+        let cells = cells.map(|(column, (cell, width))| match column {
+            2 => format!("{cell:>width$}"),
+            _ => format!("{cell:<width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+fn row(image: &Image, platform: Option<&ImagePlatform>) -> [String; 6] {
+    let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
+    let of = platform.and_then(|it| it.platform.clone());
+    [
+        image.image.clone(),
+        of.unwrap_or_else(|| "-".to_owned()),
+        human_bytes(platform.map_or(image.size, |it| it.size)),
+        yes(platform.is_some_and(|it| it.complete)),
+        yes(image.pinned),
+        platform.map_or_else(|| "-".to_owned(), |it| ago(it.accessed)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_for_each_platform_below_a_heading() {
+        let digest: pierhead_oci::Digest = format!("sha256:{}", "0".repeat(64))
+            .parse()
+            .expect("a digest");
+        let platform = |name: &str, complete| ImagePlatform {
+            platform: Some(name.to_owned()),
+            digest,
+            size: 3 << 20,
+            complete,
+            accessed: 0,
+        };
+        let image = |image: &str, pinned, platforms| Image {
+            image: image.to_owned(),
+            digests: Vec::new(),
+            digest: Some(digest),
+            size: 700,
+            pinned,
+            platforms,
+        };
+        let images = [
+            image(
+                "docker.io/library/redis:7",
+                true,
+                vec![
+                    platform("linux/amd64", true),
+                    platform("linux/arm64/v8", false),
+                ],
+            ),
+            image("quay.io/a:1", false, Vec::new()),
+        ];
+        assert_eq!(
+            table(&images),
+            [
+                "IMAGE                      PLATFORM           SIZE  COMPLETE  PINNED  LAST USE",
+                "docker.io/library/redis:7  linux/amd64     3.0 MiB  yes       yes     never",
+                "docker.io/library/redis:7  linux/arm64/v8  3.0 MiB  no        yes     never",
+                "quay.io/a:1                -                 700 B  no        no      -",
+            ]
+        );
+    }
+}
