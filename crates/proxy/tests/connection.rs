@@ -16,7 +16,7 @@ use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Authority, Fault, Gate};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
+use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -459,4 +459,27 @@ async fn a_drain_ends() {
     soon(stage.stop()).await.unwrap().unwrap();
     let rest = soon(answer.whole()).await.unwrap();
     assert_eq!(rest.end, End::Cut);
+}
+
+/// A TLS handshake that is never ended holds a place as any half-sent request does.
+#[tokio::test]
+async fn handshakes_that_are_never_ended_leave_connections_to_others() {
+    let identity = Identity::new();
+    let stage = Plan::default()
+        .tls(identity.tls(None))
+        .config(|config| config.max_connections = 4)
+        .open()
+        .await;
+    let mut held = Vec::new();
+    for nth in 0..4 {
+        let mut stream = from(&stage, 2).await;
+        stream.write_all(&CLIENT_HELLO[..nth]).await.unwrap();
+        held.push(stream);
+    }
+    eventually(async || metric(&stage, "connections 4")).await;
+    for _ in 0..3 {
+        let status = over_tls(&stage, identity.authority.pem()).await.unwrap();
+        assert_eq!(status, 200);
+    }
+    assert!(!metric(&stage, "connections_displaced_total 0"));
 }
