@@ -75,8 +75,8 @@ impl Content {
     }
 }
 
-/// Who waits for the bytes of one fill. Does not keep the fill alive.
-#[derive(Clone, Debug)]
+/// Who waits for the bytes of one fill; by default nobody does. Does not keep the fill alive.
+#[derive(Clone, Debug, Default)]
 pub struct Readers(Weak<watch::Sender<Progress>>);
 
 impl Readers {

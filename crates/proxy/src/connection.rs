@@ -171,9 +171,13 @@ where
                     return;
                 }
                 // hyper keeps time for a head over HTTP/1.1 only.
-                if activity.idle().is_some_and(|idle| idle > head + period) {
-                    tracing::debug!(%address, "client asks nothing: connection cut");
-                    return;
+                match activity.idle() {
+                    Some(idle) if idle > head + period => {
+                        tracing::debug!(%address, "client asks nothing: connection cut");
+                        return;
+                    }
+                    Some(idle) if idle > head => connection.as_mut().graceful_shutdown(),
+                    _ => {}
                 }
             }
             () = activity.closed() => return displaced(address),

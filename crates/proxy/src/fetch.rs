@@ -45,6 +45,7 @@ pub(crate) fn start(
         if let Some(stream) = stream
             && turn.is_of(&wanted.client)
         {
+            turn.never_yields();
             // Nobody takes it when the client has left.
             let _ = pass.send(Passed { stream, turn });
         }

@@ -64,6 +64,15 @@ impl Turn {
         Arc::ptr_eq(&self.ticket.0, client)
     }
 
+    /// Somebody waits for the bytes from now on, as long as this lasts.
+    pub(crate) fn never_yields(&self) {
+        let mut inner = self.slot.fetches.lock();
+        if let Some(holder) = inner.running.by_id.get_mut(&self.slot.id) {
+            holder.download.readers = None;
+            holder.is_yielding = false;
+        }
+    }
+
     /// Resolves when another client needs the slot and nobody waits for this download. For one task.
     pub(crate) async fn yields(&self) {
         self.slot.wanted.notified().await;
@@ -207,9 +216,14 @@ impl Inner {
     fn ask_to_yield(&mut self) {
         let running = self.running.by_id.values();
         let mut yielding = running.filter(|it| it.is_yielding).count();
+        let awaited = self
+            .share
+            .waiters()
+            .filter(|(_, it)| it.download.is_awaited());
+        let awaited = awaited.count();
         loop {
             let idle = self.running.by_id.iter().filter(|(_, it)| {
-                !it.is_yielding && !it.download.is_awaited() && yielding < self.share.waiting()
+                !it.is_yielding && !it.download.is_awaited() && yielding < awaited
             });
             // The order among those of one client is that in which they began.
             let most = idle

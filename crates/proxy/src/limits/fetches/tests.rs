@@ -133,3 +133,53 @@ async fn one_slot_is_for_everybody() {
     assert_eq!(limits.downloads.lock().running.by_id.len(), 0);
     assert_eq!(one.fetches.load(Ordering::Relaxed), 0);
 }
+
+fn abandoned(seed: usize) -> Download {
+    Download {
+        readers: Some(Readers::default()),
+        ..download("a.example", seed, true)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_first() {
+    let limits = limits(|_| {});
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let take = |client, download| at_once(&limits, client, download, 4).unwrap();
+    let awaited = take(&one, download("a.example", 0, true));
+    let first = take(&one, abandoned(1));
+    let second = take(&one, abandoned(2));
+    let other = take(&two, abandoned(3));
+    // Nobody yields to what is not awaited itself.
+    let ticket = |client| limits.queue(client).unwrap();
+    let mut idle = std::pin::pin!(limits.turn(ticket(&three), abandoned(4), 4));
+    assert!(tokio::time::timeout(2 * LOOK, idle.as_mut()).await.is_err());
+    let mut waiting =
+        std::pin::pin!(limits.turn(ticket(&three), download("a.example", 5, true), 4));
+    tokio::select! {
+        _ = waiting.as_mut() => panic!("there is no free slot"),
+        () = first.yields() => {}
+    }
+    for kept in [&awaited, &second, &other] {
+        assert!(
+            now(std::pin::pin!(kept.yields())).is_none(),
+            "one is enough"
+        );
+    }
+    drop(first);
+    let turn = waiting.await;
+    assert!(turn.is_of(&three));
+    assert!(now(idle.as_mut()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_download_that_its_client_reads_itself_does_not_yield() {
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let turn = at_once(&limits, &one, abandoned(0), 1).unwrap();
+    turn.never_yields();
+    let ticket = limits.queue(&two).unwrap();
+    let waiting = limits.turn(ticket, download("a.example", 1, true), 1);
+    assert!(tokio::time::timeout(3 * LOOK, waiting).await.is_err());
+    assert!(now(std::pin::pin!(turn.yields())).is_none());
+}
