@@ -10,15 +10,16 @@ use prometheus_client::registry::Registry as Metrics;
 use tokio::sync::Semaphore;
 
 use crate::bandwidth::Bandwidth;
+use crate::dns::{SystemFiles, SystemResolver};
 use crate::exchange::{follow, refusal, settle};
 use crate::failover::Addresses;
 use crate::fetches::Fetches;
 use crate::guest::{self, ClientCredentials, Fingerprint, Guest, Sealer, Verdict, Wanted};
-use crate::metrics::{self, Errand, Kind};
+use crate::metrics::{self, DnsMetrics, Errand, Kind};
 use crate::origin::Origin;
 use crate::stream::{self, BlobStream};
 use crate::upstreams::Upstreams;
-use crate::{Config, Error, Probe, blob, listing, manifest, probe, room};
+use crate::{Config, Error, Probe, Resolve, blob, listing, manifest, probe, room};
 
 /// A client of all upstreams; clones share connections, tokens and limits.
 #[derive(Clone)]
@@ -36,11 +37,41 @@ pub(crate) struct Lasting {
     pub(crate) fetches: Arc<Fetches>,
     pub(crate) documents: Arc<Semaphore>,
     pub(crate) bandwidth: Arc<Bandwidth>,
+    pub(crate) resolvers: Resolvers,
+}
+
+/// Who is asked for addresses. Each has bounds and a cache of its own, so that names that clients make up take
+/// nothing from configured upstreams.
+#[derive(Clone)]
+pub(crate) struct Resolvers {
+    /// Configured upstreams, Docker Hub and the HTTPS proxy.
+    pub(crate) configured: Arc<dyn Resolve>,
+    /// All other registries.
+    pub(crate) others: Arc<dyn Resolve>,
+}
+
+impl Resolvers {
+    fn new(config: &Config, metrics: &DnsMetrics) -> Self {
+        let resolver = || -> Arc<dyn Resolve> {
+            match &config.resolver {
+                Some(resolver) => Arc::clone(resolver),
+                None => {
+                    let files = SystemFiles::default();
+                    Arc::new(SystemResolver::new(files, metrics.clone()))
+                }
+            }
+        };
+        Self {
+            configured: resolver(),
+            others: resolver(),
+        }
+    }
 }
 
 impl Lasting {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, metrics: &metrics::Metrics) -> Self {
         Self {
+            resolvers: Resolvers::new(config, &metrics.dns),
             fetches: Arc::new(Fetches::new(config.max_fetches)),
             documents: room::all(),
             bandwidth: Arc::new(Bandwidth::new(config.bandwidth)),
@@ -89,7 +120,7 @@ impl Client {
     /// A URL, CA file or proxy address that makes no sense; the message names it.
     pub fn new(config: Config) -> Result<Self, Error> {
         let metrics = metrics::Metrics::default();
-        let limits = Lasting::new(&config);
+        let limits = Lasting::new(&config, &metrics);
         let upstreams = Upstreams::new(config, &metrics, &limits, None)?;
         Ok(Self {
             upstreams: Arc::new(ArcSwap::from_pointee(upstreams)),
@@ -302,13 +333,6 @@ impl Client {
             .is_ok_and(|addresses| addresses.is_failing())
     }
 
-    /// Whether every address of the upstream showed a certificate that this machine's clock speaks against when it was last asked
-    /// ([`Untrusted::Clock`](crate::Untrusted)).
-    pub fn doubts_clock(&self, registry: &Registry) -> bool {
-        self.addresses(registry)
-            .is_ok_and(|addresses| addresses.doubts_clock())
-    }
-
     /// Whether no address of the upstream is left that has not sent other content under this digest lately.
     pub fn all_sent_wrong(&self, registry: &Registry, digest: &Digest) -> bool {
         self.addresses(registry)
@@ -318,6 +342,11 @@ impl Client {
     /// Registers the metrics of the client; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
         self.metrics.register(registry);
+    }
+
+    /// Registers the metrics of name resolution; the caller gives the prefix.
+    pub fn register_dns(&self, registry: &mut Metrics) {
+        self.metrics.dns.register(registry);
     }
 }
 

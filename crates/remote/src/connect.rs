@@ -38,22 +38,12 @@ const GLANCE: Duration = Duration::from_millis(500);
 
 /// Turns names into addresses.
 pub trait Resolve: Send + Sync + std::fmt::Debug {
-    /// All addresses of a host, with that port, the preferred one first. Every connection asks anew.
+    /// All addresses of a host, with that port, the preferred one first. Every new connection asks.
     fn resolve(&self, host: String, port: u16) -> Resolving;
 }
 
 /// See [`Resolve::resolve`].
 pub type Resolving = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
-
-/// As the system does.
-#[derive(Debug)]
-pub(crate) struct SystemResolver;
-
-impl Resolve for SystemResolver {
-    fn resolve(&self, host: String, port: u16) -> Resolving {
-        Box::pin(async move { Ok(tokio::net::lookup_host((host, port)).await?.collect()) })
-    }
-}
 
 /// Connects on behalf of one upstream, within its [`Reach`].
 #[derive(Clone)]
@@ -127,7 +117,7 @@ impl Shared {
         let tcp = match intercept {
             Some(proxy) => {
                 self.glance(&host, port, allowed).await?;
-                tunnel(&proxy, uri).await?
+                tunnel(&proxy, uri, &self.resolver).await?
             }
             None => dial(&*self.resolver, &host, port, allowed).await?,
         };
@@ -252,8 +242,12 @@ fn alternate(resolved: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// Through the HTTPS proxy, which is configured and may be anywhere. It resolves the name.
-async fn tunnel(proxy: &Intercept, uri: &Uri) -> Result<TcpStream, ConnectError> {
-    let mut tunnel = Tunnel::new(proxy.uri().clone(), ToProxy);
+async fn tunnel(
+    proxy: &Intercept,
+    uri: &Uri,
+    resolver: &Arc<dyn Resolve>,
+) -> Result<TcpStream, ConnectError> {
+    let mut tunnel = Tunnel::new(proxy.uri().clone(), ToProxy(Arc::clone(resolver)));
     if let Some(auth) = proxy.basic_auth() {
         tunnel = tunnel.with_auth(auth.clone());
     }
@@ -276,7 +270,7 @@ async fn tunnel(proxy: &Intercept, uri: &Uri) -> Result<TcpStream, ConnectError>
 }
 
 /// What [`Tunnel`] reaches the proxy by.
-struct ToProxy;
+struct ToProxy(Arc<dyn Resolve>);
 
 impl Service<Uri> for ToProxy {
     type Response = TokioIo<TcpStream>;
@@ -288,10 +282,11 @@ impl Service<Uri> for ToProxy {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
+        let resolver = Arc::clone(&self.0);
         Box::pin(async move {
             let (host, port) = host_and_port(&uri)?;
             Ok(TokioIo::new(
-                dial(&SystemResolver, &host, port, Allowed::Any).await?,
+                dial(&*resolver, &host, port, Allowed::Any).await?,
             ))
         })
     }
@@ -372,6 +367,8 @@ impl Write for Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dns::{SystemFiles, SystemResolver};
+    use crate::metrics::DnsMetrics;
 
     #[test]
     fn families_alternate_and_are_bounded() {
@@ -393,15 +390,16 @@ mod tests {
     #[tokio::test]
     async fn the_address_is_checked_whatever_its_name() {
         // Numbers are addresses to the resolver, as any name of /etc/hosts or a hostile DNS server is.
-        let error = dial(&SystemResolver, "127.0.0.1", 1, Allowed::Public)
+        let resolver = SystemResolver::new(SystemFiles::default(), DnsMetrics::default());
+        let error = dial(&resolver, "127.0.0.1", 1, Allowed::Public)
             .await
             .unwrap_err();
         assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
-        let error = dial(&SystemResolver, "localhost", 1, Allowed::Public)
+        let error = dial(&resolver, "localhost", 1, Allowed::Public)
             .await
             .unwrap_err();
         assert!(matches!(error, ConnectError::Forbidden(_)), "{error}");
-        let error = dial(&SystemResolver, "127.0.0.1", 1, Allowed::Any)
+        let error = dial(&resolver, "127.0.0.1", 1, Allowed::Any)
             .await
             .unwrap_err();
         assert!(matches!(error, ConnectError::Failed { .. }), "{error}");

@@ -77,11 +77,6 @@ impl Addresses {
         self.places.iter().all(|place| place.health.is_failing())
     }
 
-    /// Whether the clock of this machine is why nothing came of any of them when it was last asked, most likely.
-    pub(crate) fn doubts_clock(&self) -> bool {
-        self.places.iter().all(|place| place.health.doubts_clock())
-    }
-
     /// Whether all that may be asked have sent other content under this digest lately.
     pub(crate) fn all_sent_wrong(&self, digest: &Digest) -> bool {
         self.allowed().all(|origin| origin.distrust.has(digest))

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::Error;
 use crate::metrics::{Errand, State, StateGauge};
-use crate::{Error, Untrusted};
 
 /// So many failures in a row, over all kinds of requests, take an address out. One operation alone makes
 /// up to four attempts: more than one has to see it.
@@ -53,8 +53,6 @@ pub(crate) struct Health {
 struct Inner {
     /// In a row.
     failures: u32,
-    /// The last of them was a certificate that this machine's clock speaks against.
-    doubted: bool,
     out: Option<Out>,
     /// Until when each errand is answered by 429. Docker Hub limits pulls of manifests, and neither
     /// their HEADs nor blobs.
@@ -173,7 +171,7 @@ impl Health {
 
     fn answered(&self) {
         let mut inner = self.lock();
-        (inner.failures, inner.doubted) = (0, false);
+        inner.failures = 0;
         let Some(out) = inner.out.take() else {
             return;
         };
@@ -251,11 +249,6 @@ impl Health {
         inner.barren >= BARREN && inner.barren_at.is_some_and(|at| at.elapsed() < LONGEST)
     }
 
-    /// Whether the clock of this machine is why nothing came of it when it was last asked, most likely.
-    pub(crate) fn doubts_clock(&self) -> bool {
-        self.lock().doubted
-    }
-
     /// Whether it did not answer when it was last asked.
     pub(crate) fn is_failing(&self) -> bool {
         self.lock().failures > 0
@@ -288,8 +281,7 @@ impl Turn {
                     self.health.limited(errand, *retry_after);
                 }
             }
-            Err(error @ Error::Transport { untrusted, .. }) => {
-                self.health.lock().doubted = *untrusted == Some(Untrusted::Clock);
+            Err(error @ Error::Transport { .. }) => {
                 self.health.failed(&error.to_string(), self.probe);
             }
             Err(error @ Error::Status { status, .. }) if *status >= 500 || *status == 408 => {
@@ -331,29 +323,6 @@ mod tests {
     fn health() -> Arc<Health> {
         let metrics = Metrics::default();
         Health::new("a.io", "b.io", metrics.state("a.io", Some("b.io")))
-    }
-
-    #[test]
-    fn the_clock_is_doubted_until_something_else_comes_of_it() {
-        let health = health();
-        let told = |untrusted| health.insist().ended(BLOB, &refused(untrusted));
-        told(None);
-        assert!(!health.doubts_clock());
-        told(Some(Untrusted::Clock));
-        assert!(health.doubts_clock());
-        told(Some(Untrusted::Certificate));
-        assert!(!health.doubts_clock());
-        told(Some(Untrusted::Clock));
-        health.insist().ended(BLOB, &Ok(()));
-        assert!(!health.doubts_clock());
-    }
-
-    fn refused(untrusted: Option<Untrusted>) -> Result<(), Error> {
-        Err(Error::Transport {
-            upstream: "a.io".into(),
-            what: "no TLS".into(),
-            untrusted,
-        })
     }
 
     fn down() -> Result<(), Error> {

@@ -14,6 +14,7 @@ mod config;
 mod connect;
 mod credentials;
 mod distrust;
+mod dns;
 mod error;
 mod exchange;
 mod failover;

@@ -1,11 +1,13 @@
 //! What the client counts; labels are bounded to configured upstreams, Docker Hub and `other`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 /// What a request was for.
@@ -129,9 +131,54 @@ struct ByRequest {
     status: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByResult {
+    result: &'static str,
+}
+
+/// Metrics of name resolution; clones share them.
+#[derive(Clone)]
+pub(crate) struct DnsMetrics {
+    lookups: Family<ByResult, Counter>,
+    duration: Histogram,
+}
+
+impl Default for DnsMetrics {
+    fn default() -> Self {
+        Self {
+            lookups: Family::default(),
+            duration: Histogram::new([0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5]),
+        }
+    }
+}
+
+impl DnsMetrics {
+    /// One lookup that the cache did not answer.
+    pub(crate) fn ended(&self, result: &'static str, took: Duration) {
+        self.lookups.get_or_create(&ByResult { result }).inc();
+        self.duration.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "lookups",
+            "Lookups of names that were not cached, by result: found, not_found, failed (each name server), \
+             timeout, busy (too many at once)",
+            self.lookups.clone(),
+        );
+        registry.register_with_unit(
+            "lookup_duration",
+            "Time of each such lookup, the wait for its turn included",
+            Unit::Seconds,
+            self.duration.clone(),
+        );
+    }
+}
+
 /// All metrics of a client; clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
+    pub(crate) dns: DnsMetrics,
     requests: Family<ByRequest, Counter>,
     received: Family<ByUpstream, Counter>,
     retries: Family<ByUpstream, Counter>,

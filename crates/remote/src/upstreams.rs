@@ -12,8 +12,8 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 
 use crate::authorize::Memory;
-use crate::client::Lasting;
-use crate::connect::{Connector, SystemResolver};
+use crate::client::{Lasting, Resolvers};
+use crate::connect::{Connector, Resolve};
 use crate::distrust::Distrust;
 use crate::exchange::{Http, http};
 use crate::failover::Places;
@@ -44,6 +44,8 @@ pub(crate) struct Upstreams {
     strangers: Strangers,
     /// The connections of all strangers: they may reach the same places.
     public: Http,
+    /// The same for Docker Hub: names that clients make up delay no lookup of it.
+    hub: Http,
     credentials: HashMap<Registry, Credentials>,
     metrics: Metrics,
     shared: Arc<Shared>,
@@ -67,7 +69,12 @@ impl Upstreams {
             proxy: proxy(&config)?,
             config: &config,
         };
-        let public = network.http(Reach::default(), None)?;
+        let Resolvers {
+            configured: resolver,
+            others,
+        } = &lasting.resolvers;
+        let public = network.http(Reach::default(), None, others)?;
+        let hub = network.http(Reach::default(), None, resolver)?;
         let shared = Arc::new(Shared {
             limits: Limits {
                 header_timeout: config.header_timeout,
@@ -97,7 +104,7 @@ impl Upstreams {
                 let known = old.and_then(|old| old.health(name, &base));
                 let place = Place {
                     name: name.clone(),
-                    http: network.http(reach, Some((name, upstream)))?,
+                    http: network.http(reach, Some((name, upstream)), resolver)?,
                     credentials: address.credentials.clone(),
                     budget: Budget::new(),
                     metrics: metrics.upstream(name.as_str()),
@@ -121,6 +128,7 @@ impl Upstreams {
             configured,
             strangers: Strangers::default(),
             public,
+            hub,
             credentials,
             metrics,
             shared,
@@ -158,7 +166,10 @@ impl Upstreams {
         }
         Ok(self.strangers.get(name, || Place {
             name: name.clone(),
-            http: self.public.clone(),
+            http: match name.is_docker_hub() {
+                true => self.hub.clone(),
+                false => self.public.clone(),
+            },
             credentials: self.credentials.get(name).cloned(),
             budget: Budget::new(),
             metrics: self.metrics.upstream(label),
@@ -234,7 +245,12 @@ fn proxy(config: &Config) -> Result<Option<Arc<Matcher>>, Error> {
 }
 
 impl Network<'_> {
-    fn http(&self, reach: Reach, upstream: Option<(&Registry, &Upstream)>) -> Result<Http, Error> {
+    fn http(
+        &self,
+        reach: Reach,
+        upstream: Option<(&Registry, &Upstream)>,
+        resolver: &Arc<dyn Resolve>,
+    ) -> Result<Http, Error> {
         let mut roots = Arc::clone(&self.config.roots);
         if let Some((name, Upstream { ca: Some(path), .. })) = upstream {
             let wrong = |why: String| Error::Config {
@@ -264,10 +280,7 @@ impl Network<'_> {
             reach,
             Arc::new(tls),
             self.proxy.clone(),
-            self.config
-                .resolver
-                .clone()
-                .unwrap_or_else(|| Arc::new(SystemResolver)),
+            Arc::clone(resolver),
             self.config.connect_timeout,
         )))
     }
@@ -316,8 +329,9 @@ mod tests {
     fn upstreams(change: impl FnOnce(&mut Config)) -> Result<Upstreams, Error> {
         let mut config = Config::default();
         change(&mut config);
-        let lasting = Lasting::new(&config);
-        Upstreams::new(config, &Metrics::default(), &lasting, None)
+        let metrics = Metrics::default();
+        let lasting = Lasting::new(&config, &metrics);
+        Upstreams::new(config, &metrics, &lasting, None)
     }
 
     fn with(url: &str, trusted: &[&str]) -> Result<Upstreams, Error> {

@@ -111,6 +111,7 @@ impl Admin {
         share.register(&mut metrics);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));
+        client.register_dns(metrics.sub_registry_with_prefix("pierhead_dns"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
         if let Some(trace) = trace {
             trace.register(metrics.sub_registry_with_prefix("pierhead_trace"));

@@ -17,13 +17,9 @@ use super::servers::Servers;
 use super::signals::{Signal, Signals};
 use super::trace::Trace;
 use crate::cli::serve::ServeArgs;
-use crate::clock;
-use crate::failure::{Exit, Told};
 
 /// For the last writes at the end.
 const CLOSING: Duration = Duration::from_secs(5);
-/// How often what ends it by itself is looked for.
-const LOOK: Duration = Duration::from_secs(1);
 /// The name of the task that turns [`Service::rest`].
 pub(super) const PRESSURE: &str = "the watch over the pressure";
 
@@ -60,8 +56,6 @@ impl Service {
     }
 
     async fn serve(&mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {
-        let mut looks = tokio::time::interval(LOOK);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 told = signals.next() => match told {
@@ -82,23 +76,8 @@ impl Service {
                     self.rest.set(false);
                 },
                 error = self.servers.ended() => return Err(error),
-                _ = looks.tick() => self.check_clock()?,
             }
         }
-    }
-
-    /// A clock that is ahead shows by the certificate of the default upstream alone: others are named by whoever asks, who must not end us.
-    fn check_clock(&self) -> Result<(), Told> {
-        let (running, upstream) = (&self.running, &self.running.config.default_upstream);
-        if !running.client.doubts_clock(upstream) || running.cache.stat().blobs > 0 {
-            return Ok(());
-        }
-        let message = format!(
-            "the clock: by it the certificate of {upstream} is not good yet, or ended years ago, and the cache is empty. Set it: {}. If it is \
-             right, {upstream} needs a new certificate",
-            clock::MEND
-        );
-        Err(Told::new(Exit::Clock, message))
     }
 
     async fn end(mut self, args: &ServeArgs, signals: &mut Signals) -> anyhow::Result<()> {

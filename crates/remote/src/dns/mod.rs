@@ -1,0 +1,258 @@
+//! DNS lookups that hold no thread: bounded in time and number, with a short cache.
+//!
+//! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
+//! 2. At most [`MAX_LOOKUPS`] lookups of one resolver run at once. Configured upstreams and all other
+//!    registries have a resolver each, so that names from clients cannot take what configured names need.
+//! 3. A cached answer waits for nothing.
+
+mod name_servers;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use moka::Expiry;
+use moka::sync::Cache;
+use tokio::sync::Semaphore;
+use tokio::time::{timeout, timeout_at};
+
+use crate::connect::{Resolve, Resolving};
+use crate::metrics::DnsMetrics;
+use name_servers::NameServers;
+pub(crate) use name_servers::SystemFiles;
+
+/// Time for one lookup, the wait for its turn included.
+const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
+
+/// How long a lookup waits for its turn. What is left of its time is enough to ask.
+const TURN_LIMIT: Duration = Duration::from_secs(1);
+
+/// Lookups of one resolver that run at once. A silent name server costs each up to eight UDP sockets.
+const MAX_LOOKUPS: usize = 128;
+
+/// Cached answers of one resolver.
+const CACHE_SIZE: u64 = 1024;
+
+/// Bounds on the time that addresses are cached; between them, the TTL of the records counts.
+const MIN_TTL: Duration = Duration::from_secs(1);
+const MAX_TTL: Duration = Duration::from_secs(60);
+
+/// How long "there is no such name" is cached.
+const NEGATIVE_TTL: Duration = Duration::from_secs(5);
+
+/// How long a failure is cached: retries of one request ask a silent name server once.
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+
+/// How often the files of the system are looked at for changes, and how long a lookup waits for that.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
+const CHECK_LIMIT: Duration = Duration::from_millis(250);
+
+/// Asks the name servers of the system: `/etc/hosts` first, then `/etc/resolv.conf`. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct SystemResolver(Arc<Shared>);
+
+struct Shared {
+    files: SystemFiles,
+    /// `None` before the first lookup.
+    name_servers: ArcSwapOption<NameServers>,
+    /// When the files were last looked at.
+    checked: Mutex<Option<Instant>>,
+    cache: Cache<String, Cached>,
+    running: Semaphore,
+    metrics: DnsMetrics,
+}
+
+impl std::fmt::Debug for SystemResolver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SystemResolver")
+    }
+}
+
+/// Why a lookup brought no address.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum LookupError {
+    /// A name server says that the name does not exist, or has no address.
+    #[error("there is no such name, or it has no address")]
+    NotFound,
+    /// Each name server failed or refused.
+    #[error("{0}")]
+    Failed(String),
+    /// No name server answered in time.
+    #[error("no name server answered within {LOOKUP_LIMIT:?}")]
+    Timeout,
+    /// Too many other lookups are running.
+    #[error("too many lookups are running")]
+    Busy,
+}
+
+impl From<LookupError> for io::Error {
+    fn from(error: LookupError) -> Self {
+        let kind = match error {
+            LookupError::NotFound => io::ErrorKind::NotFound,
+            LookupError::Failed(_) => io::ErrorKind::Other,
+            LookupError::Timeout => io::ErrorKind::TimedOut,
+            LookupError::Busy => io::ErrorKind::QuotaExceeded,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// What a lookup brings: addresses, the preferred ones first.
+type Answer = Result<Arc<[IpAddr]>, LookupError>;
+
+#[derive(Clone)]
+struct Cached {
+    answer: Answer,
+    lifetime: Duration,
+}
+
+impl Cached {
+    fn new(answer: Result<name_servers::Found, LookupError>) -> Self {
+        let lifetime = match &answer {
+            Ok(found) => found.ttl.clamp(MIN_TTL, MAX_TTL),
+            Err(LookupError::NotFound) => NEGATIVE_TTL,
+            Err(_) => FAILURE_TTL,
+        };
+        Self {
+            answer: answer.map(|found| found.addresses),
+            lifetime,
+        }
+    }
+}
+
+/// Each answer lives as long as it says.
+struct ByLifetime;
+
+impl Expiry<String, Cached> for ByLifetime {
+    fn expire_after_create(&self, _: &String, cached: &Cached, _: Instant) -> Option<Duration> {
+        Some(cached.lifetime)
+    }
+
+    fn expire_after_update(
+        &self,
+        _: &String,
+        cached: &Cached,
+        _: Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        Some(cached.lifetime)
+    }
+}
+
+impl SystemResolver {
+    /// No I/O before the first lookup.
+    pub(crate) fn new(files: SystemFiles, metrics: DnsMetrics) -> Self {
+        Self(Arc::new(Shared {
+            files,
+            name_servers: ArcSwapOption::empty(),
+            checked: Mutex::new(None),
+            cache: Cache::builder()
+                .max_capacity(CACHE_SIZE)
+                .expire_after(ByLifetime)
+                .build(),
+            running: Semaphore::new(MAX_LOOKUPS),
+            metrics,
+        }))
+    }
+
+    /// The addresses of a host, which is lower case and has no brackets.
+    async fn lookup(&self, host: &str) -> Answer {
+        if let Ok(address) = host.parse() {
+            return Ok([address].into());
+        }
+        let deadline = tokio::time::Instant::now() + LOOKUP_LIMIT;
+        let name_servers = timeout_at(deadline, self.name_servers()).await;
+        let name_servers = name_servers.map_err(|_| LookupError::Timeout)?;
+        if let Some(addresses) = name_servers.host(host) {
+            return Ok(addresses);
+        }
+        let shared = &self.0;
+        if let Some(cached) = shared.cache.get(host) {
+            return cached.answer;
+        }
+        let started = Instant::now();
+        // The semaphore is never closed.
+        let Ok(_turn) = timeout(TURN_LIMIT, shared.running.acquire()).await else {
+            shared.metrics.ended("busy", started.elapsed());
+            return Err(LookupError::Busy);
+        };
+        let found = timeout_at(deadline, name_servers.lookup(host)).await;
+        let found = found.unwrap_or(Err(LookupError::Timeout));
+        let result = match &found {
+            Ok(_) => "found",
+            Err(LookupError::NotFound) => "not_found",
+            Err(LookupError::Timeout) => "timeout",
+            Err(_) => "failed",
+        };
+        shared.metrics.ended(result, started.elapsed());
+        let cached = Cached::new(found);
+        shared.cache.insert(host.to_owned(), cached.clone());
+        cached.answer
+    }
+
+    /// The name servers of the system as its files name them now. A disk that hangs delays one lookup each
+    /// [`CHECK_INTERVAL`] by [`CHECK_LIMIT`], once they were read.
+    async fn name_servers(&self) -> Arc<NameServers> {
+        let current = self.0.name_servers.load_full();
+        if current.is_none() || self.is_check_due() {
+            let resolver = self.clone();
+            let check = tokio::task::spawn_blocking(move || resolver.check_files());
+            match current {
+                Some(_) => drop(timeout(CHECK_LIMIT, check).await),
+                None => drop(check.await),
+            }
+        }
+        let current = self.0.name_servers.load_full();
+        current.unwrap_or_else(|| Arc::new(NameServers::none()))
+    }
+
+    fn is_check_due(&self) -> bool {
+        let checked = &self.0.checked;
+        let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = checked.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
+        if due {
+            *checked = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Reads the files when they have changed. Blocks.
+    fn check_files(&self) {
+        let shared = &self.0;
+        let stamp = shared.files.stamp();
+        let current = shared.name_servers.load();
+        if current.as_ref().is_some_and(|it| it.stamp() == &stamp) {
+            return;
+        }
+        match NameServers::read(&shared.files, stamp) {
+            Ok(new) => {
+                if current.is_some() {
+                    tracing::info!(servers = %new, "the name servers have changed");
+                }
+                shared.name_servers.store(Some(Arc::new(new)));
+                // What the old ones said may not hold.
+                shared.cache.invalidate_all();
+            }
+            Err(error) => tracing::warn!(
+                file = %shared.files.resolv_conf.display(),
+                %error,
+                "the name servers cannot be read; those known before are asked"
+            ),
+        }
+    }
+}
+
+impl Resolve for SystemResolver {
+    fn resolve(&self, host: String, port: u16) -> Resolving {
+        let resolver = self.clone();
+        Box::pin(async move {
+            let addresses = resolver.lookup(&host).await?;
+            let addresses = addresses.iter().map(|address| (*address, port).into());
+            Ok(addresses.collect::<Vec<SocketAddr>>())
+        })
+    }
+}

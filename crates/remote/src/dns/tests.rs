@@ -1,0 +1,332 @@
+use std::collections::HashSet;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hickory_resolver::proto::op::{Message, ResponseCode};
+use hickory_resolver::proto::rr::rdata::A;
+use hickory_resolver::proto::rr::{RData, Record, RecordType};
+use tokio::net::UdpSocket;
+
+use super::*;
+
+/// Far more than any lookup takes. What takes so long hangs.
+const SOON: Duration = Duration::from_secs(30);
+
+/// What a name server does with a question for a name (without the dot at its end).
+enum Says {
+    Address(u8),
+    /// With this TTL in seconds.
+    Lasting(u8, u32),
+    NoSuchName,
+    Failure,
+    Nothing,
+}
+
+/// A name server on loopback; it counts the questions for addresses of the fourth version.
+struct NameServer {
+    questions: Arc<AtomicUsize>,
+    port: u16,
+}
+
+impl NameServer {
+    async fn start(ip: &str, port: u16, says: impl Fn(&str) -> Says + Send + 'static) -> Self {
+        let socket = UdpSocket::bind((ip, port)).await.expect("a port");
+        let port = socket.local_addr().expect("an address").port();
+        let questions = Arc::new(AtomicUsize::new(0));
+        let count = questions.clone();
+        tokio::spawn(async move {
+            let mut buffer = [0; 4096];
+            let mut seen = HashSet::new();
+            loop {
+                let Ok((length, peer)) = socket.recv_from(&mut buffer).await else {
+                    continue;
+                };
+                let question = Message::from_vec(&buffer[..length]).expect("a question");
+                let query = question.queries[0].clone();
+                let is_v4 = query.query_type() == RecordType::A;
+                // Sent anew, it has the same number.
+                if is_v4 && seen.insert(question.id) {
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+                let name = query.name().to_ascii();
+                let mut answer = question.into_response();
+                let mut address = |last, ttl| {
+                    if is_v4 {
+                        let data = RData::A(A(Ipv4Addr::new(192, 0, 2, last)));
+                        let name = query.name().clone();
+                        answer.add_answer(Record::from_rdata(name, ttl, data));
+                    }
+                };
+                match says(name.trim_end_matches('.')) {
+                    Says::Address(last) => address(last, 300),
+                    Says::Lasting(last, ttl) => address(last, ttl),
+                    Says::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
+                    Says::Failure => answer.metadata.response_code = ResponseCode::ServFail,
+                    Says::Nothing => continue,
+                }
+                let bytes = answer.to_vec().expect("an answer");
+                socket.send_to(&bytes, peer).await.expect("sent");
+            }
+        });
+        Self { questions, port }
+    }
+
+    /// On any port.
+    async fn on_loopback(says: impl Fn(&str) -> Says + Send + 'static) -> Self {
+        Self::start("127.0.0.1", 0, says).await
+    }
+
+    fn asked(&self) -> usize {
+        self.questions.load(Ordering::SeqCst)
+    }
+}
+
+/// A folder with the two files.
+struct System {
+    folder: tempfile::TempDir,
+    files: SystemFiles,
+}
+
+impl System {
+    fn new(resolv_conf: &str, hosts: &str, port: u16) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = SystemFiles {
+            resolv_conf: folder.path().join("resolv.conf"),
+            hosts: folder.path().join("hosts"),
+            port,
+        };
+        let system = Self { folder, files };
+        system.write("resolv.conf", resolv_conf);
+        system.write("hosts", hosts);
+        system
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path: &Path = self.folder.path();
+        std::fs::write(path.join(name), text).expect("written");
+    }
+
+    fn resolver(&self) -> SystemResolver {
+        SystemResolver::new(self.files.clone(), DnsMetrics::default())
+    }
+}
+
+async fn lookup(resolver: &SystemResolver, host: &str) -> Result<Vec<String>, LookupError> {
+    let answer = timeout(SOON, resolver.lookup(host)).await;
+    let addresses = answer.expect("an answer, and soon")?;
+    Ok(addresses.iter().map(ToString::to_string).collect())
+}
+
+#[tokio::test]
+async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
+    let server = NameServer::on_loopback(|name| match name {
+        "known.example" => Says::Address(1),
+        _ => Says::Nothing,
+    })
+    .await;
+    let system = System::new(
+        "nameserver 127.0.0.1",
+        "192.0.2.9 host.example",
+        server.port,
+    );
+    let resolver = system.resolver();
+    assert_eq!(
+        lookup(&resolver, "known.example").await.unwrap(),
+        ["192.0.2.1"]
+    );
+    // More than may run at once.
+    let silent: Vec<_> = (0..2 * MAX_LOOKUPS)
+        .map(|nth| {
+            let resolver = resolver.clone();
+            tokio::spawn(async move { lookup(&resolver, &format!("r{nth}.example")).await })
+        })
+        .collect();
+    while resolver.0.running.available_permits() > 0 {
+        tokio::task::yield_now().await;
+    }
+    // Neither what is cached, nor hosts, nor blocking work waits for them.
+    assert_eq!(
+        lookup(&resolver, "known.example").await.unwrap(),
+        ["192.0.2.1"]
+    );
+    assert_eq!(
+        lookup(&resolver, "host.example").await.unwrap(),
+        ["192.0.2.9"]
+    );
+    tokio::task::spawn_blocking(|| ()).await.expect("a thread");
+    assert_eq!(resolver.0.running.available_permits(), 0, "they still run");
+    let mut results = Vec::new();
+    for task in silent {
+        results.push(task.await.expect("a result"));
+    }
+    let timeouts = |result: &&_| matches!(result, Err(LookupError::Timeout));
+    let busy = |result: &&_| matches!(result, Err(LookupError::Busy));
+    assert_eq!(results.iter().filter(timeouts).count(), MAX_LOOKUPS);
+    assert_eq!(results.iter().filter(busy).count(), MAX_LOOKUPS);
+    assert_eq!(resolver.0.running.available_permits(), MAX_LOOKUPS);
+}
+
+#[tokio::test]
+async fn answers_are_cached_for_their_time() {
+    let server = NameServer::on_loopback(|name| match name {
+        "a.example" => Says::Address(1),
+        "short.example" => Says::Lasting(2, 0),
+        _ => Says::NoSuchName,
+    })
+    .await;
+    let system = System::new("nameserver 127.0.0.1", "", server.port);
+    let resolver = system.resolver();
+    for _ in 0..3 {
+        assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);
+    }
+    assert_eq!(server.asked(), 1);
+    for _ in 0..3 {
+        let none = lookup(&resolver, "none.example").await;
+        assert!(matches!(none, Err(LookupError::NotFound)), "{none:?}");
+    }
+    assert_eq!(server.asked(), 2);
+    lookup(&resolver, "short.example")
+        .await
+        .expect("an address");
+    tokio::time::sleep(MIN_TTL + Duration::from_millis(100)).await;
+    lookup(&resolver, "short.example")
+        .await
+        .expect("an address");
+    assert_eq!(server.asked(), 4);
+    // Another resolver has a cache of its own.
+    lookup(&system.resolver(), "a.example")
+        .await
+        .expect("an address");
+    assert_eq!(server.asked(), 5);
+}
+
+#[test]
+fn lifetimes_are_bounded() {
+    let found = |ttl| {
+        let addresses = [IpAddr::from([192, 0, 2, 1])].into();
+        let ttl = Duration::from_secs(ttl);
+        Cached::new(Ok(name_servers::Found { addresses, ttl })).lifetime
+    };
+    assert_eq!(found(0), MIN_TTL);
+    assert_eq!(found(30), Duration::from_secs(30));
+    assert_eq!(found(86_400), MAX_TTL);
+    assert_eq!(
+        Cached::new(Err(LookupError::NotFound)).lifetime,
+        NEGATIVE_TTL
+    );
+    assert_eq!(Cached::new(Err(LookupError::Timeout)).lifetime, FAILURE_TTL);
+}
+
+/// The second server knows other names, as where the first one is internal.
+#[tokio::test]
+async fn the_first_name_server_that_answers_decides() {
+    let first = NameServer::on_loopback(|name| match name {
+        "internal.example" => Says::Address(1),
+        "broken.example" => Says::Failure,
+        "silent.example" => Says::Nothing,
+        _ => Says::NoSuchName,
+    })
+    .await;
+    let second = NameServer::start("127.0.0.2", first.port, |name| match name {
+        "broken.example" => Says::Address(2),
+        "silent.example" => Says::Address(3),
+        "outside.example" => Says::Address(4),
+        _ => Says::NoSuchName,
+    })
+    .await;
+    let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
+    let system = System::new(conf, "", first.port);
+    let resolver = system.resolver();
+    assert_eq!(
+        lookup(&resolver, "internal.example").await.unwrap(),
+        ["192.0.2.1"]
+    );
+    let outside = lookup(&resolver, "outside.example").await;
+    assert!(matches!(outside, Err(LookupError::NotFound)), "{outside:?}");
+    assert_eq!(second.asked(), 0, "a no of the first is a no");
+    assert_eq!(
+        lookup(&resolver, "broken.example").await.unwrap(),
+        ["192.0.2.2"]
+    );
+    assert_eq!(
+        lookup(&resolver, "silent.example").await.unwrap(),
+        ["192.0.2.3"]
+    );
+}
+
+#[tokio::test]
+async fn the_files_of_the_system_count() {
+    let server = NameServer::on_loopback(|name| match name {
+        "registry.corp.example" => Says::Address(1),
+        "a.b.corp.example" => Says::Address(2),
+        "a.b" => Says::Address(3),
+        "x.y.z" => Says::Address(4),
+        _ => Says::NoSuchName,
+    })
+    .await;
+    let conf = "# made by hand\nsearch corp.example\nnameserver 127.0.0.1\noptions ndots:2 trust-ad unknown\n";
+    let hosts =
+        "192.0.2.10 mirror mirror.example # ours\n2001:db8::1 mirror\n192.0.2.11 localhost\n";
+    let system = System::new(conf, hosts, server.port);
+    let resolver = system.resolver();
+    assert_eq!(lookup(&resolver, "registry").await.unwrap(), ["192.0.2.1"]);
+    assert_eq!(
+        lookup(&resolver, "a.b").await.unwrap(),
+        ["192.0.2.2"],
+        "ndots"
+    );
+    assert_eq!(
+        lookup(&resolver, "a.b.").await.unwrap(),
+        ["192.0.2.3"],
+        "whole"
+    );
+    assert_eq!(lookup(&resolver, "x.y.z").await.unwrap(), ["192.0.2.4"]);
+    let mirror = ["2001:db8::1", "192.0.2.10"];
+    assert_eq!(lookup(&resolver, "mirror").await.unwrap(), mirror);
+    assert_eq!(
+        lookup(&resolver, "mirror.example").await.unwrap(),
+        ["192.0.2.10"]
+    );
+    assert_eq!(
+        lookup(&resolver, "192.0.2.12").await.unwrap(),
+        ["192.0.2.12"]
+    );
+    assert_eq!(lookup(&resolver, "::1").await.unwrap(), ["::1"]);
+    assert_eq!(
+        lookup(&resolver, "localhost").await.unwrap(),
+        ["192.0.2.11"]
+    );
+    let bare = System::new("nameserver 127.0.0.1", "", server.port).resolver();
+    let mut loopback = lookup(&bare, "localhost").await.unwrap();
+    loopback.sort();
+    assert_eq!(loopback, ["127.0.0.1", "::1"]);
+    // Without the files: the server of this machine, as resolv.conf(5) says.
+    for name in ["resolv.conf", "hosts"] {
+        std::fs::remove_file(system.folder.path().join(name)).expect("removed");
+    }
+    assert_eq!(
+        lookup(&system.resolver(), "x.y.z").await.unwrap(),
+        ["192.0.2.4"]
+    );
+}
+
+#[tokio::test]
+async fn a_change_of_the_files_is_noticed() {
+    let first = NameServer::on_loopback(|_| Says::Address(1)).await;
+    let _second = NameServer::start("127.0.0.2", first.port, |_| Says::Address(2)).await;
+    let system = System::new("nameserver 127.0.0.1", "", first.port);
+    let resolver = system.resolver();
+    assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);
+    system.write("resolv.conf", "# by DHCP\nnameserver 127.0.0.2");
+    // As after the interval.
+    *resolver.0.checked.lock().unwrap() = None;
+    assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.2"]);
+    // What makes no sense changes nothing.
+    system.write(
+        "resolv.conf",
+        &format!("nameserver 127.0.0.1\nsearch {}", "x".repeat(100)),
+    );
+    *resolver.0.checked.lock().unwrap() = None;
+    assert_eq!(lookup(&resolver, "b.example").await.unwrap(), ["192.0.2.2"]);
+}
