@@ -211,6 +211,9 @@ async fn prove(
             let scope = scope.text(repository);
             let key = Key {
                 registry: origin.name.clone(),
+                address: origin.base.clone(),
+                realm: realm.clone(),
+                service: service.clone(),
                 guest: origin.guest.as_ref().map(|guest| guest.who),
                 scope,
             };

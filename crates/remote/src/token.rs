@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use http::Uri;
 use pierhead_oci::Registry;
 use serde::Deserialize;
 use tokio::sync::OnceCell;
@@ -40,10 +41,18 @@ pub(crate) struct Token {
     expires: Instant,
 }
 
-/// For which upstream, in whose name, and what of it.
+/// What a token is good for. A token goes to no other address than the one that asked for it: a mirror must not
+/// see that of the registry, and the registry refuses that of a mirror.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
+    /// As configured: two upstreams may share an address, with credentials of their own.
     pub(crate) registry: Registry,
+    /// The base URL that demands the token.
+    pub(crate) address: String,
+    /// Who issues it, and for which service.
+    pub(crate) realm: Uri,
+    pub(crate) service: Option<String>,
+    /// `None`: the configured credentials, or none.
     pub(crate) guest: Option<Fingerprint>,
     pub(crate) scope: String,
 }
@@ -180,6 +189,9 @@ mod tests {
     fn key(scope: &str) -> Key {
         Key {
             registry: "quay.io".parse().unwrap(),
+            address: "https://quay.io".into(),
+            realm: "https://quay.io/token".parse().unwrap(),
+            service: None,
             guest: None,
             scope: scope.into(),
         }

@@ -1,7 +1,7 @@
 //! Several addresses of one upstream: whichever can answer does, and the login of one is no other's.
 
 use pierhead_remote::{Address, ClientCredentials, Verdict, Wanted};
-use pierhead_testkit::registry::{Gate, Role, TokenAuth};
+use pierhead_testkit::registry::{Auth, Gate, Role, TokenAuth};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry as Metrics;
 
@@ -159,6 +159,36 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
         },
     )
     .await;
+}
+
+/// Each address has a token server of its own. A token is sent to no other address than the one that asked for
+/// it: neither is the mirror shown the registry's, nor does a fail-over end in a refusal.
+#[tokio::test]
+async fn a_token_is_sent_only_to_the_address_that_asked_for_it() {
+    let two = Two::start().await;
+    let upstreams = [&two.mirror, &two.registry];
+    for upstream in upstreams {
+        upstream.configure(|settings| settings.auth = Auth::Token(TokenAuth::default()));
+    }
+    let twice = async || {
+        for _ in 0..2 {
+            two.manifest().await.expect("a manifest");
+            two.pulls().await;
+        }
+    };
+    twice().await;
+    two.mirror.stop().await;
+    twice().await;
+    two.mirror.restart().await;
+    two.registry.stop().await;
+    twice().await;
+    let [of_mirror, of_registry] = upstreams.map(|upstream| {
+        let requests = upstream.requests().into_iter();
+        let tokens = requests.filter_map(|it| it.header("authorization").map(str::to_owned));
+        tokens.collect::<std::collections::HashSet<_>>()
+    });
+    assert_eq!((of_mirror.len(), of_registry.len()), (1, 1));
+    assert!(of_mirror.is_disjoint(&of_registry), "{of_mirror:?}");
 }
 
 #[tokio::test]

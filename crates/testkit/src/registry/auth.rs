@@ -151,7 +151,12 @@ pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
         .collect();
     let mut issued = lock(&shared.issued);
     issued.count += 1;
-    let token = format!("token-{}", issued.count);
+    // Of this registry alone: another one that issues as many must not take it for one of its own.
+    let port = shared
+        .bases
+        .get()
+        .and_then(|bases| bases.tokens.rsplit(':').next());
+    let token = format!("token-{}-{}", port.unwrap_or_default(), issued.count);
     let grant = Grant {
         repositories: granted,
         expires: Instant::now() + rules.lifetime,
