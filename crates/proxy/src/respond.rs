@@ -196,9 +196,12 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         // Also for a 401: a challenge of ours would lead clients to send credentials, and all of them
         // fall back to the origin after a 403.
         Error::Ruled { .. }
-        | Error::Upstream(RemoteError::Denied { .. } | RemoteError::Forbidden { .. }) => {
-            (StatusCode::FORBIDDEN, ErrorCode::Denied)
-        }
+        | Error::Upstream(
+            RemoteError::Denied { .. }
+            | RemoteError::Forbidden { .. }
+            // As `Forbidden`: a client must not learn which names exist inside.
+            | RemoteError::NoSuchHost { .. },
+        ) => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::Cache(cache)
             if error.is_wrong_content()
                 || matches!(**cache, CacheError::Abandoned(_) | CacheError::Restarted) =>

@@ -3,9 +3,11 @@
 
 mod stage;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pierhead_cache::Name;
+use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::random_bytes;
 use pierhead_testkit::registry::{Fault, Gate, Settings};
@@ -310,6 +312,54 @@ async fn an_internal_address_is_403_and_never_called() {
         );
     }
     assert!(other.requests().is_empty());
+}
+
+/// Knows one name, which leads inside.
+#[derive(Debug)]
+struct Inside;
+
+impl pierhead_remote::Resolve for Inside {
+    fn resolve(&self, host: String, port: u16) -> pierhead_remote::Resolving {
+        Box::pin(std::future::ready(match host.as_str() {
+            "one.example" => Ok(vec![([10, 0, 0, 1], port).into()]),
+            _ => Err(std::io::ErrorKind::NotFound.into()),
+        }))
+    }
+}
+
+/// Of names that a client makes up, it must not learn which ones exist inside: neither from the first answer nor from
+/// later ones, which caches and the circuit breaker may have changed.
+#[tokio::test]
+async fn a_name_inside_and_one_that_does_not_exist_are_refused_alike() {
+    let plan = Plan {
+        resolver: Some(Arc::new(Inside)),
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let blob = Digest::of(Algorithm::Sha256, b"none");
+    for path in [
+        "manifests/1".to_owned(),
+        "tags/list".to_owned(),
+        format!("blobs/{blob}"),
+    ] {
+        let told = async |host: &str| {
+            let mut answers = Vec::new();
+            for _ in 0..8 {
+                let answer = stage.get(&format!("/v2/app/{path}?ns={host}")).await;
+                let body = String::from_utf8_lossy(&answer.body).replace(host, "HOST");
+                let names: Vec<_> = answer.headers.keys().map(ToString::to_string).collect();
+                answers.push((answer.status, names, body));
+            }
+            answers
+        };
+        // Of the same length, since lengths are in headers.
+        let (inside, nowhere) = (told("one.example").await, told("two.example").await);
+        assert_eq!(inside, nowhere, "{path}");
+        assert!(
+            inside.iter().all(|(status, ..)| *status == 403),
+            "{inside:?}"
+        );
+    }
 }
 
 async fn whole(stage: &Stage, path: &str) -> Response {

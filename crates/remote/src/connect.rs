@@ -55,6 +55,8 @@ struct Shared {
     proxy: Option<Arc<Matcher>>,
     resolver: Arc<dyn Resolve>,
     timeout: Duration,
+    /// See [`Shared::conceal`].
+    conceals: bool,
 }
 
 /// Why there is no connection.
@@ -63,6 +65,9 @@ pub(crate) enum ConnectError {
     /// The guard forbids the target.
     #[error("{0}")]
     Forbidden(String),
+    /// A client names a registry, and there is no such host.
+    #[error("{0}")]
+    NoSuchHost(String),
     /// DNS, TCP, the proxy or TLS failed.
     #[error("{what}")]
     Failed {
@@ -105,7 +110,16 @@ impl Connector {
             proxy,
             resolver,
             timeout,
+            conceals: false,
         }))
+    }
+
+    /// The same for registries that no configuration names: clients choose these names.
+    pub(crate) fn concealing(mut self) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.0) {
+            shared.conceals = true;
+        }
+        self
     }
 }
 
@@ -119,7 +133,10 @@ impl Shared {
                 self.glance(&host, port, allowed).await?;
                 tunnel(&proxy, uri, &self.resolver).await?
             }
-            None => dial(&*self.resolver, &host, port, allowed).await?,
+            None => {
+                let dialled = dial(&*self.resolver, &host, port, allowed).await;
+                dialled.map_err(|error| self.conceal(&host, error))?
+            }
         };
         if uri.scheme() != Some(&Scheme::HTTPS) {
             return Ok(Stream::new(tcp));
@@ -141,6 +158,20 @@ impl Shared {
 }
 
 impl Shared {
+    /// Makes a name that does not exist look like one that leads to an internal address, where clients choose names.
+    fn conceal(&self, host: &str, error: ConnectError) -> ConnectError {
+        match error {
+            ConnectError::Failed {
+                source: Some(source),
+                ..
+            } if self.conceals && source.kind() == io::ErrorKind::NotFound => {
+                tracing::debug!(host, "there is no such host");
+                ConnectError::NoSuchHost(guard::no_public_address(host))
+            }
+            error => error,
+        }
+    }
+
     /// Refuses a name that leads to an internal address as far as can be seen from here. The proxy resolves
     /// it once more, and may see something else: that is for the proxy to refuse.
     async fn glance(&self, host: &str, port: u16, allowed: Allowed) -> Result<(), ConnectError> {
@@ -161,7 +192,7 @@ fn all_public(host: &str, addresses: &[SocketAddr]) -> Result<(), ConnectError> 
         .all(|address| guard::is_public(address.ip()))
     {
         true => Ok(()),
-        false => Err(ConnectError::Forbidden(guard::internal(host))),
+        false => Err(ConnectError::Forbidden(guard::no_public_address(host))),
     }
 }
 

@@ -87,6 +87,15 @@ pub enum Error {
         /// What makes no sense, and where.
         what: String,
     },
+    /// There is no host of a name that a client chose. Its text is that of [`Forbidden`](Self::Forbidden), so that
+    /// no answer tells internal names from those that do not exist.
+    #[error("{upstream} is refused: {what}")]
+    NoSuchHost {
+        /// The registry asked.
+        upstream: String,
+        /// Why, and which key allows it.
+        what: String,
+    },
     /// A name that leads to an internal address, or a scheme that is not allowed.
     #[error("{upstream} is refused: {what}")]
     Forbidden {

@@ -150,12 +150,12 @@ impl Reach {
         }
         if let Ok(address) = host.parse::<IpAddr>() {
             if !is_public(address) {
-                return Err(internal(&host));
+                return Err(no_public_address(&host));
             }
         } else if is_internal_name(&host) || host.contains([':', '%']) {
             // The last are addresses with a zone.
             // Refused by name too: behind an HTTPS proxy no address is seen here.
-            return Err(internal(&host));
+            return Err(no_public_address(&host));
         }
         Ok(Allowed::Public)
     }
@@ -172,10 +172,12 @@ fn is_internal_name(host: &str) -> bool {
         || last.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The reason given for an internal address.
-pub(crate) fn internal(host: &str) -> String {
+/// The reason given for an internal address, and for a name that does not exist: a client that may name any
+/// registry must not learn from the answer which names exist inside.
+pub(crate) fn no_public_address(host: &str) -> String {
     format!(
-        "{host} is an internal address: to allow it, name it in the url of an [upstreams] table or in its trusted_hosts"
+        "{host} has no public address, as far as pierhead can see: to allow a private one, name it in the url of an \
+         [upstreams] table or in its trusted_hosts"
     )
 }
 

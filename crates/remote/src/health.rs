@@ -288,7 +288,12 @@ impl Turn {
                 self.health.failed(&error.to_string(), self.probe);
             }
             // Our own policy says nothing of it.
-            Err(Error::Forbidden { .. } | Error::Config { .. } | Error::Down { .. }) => {
+            Err(
+                Error::Forbidden { .. }
+                | Error::NoSuchHost { .. }
+                | Error::Config { .. }
+                | Error::Down { .. },
+            ) => {
                 if self.probe {
                     self.health.undecided();
                 }

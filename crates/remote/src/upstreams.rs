@@ -73,8 +73,9 @@ impl Upstreams {
             configured: resolver,
             others,
         } = &lasting.resolvers;
-        let public = network.http(Reach::default(), None, others)?;
-        let hub = network.http(Reach::default(), None, resolver)?;
+        let public = network.connector(Reach::default(), None, others)?;
+        let public = http(public.concealing());
+        let hub = http(network.connector(Reach::default(), None, resolver)?);
         let shared = Arc::new(Shared {
             limits: Limits {
                 header_timeout: config.header_timeout,
@@ -104,7 +105,7 @@ impl Upstreams {
                 let known = old.and_then(|old| old.health(name, &base));
                 let place = Place {
                     name: name.clone(),
-                    http: network.http(reach, Some((name, upstream)), resolver)?,
+                    http: http(network.connector(reach, Some((name, upstream)), resolver)?),
                     credentials: address.credentials.clone(),
                     budget: Budget::new(),
                     metrics: metrics.upstream(name.as_str()),
@@ -245,12 +246,12 @@ fn proxy(config: &Config) -> Result<Option<Arc<Matcher>>, Error> {
 }
 
 impl Network<'_> {
-    fn http(
+    fn connector(
         &self,
         reach: Reach,
         upstream: Option<(&Registry, &Upstream)>,
         resolver: &Arc<dyn Resolve>,
-    ) -> Result<Http, Error> {
+    ) -> Result<Connector, Error> {
         let mut roots = Arc::clone(&self.config.roots);
         if let Some((name, Upstream { ca: Some(path), .. })) = upstream {
             let wrong = |why: String| Error::Config {
@@ -276,13 +277,14 @@ impl Network<'_> {
             })?
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(http(Connector::new(
+        let connector = Connector::new(
             reach,
             Arc::new(tls),
             self.proxy.clone(),
             Arc::clone(resolver),
             self.config.connect_timeout,
-        )))
+        );
+        Ok(connector)
     }
 }
 

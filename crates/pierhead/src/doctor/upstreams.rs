@@ -172,7 +172,7 @@ fn failed(
         return Finding::clock(about, what);
     }
     let mend = match error {
-        Error::Forbidden { .. } | Error::Config { .. } => {
+        Error::Forbidden { .. } | Error::NoSuchHost { .. } | Error::Config { .. } => {
             format!("name it in [upstreams.\"{name}\"] if it is meant to be reached")
         }
         Error::Denied { .. } if has_login => {

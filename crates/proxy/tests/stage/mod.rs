@@ -54,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) header_timeout: Duration,
     /// How long the client crate waits for the next bytes of a body.
     pub(crate) stall_timeout: Duration,
+    /// `None`: the name servers of the system.
+    pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
     /// Whether there are bundles.
     pub(crate) bundles: bool,
     /// Bytes of a fast tier; 0: there is none.
@@ -73,6 +75,7 @@ impl Default for Plan {
             others: Vec::new(),
             header_timeout: Duration::from_secs(20),
             stall_timeout: Duration::from_secs(20),
+            resolver: None,
             bundles: false,
             fast: 0,
             data: None,
@@ -122,6 +125,7 @@ impl Plan {
         }
         remote.header_timeout = self.header_timeout;
         remote.stall_timeout = self.stall_timeout;
+        remote.resolver = self.resolver;
         let data = self.data.unwrap_or_else(|| tempfile::tempdir().unwrap());
         let mut config = pierhead_cache::Config::new(data.path(), self.capacity);
         config.max_blob = self.max_blob;
