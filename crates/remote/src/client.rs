@@ -44,7 +44,7 @@ pub(crate) struct Lasting {
 /// nothing from configured upstreams.
 #[derive(Clone)]
 pub(crate) struct Resolvers {
-    /// Configured upstreams, Docker Hub and the HTTPS proxy.
+    /// Configured upstreams and Docker Hub.
     pub(crate) configured: Arc<dyn Resolve>,
     /// All other registries.
     pub(crate) others: Arc<dyn Resolve>,

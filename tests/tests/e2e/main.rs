@@ -26,6 +26,7 @@ mod lies;
 mod matrix;
 mod medium;
 mod memory;
+mod name_server;
 mod names;
 mod operations;
 mod outage;

@@ -26,7 +26,7 @@ use crate::machine::{self, Machine};
 use signals::Signals;
 pub(crate) use trace::Trace;
 
-/// Disk reads and writes, and DNS: as many as a small disk can make use of. Each thread costs its touched
+/// Disk reads and writes: as many as a small disk can make use of. Each thread costs its touched
 /// stack only, and leaves after ten idle seconds.
 const BLOCKING_THREADS: usize = 64;
 /// The deepest stack seen is a TLS handshake, far below.

@@ -1,7 +1,7 @@
 //! DNS lookups that hold no thread: bounded in time and number, with a short cache.
 //!
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
-//! 2. At most [`MAX_LOOKUPS`] lookups of one resolver run at once. Configured upstreams and all other
+//! 2. At most so many lookups of one resolver run at once. Configured upstreams and all other
 //!    registries have a resolver each, so that names from clients cannot take what configured names need.
 //! 3. A cached answer waits for nothing.
 
@@ -31,8 +31,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 /// How long a lookup waits for its turn. What is left of its time is enough to ask.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Lookups of one resolver that run at once. A silent name server costs each up to eight UDP sockets.
-const MAX_LOOKUPS: usize = 128;
+/// Lookups of one resolver that run at once: as many as eight clients may have requests that wait for upstreams.
+/// A silent name server costs each up to eight UDP sockets.
+const MAX_LOOKUPS: usize = 512;
 
 /// Cached answers of one resolver.
 const CACHE_SIZE: u64 = 1024;
@@ -146,6 +147,10 @@ impl Expiry<String, Cached> for ByLifetime {
 impl SystemResolver {
     /// No I/O before the first lookup.
     pub(crate) fn new(files: SystemFiles, metrics: DnsMetrics) -> Self {
+        Self::bounded(files, metrics, MAX_LOOKUPS)
+    }
+
+    fn bounded(files: SystemFiles, metrics: DnsMetrics, max_lookups: usize) -> Self {
         Self(Arc::new(Shared {
             files,
             name_servers: ArcSwapOption::empty(),
@@ -154,7 +159,7 @@ impl SystemResolver {
                 .max_capacity(CACHE_SIZE)
                 .expire_after(ByLifetime)
                 .build(),
-            running: Semaphore::new(MAX_LOOKUPS),
+            running: Semaphore::new(max_lookups),
             metrics,
         }))
     }
