@@ -1,11 +1,12 @@
 //! What the proxy counts. Labels are bounded: never a digest, a name, a tag or an address.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use http::StatusCode;
 use pierhead_oci::Endpoint;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -15,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::limits::Limit;
 
 /// Which part of the API was asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Base,
     Manifest,
@@ -43,6 +44,22 @@ impl Kind {
         Self::Other,
     ];
 
+    /// The value of the label `endpoint`, and of the field `endpoint` of a log line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Manifest => "manifest",
+            Self::Blob => "blob",
+            Self::Tags => "tags",
+            Self::Referrers => "referrers",
+            Self::Discover => "discover",
+            Self::Bundle => "bundle",
+            Self::File => "file",
+            Self::Trace => "trace",
+            Self::Other => "other",
+        }
+    }
+
     pub(crate) fn of(endpoint: &Endpoint) -> Self {
         match endpoint {
             Endpoint::Base => Self::Base,
@@ -59,8 +76,14 @@ impl Kind {
     }
 }
 
+impl EncodeLabelValue for Kind {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        EncodeLabelValue::encode(&self.name(), encoder)
+    }
+}
+
 /// Where an answer came from: the `X-Cache` header says the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
     /// The cache, as the upstream has it.
     Hit,
@@ -82,15 +105,34 @@ impl Outcome {
             Self::None => None,
         }
     }
+
+    /// The value of the label `cache`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Hit => "hit",
+            Self::Miss => "miss",
+            Self::Stale => "stale",
+            Self::None => "none",
+        }
+    }
+}
+
+impl EncodeLabelValue for Outcome {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        EncodeLabelValue::encode(&self.name(), encoder)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Answered {
     endpoint: Kind,
     cache: Outcome,
-    /// The status's first digit.
-    class: u16,
+    /// The class, spelled as by the counter of requests to upstreams.
+    status: &'static str,
 }
+
+/// By the status's first digit.
+const STATUS_CLASSES: [&str; CLASSES] = ["other", "1xx", "2xx", "3xx", "4xx", "5xx"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Of {
@@ -102,7 +144,7 @@ const OUTCOMES: usize = 4;
 const CLASSES: usize = 6;
 
 /// What answers are like: each of these has a series from the start, so that its first increase is seen.
-const USUAL: [(Outcome, u16); 6] = [
+const USUAL: [(Outcome, usize); 6] = [
     (Outcome::Hit, 2),
     (Outcome::Miss, 2),
     (Outcome::Stale, 2),
@@ -165,7 +207,7 @@ impl Default for Metrics {
                 let answered = Answered {
                     endpoint,
                     cache,
-                    class,
+                    status: STATUS_CLASSES[class],
                 };
                 drop(requests.get_or_create(&answered));
             }
@@ -198,23 +240,18 @@ impl Default for Metrics {
 impl Metrics {
     /// A request was answered so.
     pub(crate) fn answered(&self, kind: Kind, outcome: Outcome, status: StatusCode) {
-        let class = status.as_u16() / 100;
-        let answered = Answered {
-            endpoint: kind,
-            cache: outcome,
-            class,
-        };
-        let found = &self.found[kind as usize][outcome as usize];
-        match found.get(usize::from(class)) {
-            Some(found) => {
-                found
-                    .get_or_init(|| self.requests.get_or_create(&answered).clone())
-                    .inc();
-            }
-            None => {
-                self.requests.get_or_create(&answered).inc();
-            }
-        }
+        let class = usize::from(status.as_u16() / 100);
+        let class = if class < CLASSES { class } else { 0 };
+        self.found[kind as usize][outcome as usize][class]
+            .get_or_init(|| {
+                let answered = Answered {
+                    endpoint: kind,
+                    cache: outcome,
+                    status: STATUS_CLASSES[class],
+                };
+                self.requests.get_or_create_owned(&answered)
+            })
+            .inc();
     }
 
     /// Bytes of content were handed over.

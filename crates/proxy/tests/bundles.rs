@@ -151,7 +151,7 @@ async fn an_image_that_nobody_pulled_is_pulled_indexed_and_sent() {
     assert_eq!((known.status, known.body.len()), (304, 0));
     assert!(metric(
         &stage,
-        "requests_total{endpoint=\"Bundle\",cache=\"Hit\",class=\"3\"} 1"
+        "requests_total{endpoint=\"bundle\",cache=\"hit\",status=\"3xx\"} 1"
     ));
 }
 

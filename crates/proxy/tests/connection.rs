@@ -382,21 +382,21 @@ async fn what_is_answered_is_counted() {
     stage.get("/v2/app/manifests/none").await;
     assert!(metric(
         &stage,
-        r#"requests_total{endpoint="Manifest",cache="Miss",class="2"} 1"#
+        r#"requests_total{endpoint="manifest",cache="miss",status="2xx"} 1"#
     ));
     assert!(metric(
         &stage,
-        r#"requests_total{endpoint="Manifest",cache="Hit",class="2"} 1"#
+        r#"requests_total{endpoint="manifest",cache="hit",status="2xx"} 1"#
     ));
     assert!(metric(
         &stage,
-        r#"requests_total{endpoint="Manifest",cache="None",class="4"} 1"#
+        r#"requests_total{endpoint="manifest",cache="none",status="4xx"} 1"#
     ));
     let bytes: usize = image.blobs.iter().map(|blob| blob.bytes.len()).sum();
     eventually(async || {
         metric(
             &stage,
-            &format!(r#"sent_bytes_total{{endpoint="Blob"}} {bytes}"#),
+            &format!(r#"sent_bytes_total{{endpoint="blob"}} {bytes}"#),
         )
     })
     .await;

@@ -200,11 +200,11 @@ async fn what_is_counted_is_there_before_it_happens() {
     let stage = Stage::open().await;
     for line in [
         "limited_total{limit=\"stalled\"} 0",
-        "requests_total{endpoint=\"Blob\",cache=\"Stale\",class=\"2\"} 0",
-        "requests_total{endpoint=\"Manifest\",cache=\"None\",class=\"5\"} 0",
-        "sent_bytes_total{endpoint=\"Blob\"} 0",
-        "answer_seconds_count{endpoint=\"Tags\"} 0",
-        "logins_checked_total{verdict=\"Denied\"} 0",
+        "requests_total{endpoint=\"blob\",cache=\"stale\",status=\"2xx\"} 0",
+        "requests_total{endpoint=\"manifest\",cache=\"none\",status=\"5xx\"} 0",
+        "sent_bytes_total{endpoint=\"blob\"} 0",
+        "answer_seconds_count{endpoint=\"tags\"} 0",
+        "logins_checked_total{verdict=\"denied\"} 0",
     ] {
         assert!(metric(&stage, line), "{line}");
     }

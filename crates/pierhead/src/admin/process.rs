@@ -1,7 +1,7 @@
-//! Metrics of the process itself, read from `/proc` when somebody asks.
+//! Metrics of the process itself under the names that Prometheus' client libraries use, read from `/proc` at each scrape.
 
 use std::fs;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pierhead_engine::Offload;
 use prometheus_client::collector::Collector;
@@ -10,6 +10,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry as Metrics, Unit};
+
+use rustix::process::{Resource, getrlimit};
 
 use crate::machine::kibibytes;
 
@@ -26,7 +28,15 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant, offload: &Offloa
         "What hashes and decompresses (docs/offload.md)",
         engine,
     );
-    metrics.register_collector(Box::new(Process { started }));
+    // Once: a value that moves by a second between two scrapes looks like a restart.
+    let start_time = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .saturating_sub(started.elapsed());
+    metrics.register_collector(Box::new(Process {
+        started,
+        start_time,
+    }));
 }
 
 /// Resident memory in bytes; 0 where `/proc` is not there.
@@ -40,6 +50,8 @@ pub(crate) fn resident_bytes() -> u64 {
 #[derive(Debug)]
 struct Process {
     started: Instant,
+    /// Since 1970.
+    start_time: Duration,
 }
 
 impl Collector for Process {
@@ -48,11 +60,8 @@ impl Collector for Process {
         // The entry of the folder being read is one of them.
         let open =
             fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
-        let uptime = self.started.elapsed();
-        let start = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .saturating_sub(uptime);
+        // No limit is a large one: the name stands for a number.
+        let max_open = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
             metric.encode(encoder.encode_descriptor(name, help, unit, metric_type())?)
@@ -62,6 +71,12 @@ impl Collector for Process {
             "Resident memory",
             Some(&Unit::Bytes),
             kibibytes(&status, "VmRSS:") << 10,
+        )?;
+        gauge(
+            "process_virtual_memory",
+            "Address space",
+            Some(&Unit::Bytes),
+            kibibytes(&status, "VmSize:") << 10,
         )?;
         gauge(
             "process_peak_resident_memory",
@@ -76,6 +91,12 @@ impl Collector for Process {
             u64::try_from(open).unwrap_or(u64::MAX),
         )?;
         gauge(
+            "process_max_fds",
+            "The most open files and sockets that the system allows",
+            None,
+            max_open,
+        )?;
+        gauge(
             "process_threads",
             "Threads",
             None,
@@ -83,20 +104,20 @@ impl Collector for Process {
         )?;
         gauge(
             "process_start_time",
-            "When it started, since 1970",
+            "When the process started, since 1970",
             Some(&Unit::Seconds),
-            start.as_secs(),
+            self.start_time.as_secs(),
         )?;
         gauge(
             "process_uptime",
-            "Since when it runs",
+            "How long the process has run",
             Some(&Unit::Seconds),
-            uptime.as_secs(),
+            self.started.elapsed().as_secs(),
         )?;
         let cpu = ConstCounter::new(cpu_seconds());
         cpu.encode(encoder.encode_descriptor(
             "process_cpu",
-            "Processor time used",
+            "CPU time of user and system",
             Some(&Unit::Seconds),
             prometheus_client::metrics::MetricType::Counter,
         )?)

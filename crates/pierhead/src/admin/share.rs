@@ -72,10 +72,9 @@ impl Share {
         );
         limits.register("threads", "Worker threads", self.threads.clone());
         limits.register("cores", "Processors that it runs on", self.cores.clone());
-        limits.register_with_unit(
-            "upstream_bandwidth",
-            "Bytes a second over all downloads; 0: as many as come",
-            Unit::Bytes,
+        limits.register(
+            "upstream_bandwidth_bytes_per_second",
+            "Limit of all downloads together; 0: none",
             self.bandwidth.clone(),
         );
         limits.register(
@@ -176,7 +175,7 @@ mod tests {
             "pierhead_limit_memory_bytes 1073741824\n",
             "pierhead_limit_threads 3\n",
             "pierhead_limit_cores 2\n",
-            "pierhead_limit_upstream_bandwidth_bytes 312000000\n",
+            "pierhead_limit_upstream_bandwidth_bytes_per_second 312000000\n",
             "pierhead_limit_cpu_quota_cores 1.5\n",
             "pierhead_cpu_quota_periods_total 9\n",
             "pierhead_cpu_quota_exhausted_total 4\n",

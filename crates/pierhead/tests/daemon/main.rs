@@ -3,6 +3,7 @@
 mod admin;
 mod commands;
 mod harness;
+mod metrics;
 mod signals;
 mod start;
 mod upstreams;

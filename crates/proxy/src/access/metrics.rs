@@ -1,12 +1,14 @@
 //! What the check of clients counts.
 
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 /// How a question about a client ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
     Granted,
     Denied,
@@ -14,6 +16,18 @@ pub(crate) enum Verdict {
     Throttled,
     /// Nobody could be asked.
     Unknown,
+}
+
+impl EncodeLabelValue for Verdict {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        let name = match self {
+            Self::Granted => "granted",
+            Self::Denied => "denied",
+            Self::Throttled => "throttled",
+            Self::Unknown => "unknown",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

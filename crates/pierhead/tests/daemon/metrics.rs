@@ -1,0 +1,211 @@
+//! The rules that every metric keeps, whichever crate registers it.
+
+use std::collections::BTreeSet;
+
+use pierhead_testkit::http::Request;
+use pierhead_testkit::images::Image;
+use pierhead_testkit::registry::FakeRegistry;
+
+use crate::harness::{Daemon, soon};
+
+/// One line of the exposition.
+struct Sample<'a> {
+    name: &'a str,
+    labels: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str) -> Self {
+        let (series, _) = line.rsplit_once(' ').expect("a value");
+        let Some((name, labels)) = series.split_once('{') else {
+            return Self {
+                name: series,
+                labels: Vec::new(),
+            };
+        };
+        let labels = labels.strip_suffix("\"}").unwrap_or_default();
+        let pairs = labels.split("\",").map(|pair| {
+            let pair = pair.split_once("=\"");
+            pair.expect("a label and its value")
+        });
+        Self {
+            name,
+            labels: pairs.collect(),
+        }
+    }
+}
+
+fn is_snake_case(name: &str) -> bool {
+    let starts = name.starts_with(|first: char| first.is_ascii_lowercase());
+    let is_allowed = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_';
+    starts && name.chars().all(is_allowed) && !name.contains("__") && !name.ends_with('_')
+}
+
+/// What is wrong with the name of a family of that type.
+fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
+    let mut faults = Vec::new();
+    let words: Vec<&str> = name.split('_').collect();
+    let mut must_not = |is_wrong: bool, fault| {
+        if is_wrong {
+            faults.push(fault);
+        }
+    };
+    must_not(!is_snake_case(name), "is not snake_case");
+    must_not(
+        !matches!(words[0], "pierhead" | "process"),
+        "has a prefix that is not ours",
+    );
+    for unit in [
+        "ms", "milliseconds", "us", "minutes", "hours", "kb", "mb", "gb", "kib", "mib", "gib",
+        "kilobytes", "percent", "mbit", "bits",
+    ] {
+        must_not(words.contains(&unit), "has a unit that is no base unit");
+    }
+    // The suffix of the type comes with the sample; a family's own name ends with the unit.
+    for suffix in ["_total", "_count", "_sum", "_bucket", "_info", "_created"] {
+        must_not(name.ends_with(suffix), "ends with the suffix of a type");
+    }
+    let is_rate = name.ends_with("_bytes_per_second");
+    for unit in ["bytes", "seconds"] {
+        must_not(
+            words.contains(&unit) && words.last() != Some(&unit) && !is_rate,
+            "does not end with its unit",
+        );
+    }
+    let is_of_a_rate = words.iter().any(|it| matches!(*it, "bandwidth" | "speed"));
+    must_not(is_of_a_rate && !is_rate, "is a rate in no unit");
+    must_not(is_rate && kind != "gauge", "is a rate and no gauge");
+    must_not(name.contains("seconds") && is_rate, "has two units");
+    faults
+}
+
+/// What is wrong with one sample.
+fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (label, value) in &sample.labels {
+        if !is_snake_case(label) {
+            faults.push(format!("{label} is not snake_case"));
+        }
+        // An address is what the configuration says.
+        if *label != "address" && value.chars().any(char::is_uppercase) {
+            faults.push(format!("{label}={value:?} is not lower case"));
+        }
+        let is_class = ["1xx", "2xx", "3xx", "4xx", "5xx", "429", "none", "other"].contains(value);
+        if *label == "status" && !is_class {
+            faults.push(format!("{label}={value:?} is no class"));
+        }
+        // The class of an answer has the label `status`.
+        if *label == "class" && value.starts_with(|first: char| first.is_ascii_digit()) {
+            faults.push(format!("{label}={value:?} is spelled in a second way"));
+        }
+    }
+    faults
+}
+
+#[test]
+fn a_name_or_a_label_against_the_rules_is_found() {
+    for (name, kind) in [
+        ("pierhead_Cache", "gauge"),
+        ("cache_hits", "counter"),
+        ("pierhead_answer_ms", "histogram"),
+        ("pierhead_hits_total", "counter"),
+        ("pierhead_bytes_sent", "counter"),
+        ("pierhead_limit_bandwidth_bytes", "gauge"),
+    ] {
+        assert!(!faults_of_name(name, kind).is_empty(), "{name}");
+    }
+    for line in [
+        "pierhead_requests_total{endpoint=\"Blob\"} 1",
+        "pierhead_requests_total{Endpoint=\"blob\"} 1",
+        "pierhead_requests_total{class=\"2\"} 1",
+        "pierhead_requests_total{endpoint=\"blob\",status=\"200\"} 1",
+    ] {
+        assert!(!faults_of_labels(&Sample::parse(line)).is_empty(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn every_metric_keeps_the_rules() {
+    let registry = FakeRegistry::start().await;
+    let image = Image::random(1, &[70_000]);
+    registry.push("app", "1", &image);
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = format!(
+        "default_upstream = \"reg.example\"\n\
+         [upstreams.\"reg.example\"]\nurl = {:?}\n\
+         [trace]\nfile = {:?}\n\
+         [tier]\nkind = \"file\"\npath = {:?}\nsize = \"32MiB\"\nfollow_pressure = true\n",
+        registry.url(),
+        folder.path().join("trace"),
+        folder.path().join("tier"),
+    );
+    let daemon = Daemon::start(&config, &[]).await;
+    let blob = format!("/v2/app/blobs/{}", image.blobs[1].digest);
+    for path in ["/v2/", "/v2/app/manifests/1", "/v2/app/manifests/none", &blob, &blob, "/none"] {
+        let request = Request::get(path).send(daemon.listen);
+        soon("an answer", request).await.expect("one");
+    }
+    let metrics = daemon.get("/metrics").await;
+    let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
+    let mut faults = Vec::new();
+    let mut families = BTreeSet::new();
+    let mut names = BTreeSet::new();
+    let mut helped = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap_or((help, ""));
+            helped.insert(name);
+            if help.len() < 5 {
+                faults.push(format!("{name} has no help"));
+            }
+        } else if let Some(family) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = family.split_once(' ').expect("a name and a type");
+            let found = faults_of_name(name, kind);
+            faults.extend(found.iter().map(|fault| format!("{name} {fault}")));
+            if !families.insert(name) {
+                faults.push(format!("{name} is registered twice"));
+            }
+        } else if !line.starts_with('#') {
+            let sample = Sample::parse(line);
+            names.insert(sample.name);
+            let found = faults_of_labels(&sample);
+            faults.extend(found.iter().map(|fault| format!("{}: {fault}", sample.name)));
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
+    assert_eq!(families, helped);
+    for prefix in ["cache_tier", "trace", "bundle", "pressure", "remote", "limit"] {
+        let prefix = format!("pierhead_{prefix}");
+        let is_there = names.iter().any(|name| name.starts_with(&prefix));
+        assert!(is_there, "nothing of {prefix} was looked at: {names:?}");
+    }
+    // As Prometheus' own client libraries name them.
+    for name in [
+        "process_cpu_seconds_total",
+        "process_max_fds",
+        "process_open_fds",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+        "process_threads",
+        "process_virtual_memory_bytes",
+    ] {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let value = line.and_then(|line| line.trim().parse::<f64>().ok());
+        let is_plain = name == "process_cpu_seconds_total";
+        assert!(
+            value.is_some_and(|value| value > 0.0 || is_plain),
+            "{name}: {value:?}"
+        );
+    }
+    let started = |text: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix("process_start_time_seconds "));
+        line.expect("it is told").to_owned()
+    };
+    let again = daemon.get("/metrics").await;
+    assert_eq!(
+        started(&text),
+        started(&String::from_utf8_lossy(&again.body))
+    );
+    let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} 1\n";
+    assert!(text.contains(line), "{text}");
+}
