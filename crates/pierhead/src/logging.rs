@@ -1,13 +1,21 @@
 //! Log lines to standard error, and their level while running.
 
+use std::fmt::{self, Write as _};
 use std::io::IsTerminal as _;
 
+use tracing::field::{Field, Visit};
+use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{Registry, fmt, reload};
+use tracing_subscriber::{Registry, reload};
 
 use crate::config::{Log, LogFormat};
+
+/// Characters of one value in a line.
+const MAX_VALUE: usize = 4096;
 
 /// Changes the level of a running process.
 pub(crate) struct Level(reload::Handle<Targets, Registry>);
@@ -24,12 +32,13 @@ impl Level {
 pub(crate) fn start(log: &Log) -> Level {
     let (filter, handle) = reload::Layer::new(targets(&log.level));
     let registry = tracing_subscriber::registry().with(filter);
-    let lines = fmt::layer().with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     // A second start in one process would be a mistake of the tests, not of the user's.
     let _ = match log.format {
         LogFormat::Text => registry
             .with(
                 lines
+                    .fmt_fields(Escaped)
                     .with_ansi(std::io::stderr().is_terminal())
                     .with_target(false),
             )
@@ -47,8 +56,158 @@ pub(crate) fn start(log: &Log) -> Level {
     Level(handle)
 }
 
+/// Writes `message name=value …` as the default does, but for control characters, and bounds each value: no text of a client or
+/// a registry begins a line of its own or steers a terminal. The JSON format escapes by itself.
+struct Escaped;
+
+impl<'writer> FormatFields<'writer> for Escaped {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        let mut line = Line {
+            writer: &mut writer,
+            is_empty: true,
+            result: Ok(()),
+        };
+        fields.record(&mut line);
+        line.result
+    }
+}
+
+struct Line<'a> {
+    writer: &'a mut dyn fmt::Write,
+    is_empty: bool,
+    result: fmt::Result,
+}
+
+impl Line<'_> {
+    fn write(&mut self, field: &Field, value: fmt::Arguments<'_>) -> fmt::Result {
+        let separator = if self.is_empty { "" } else { " " };
+        self.is_empty = false;
+        match field.name() {
+            "message" => self.writer.write_str(separator)?,
+            name => write!(self.writer, "{separator}{name}=")?,
+        }
+        let mut value_writer = EscapingWriter {
+            writer: &mut *self.writer,
+            left: MAX_VALUE,
+        };
+        match value_writer.write_fmt(value) {
+            // Its own end, not the writer's.
+            Err(fmt::Error) if value_writer.left == 0 => self.writer.write_char('…'),
+            result => result,
+        }
+    }
+}
+
+impl Visit for Line<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if self.result.is_ok() {
+            self.result = self.write(field, format_args!("{value:?}"));
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.record_debug(field, &format_args!("{value}")),
+            _ => self.record_debug(field, &value),
+        }
+    }
+}
+
+/// Escapes what begins a line, steers a terminal or changes the direction of text. Fails after `left` characters.
+struct EscapingWriter<'a> {
+    writer: &'a mut dyn fmt::Write,
+    left: usize,
+}
+
+impl fmt::Write for EscapingWriter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            match character {
+                '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    write!(self.writer, "{}", character.escape_unicode())?;
+                }
+                _ if character.is_control() => {
+                    write!(self.writer, "{}", character.escape_default())?;
+                }
+                _ => self.writer.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The configuration has checked the text. `Targets` rather than `EnvFilter`: it takes the words that people use
 /// without a regular-expression engine, which would be a sixth of the program.
 fn targets(level: &str) -> Targets {
     level.parse().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    fn escaped(value: &str) -> String {
+        let mut text = String::new();
+        let mut writer = EscapingWriter {
+            writer: &mut text,
+            left: MAX_VALUE,
+        };
+        let _ = writer.write_str(value);
+        text
+    }
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_bounded() {
+        let log = Log::default();
+        let writer = log.clone();
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .with_target(false)
+            .fmt_fields(Escaped);
+        let long = "x".repeat(3 * MAX_VALUE);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
+            let error = "no\nFATAL forged";
+            tracing::info!(bytes = 7, text = "a b", %error, long, last = true, "what\n{error}");
+        });
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let part =
+            "what\\nno\\nFATAL forged bytes=7 text=\"a b\" error=no\\nFATAL forged long=\"xxx";
+        assert!(text.contains(part), "{text}");
+        assert!(text.ends_with("xxx… last=true\n"), "{text}");
+        assert!(text.len() < 2 * MAX_VALUE);
+    }
+
+    #[test]
+    fn no_text_begins_a_line_or_steers_a_terminal() {
+        assert_eq!(escaped("a b é 日"), "a b é 日");
+        assert_eq!(escaped("a\nINFO b\r\u{1b}[2J"), "a\\nINFO b\\r\\u{1b}[2J");
+        assert_eq!(
+            escaped("\u{9b}\u{202e}\u{2028}"),
+            "\\u{9b}\\u{202e}\\u{2028}"
+        );
+    }
 }

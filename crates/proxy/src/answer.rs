@@ -1,5 +1,6 @@
 //! From a request's head to its answer: limits, endpoint, route, and what each endpoint gives.
 
+use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,6 +22,7 @@ use crate::entity::Entity;
 use crate::limits::{self, Activity, Client, Limit};
 use crate::metrics::{Kind, Outcome};
 use crate::pace::Pace;
+use crate::refusals::Refusal;
 use crate::respond::{self, JSON};
 use crate::route::route;
 use crate::service::Inner;
@@ -285,6 +287,23 @@ impl Request<'_> {
         }
     }
 
+    /// Whether a refusal has a line of its own in the log.
+    fn is_new(
+        &self,
+        event: &'static str,
+        registry: &Registry,
+        image: impl Hash,
+        error: &Error,
+    ) -> bool {
+        let refusal = Refusal {
+            event,
+            cause: error.cause(),
+            client: Some(self.peer.address),
+            registry: Some(registry),
+        };
+        self.inner.refusals.is_new(&refusal, image, error)
+    }
+
     fn list(&self, registry: Registry, repository: Repository) -> lists::Asked<'_> {
         lists::Asked {
             inner: self.inner,
@@ -304,7 +323,9 @@ impl Request<'_> {
             .check(&registry, &repository)
             .inspect_err(|error| {
                 // The blobs of an image whose manifest was refused are not asked for.
-                if self.kind == Kind::Manifest {
+                if self.kind == Kind::Manifest
+                    && self.is_new("pull refused", &registry, &repository, error)
+                {
                     let client = self.peer.address;
                     tracing::info!(%registry, %repository, %client, %error, "pull refused");
                 }
@@ -342,6 +363,7 @@ impl Request<'_> {
                     tracing::debug!(%reference, %digest, %client, cache, status, duration_ms, "pull");
                 }
             }
+            Err(error) if !self.is_new("pull refused", &reference.registry, &reference, error) => {}
             Err(error) => {
                 let status = respond::status(Kind::Manifest, error).0;
                 let (code, error) = (status.as_u16(), tracing::field::display(error));

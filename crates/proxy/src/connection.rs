@@ -81,10 +81,16 @@ pub(crate) async fn serve(
         Ok(Ok(stream)) => match Channel::of(stream.get_ref().1) {
             Some(channel) => http(shared, stream, Peer { channel, ..peer }).await,
             None => {
-                tracing::info!(%address, "TLS handshake failed: the client's certificate has ended")
+                let why = "the client's certificate has ended";
+                tls::note(
+                    &shared.inner.refusals,
+                    address,
+                    why,
+                    &"its session was resumed",
+                );
             }
         },
-        Ok(Err(error)) => tls::refused(address, &error),
+        Ok(Err(error)) => tls::refused(&shared.inner.refusals, address, &error),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }

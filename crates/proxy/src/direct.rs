@@ -9,6 +9,7 @@ use pierhead_remote::BlobStream;
 
 use crate::Error;
 use crate::claim::Wanted;
+use crate::download::DownloadLog;
 use crate::fetch::Passed;
 use crate::limits::{Held, Turn};
 use crate::service::Inner;
@@ -36,6 +37,7 @@ pub(crate) struct Direct {
     /// What is held back for a part that is verified first.
     counted: Option<Arc<Held>>,
     turn: Turn,
+    download: DownloadLog,
 }
 
 impl Direct {
@@ -65,11 +67,14 @@ impl Direct {
         } = wanted;
         let Position { start, offset } = position;
         let from = if start <= TAKEN_TOO { 0 } else { offset };
+        let mut download = DownloadLog::start(inner, wanted);
         let stream = match inner.client.blob(registry, repository, digest, from).await {
             Ok(stream) => stream,
             Err(error) => {
                 inner.recent.failed(registry, wanted.subject(), &error);
-                return Err(error.into());
+                let error = error.into();
+                download.failed(&error);
+                return Err(error);
             }
         };
         inner.recent.answered(registry);
@@ -80,14 +85,15 @@ impl Direct {
         if hasher.is_none() && start <= TAKEN_TOO {
             return Err(Error::Truncated { at: 0 });
         }
-        Ok(Self::of(stream, hasher, skip, turn))
+        Ok(Self::of(stream, hasher, skip, (turn, download)))
     }
 
     /// Goes on with what was opened for a fill that was not let in, for a reader at `offset`.
-    pub(crate) fn passed(passed: Passed, wanted: &Wanted, offset: u64) -> Box<Self> {
+    pub(crate) fn passed(inner: &Inner, passed: Passed, wanted: &Wanted, offset: u64) -> Box<Self> {
         let Passed { stream, turn } = passed;
+        let download = DownloadLog::start(inner, wanted);
         let hasher = Some(Hasher::new(wanted.digest.algorithm()));
-        Self::of(stream, hasher, offset, turn)
+        Self::of(stream, hasher, offset, (turn, download))
     }
 
     /// For a reader of the part from `first`, before it reads anything. What began at 0 goes on when those bytes are
@@ -117,7 +123,13 @@ impl Direct {
         start <= TAKEN_TOO
     }
 
-    fn of(stream: BlobStream, hasher: Option<Hasher>, skip: u64, turn: Turn) -> Box<Self> {
+    fn of(
+        stream: BlobStream,
+        hasher: Option<Hasher>,
+        skip: u64,
+        (turn, mut download): (Turn, DownloadLog),
+    ) -> Box<Self> {
+        download.from(stream.address());
         Box::new(Self {
             stream,
             skip,
@@ -126,6 +138,7 @@ impl Direct {
             ended: false,
             counted: None,
             turn,
+            download,
         })
     }
 
@@ -192,14 +205,20 @@ impl Direct {
                     inner
                         .recent
                         .failed(&wanted.registry, wanted.subject(), &error);
-                    return Err(error.into());
+                    let error = error.into();
+                    self.download.failed(&error);
+                    return Err(error);
                 }
                 None => {
-                    self.check(inner, wanted)?;
+                    let checked = self.check(inner, wanted);
+                    checked.inspect_err(|error| self.download.failed(error))?;
+                    self.download.from(self.stream.address());
+                    self.download.streamed();
                     self.ended = true;
                     return Ok(Bytes::new());
                 }
             };
+            self.download.received(bytes.len());
             if let Some(hasher) = &mut self.hasher {
                 hasher.update(&bytes);
             }

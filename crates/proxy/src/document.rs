@@ -14,6 +14,7 @@ use crate::error::{is_passed_on, with_sources};
 use crate::limits::Client;
 use crate::metrics::Outcome;
 use crate::recent::Subject;
+use crate::refusals::Refusal;
 use crate::service::Inner;
 use crate::{Error, manifest};
 
@@ -134,7 +135,7 @@ pub(crate) async fn resolve(
         // Who wants every answer fresh wants a "there is none" fresh too.
         let is_believed = error.fault() == Fault::Upstream || !freshness.is_zero();
         if is_believed {
-            return stale_or(stale, error.into());
+            return stale_or(inner, name, stale, error.into());
         }
     }
     let registry = registry_of(name);
@@ -155,20 +156,34 @@ pub(crate) async fn resolve(
     });
     let flight = match flight {
         Ok(flight) => flight,
-        Err(limit) => return stale_or(stale, limit.into()),
+        Err(limit) => return stale_or(inner, name, stale, limit.into()),
     };
     match tokio::time::timeout_at(until, flight.answer()).await {
         Ok(Some(Ok(answer))) => Ok(answer),
-        Ok(Some(Err(error))) => stale_or(stale, error),
-        Ok(None) => stale_or(stale, Error::Internal),
-        Err(_) => stale_or(stale, deadline.slow(registry)),
+        Ok(Some(Err(error))) => stale_or(inner, name, stale, error),
+        Ok(None) => stale_or(inner, name, stale, Error::Internal),
+        Err(_) => stale_or(inner, name, stale, deadline.slow(registry)),
     }
 }
 
-fn stale_or(stale: Option<Document>, error: Error) -> Result<(Document, Outcome), Error> {
+fn stale_or(
+    inner: &Inner,
+    name: &Name,
+    stale: Option<Document>,
+    error: Error,
+) -> Result<(Document, Outcome), Error> {
     match stale {
         Some(document) if error.allows_stale() => {
-            tracing::warn!(%error, "falls back on the last known answer");
+            let refusal = Refusal {
+                event: "stale response served",
+                cause: error.cause(),
+                client: None,
+                registry: Some(registry_of(name)),
+            };
+            if inner.refusals.is_new(&refusal, name, &error) {
+                let (image, digest) = (image_of(name), document.digest);
+                tracing::warn!(%image, %digest, %error, "stale response served");
+            }
             Ok((document, Outcome::Stale))
         }
         _ => Err(error),
@@ -188,6 +203,14 @@ fn repository_of(name: &Name) -> &Repository {
         Name::Manifest(reference) => &reference.repository,
         Name::Tags(_, repository) | Name::Referrers(_, repository, _) => repository,
         _ => unreachable!("every kind of name is listed"),
+    }
+}
+
+/// The image that a name is about, for the log.
+fn image_of(name: &Name) -> String {
+    match name {
+        Name::Manifest(reference) => reference.to_string(),
+        _ => format!("{}/{}", registry_of(name), repository_of(name)),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Why a request cannot be served; what that is in HTTP is for `respond` to say.
 
-use std::time::Duration;
-
+use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pierhead_bundle::api::{Progress, Stage};
 use pierhead_oci::{Digest, ParseError};
@@ -92,6 +92,21 @@ fn told(progress: &Progress) -> String {
     }
 }
 
+/// Which kind of refusal this is, whatever it names: there is a fixed number of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Cause {
+    Error(Discriminant<Error>, Option<Detail>),
+    Text(&'static str),
+}
+
+/// The kind of what an [`Error`] comes of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Detail {
+    Upstream(Discriminant<pierhead_remote::Error>),
+    Cache(Discriminant<pierhead_cache::Error>),
+    Limit(Limit),
+}
+
 /// Boxed, since it is four times as large as the others.
 impl From<pierhead_cache::Error> for Error {
     fn from(error: pierhead_cache::Error) -> Self {
@@ -129,6 +144,16 @@ pub(crate) fn is_passed_on(error: &pierhead_cache::Error) -> bool {
 }
 
 impl Error {
+    pub(crate) fn cause(&self) -> Cause {
+        let detail = match self {
+            Self::Upstream(error) => Some(Detail::Upstream(discriminant(error))),
+            Self::Cache(error) => Some(Detail::Cache(discriminant(error))),
+            Self::Limited(limit) => Some(Detail::Limit(*limit)),
+            _ => None,
+        };
+        Cause::Error(discriminant(self), detail)
+    }
+
     /// Whether it is what the cache would rather not keep.
     pub(crate) fn is_passed_on(&self) -> bool {
         matches!(self, Self::Cache(error) if is_passed_on(error))

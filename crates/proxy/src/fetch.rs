@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 use crate::access::Clean;
 use crate::claim::Wanted;
-use crate::error::{is_passed_on, is_wrong, with_sources};
+use crate::download::DownloadLog;
+use crate::error::{is_passed_on, is_wrong};
 use crate::gate::{PIECE, metered};
 use crate::lead::Lead;
 use crate::limits::{Ticket, Turn};
@@ -162,9 +163,12 @@ async fn into(
     passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let is_whole = fill.offset() == 0;
-    let failed = match transfer(inner, wanted, &mut fill, arrived, passed).await {
+    let mut download = DownloadLog::start(inner, wanted);
+    let bytes = (arrived, &mut download);
+    let failed = match transfer(inner, wanted, &mut fill, bytes, passed).await {
         Ok(senders) => match fill.finish().await {
             Ok(object) => {
+                download.stored();
                 inner.recent.answered(&wanted.registry);
                 if is_whole {
                     inner.proved(&wanted.registry, &wanted.repository, &wanted.digest);
@@ -180,7 +184,9 @@ async fn into(
                     elsewhere = !inner.client.all_sent_wrong(registry, digest);
                 }
                 note(inner, wanted, &error, elsewhere);
-                return Err(error.into());
+                let error = error.into();
+                download.failed(&error);
+                return Err(error);
             }
         },
         Err(failed) => failed,
@@ -195,6 +201,7 @@ async fn into(
         crate::Error::Cache(error) => note(inner, wanted, error, false),
         _ => {}
     }
+    download.failed(&failed);
     fill.abandon(&failed.to_string());
     Err(failed)
 }
@@ -203,7 +210,7 @@ async fn transfer(
     inner: &Inner,
     wanted: &Wanted,
     fill: &mut Fill,
-    arrived: &AtomicU64,
+    (arrived, download): (&AtomicU64, &mut DownloadLog),
     passed: &mut Option<BlobStream>,
 ) -> Result<Senders, crate::Error> {
     let Wanted {
@@ -218,6 +225,7 @@ async fn transfer(
         .blob(registry, repository, digest, fill.offset())
         .await?;
     let head = asked.elapsed();
+    download.from(stream.address());
     if stream.offset() != fill.offset() {
         fill.restart().await?;
     }
@@ -242,6 +250,7 @@ async fn transfer(
             waited += asked.elapsed();
             rest += u64::try_from(bytes.len()).unwrap_or(0);
         }
+        download.received(bytes.len());
         arrived.fetch_add(u64::try_from(bytes.len()).unwrap_or(0), Ordering::Relaxed);
         since_gate += u64::try_from(bytes.len()).unwrap_or(0);
         let gate = inner.gate.as_deref();
@@ -255,6 +264,8 @@ async fn transfer(
     if let Some(first) = first {
         inner.costs.learn(registry, first, waited, rest);
     }
+    // The last one, when several took turns.
+    download.from(stream.address());
     Ok(stream.senders())
 }
 
@@ -271,8 +282,6 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
         tracing::debug!(%registry, %repository, %digest, %error, "passed on");
         return;
     }
-    let error_text = with_sources(error);
-    tracing::warn!(%registry, %repository, %digest, error = %error_text, "fill failed");
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use pierhead_bundle::library::Library;
@@ -27,8 +28,9 @@ use crate::lead::Leads;
 use crate::limits::{Download, Limits, Ticket, Turn};
 use crate::metrics::Outcome;
 use crate::recent::{Recent, Subject};
+use crate::refusals::RefusalLog;
 use crate::said::Said;
-use crate::{Config, Error, Tls, listener, warm};
+use crate::{Config, Error, Tls, download, listener, warm};
 
 /// Documents are up to 4 MiB and take more in memory when parsed: so many at once.
 const PARSING: usize = 2;
@@ -83,6 +85,8 @@ pub(crate) struct Common {
     pub(crate) access_metrics: access::Metrics,
     pub(crate) recent: Recent,
     pub(crate) said: Said,
+    /// Which refusals and failures have a line in the log.
+    pub(crate) refusals: RefusalLog,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
     /// Questions for the sizes of blobs.
     pub(crate) sizes: Flights<Subject, Result<Option<u64>, Error>>,
@@ -150,6 +154,7 @@ impl Proxy {
             metrics,
             recent: Recent::default(),
             said: Said::default(),
+            refusals: RefusalLog::default(),
             flights: Flights::new(),
             sizes: Flights::new(),
             parsing: Semaphore::new(PARSING),
@@ -245,8 +250,19 @@ impl Proxy {
         platforms: &[pierhead_oci::Platform],
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
+        let started = Instant::now();
         let own = self.inner.limits.own();
-        warm::warm(&self.inner.upkeep(), &own, reference, platforms, progress).await
+        let warmed = warm::warm(&self.inner.upkeep(), &own, reference, platforms, progress).await;
+        let seconds = download::seconds(started);
+        match &warmed {
+            Ok(Progress { blobs, bytes, .. }) => {
+                tracing::info!(image = %reference, blobs, bytes, seconds, "image warmed");
+            }
+            Err(error) => {
+                tracing::warn!(image = %reference, error, seconds, "image not warmed");
+            }
+        }
+        warmed
     }
 
     /// What the cache has of an image. Reading it is no use of it.

@@ -283,7 +283,7 @@ impl Source {
             // The fill has ended, or will in a moment.
             && let Ok(passed) = passed.await
         {
-            let direct = Direct::passed(passed, &self.wanted, offset);
+            let direct = Direct::passed(&self.inner, passed, &self.wanted, offset);
             return Ok(From::Upstream(direct));
         }
         let position = Position { start, offset };

@@ -1,5 +1,6 @@
 //! TLS from files that may change while we serve: each change is taken up without a restart.
 
+use std::fmt;
 use std::fs::Metadata;
 use std::io;
 use std::net::SocketAddr;
@@ -18,6 +19,8 @@ use rustls::{CertificateError, RootCertStore, ServerConfig};
 
 use crate::Tls;
 use crate::access::Named;
+use crate::error::Cause;
+use crate::refusals::{Refusal, RefusalLog};
 
 /// How often the files are looked at, at most; and only when a client connects.
 const LOOK: Duration = Duration::from_secs(1);
@@ -104,7 +107,7 @@ impl Reloading {
 
 /// Says in the log why a handshake failed: what an operator can mend as it is, the noise of scanners at a
 /// lower level.
-pub(crate) fn refused(address: SocketAddr, error: &io::Error) {
+pub(crate) fn refused(log: &RefusalLog, address: SocketAddr, error: &io::Error) {
     let inner = error.get_ref().and_then(|error| error.downcast_ref());
     let why = match inner {
         Some(rustls::Error::NoCertificatesPresented) => {
@@ -128,12 +131,28 @@ pub(crate) fn refused(address: SocketAddr, error: &io::Error) {
             }
             _ => "the client's certificate is not good",
         },
-        Some(rustls::Error::AlertReceived(alert)) => {
-            return tracing::info!(%address, ?alert, "TLS handshake failed: the client does not take our certificate");
-        }
+        Some(rustls::Error::AlertReceived(_)) => "the client does not take our certificate",
         _ => return tracing::debug!(%address, %error, "TLS handshake failed"),
     };
-    tracing::info!(%address, %error, "TLS handshake failed: {why}");
+    note(log, address, why, error);
+}
+
+/// One line for each reason and client, and the count of its repeats.
+pub(crate) fn note(
+    log: &RefusalLog,
+    address: SocketAddr,
+    why: &'static str,
+    error: &impl fmt::Display,
+) {
+    let refusal = Refusal {
+        event: "TLS handshake failed",
+        cause: Cause::Text(why),
+        client: Some(address.ip()),
+        registry: None,
+    };
+    if log.is_new(&refusal, (), &why) {
+        tracing::info!(%address, %error, "TLS handshake failed: {why}");
+    }
 }
 
 fn stamps(files: &Tls) -> Vec<Option<Stamp>> {

@@ -73,7 +73,8 @@ impl Subject {
             let (wrong, barren) = (place.distrust.has(&self.digest), place.health.is_barren());
             4 * u8::from(wrong) + 2 * u8::from(failed) + u8::from(barren)
         };
-        reach(&self.addresses, errand, patience, doubt, |origin| {
+        let asked = (errand, &self.repository);
+        reach(&self.addresses, asked, patience, doubt, |origin| {
             self.open_at(origin, offset, known)
         })
         .await
@@ -177,7 +178,7 @@ pub(crate) async fn size(
     let patience = Patience::DOCUMENT;
     reach(
         &subject.addresses,
-        errand,
+        (errand, repository),
         patience,
         none,
         |origin| async move {

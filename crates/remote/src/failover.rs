@@ -1,6 +1,7 @@
 //! One request to whichever address of an upstream can answer it: the first that is well, the next when
 //! that one fails, and both when it is silent.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,12 +98,12 @@ pub(crate) fn none(_: &Place) -> u8 {
 }
 
 /// Runs `attempt` at the addresses until one succeeds, all fail for good, or patience or budgets end.
-/// `doubt` is what else speaks against an address. Cancel safe when `attempt` is.
+/// `image` is for the log. `doubt` is what else speaks against an address. Cancel safe when `attempt` is.
 ///
 /// A 404, 401 or 403 is a verdict only when no address has more: see [`Failures::verdict`].
 pub(crate) async fn reach<T, F>(
     addresses: &Addresses,
-    errand: Errand,
+    (errand, image): (Errand, &(impl Display + Sync)),
     patience: Patience,
     doubt: impl Fn(&Place) -> u8,
     attempt: impl Fn(Origin) -> F,
@@ -117,7 +118,7 @@ where
     let mut failures = 0;
     let mut seen: Option<Error> = None;
     loop {
-        let round = match round(&order, errand, &attempt).await {
+        let round = match round(&order, (errand, image), &attempt).await {
             Ok(value) => return Ok(value),
             Err(round) => round,
         };
@@ -140,13 +141,14 @@ where
 /// Every address at most once.
 async fn round<T, F>(
     order: &[Origin],
-    errand: Option<Errand>,
+    (errand, image): (Option<Errand>, &(impl Display + Sync)),
     attempt: &impl Fn(Origin) -> F,
 ) -> Result<T, Failures>
 where
     F: Future<Output = Result<T, Error>>,
 {
     let mut failures = Failures::default();
+    let mut failed: Option<(usize, String)> = None;
     let mut waiting = Waiting {
         order,
         next: 0,
@@ -174,9 +176,20 @@ where
                 if nth > 0 || !failures.0.is_empty() {
                     order[nth].metrics.failovers.inc();
                 }
+                if let Some((other, error)) = failed {
+                    let (origin, other) = (&order[nth], order[other].health.address());
+                    let (upstream, address) = (&origin.name, origin.health.address());
+                    tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address answered");
+                }
                 return Ok(value);
             }
-            Some((nth, Err(error))) => failures.0.push((order[nth].clone(), error)),
+            Some((nth, Err(error))) => {
+                // A circuit that is open has its line, and a mirror may lack an image.
+                if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
+                    failed = Some((nth, error.to_string()));
+                }
+                failures.0.push((order[nth].clone(), error));
+            }
             None if more => {}
             None => return Err(failures),
         }

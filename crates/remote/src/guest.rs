@@ -151,33 +151,41 @@ pub(crate) async fn authorize(
     };
     let (errand, patience) = (Errand::head(kind), Patience::DOCUMENT);
     let (path, headers) = (&path, &headers);
-    let verdict = reach(addresses, errand, patience, none, |origin| async move {
-        let uri = origin.url(path)?;
-        let (head, mut headers) = (Method::HEAD, headers.clone());
-        let mut answer = request(
-            &origin,
-            kind,
-            &head,
-            uri.clone(),
-            headers.clone(),
-            repository,
-        )
-        .await?;
-        if matches!(wanted, Wanted::Blob(_)) && is_doubtful(&answer) {
-            headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
-            // Its body is not read: dropped, it closes the connection if it is long.
-            answer = request(&origin, kind, &Method::GET, uri, headers, repository).await?;
-        }
-        match answer.response.status().as_u16() {
-            200 | 206 if answers(wanted, &answer) => {}
-            200 | 206 => {
-                return Err(origin.protocol("it answers with something else than was asked for"));
+    let verdict = reach(
+        addresses,
+        (errand, repository),
+        patience,
+        none,
+        |origin| async move {
+            let uri = origin.url(path)?;
+            let (head, mut headers) = (Method::HEAD, headers.clone());
+            let mut answer = request(
+                &origin,
+                kind,
+                &head,
+                uri.clone(),
+                headers.clone(),
+                repository,
+            )
+            .await?;
+            if matches!(wanted, Wanted::Blob(_)) && is_doubtful(&answer) {
+                headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
+                // Its body is not read: dropped, it closes the connection if it is long.
+                answer = request(&origin, kind, &Method::GET, uri, headers, repository).await?;
             }
-            _ => return Err(refusal(&origin, &answer)),
-        }
-        origin.budget.succeeded();
-        Ok(Verdict::Granted)
-    });
+            match answer.response.status().as_u16() {
+                200 | 206 if answers(wanted, &answer) => {}
+                200 | 206 => {
+                    return Err(
+                        origin.protocol("it answers with something else than was asked for")
+                    );
+                }
+                _ => return Err(refusal(&origin, &answer)),
+            }
+            origin.budget.succeeded();
+            Ok(Verdict::Granted)
+        },
+    );
     match verdict.await {
         Err(Error::Denied { .. }) => Ok(Verdict::Denied),
         Err(Error::NotFound { .. }) => Ok(Verdict::Absent),

@@ -101,6 +101,11 @@ impl Health {
         })
     }
 
+    /// For the log.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -168,9 +168,13 @@ pub(crate) async fn tags(
 ) -> Result<Fetched, Error> {
     // Each page is tried again by itself.
     let (errand, patience) = (Errand::get(Kind::Tags), Patience::ONCE);
-    reach(addresses, errand, patience, none, |origin| async move {
-        tags_at(&origin, repository, known).await
-    })
+    reach(
+        addresses,
+        (errand, repository),
+        patience,
+        none,
+        |origin| async move { tags_at(&origin, repository, known).await },
+    )
     .await
 }
 
@@ -181,22 +185,29 @@ pub(crate) async fn may_list(
 ) -> Result<Verdict, Error> {
     let (errand, patience) = (Errand::get(Kind::Tags), Patience::DOCUMENT);
     let path = &format!("/v2/{repository}/tags/list?n=1");
-    let verdict = reach(addresses, errand, patience, none, |origin| async move {
-        let mut headers = HeaderMap::new();
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        let uri = origin.url(path)?;
-        let answer = request(&origin, Kind::Tags, &Method::GET, uri, headers, repository).await?;
-        if answer.response.status() != StatusCode::OK {
-            return Err(refusal(&origin, &answer));
-        }
-        // The page of a login form says nothing of rights.
-        let kind = answer.response.headers().get(CONTENT_TYPE);
-        if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
-            return Err(origin.protocol("its list of tags is not one"));
-        }
-        origin.budget.succeeded();
-        Ok(Verdict::Granted)
-    });
+    let verdict = reach(
+        addresses,
+        (errand, repository),
+        patience,
+        none,
+        |origin| async move {
+            let mut headers = HeaderMap::new();
+            headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+            let uri = origin.url(path)?;
+            let answer =
+                request(&origin, Kind::Tags, &Method::GET, uri, headers, repository).await?;
+            if answer.response.status() != StatusCode::OK {
+                return Err(refusal(&origin, &answer));
+            }
+            // The page of a login form says nothing of rights.
+            let kind = answer.response.headers().get(CONTENT_TYPE);
+            if kind.is_some_and(|kind| kind.to_str().is_ok_and(|text| text.contains("text/html"))) {
+                return Err(origin.protocol("its list of tags is not one"));
+            }
+            origin.budget.succeeded();
+            Ok(Verdict::Granted)
+        },
+    );
     match verdict.await {
         Err(Error::Denied { .. }) => Ok(Verdict::Denied),
         Err(Error::NotFound { .. }) => Ok(Verdict::Absent),
@@ -257,9 +268,13 @@ pub(crate) async fn referrers(
     known: &Known,
 ) -> Result<Fetched, Error> {
     let (errand, patience) = (Errand::get(Kind::Referrers), Patience::ONCE);
-    let found = reach(addresses, errand, patience, none, |origin| async move {
-        referrers_at(&origin, registry, repository, digest, known).await
-    });
+    let found = reach(
+        addresses,
+        (errand, repository),
+        patience,
+        none,
+        |origin| async move { referrers_at(&origin, registry, repository, digest, known).await },
+    );
     match found.await {
         // Only when no address has any: a mirror may lack what the registry has.
         Err(Error::NotFound { .. }) => {

@@ -37,7 +37,7 @@ pub(crate) async fn manifest(
     if let Some(digest) = &known.digest {
         let verdict = reach(
             addresses,
-            Errand::head(kind),
+            (Errand::head(kind), reference),
             patience,
             none,
             |origin| async move { head(&origin, kind, reference, digest).await },
@@ -48,7 +48,7 @@ pub(crate) async fn manifest(
     }
     let fetched = reach(
         addresses,
-        Errand::get(kind),
+        (Errand::get(kind), reference),
         patience,
         none,
         |origin| async move { get(&origin, kind, reference, known).await },

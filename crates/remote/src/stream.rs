@@ -153,6 +153,11 @@ impl BlobStream {
         self.start
     }
 
+    /// Which address of the upstream sends now, as the log and the metrics call it.
+    pub fn address(&self) -> &str {
+        self.origin.health.address()
+    }
+
     /// Who has sent so far.
     pub fn senders(&self) -> Senders {
         Senders {

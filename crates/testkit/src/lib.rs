@@ -11,6 +11,7 @@ pub mod corpus;
 pub mod engine;
 pub mod http;
 pub mod images;
+pub mod log;
 pub mod policy;
 pub mod registry;
 pub mod skip;

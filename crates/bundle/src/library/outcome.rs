@@ -27,6 +27,7 @@ pub(super) fn image(
 ) -> Result<(), Error> {
     let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
     inner.note(manifest)?;
+    let started = Instant::now();
     let done = inner.image(manifest, share);
     let stage = match &done {
         Ok(quick) if quick.is_empty() => Some(Stage::Ready),
@@ -60,6 +61,7 @@ pub(super) fn image(
     let is_quick = matches!(stage, Some(Stage::Quick(_)));
     inner.settle(manifest, stage)?;
     if is_ready {
+        inner.tell_ready(manifest, started);
         inner.queue_pairs(manifest);
         if is_quick {
             lock(&inner.queue).improve(*manifest);
@@ -73,6 +75,15 @@ pub(super) fn image(
 }
 
 impl Inner {
+    /// The line of an image that bundles can be made of from now on.
+    fn tell_ready(&self, manifest: &Digest, started: Instant) {
+        let images = lock(&self.images);
+        let image = images.get(manifest);
+        let image = image.map(|row| tracing::field::display(&row.row.repository));
+        let seconds = (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        tracing::info!(image, %manifest, seconds, "image ready for bundles");
+    }
+
     /// How far an image is, for those who ask.
     pub(super) fn progress(&self, manifest: &Digest, stage: At, done: u64, total: u64) {
         if let Some(row) = lock(&self.images).get_mut(manifest) {

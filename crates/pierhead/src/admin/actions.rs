@@ -160,10 +160,12 @@ impl Admin {
         lines.send(&event(end)).await;
         if pin {
             let digests = self.proxy.cached(image).await?.digests;
+            let blobs = digests.len();
             self.cache
                 .pin(subject, digests)
                 .await
                 .map_err(|error| error.to_string())?;
+            tracing::info!(image = %subject, blobs, "image pinned");
         }
         Ok(())
     }

@@ -125,10 +125,9 @@ impl Admin {
             // What belongs to the images that have just gone.
             freed += self.prune_bundles(u64::MAX).await?;
         }
-        Ok(json(&Pruned {
-            freed,
-            used: self.disk().await?.total,
-        }))
+        let used = self.disk().await?.total;
+        tracing::info!(freed_bytes = freed, used_bytes = used, "cache pruned");
+        Ok(json(&Pruned { freed, used }))
     }
 
     /// See [`pierhead_bundle::library::Library::prune`]; the bytes that it freed.

@@ -225,16 +225,20 @@ impl Admin {
             .pin(&image, digests.clone())
             .await
             .map_err(|error| fail(StatusCode::INSUFFICIENT_STORAGE, error))?;
+        tracing::info!(%image, blobs = digests.len(), "image pinned");
         Ok(json(&Pin { image, digests }))
     }
 
     async fn unpin(&self, reference: &Reference) -> Outcome {
         let image = reference.to_string();
         match self.cache.unpin(&image).await {
-            Ok(true) => Ok(json(&Pin {
-                image,
-                digests: Vec::new(),
-            })),
+            Ok(true) => {
+                tracing::info!(%image, "image unpinned");
+                Ok(json(&Pin {
+                    image,
+                    digests: Vec::new(),
+                }))
+            }
             Ok(false) => Err(fail(
                 StatusCode::NOT_FOUND,
                 format!("{image} is not pinned: `pierhead cache ls --pins` shows what is"),

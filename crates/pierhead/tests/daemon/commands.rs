@@ -149,7 +149,11 @@ async fn pins_outlive_a_prune() {
         format!("{IMAGE}  {} blobs\n", image.digests().count())
     );
 
+    daemon
+        .logs(&format!("image pinned image={IMAGE} blobs="))
+        .await;
     let out = daemon.cached(&["prune", "--all"]).await;
+    daemon.logs("cache pruned freed_bytes=").await;
     assert!(out.starts_with("freed 0 B, "), "{out}");
     let listed = objects(&daemon.cached(&["ls", "--blobs", "--json"]).await);
     assert!(
@@ -161,6 +165,7 @@ async fn pins_outlive_a_prune() {
         daemon.cached(&["unpin", IMAGE]).await,
         format!("unpinned {IMAGE}\n")
     );
+    daemon.logs(&format!("image unpinned image={IMAGE}")).await;
     let (code, _, err) = daemon.cache(&["unpin", IMAGE]).await;
     assert!(code == Some(1) && err.contains("is not pinned"), "{err}");
     let freed = &objects(&daemon.cached(&["prune", "--to", "0", "--json"]).await)[0];

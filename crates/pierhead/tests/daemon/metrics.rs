@@ -56,8 +56,21 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
         "has a prefix that is not ours",
     );
     for unit in [
-        "ms", "milliseconds", "us", "minutes", "hours", "kb", "mb", "gb", "kib", "mib", "gib",
-        "kilobytes", "percent", "mbit", "bits",
+        "ms",
+        "milliseconds",
+        "us",
+        "minutes",
+        "hours",
+        "kb",
+        "mb",
+        "gb",
+        "kib",
+        "mib",
+        "gib",
+        "kilobytes",
+        "percent",
+        "mbit",
+        "bits",
     ] {
         must_not(words.contains(&unit), "has a unit that is no base unit");
     }
@@ -141,7 +154,14 @@ async fn every_metric_keeps_the_rules() {
     );
     let daemon = Daemon::start(&config, &[]).await;
     let blob = format!("/v2/app/blobs/{}", image.blobs[1].digest);
-    for path in ["/v2/", "/v2/app/manifests/1", "/v2/app/manifests/none", &blob, &blob, "/none"] {
+    for path in [
+        "/v2/",
+        "/v2/app/manifests/1",
+        "/v2/app/manifests/none",
+        &blob,
+        &blob,
+        "/none",
+    ] {
         let request = Request::get(path).send(daemon.listen);
         soon("an answer", request).await.expect("one");
     }
@@ -169,12 +189,23 @@ async fn every_metric_keeps_the_rules() {
             let sample = Sample::parse(line);
             names.insert(sample.name);
             let found = faults_of_labels(&sample);
-            faults.extend(found.iter().map(|fault| format!("{}: {fault}", sample.name)));
+            faults.extend(
+                found
+                    .iter()
+                    .map(|fault| format!("{}: {fault}", sample.name)),
+            );
         }
     }
     assert!(faults.is_empty(), "{faults:#?}");
     assert_eq!(families, helped);
-    for prefix in ["cache_tier", "trace", "bundle", "pressure", "remote", "limit"] {
+    for prefix in [
+        "cache_tier",
+        "trace",
+        "bundle",
+        "pressure",
+        "remote",
+        "limit",
+    ] {
         let prefix = format!("pierhead_{prefix}");
         let is_there = names.iter().any(|name| name.starts_with(&prefix));
         assert!(is_there, "nothing of {prefix} was looked at: {names:?}");
@@ -198,7 +229,9 @@ async fn every_metric_keeps_the_rules() {
         );
     }
     let started = |text: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix("process_start_time_seconds "));
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("process_start_time_seconds "));
         line.expect("it is told").to_owned()
     };
     let again = daemon.get("/metrics").await;

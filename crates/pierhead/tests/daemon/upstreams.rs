@@ -77,6 +77,12 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     assert!(blob.body == two.image.blobs[1].bytes);
     two.daemon.logs("upstream down").await;
     assert!(two.has_metric(&state(2)).await);
+    // Each address that fails is told with the image; once its circuit is open, no more.
+    two.daemon
+        .logs("another address answered upstream=reg.example image=reg.example/app:1")
+        .await;
+    let told = two.said("another address answered");
+    assert!(told <= 8, "{}", two.daemon.log());
     two.mirror.restart().await;
     soon("its return", async {
         while two.said("upstream back after") == 0 {

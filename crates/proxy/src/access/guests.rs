@@ -24,6 +24,7 @@ use crate::Error;
 use crate::answer::Peer;
 use crate::deadline::Deadline;
 use crate::flight::Flights;
+use crate::refusals::Refusal;
 use crate::route::route;
 use crate::service::Inner;
 
@@ -299,9 +300,18 @@ impl Asked<'_> {
             }
             Ok(Upstream::Denied) => {
                 state.metrics.count(Verdict::Denied);
-                tracing::info!(client = %peer.address, registry = %self.registry, repository = %self.repository, "the upstream refused a client's login");
                 state.denied.insert(right, (), DENIED.min(state.lifetime));
-                Err(self.refused(peer))
+                let (error, event) = (self.refused(peer), "the upstream refused a client's login");
+                let refusal = Refusal {
+                    event,
+                    cause: error.cause(),
+                    client: Some(peer.address),
+                    registry: Some(&self.registry),
+                };
+                if inner.refusals.is_new(&refusal, &self.repository, &error) {
+                    tracing::info!(client = %peer.address, registry = %self.registry, repository = %self.repository, "{event}");
+                }
+                Err(error)
             }
             Ok(Upstream::Absent) => Err(pierhead_remote::Error::NotFound {
                 upstream: self.registry.to_string(),

@@ -190,8 +190,6 @@ impl State {
             return Ok(());
         }
         self.metrics.count(Verdict::Denied);
-        // Not who it claimed to be: people type passwords into the wrong field.
-        tracing::info!(client = %address, "a login was refused");
         Err(Error::Login)
     }
 }

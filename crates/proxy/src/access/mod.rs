@@ -28,6 +28,7 @@ use crate::Error;
 use crate::answer::Peer;
 use crate::body::Body;
 use crate::deadline::Deadline;
+use crate::refusals::Refusal;
 use crate::respond::CHALLENGE;
 use crate::service::Inner;
 pub(crate) use certificate::Named;
@@ -192,7 +193,13 @@ pub(crate) async fn admit(
                         guest.await.map(Some)
                     }
                     Access::Logins(logins) => match request.headers.get(AUTHORIZATION) {
-                        Some(header) => logins.ask(header, peer.address).await.map(|()| None),
+                        Some(header) => {
+                            let verdict = logins.ask(header, peer.address).await;
+                            if let Err(error @ Error::Login) = &verdict {
+                                note_refused_login(inner, peer.address, error);
+                            }
+                            verdict.map(|()| None)
+                        }
                         None => Err(Error::Login),
                     },
                     Access::Certificate => Err(Error::NoCertificate),
@@ -201,6 +208,20 @@ pub(crate) async fn admit(
             })
             .await
         }
+    }
+}
+
+/// Names no user: people type passwords into the wrong field.
+fn note_refused_login(inner: &Inner, client: IpAddr, error: &Error) {
+    let event = "a login was refused";
+    let refusal = Refusal {
+        event,
+        cause: error.cause(),
+        client: Some(client),
+        registry: None,
+    };
+    if inner.refusals.is_new(&refusal, (), error) {
+        tracing::info!(%client, "{event}");
     }
 }
 

@@ -24,6 +24,7 @@ use crate::document::EAGER;
 use crate::manifest::manifest;
 use crate::metrics::Outcome;
 use crate::range::is_known;
+use crate::refusals::Refusal;
 use crate::service::Inner;
 use crate::{Error, access, respond};
 
@@ -380,6 +381,19 @@ impl Asked<'_> {
                 tracing::debug!(%registry, %repository, want, %client, %error, "bundle not ready");
             }
             Err(error) => {
+                let refusal = Refusal {
+                    event: "bundle refused",
+                    cause: error.cause(),
+                    client: Some(client),
+                    registry: Some(registry),
+                };
+                if !self
+                    .inner
+                    .refusals
+                    .is_new(&refusal, (repository, want), error)
+                {
+                    return;
+                }
                 tracing::info!(%registry, %repository, want, have, %client, %error, duration_ms, "bundle refused");
             }
         }

@@ -1,0 +1,110 @@
+//! The line of one download of a blob in the log.
+
+use std::time::Instant;
+
+use tracing::field::display;
+
+use crate::Error;
+use crate::claim::Wanted;
+use crate::error::{Cause, with_sources};
+use crate::refusals::{Refusal, RefusalLog};
+use crate::service::Inner;
+
+/// One download of a blob from its upstream. It writes its line when it is dropped, however it ended.
+pub(crate) struct DownloadLog {
+    refusals: RefusalLog,
+    wanted: Wanted,
+    started: Instant,
+    address: Option<String>,
+    bytes: u64,
+    end: End,
+}
+
+enum End {
+    /// Dropped on the way: the client left, or pierhead ends.
+    Cancelled,
+    Stored,
+    Streamed,
+    Failed(Cause, String),
+    /// Another [`DownloadLog`] goes on with the stream.
+    HandedOver,
+}
+
+impl DownloadLog {
+    pub(crate) fn start(inner: &Inner, wanted: &Wanted) -> Self {
+        Self {
+            refusals: inner.refusals.clone(),
+            wanted: wanted.clone(),
+            started: Instant::now(),
+            address: None,
+            bytes: 0,
+            end: End::Cancelled,
+        }
+    }
+
+    /// Which address of the upstream sends.
+    pub(crate) fn from(&mut self, address: &str) {
+        self.address = Some(address.to_owned());
+    }
+
+    pub(crate) fn received(&mut self, bytes: usize) {
+        self.bytes += u64::try_from(bytes).unwrap_or(0);
+    }
+
+    pub(crate) fn stored(&mut self) {
+        self.end = End::Stored;
+    }
+
+    /// To a client, past the cache.
+    pub(crate) fn streamed(&mut self) {
+        self.end = End::Streamed;
+    }
+
+    pub(crate) fn failed(&mut self, error: &Error) {
+        // What is not to be stored is no failure: it leaves for the client, by a download with a line of its own.
+        let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
+        self.end = match error.is_passed_on() || is_refused {
+            true => End::HandedOver,
+            false => End::Failed(error.cause(), with_sources(error)),
+        };
+    }
+}
+
+impl Drop for DownloadLog {
+    fn drop(&mut self) {
+        let Wanted {
+            registry: upstream,
+            repository,
+            digest,
+            ..
+        } = &self.wanted;
+        let (address, bytes) = (self.address.as_deref().map(display), self.bytes);
+        let seconds = seconds(self.started);
+        let outcome = match &self.end {
+            End::HandedOver => return,
+            // Nothing was downloaded.
+            End::Cancelled if bytes == 0 => return,
+            End::Cancelled => "cancelled",
+            End::Stored => "stored",
+            End::Streamed => "streamed",
+            End::Failed(cause, error) => {
+                let refusal = Refusal {
+                    event: "blob download failed",
+                    cause: *cause,
+                    client: None,
+                    registry: Some(upstream),
+                };
+                if self.refusals.is_new(&refusal, digest, error) {
+                    tracing::warn!(%upstream, address, %repository, %digest, bytes, seconds, outcome = "failed", %error, "blob download failed");
+                }
+                return;
+            }
+        };
+        tracing::info!(%upstream, address, %repository, %digest, bytes, seconds, outcome, "blob download");
+    }
+}
+
+/// For the field `seconds` of a line: to the millisecond.
+pub(crate) fn seconds(since: Instant) -> f64 {
+    (since.elapsed().as_secs_f64() * 1000.0).round() / 1000.0
+}

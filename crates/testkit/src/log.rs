@@ -1,0 +1,70 @@
+//! What the code under test logs, as the text of the daemon's log.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Captures what this thread logs, from level info on, until it is dropped. Tasks of a current-thread runtime are on it, too.
+pub fn capture() -> Lines {
+    let text = Text::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(text.clone())
+        .with_ansi(false)
+        .with_target(false)
+        .without_time()
+        .finish();
+    Lines {
+        text,
+        _guard: tracing::subscriber::set_default(subscriber),
+    }
+}
+
+/// See [`capture`].
+pub struct Lines {
+    text: Text,
+    _guard: DefaultGuard,
+}
+
+impl Lines {
+    /// All lines so far.
+    pub fn text(&self) -> String {
+        self.text.lock().clone()
+    }
+
+    /// Those lines that have this text in them.
+    pub fn with(&self, part: &str) -> Vec<String> {
+        let text = self.text();
+        let lines = text.lines().filter(|line| line.contains(part));
+        lines.map(str::to_owned).collect()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Text(Arc<Mutex<String>>);
+
+impl Text {
+    fn lock(&self) -> std::sync::MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().push_str(&String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Text {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
