@@ -2,6 +2,7 @@
 //! configurations against pierhead itself.
 
 mod alerts;
+mod compose;
 mod configs;
 mod configuration;
 mod matrix;
@@ -118,6 +119,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
             chart.refuses(&bad, &mut count)?;
         }
         says::check(&chart, &mut count)?;
+        count.note(&format!("{}::page", chart.name), chart.on_page());
     }
     render(helm, manifests.path(), &mut count)?;
     configs::check(daemon, manifests.path(), &mut count)?;
@@ -131,6 +133,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
     }
     count.note("systemd", unit(manifests.path()));
     let python = place::tools().join(install::SCHEMAS.0).join("bin/python");
+    compose::check(daemon, &python, &mut count)?;
     let chart = Chart::open(helm, CHARTS[0])?;
     alerts::check(&chart, &python, promtool, &mut count)?;
     chart.of_dpf(&python, manifests.path(), &mut count)?;
@@ -224,6 +227,18 @@ impl<'a> Chart<'a> {
             if !unknown.is_empty() {
                 bail!("{name}: nothing registers {}", unknown.join(", "));
             }
+        }
+        Ok(())
+    }
+
+    /// Whether the page for clusters without DPUs shows the values for every node that are tested.
+    fn on_page(&self) -> Result<()> {
+        let values = fs::read_to_string(self.folder.join("ci/says/every-node.yaml"))?;
+        let lines = values.lines().filter(|line| !line.starts_with('#'));
+        let block = lines.fold(String::from("```yaml\n"), |block, line| block + line + "\n");
+        let page = fs::read_to_string(place::root().join("docs/kubernetes.md"))?;
+        if !page.contains(&(block + "```\n")) {
+            bail!("docs/kubernetes.md shows other values than ci/says/every-node.yaml");
         }
         Ok(())
     }
