@@ -24,7 +24,9 @@ use crate::{apt::Apt, exec, install, place};
 pub(crate) use arch::Arch;
 use licenses::Licenses;
 use linked::Linked;
+pub(crate) use oci::PORT;
 use program::Program;
+pub(crate) use rootfs::{DATA, PROGRAM};
 
 /// What is released.
 #[derive(clap::Args)]

@@ -24,6 +24,9 @@ use crate::{
 /// Compressed bytes of a platform's layers, at most: what a DPU with a small eMMC can spare.
 pub(crate) const LARGEST: u64 = 20_000_000;
 
+/// Where it listens for clients.
+pub(crate) const PORT: u16 = 5000;
+
 /// An image for one platform.
 pub(crate) struct Platform<'a> {
     /// In the words of images.
@@ -45,7 +48,7 @@ pub(crate) fn write(path: &Path, version: &str, platforms: &[Platform<'_>]) -> R
         "Cmd": ["serve"],
         // Without a configuration the cache is there, whoever the user is.
         "Env": ["PATH=/usr/bin", "XDG_DATA_HOME=/var/lib"],
-        "ExposedPorts": {"5000/tcp": {}},
+        "ExposedPorts": {format!("{PORT}/tcp"): {}},
         "WorkingDir": "/",
         "StopSignal": "SIGTERM",
         "Labels": labels,

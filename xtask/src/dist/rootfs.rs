@@ -16,6 +16,8 @@ use crate::{
 pub(crate) const USER: u64 = 65532;
 /// Where the image has the program.
 pub(crate) const PROGRAM: &str = "usr/bin/pierhead";
+/// Where the image has the data, owned by its user.
+pub(crate) const DATA: &str = "var/lib/pierhead";
 /// The name of the folder below which packages have certificates.
 const AUTHORITIES: &str = "usr/share/ca-certificates/";
 
@@ -108,7 +110,7 @@ fn system(base: &mut Tree) {
     // Without it a name of /etc/hosts would be asked of the DNS first.
     base.text("etc/nsswitch.conf", "hosts: files dns\n");
     base.put(
-        "var/lib/pierhead",
+        DATA,
         Node::Owned {
             mode: 0o750,
             id: USER,
