@@ -1,6 +1,8 @@
 //! The rules that every metric keeps, whichever crate registers it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::io::{ErrorKind, Seek as _, Write as _};
+use std::process::Command;
 
 use pierhead_testkit::http::Request;
 use pierhead_testkit::images::Image;
@@ -115,6 +117,55 @@ fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     faults
 }
 
+/// The same in the older text format, which `promtool check metrics` reads.
+fn as_text_format(text: &str) -> String {
+    let kinds: HashMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
+    let mut converted = String::new();
+    for line in text.lines() {
+        if line.starts_with("# UNIT ") || line == "# EOF" {
+            continue;
+        }
+        let comment = ["# HELP ", "# TYPE "].into_iter().find_map(|kind| {
+            let (name, rest) = line.strip_prefix(kind)?.split_once(' ')?;
+            Some((kind, name, rest))
+        });
+        let Some((comment, name, rest)) = comment else {
+            converted += &format!("{line}\n");
+            continue;
+        };
+        let (suffix, rest) = match (kinds.get(name), rest) {
+            (Some(&"counter"), rest) => ("_total", rest),
+            (Some(&"info"), "info") => ("_info", "gauge"),
+            (Some(&"info"), rest) => ("_info", rest),
+            (_, rest) => ("", rest),
+        };
+        converted += &format!("{comment}{name}{suffix} {rest}\n");
+    }
+    converted
+}
+
+/// What Prometheus' own tool finds wrong, where it is installed.
+fn promtool(text: &str) -> Option<String> {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(as_text_format(text).as_bytes()).expect("room");
+    file.rewind().expect("a file");
+    let checked = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(file)
+        .output();
+    let has = !matches!(&checked, Err(error) if error.kind() == ErrorKind::NotFound);
+    if !pierhead_testkit::skip::unless("promtool", has) {
+        return None;
+    }
+    let checked = checked.expect("it runs");
+    let found = [checked.stdout, checked.stderr].concat();
+    let found = String::from_utf8_lossy(&found).into_owned();
+    (!checked.status.success() || !found.is_empty()).then_some(found)
+}
+
 #[test]
 fn a_name_or_a_label_against_the_rules_is_found() {
     for (name, kind) in [
@@ -162,8 +213,9 @@ async fn every_metric_keeps_the_rules() {
         &blob,
         "/none",
     ] {
-        let request = Request::get(path).send(daemon.listen);
-        soon("an answer", request).await.expect("one");
+        let request = Request::get(path);
+        let answer = soon("an answer", request.send(daemon.listen)).await;
+        answer.expect("one");
     }
     let metrics = daemon.get("/metrics").await;
     let text = String::from_utf8(metrics.body.to_vec()).expect("UTF-8");
@@ -198,6 +250,7 @@ async fn every_metric_keeps_the_rules() {
     }
     assert!(faults.is_empty(), "{faults:#?}");
     assert_eq!(families, helped);
+    assert_eq!(promtool(&text), None);
     for prefix in [
         "cache_tier",
         "trace",
