@@ -150,7 +150,8 @@ fn as_text_format(text: &str) -> String {
 /// What Prometheus' own tool finds wrong, where it is installed.
 fn promtool(text: &str) -> Option<String> {
     let mut file = tempfile::tempfile().expect("a file");
-    file.write_all(as_text_format(text).as_bytes()).expect("room");
+    file.write_all(as_text_format(text).as_bytes())
+        .expect("room");
     file.rewind().expect("a file");
     let checked = Command::new("promtool")
         .args(["check", "metrics"])
