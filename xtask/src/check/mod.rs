@@ -49,6 +49,8 @@ impl Options {
 struct Step {
     name: &'static str,
     about: &'static str,
+    /// On two cores that have nothing else to do, from an empty build folder.
+    seconds: u64,
     run: fn(&mut State) -> Result<Outcome>,
 }
 
@@ -79,66 +81,79 @@ const STEPS: &[Step] = &[
     Step {
         name: "install",
         about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
+        seconds: 300,
         run: steps::install,
     },
     Step {
         name: "fmt",
         about: "cargo fmt --check",
+        seconds: 5,
         run: steps::fmt,
     },
     Step {
         name: "deny",
         about: "licences, sources, bans and advisories of what we depend on",
+        seconds: 5,
         run: steps::deny,
     },
     Step {
         name: "clippy",
         about: "cargo clippy, warnings are errors",
+        seconds: 155,
         run: steps::clippy,
     },
     Step {
         name: "doc",
         about: "cargo doc, warnings are errors, and the examples in it",
+        seconds: 175,
         run: steps::doc,
     },
     Step {
         name: "unit",
         about: "unit, property and architecture tests",
+        seconds: 465,
         run: steps::unit,
     },
     Step {
         name: "chart",
         about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check",
+        seconds: 45,
         run: steps::chart,
     },
     Step {
         name: "dist",
         about: "the container image, the Debian package and the bill of materials, of the program under test",
+        seconds: 20,
         run: steps::dist,
     },
     Step {
         name: "corpus",
         about: "the images that the end-to-end tests pull",
+        seconds: 40,
         run: steps::corpus,
     },
     Step {
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
+        seconds: 675,
         run: steps::end_to_end,
     },
     Step {
         name: "pmem",
         about: "persistent memory, in a virtual machine that has some: what survives is there",
+        seconds: 145,
         run: steps::pmem,
     },
     Step {
         name: "aarch64",
         about: "the binary for the DPU: built, and pulled through under emulation",
+        seconds: 210,
         run: steps::aarch64,
     },
     Step {
         name: "dpu",
         about: "a whole simulated DPU: pulled through, restarted, and its power cut",
+        seconds: 50,
         run: steps::dpu,
     },
 ];
@@ -150,7 +165,7 @@ const STEPS: &[Step] = &[
 pub(crate) fn run(options: &Options) -> Result<bool> {
     if options.list {
         for step in STEPS {
-            println!("{:8} {}", step.name, step.about);
+            println!("{:8} {:4} s  {}", step.name, step.seconds, step.about);
         }
         return Ok(true);
     }
@@ -162,7 +177,11 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     {
         bail!("no step is called {unknown}: see `cargo xtask test --list`");
     }
-    let chosen = STEPS.iter().filter(|step| options.chooses(step.name));
+    let chosen: Vec<&Step> = STEPS
+        .iter()
+        .filter(|step| options.chooses(step.name))
+        .collect();
+    println!("{}", expectation(&chosen));
     let started = Instant::now();
     let mut state = State {
         machine: options.chooses("pmem") || options.chooses("dpu"),
@@ -186,6 +205,14 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         println!("{:8.1} s  {name}", time.as_secs_f64());
     }
     Ok(report.close())
+}
+
+/// What somebody who waits wants to know first.
+fn expectation(chosen: &[&Step]) -> String {
+    let seconds: u64 = chosen.iter().map(|step| step.seconds).sum();
+    let steps = chosen.len();
+    let minutes = seconds.div_ceil(60);
+    format!("{steps} steps, about {minutes} min on two idle cores")
 }
 
 /// How many of what was skipped the last line names.
@@ -275,6 +302,22 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_line_says_how_long_it_takes() {
+        let of = |names: &[&str]| {
+            let chosen: Vec<_> = STEPS
+                .iter()
+                .filter(|step| names.contains(&step.name))
+                .collect();
+            expectation(&chosen)
+        };
+        assert_eq!(
+            of(&["clippy", "doc"]),
+            "2 steps, about 6 min on two idle cores"
+        );
+        assert!(STEPS.iter().all(|step| step.seconds > 0));
+    }
 
     #[test]
     fn the_last_line_names_what_was_not_looked_at() {

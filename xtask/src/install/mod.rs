@@ -106,32 +106,45 @@ pub(crate) struct Wanted {
 /// # Errors
 /// When something is missing that cannot be installed here; the rest is installed all the same.
 pub(crate) fn all(wanted: Wanted) -> Result<()> {
-    let mut failures = Vec::new();
     let debian = || debian(wanted);
     let go = || go(&|_| true);
     let libcachesim = || python(LIBCACHESIM);
     let schemas = || python(SCHEMAS);
     let cyclonedx = || python(CYCLONEDX);
     let dpu = || rust(Arch::Arm64.target());
-    for install in [
-        &debian as &dyn Fn() -> Result<()>,
-        &go,
-        &dpu,
-        &deny,
-        &libcachesim,
-        &schemas,
-        &cyclonedx,
-    ] {
-        if let Err(error) = install() {
-            println!("  cannot: {error:#}");
-            failures.push(format!("{error:#}"));
-        }
-    }
+    // Debian's packages come first in their list: the others need its Python. Go compiles meanwhile.
+    let failures = side_by_side(&[
+        &[&debian, &deny, &libcachesim, &schemas, &cyclonedx],
+        &[&go, &dpu],
+    ]);
     if failures.is_empty() {
         Ok(())
     } else {
         bail!(failures.join("; "))
     }
+}
+
+/// Runs each list in its order, all lists at the same time; what fails of them.
+fn side_by_side(lists: &[&[&(dyn Fn() -> Result<()> + Sync)]]) -> Vec<String> {
+    let run = |list: &[&(dyn Fn() -> Result<()> + Sync)]| {
+        let errors = list.iter().filter_map(|install| install().err());
+        let told = errors.map(|error| {
+            println!("  cannot: {error:#}");
+            format!("{error:#}")
+        });
+        told.collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = lists
+            .iter()
+            .map(|list| scope.spawn(move || run(list)))
+            .collect();
+        let ended = running.into_iter().map(|list| {
+            let panicked = |_| vec!["an installation panicked".to_owned()];
+            list.join().unwrap_or_else(panicked)
+        });
+        ended.flatten().collect()
+    })
 }
 
 /// Installs what `cargo xtask dist` needs, on a machine that is a Debian with Python; `build`: the linker, too.
@@ -401,6 +414,17 @@ impl Drop for NoDaemons {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_run_beside_each_other_and_every_failure_is_told() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let receiver = std::sync::Mutex::new(receiver);
+        let waits = || -> Result<()> { Ok(receiver.lock().expect("no panic").recv()?) };
+        let wakes = || -> Result<()> { Ok(sender.send(())?) };
+        let fails = || -> Result<()> { bail!("no network") };
+        let failures = side_by_side(&[&[&waits, &fails], &[&fails, &wakes]]);
+        assert_eq!(failures, ["no network", "no network"]);
+    }
 
     #[test]
     fn every_package_of_python_has_a_version_and_a_hash() {
