@@ -116,7 +116,7 @@ const STEPS: &[Step] = &[
     },
     Step {
         name: "chart",
-        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check",
+        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
         seconds: 45,
         run: steps::chart,
     },
