@@ -293,6 +293,11 @@ async fn every_metric_keeps_the_rules() {
         started(&text),
         started(&String::from_utf8_lossy(&again.body))
     );
-    let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} 1\n";
-    assert!(text.contains(line), "{text}");
+    // Two, when the second request came before the blob was committed.
+    let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} ";
+    let misses = text.lines().find_map(|it| it.strip_prefix(line));
+    assert!(
+        misses.is_some_and(|it| it == "1" || it == "2"),
+        "{misses:?}"
+    );
 }
