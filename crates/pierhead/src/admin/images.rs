@@ -95,11 +95,12 @@ impl Admin {
         }
         let freed = self.cache.remove(removal.digests).await;
         let freed = freed.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
-        let bundles = self.prune_bundles(u64::MAX).await?;
+        let freed = freed + self.prune_bundles(u64::MAX).await?;
+        tracing::info!(%image, freed_bytes = freed, "image removed");
         Ok(json(&Removed {
             image,
             names: removal.names.iter().map(ToString::to_string).collect(),
-            freed: freed + bundles,
+            freed,
         }))
     }
 
