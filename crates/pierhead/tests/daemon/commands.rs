@@ -305,6 +305,7 @@ async fn an_image_is_removed_unless_it_is_pinned() {
 
     daemon.cached(&["unpin", IMAGE]).await;
     let out = daemon.cached(&["rm", IMAGE]).await;
+    daemon.logs(&format!("image removed image={IMAGE} freed_bytes=")).await;
     assert!(
         out.starts_with(&format!("removed {IMAGE}, freed 3")),
         "{out}"
