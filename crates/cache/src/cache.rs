@@ -66,7 +66,7 @@ impl Cache {
     /// Blocks; cost: one directory walk.
     ///
     /// # Errors
-    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
+    /// [`Error::InUse`], [`Error::Version`], [`Error::Foreign`], [`Error::UnreadablePin`], [`Error::Io`]. A damaged catalog is no error: it is rebuilt.
     pub fn open(config: Config, eviction: impl Into<Eviction>) -> Result<Self, Error> {
         Self::open_on(config, eviction, |config| {
             Ok(Arc::new(DiskTier::new(&config.data)?))
@@ -84,7 +84,7 @@ impl Cache {
     ) -> Result<Self, Error> {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = Folder::open(&config.data)?;
-        let pins = Pins::open(&config.data).map_err(failed)?;
+        let pins = Pins::open(&config.data)?;
         let disk = tier(&config).map_err(failed)?;
         let placing = config.fast.as_ref();
         let placing = placing.map(|fast| Placing::new(fast, disk.clone(), &config.rest));
@@ -102,7 +102,7 @@ impl Cache {
         let catalog = Catalog::open(&config.data);
         load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
         let store = Arc::new(Store::new(config.clone(), (tier, placing), state, folder));
-        let names = Names::open(store.clone()).map_err(failed)?;
+        let names = Names::open(store.clone())?;
         catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
         let names = Arc::new(names);

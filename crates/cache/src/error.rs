@@ -103,6 +103,14 @@ pub enum Error {
         /// Something in it.
         entry: OsString,
     },
+    /// A pin is there and cannot be read. Without it, what it keeps would be evicted.
+    #[error("cannot read the pin {}; without it, the images that it keeps would be evicted: make the file readable, or delete it to give up that pin", path.display())]
+    UnreadablePin {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
     /// The upstream could not resume a fill and sends it anew from zero: a reader that has handed on some
     /// of the old bytes cannot go on.
     #[error("the upstream started over")]
@@ -140,6 +148,7 @@ impl Error {
             Self::InUse { .. }
                 | Self::Version { .. }
                 | Self::Foreign { .. }
+                | Self::UnreadablePin { .. }
                 | Self::NoRoom { .. }
                 | Self::TooLarge { .. }
         )

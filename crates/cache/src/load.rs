@@ -9,7 +9,9 @@ use pierhead_oci::{Digest, MediaType};
 use crate::catalog::Catalog;
 use crate::partials::Partial;
 use crate::state::{Slot, State, blocks};
-use crate::tier::{Found, Tier, Trailer, is_damage};
+use crate::store::Store;
+use crate::tier::{Found, Tier, Trailer, is_proven_damage};
+use crate::{lock, now};
 
 /// Enters everything that lies on the tier, in the order of access. A file that the catalog describes
 /// (to the byte of its length) is not opened; the others tell it by their trailers, and rank by their age
@@ -42,36 +44,86 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     }
     let mut unknown: Vec<Found> = found.into_values().collect();
     unknown.sort_unstable_by_key(|file| (file.modified, file.digest));
-    for Found {
-        digest, modified, ..
-    } in unknown
-    {
+    for found in unknown {
+        let Found { digest, bytes, .. } = found;
         match tier.open(&digest) {
             Ok(Some(blob)) => {
                 let media_type = blob.trailer().media_type().cloned();
-                let slot = Slot {
-                    size: blob.trailer().size(),
-                    tick: state.tick_after(),
-                    media_type: media_type.map(|media_type| shared(&mut types, media_type)),
-                    accessed: u32::try_from(modified).unwrap_or(u32::MAX),
-                    cost: Access::<Digest>::prior(blob.trailer().size()),
-                    shared: 1,
-                    dirty: true,
-                };
-                state.restore(digest, slot);
-                state.changed.push(digest);
+                let media_type = media_type.map(|media_type| shared(&mut types, media_type));
+                enter(state, &found, blob.trailer().size(), media_type);
             }
             Ok(None) => {}
-            Err(error) if !is_damage(&error) => return Err(error),
-            Err(error) => {
+            Err(error) if is_proven_damage(&error) => {
                 tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
                 tier.remove(&digest)?;
+            }
+            Err(error) => {
+                tracing::error!(%digest, %error, "a stored blob cannot be read: its file stays, and it is tried again later");
+                state.set_unreadable(digest, blocks(bytes));
             }
         }
     }
     state.changed.extend(gone);
     state.reconcile();
     partials(state, tier)
+}
+
+/// Enters a blob of which only the file is known.
+fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
+    let slot = Slot {
+        size,
+        tick: state.tick_after(),
+        media_type,
+        accessed: u32::try_from(found.modified).unwrap_or(u32::MAX),
+        cost: Access::<Digest>::prior(size),
+        shared: 1,
+        dirty: true,
+    };
+    state.restore(found.digest, slot);
+    state.changed.push(found.digest);
+}
+
+/// Blobs that could not be read and are tried again at once, at most: a failing disk may take seconds for each.
+const RETRIED: usize = 16;
+
+impl Store {
+    /// Tries again to read blobs that could not be read at the start. Blocks.
+    pub(crate) fn retry_unreadable(&self) {
+        let retried = lock(&self.state).next_unreadable(RETRIED);
+        for digest in retried {
+            let _turn = self.turns.take(digest);
+            {
+                let state = lock(&self.state);
+                // Fetched anew meanwhile, or about to be.
+                if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
+                    continue;
+                }
+            }
+            match self.tier.open(&digest) {
+                Ok(Some(blob)) => {
+                    let trailer = blob.trailer();
+                    let found = Found {
+                        digest,
+                        bytes: trailer.size(),
+                        modified: now(),
+                    };
+                    let mut state = lock(&self.state);
+                    state.clear_unreadable(&digest);
+                    enter(&mut state, &found, trailer.size(), trailer.media_type().cloned());
+                    tracing::info!(%digest, "a stored blob can be read again");
+                }
+                Ok(None) => lock(&self.state).clear_unreadable(&digest),
+                Err(error) if is_proven_damage(&error) => {
+                    tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
+                    match self.tier.remove(&digest) {
+                        Ok(()) => lock(&self.state).clear_unreadable(&digest),
+                        Err(error) => tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted"),
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
 }
 
 /// Takes what is staged as partial fills.

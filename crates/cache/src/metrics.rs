@@ -175,6 +175,12 @@ impl Collector for Fullness {
                 ),
                 ("blobs", "Committed blobs", None, count(state.index.len())),
                 (
+                    "unreadable",
+                    "Files of blobs and tags that cannot be read: they stay, and are tried again",
+                    None,
+                    count(state.unreadable()),
+                ),
+                (
                     "used",
                     "Committed blobs, on disk",
                     Some(Unit::Bytes),

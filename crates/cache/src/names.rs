@@ -1,14 +1,21 @@
 //! Names: what a tag (or a tag list, or a referrers list) stood for when the upstream last said so.
 
-use std::collections::HashMap;
+mod shares;
+#[cfg(test)]
+mod tests;
+mod writer;
+
 use std::fmt::{self, Write as _};
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Repository, Target};
 use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
 
+use self::shares::Table;
+use self::writer::{Change, Job};
+use crate::record::Found;
 use crate::state::blocks;
 use crate::store::{Store, blocking};
 use crate::{Error, lock, record};
@@ -42,23 +49,30 @@ pub struct Record {
 /// kept in memory and in the catalog, so that a revalidation costs no disk write.
 pub struct Names {
     inner: Arc<Inner>,
+    /// To the thread that writes the files: it ends when this is dropped.
+    queue: mpsc::Sender<Job>,
 }
 
 struct Inner {
     folder: PathBuf,
     store: Arc<Store>,
-    /// Held while a file is written: the order on disk is the order in memory.
-    writing: Mutex<()>,
-    records: Mutex<HashMap<Key, Slot>>,
+    table: Mutex<Table>,
+    #[cfg(test)]
+    watch: Mutex<Option<tests::Watch>>,
 }
 
-/// Names take no more than one part in so many of the capacity: 100 000 of them are 400 MB on disk.
-const SHARE: u64 = 16;
+/// Changes that wait for the writer, at most. Who brings one more waits without a thread.
+const QUEUE: usize = 256;
+
+/// Records that could not be read and are tried again at once, at most: a failing disk may take seconds for each.
+const RETRIED: usize = 16;
 
 /// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
 pub(crate) type Key = [u8; 32];
 
 struct Slot {
+    /// Whose share of all names it counts in.
+    registry: Arc<str>,
     digest: Digest,
     media_type: MediaType,
     etag: Option<Box<str>>,
@@ -111,44 +125,81 @@ fn key(text: impl fmt::Display) -> Key {
     key
 }
 
+/// The registry of a name, from its text: what stands between the kind and the repository.
+fn registry_of(text: &str) -> &str {
+    let (_, rest) = text.split_once(' ').unwrap_or_default();
+    rest.split_once('/').unwrap_or_default().0
+}
+
+/// The key of a record, from the name of its file.
+fn key_of_file(path: &std::path::Path) -> Option<Key> {
+    let hex = path.file_name()?.to_str()?;
+    let digest: Digest = format!("sha256:{hex}").parse().ok()?;
+    digest.as_bytes().try_into().ok()
+}
+
+impl Stored {
+    /// As it is held in memory; `None` of a media type that is none.
+    fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
+        let slot = Slot {
+            registry: Arc::default(),
+            digest: self.digest,
+            media_type: MediaType::new(&self.media_type)?,
+            etag: self.etag.map(Into::into),
+            bytes: blocks(len),
+            validated: self.validated,
+            dirty: false,
+        };
+        Some((key(self.name.as_str()), self.name, slot))
+    }
+}
+
 impl Names {
-    /// Reads them, and has them counted.
-    pub(crate) fn open(store: Arc<Store>) -> io::Result<Self> {
+    /// Reads them, and has them counted. A record that cannot be read is left alone, and tried again later.
+    pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
         let folder = store.config.data.join("names");
-        let mut records = HashMap::new();
+        let mut table = Table::default();
         let mut all = 0;
-        record::load(&folder, |len, stored: Stored| {
-            all += blocks(len);
-            if let Some(media_type) = MediaType::new(&stored.media_type) {
-                let slot = Slot {
-                    digest: stored.digest,
-                    media_type,
-                    etag: stored.etag.map(Into::into),
-                    bytes: blocks(len),
-                    validated: stored.validated,
-                    dirty: false,
-                };
-                records.insert(key(stored.name.as_str()), slot);
+        let loaded = record::load(&folder, |found| match found {
+            Found::Whole(len, stored) => {
+                all += blocks(len);
+                if let Some((key, name, slot)) = Stored::slot(stored, len) {
+                    table.insert(key, &name, slot);
+                }
             }
-        })?;
-        records.shrink_to_fit();
-        lock(&store.state).names = all;
-        let inner = Inner {
+            Found::Unreadable(file) => {
+                all += blocks(file.len);
+                tracing::error!(file = %file.path.display(), error = %file.source, "a record of a tag cannot be read: it stays, and is tried again later");
+                if let Some(key) = key_of_file(&file.path) {
+                    table.unreadable.insert(key, blocks(file.len));
+                }
+            }
+        });
+        loaded.map_err(|error| Error::io("read the names in", &folder, error))?;
+        table.shrink_to_fit();
+        {
+            let mut state = lock(&store.state);
+            state.names = all;
+            state.unreadable_names = table.unreadable.len();
+        }
+        let panics = store.config.rest.panics().clone();
+        let inner = Arc::new(Inner {
             folder,
             store,
-            writing: Mutex::new(()),
-            records: Mutex::new(records),
-        };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+            table: Mutex::new(table),
+            #[cfg(test)]
+            watch: Mutex::default(),
+        });
+        let queue = writer::start(&inner, panics)
+            .map_err(|error| Error::io("start the writer of", &inner.folder, error))?;
+        Ok(Self { inner, queue })
     }
 
     /// The record, fresh or not: what counts as fresh is the caller's matter. No I/O, about a microsecond.
     pub fn get(&self, name: &Name) -> Option<Record> {
         let key = key(name);
-        let records = lock(&self.inner.records);
-        let slot = records.get(&key)?;
+        let table = lock(&self.inner.table);
+        let slot = table.records.get(&key)?;
         Some(Record {
             digest: slot.digest,
             media_type: slot.media_type.clone(),
@@ -164,7 +215,7 @@ impl Names {
     /// [`Error::Io`], [`Error::NoRoom`]; what was remembered before stays.
     pub async fn put(&self, name: &Name, record: Record) -> Result<(), Error> {
         let key = key(name);
-        if let Some(slot) = lock(&self.inner.records).get_mut(&key)
+        if let Some(slot) = lock(&self.inner.table).records.get_mut(&key)
             && slot.digest == record.digest
             && slot.media_type == record.media_type
             && slot.etag.as_deref() == record.etag.as_deref()
@@ -173,8 +224,7 @@ impl Names {
             slot.dirty = true;
             return Ok(());
         }
-        let (inner, text) = (self.inner.clone(), name.to_string());
-        blocking(move || inner.write(text, key, record)).await
+        self.change(key, Change::Put(name.to_string(), record)).await
     }
 
     /// Forgets: the upstream says that there is no such name.
@@ -183,23 +233,29 @@ impl Names {
     /// [`Error::Io`]; then it comes back after a restart.
     pub async fn remove(&self, name: &Name) -> Result<(), Error> {
         let key = key(name);
-        let Some(slot) = lock(&self.inner.records).remove(&key) else {
+        if !lock(&self.inner.table).is_there(&key) {
             return Ok(());
+        }
+        self.change(key, Change::Remove).await
+    }
+
+    /// Hands a change to the writer, and waits until it is durable. Cancelling it does not stop the change.
+    async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        let job = Job {
+            key,
+            change,
+            answer,
         };
-        let (inner, text) = (self.inner.clone(), name.to_string());
-        blocking(move || {
-            let _writing = lock(&inner.writing);
-            // Remembered anew meanwhile: that has replaced the file.
-            if lock(&inner.records).contains_key(&key) {
-                lock(&inner.store.state).names -= slot.bytes;
-                return Ok(());
+        let sent = self.queue.send(job).await.is_ok();
+        match answered.await {
+            Ok(answer) if sent => answer,
+            // It panicked over this change, which is told there.
+            _ => {
+                let error = std::io::Error::other("the writer of names failed");
+                Err(Error::io("remember a name in", &self.inner.folder, error))
             }
-            record::delete(&inner.folder, &text)
-                .map_err(|error| Error::io("forget a name in", &inner.folder, error))?;
-            lock(&inner.store.state).names -= slot.bytes;
-            Ok(())
-        })
-        .await
+        }
     }
 
     /// Up to `limit` images that are known by a tag, in no order; what they consist of may have been evicted.
@@ -226,7 +282,7 @@ impl Names {
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        lock(&self.inner.records).len()
+        lock(&self.inner.table).records.len()
     }
 
     /// Whether there are none.
@@ -236,15 +292,15 @@ impl Names {
 
     /// Takes over a later validation that the catalog knows of.
     pub(crate) fn restore(&self, key: &Key, validated: u64) {
-        if let Some(slot) = lock(&self.inner.records).get_mut(key) {
+        if let Some(slot) = lock(&self.inner.table).records.get_mut(key) {
             slot.validated = slot.validated.max(validated);
         }
     }
 
     /// All validations, for a new catalog.
     pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
-        let mut records = lock(&self.inner.records);
-        let all = records.iter_mut().map(|(key, slot)| {
+        let mut table = lock(&self.inner.table);
+        let all = table.records.iter_mut().map(|(key, slot)| {
             slot.dirty = false;
             (*key, slot.validated)
         });
@@ -253,79 +309,39 @@ impl Names {
 
     /// Validations since the last call, for the catalog.
     pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
-        let mut records = lock(&self.inner.records);
-        let dirty = records.iter_mut().filter_map(|(key, slot)| {
+        let mut table = lock(&self.inner.table);
+        let dirty = table.records.iter_mut().filter_map(|(key, slot)| {
             std::mem::take(&mut slot.dirty).then_some((*key, slot.validated))
         });
         dirty.collect()
     }
-}
 
-impl Inner {
-    fn write(&self, name: String, key: Key, record: Record) -> Result<(), Error> {
-        let _writing = lock(&self.writing);
-        let stored = Stored {
-            digest: record.digest,
-            media_type: record.media_type.as_str().to_owned(),
-            etag: record.etag,
-            validated: record.validated,
-            name,
+    /// Tries again to read records that could not be read at the start. Blocks.
+    pub(crate) fn retry_unreadable(&self) {
+        let retried: Vec<Key> = {
+            let table = lock(&self.inner.table);
+            table.unreadable.keys().take(RETRIED).copied().collect()
         };
-        let failed = |error| Error::io("remember a name in", &self.folder, error);
-        let text = record::encode(&stored).map_err(failed)?;
-        let bytes = blocks(text.len() as u64);
-        self.store.reserve(bytes)?;
-        let file = self.folder.join(record::file_name(&stored.name));
-        if let Err(error) = record::write_file(&file, &text) {
-            self.store.release(bytes);
-            return Err(failed(error));
+        for key in retried {
+            let file = self.inner.file(&key);
+            // One that is damaged is deleted at the next start: the writer may be replacing this very file now.
+            let Ok((len, stored)) = record::read::<Stored>(&file) else {
+                continue;
+            };
+            let Some((stored_key, name, slot)) = stored.slot(len) else {
+                continue;
+            };
+            let mut table = lock(&self.inner.table);
+            // Replaced or removed meanwhile.
+            let Some(bytes) = table.unreadable.remove(&key).filter(|_| stored_key == key) else {
+                continue;
+            };
+            let after = slot.bytes;
+            table.insert(key, &name, slot);
+            let mut state = lock(&self.inner.store.state);
+            state.names = state.names + after - bytes;
+            state.unreadable_names = table.unreadable.len();
+            tracing::info!(file = %file.display(), "a record of a tag can be read again");
         }
-        let slot = Slot {
-            digest: record.digest,
-            media_type: record.media_type,
-            etag: stored.etag.map(Into::into),
-            bytes,
-            validated: record.validated,
-            dirty: true,
-        };
-        let mut records = lock(&self.records);
-        let replaced = records.insert(key, slot).map_or(0, |slot| slot.bytes);
-        let (len, surplus) = {
-            let mut state = lock(&self.store.state);
-            state.reserved -= bytes;
-            state.names = state.names + bytes - replaced;
-            (
-                records.len(),
-                state.names.saturating_sub(state.capacity / SHARE),
-            )
-        };
-        let max = self.store.config.max_names.max(1);
-        if len <= max && surplus == 0 {
-            return Ok(());
-        }
-        // A hundredth more than needed, so that the search is paid once in many.
-        let surplus = usize::try_from(surplus.div_ceil(bytes.max(1))).unwrap_or(len);
-        let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
-        let mut ages: Vec<_> = records
-            .iter()
-            .map(|(key, slot)| (slot.validated, *key))
-            .collect();
-        let (oldest, _, _) = ages.select_nth_unstable(surplus.min(len - 1));
-        let oldest: Vec<_> = oldest
-            .iter()
-            .filter(|(_, old)| *old != key)
-            .filter_map(|(_, old)| Some((*old, records.remove(old)?.bytes)))
-            .collect();
-        drop(records);
-        for (old, bytes) in oldest {
-            let name = Digest::from_bytes(Algorithm::Sha256, &old)
-                .map(|digest| digest.hex())
-                .unwrap_or_default();
-            match std::fs::remove_file(self.folder.join(name)) {
-                Ok(()) => lock(&self.store.state).names -= bytes,
-                Err(error) => tracing::warn!(%error, "cannot delete a dropped name"),
-            }
-        }
-        Ok(())
     }
 }

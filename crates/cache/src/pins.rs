@@ -1,13 +1,13 @@
 //! Pins: which digests a label keeps. Files, since they cannot be rebuilt.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
+use crate::record::Found;
 use crate::{Error, lock, record};
 
 pub(crate) struct Pins {
@@ -23,12 +23,23 @@ struct Pin {
 }
 
 impl Pins {
-    pub(crate) fn open(data: &Path) -> io::Result<Self> {
+    /// # Errors
+    /// [`Error::UnreadablePin`]: without that pin, what it keeps would be evicted.
+    pub(crate) fn open(data: &Path) -> Result<Self, Error> {
         let folder = data.join("pins");
         let mut labels = BTreeMap::new();
-        record::load(&folder, |_, pin: Pin| {
-            labels.insert(pin.label, pin.digests);
-        })?;
+        let mut unreadable = None;
+        let loaded = record::load(&folder, |found| match found {
+            Found::Whole(_, Pin { label, digests }) => drop(labels.insert(label, digests)),
+            Found::Unreadable(pin) => unreadable = Some(pin),
+        });
+        loaded.map_err(|error| Error::io("read the pins in", &folder, error))?;
+        if let Some(pin) = unreadable {
+            return Err(Error::UnreadablePin {
+                path: pin.path,
+                source: pin.source.into(),
+            });
+        }
         Ok(Self {
             folder,
             labels: Mutex::new(labels),

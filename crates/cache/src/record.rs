@@ -9,6 +9,8 @@ use pierhead_oci::{Algorithm, Digest};
 use rustix::fs::OFlags;
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::tier::{Step, is_proven_damage};
+
 /// No record of ours is longer; a longer file is damaged.
 const LONGEST: u64 = 16 << 20;
 
@@ -39,7 +41,28 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
+    // What is written can be read again.
+    if text.len() as u64 > LONGEST {
+        let what = "a record of more than 16 MiB";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
     Ok(text)
+}
+
+/// A file in a folder of records.
+pub(crate) enum Found<T> {
+    /// A record, with the length of its file.
+    Whole(u64, T),
+    /// It cannot be read now, and may be whole: the file stays.
+    Unreadable(Unreadable),
+}
+
+/// A record that the system does not give, for its permissions, a limit of open files or a failing disk.
+pub(crate) struct Unreadable {
+    pub(crate) path: PathBuf,
+    /// Length of the file; 0 when that cannot be read either.
+    pub(crate) len: u64,
+    pub(crate) source: io::Error,
 }
 
 /// Writes a record durably, replacing an older one all or nothing.
@@ -56,26 +79,27 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder (made when missing) with the length of its file. Damaged ones are logged and skipped.
+/// Reads every record of a folder (made when missing). Only what was read whole and is damaged is deleted, with a line in the log.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
-    mut visit: impl FnMut(u64, T),
+    mut visit: impl FnMut(Found<T>),
 ) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let Ok(name) = entry.file_name().into_string() else {
-            continue;
-        };
-        if name.ends_with(PARTIAL) {
-            remove(&entry.path())?;
+        let path = entry?.path();
+        if path.as_os_str().as_encoded_bytes().ends_with(PARTIAL.as_bytes()) {
+            remove(&path)?;
             continue;
         }
-        match read(&entry.path()) {
-            Ok((len, value)) => visit(len, value),
-            Err(error) => {
-                tracing::error!(file = %entry.path().display(), %error, "a damaged record is ignored and deleted");
-                remove(&entry.path())?;
+        match read(&path) {
+            Ok((len, value)) => visit(Found::Whole(len, value)),
+            Err(error) if is_proven_damage(&error) => {
+                tracing::error!(file = %path.display(), %error, "a damaged record is ignored and deleted");
+                remove(&path)?;
+            }
+            Err(source) => {
+                let len = fs::symlink_metadata(&path).map_or(0, |about| about.len());
+                visit(Found::Unreadable(Unreadable { path, len, source }));
             }
         }
     }
@@ -106,9 +130,14 @@ pub(crate) fn each<T: DeserializeOwned>(
     Ok(())
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
+/// A record with the length of its file.
+///
+/// # Errors
+/// Those of [`is_proven_damage`] when the file is no record, and what the system says.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
-    open(path)?.0.take(LONGEST).read_to_end(&mut text)?;
+    // One byte more: a file that is too long does not pass for its beginning.
+    open(path)?.0.take(LONGEST + 1).read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))
 }
 
@@ -149,6 +178,75 @@ pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
+/// A change to one record: its new text, or `None` to delete it.
+pub(crate) struct Change {
+    pub(crate) path: PathBuf,
+    pub(crate) text: Option<Vec<u8>>,
+}
+
+/// Makes changes to different records of one folder, each all or nothing, and durable together: the folder is synced
+/// once. `step` is called before every change to the disk. Says of each change whether it is durable.
+pub(crate) fn change(
+    folder: &Path,
+    changes: &[Change],
+    step: impl Fn(Step<'_>) -> io::Result<()>,
+) -> Vec<io::Result<()>> {
+    // All are written before the first is synced, so that the file system can sync them together.
+    let written: Vec<_> = changes.iter().map(|it| write_partial(it, &step)).collect();
+    let mut done: Vec<io::Result<()>> = changes
+        .iter()
+        .zip(written)
+        .map(|(it, written)| finish(it, written, &step))
+        .collect();
+    if done.iter().any(Result::is_ok) {
+        let synced = step(Step::SyncFolder(folder)).and_then(|()| File::open(folder)?.sync_all());
+        if let Err(error) = synced {
+            for done in done.iter_mut().filter(|done| done.is_ok()) {
+                *done = Err(io::Error::new(error.kind(), error.to_string()));
+            }
+        }
+    }
+    done
+}
+
+fn write_partial(
+    change: &Change,
+    step: impl Fn(Step<'_>) -> io::Result<()>,
+) -> io::Result<Option<File>> {
+    let Some(text) = &change.text else {
+        return Ok(None);
+    };
+    let partial = partial(&change.path);
+    step(Step::Write(&partial))?;
+    let written = File::create(&partial).and_then(|mut file| {
+        file.write_all(text)?;
+        Ok(file)
+    });
+    // A full disk: do not leave more on it.
+    let written = written.inspect_err(|_| drop(fs::remove_file(&partial)));
+    written.map(Some)
+}
+
+fn finish(
+    change: &Change,
+    written: io::Result<Option<File>>,
+    step: impl Fn(Step<'_>) -> io::Result<()>,
+) -> io::Result<()> {
+    let Some(file) = written? else {
+        step(Step::Remove(&change.path))?;
+        return match fs::remove_file(&change.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+    };
+    let partial = partial(&change.path);
+    let renamed = step(Step::Sync(&partial))
+        .and_then(|()| file.sync_data())
+        .and_then(|()| step(Step::Rename(&partial, &change.path)))
+        .and_then(|()| fs::rename(&partial, &change.path));
+    renamed.inspect_err(|_| drop(fs::remove_file(&partial)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,7 +258,7 @@ mod tests {
             fs::create_dir(folder.path().join(name)).unwrap();
             fs::write(folder.path().join(name).join("file"), "x").unwrap();
         }
-        load(folder.path(), |_, _: String| panic!("there is none")).unwrap();
+        load(folder.path(), |_: Found<String>| panic!("there is none")).unwrap();
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
     }
 }

@@ -56,9 +56,16 @@ pub(crate) struct State {
     ghosts: HashMap<u64, u64>,
     /// How many labels pin a digest.
     pub(crate) pinned: HashMap<Digest, u32>,
+    /// Committed blobs that could not be read at the start, with their bytes on disk. They are not in the index: a claim
+    /// fetches them anew.
+    unreadable: BTreeMap<Digest, u64>,
+    /// Where [`State::next_unreadable`] goes on.
+    retried: Option<Digest>,
+    /// Records of tags that could not be read at the start.
+    pub(crate) unreadable_names: usize,
     /// Bytes on disk of committed blobs.
     pub(crate) used: u64,
-    /// Bytes of fills, partials, ghosts and files that are being deleted.
+    /// Bytes of fills, partials, ghosts, blobs that cannot be read, and files that are being deleted.
     pub(crate) reserved: u64,
     /// Bytes on disk of names, in whole blocks.
     pub(crate) names: u64,
@@ -113,6 +120,9 @@ impl State {
             open: HashMap::new(),
             ghosts: HashMap::new(),
             pinned: HashMap::new(),
+            unreadable: BTreeMap::new(),
+            retried: None,
+            unreadable_names: 0,
             used: 0,
             reserved: 0,
             names: 0,
@@ -181,6 +191,8 @@ impl State {
             // The rename has deleted the older file.
             self.gone(&digest, bytes);
         }
+        // And so one that could not be read.
+        self.clear_unreadable(&digest);
         let tick = self.next_tick();
         let slot = Slot {
             size,
@@ -232,6 +244,39 @@ impl State {
         self.ranking.shares.restore(&digest, slot.shared);
         self.enter(digest, slot);
         self.ranking.restore(&access, later);
+    }
+
+    /// Counts a blob that is there and cannot be read.
+    pub(crate) fn set_unreadable(&mut self, digest: Digest, bytes: u64) {
+        self.unreadable.insert(digest, bytes);
+        self.reserved += bytes;
+    }
+
+    /// It can be read, is replaced, or is gone.
+    pub(crate) fn clear_unreadable(&mut self, digest: &Digest) {
+        if let Some(bytes) = self.unreadable.remove(digest) {
+            self.reserved -= bytes;
+        }
+    }
+
+    pub(crate) fn is_unreadable(&self, digest: &Digest) -> bool {
+        self.unreadable.contains_key(digest)
+    }
+
+    /// Blobs and records of tags that cannot be read.
+    pub(crate) fn unreadable(&self) -> usize {
+        self.unreadable.len() + self.unreadable_names
+    }
+
+    /// Up to `count` blobs that cannot be read, to be tried again: each has its turn.
+    pub(crate) fn next_unreadable(&mut self, count: usize) -> Vec<Digest> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = self.retried.map_or(Unbounded, Excluded);
+        let later = self.unreadable.range((from, Unbounded));
+        let next: Vec<_> = later.take(count).map(|(digest, _)| *digest).collect();
+        // Behind the last one it begins anew.
+        self.retried = next.last().copied();
+        next
     }
 
     /// Enters a slot where there was none.

@@ -234,7 +234,10 @@ impl Store {
             }
             Err(error) => {
                 // Half a commit may have given it its name already.
-                let older = lock(&self.state).index.contains_key(digest);
+                let older = {
+                    let state = lock(&self.state);
+                    state.index.contains_key(digest) || state.is_unreadable(digest)
+                };
                 for cleanup in [
                     self.tier.discard(digest),
                     if older {

@@ -100,6 +100,8 @@ impl Upkeep {
                     upkeep.expire();
                     // What a lowered bound had to leave to its readers; they may be gone by now.
                     upkeep.store.shrink();
+                    upkeep.store.retry_unreadable();
+                    upkeep.names.retry_unreadable();
                     upkeep.flush();
                     upkeep.save_when_due();
                     upkeep.store.pool.trim();

@@ -477,6 +477,50 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
 }
 
 #[tokio::test]
+async fn a_registry_that_floods_loses_its_own_names_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), common::ROOMY);
+    config.max_names = 50;
+    let of = |registry: &str, number: u64| {
+        Name::Manifest(format!("{registry}/image:v{number}").parse().unwrap())
+    };
+    let cache = open_with(config.clone());
+    for number in 0..20 {
+        let name = of("good.example", number);
+        cache.names().put(&name, record(1)).await.unwrap();
+    }
+    for number in 0..150 {
+        let name = of("flood.example", number);
+        cache.names().put(&name, record(1000 + number)).await.unwrap();
+        assert!(cache.names().len() <= 50);
+    }
+    let good = |cache: &Cache| {
+        let known = (0..20).filter(|it| cache.names().get(&of("good.example", *it)).is_some());
+        known.count()
+    };
+    assert_eq!(good(&cache), 20, "its share is the smaller one");
+    assert!(cache.names().get(&of("flood.example", 149)).is_some());
+    assert!(cache.names().get(&of("flood.example", 100)).is_none());
+    cache.close().await;
+    drop(cache);
+    // A restart knows whose they are.
+    let cache = open_with(config);
+    for number in 150..200 {
+        let name = of("flood.example", number);
+        cache.names().put(&name, record(1000 + number)).await.unwrap();
+    }
+    assert_eq!(good(&cache), 20);
+    // Beyond an equal share a registry loses its own oldest.
+    for number in 20..60 {
+        let name = of("good.example", number);
+        cache.names().put(&name, record(2000 + number)).await.unwrap();
+    }
+    assert!(cache.names().get(&of("good.example", 59)).is_some());
+    assert!(cache.names().get(&of("good.example", 0)).is_none());
+    assert!(cache.names().get(&of("flood.example", 199)).is_some());
+}
+
+#[tokio::test]
 async fn damaged_records_are_left_out_and_the_others_stay() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;

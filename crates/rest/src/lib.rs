@@ -2,11 +2,12 @@
 //!
 //! Who turns it knows why (this machine is short of something), who asks knows what may wait. Neither knows the other.
 //!
-//! And how clients share what there is only so much of: [`FairShare`].
+//! And how clients share what there is only so much of: [`FairShare`], and what background tasks do when they panic: [`Panics`].
 
 #![forbid(unsafe_code)]
 
 mod fair;
+mod panics;
 mod quota;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use fair::{ClientKey, FairShare, WaiterId};
+pub use panics::{Panics, Watch};
 pub use quota::{Allowance, Quota, Reading, thread_time};
 
 /// A handle; clones share the switch. By default nothing ever rests.
@@ -30,6 +32,7 @@ struct Inner {
     resting: AtomicUsize,
     rests: AtomicU64,
     quota: Option<Quota>,
+    panics: Panics,
 }
 
 impl Rest {
@@ -50,6 +53,11 @@ impl Rest {
             false => quota.wait_behind(),
         };
         (!wait.is_zero()).then_some(wait)
+    }
+
+    /// Where panics of work in the background are counted.
+    pub fn panics(&self) -> &Panics {
+        &self.0.panics
     }
 
     /// Whether to rest. One relaxed load: it may be asked as often as one likes.

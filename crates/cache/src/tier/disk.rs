@@ -186,7 +186,7 @@ impl Tier for DiskTier {
                 }
                 for (name, path) in files(&shard.path())? {
                     if let Ok(digest) = format!("{}:{name}", algorithm.as_str()).parse() {
-                        visit(found(digest, &path)?);
+                        visit(found(digest, &path));
                     }
                 }
             }
@@ -197,7 +197,7 @@ impl Tier for DiskTier {
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
         for (name, path) in files(&self.root.join("staging"))? {
             if let Ok(digest) = name.replacen('-', ":", 1).parse() {
-                visit(found(digest, &path)?);
+                visit(found(digest, &path));
             }
         }
         Ok(())
@@ -244,17 +244,17 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-fn found(digest: Digest, path: &Path) -> io::Result<Found> {
-    let metadata = fs::metadata(path)?;
-    let modified = metadata
-        .modified()?
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    Ok(Found {
+/// What is known of a file without opening it. Of one that the system says nothing about that is nothing: whoever opens
+/// it learns why.
+fn found(digest: Digest, path: &Path) -> Found {
+    let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
+    let modified = about.as_ref().ok().and_then(|it| it.modified().ok());
+    let modified = modified.and_then(|it| it.duration_since(UNIX_EPOCH).ok());
+    Found {
         digest,
-        bytes: metadata.len(),
-        modified,
-    })
+        bytes: about.map_or(0, |it| it.len()),
+        modified: modified.map_or(0, |since| since.as_secs()),
+    }
 }
 
 /// With [`DiskTier::at_once`].

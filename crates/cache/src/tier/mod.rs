@@ -85,10 +85,16 @@ pub trait ReadAt: Send + Sync {
 /// (as when there are too many open files).
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
+    is_proven_damage(error) || error.raw_os_error() == Some(EIO)
+}
+
+/// Whether an error says that bytes were read and are not what was written. A disk that does not give them proves
+/// nothing: it may give them later.
+pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-    ) || error.raw_os_error() == Some(EIO)
+    )
 }
 
 /// Bytes on their way in. Dropping keeps them for a later fill; [`Tier::discard`] deletes them.

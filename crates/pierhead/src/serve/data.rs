@@ -15,6 +15,7 @@ pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
         Error::InUse { .. } => (Exit::Taken, None),
         Error::Version { .. } | Error::Foreign { .. } => (Exit::Foreign, None),
         Error::Io { source, .. } => mend(data, source),
+        Error::UnreadablePin { source, path } => mend(path, source),
         _ => (Exit::Failed, None),
     };
     told(exit, mend, error.into())

@@ -1,0 +1,89 @@
+//! The names in memory, and how many each registry has of them.
+
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+
+use super::{Key, Slot, registry_of};
+
+/// Plain data under one lock.
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) records: HashMap<Key, Slot>,
+    /// Files that could not be read at the start, with their bytes on disk.
+    pub(super) unreadable: HashMap<Key, u64>,
+    /// How many records each registry has; one without any is not here.
+    shares: HashMap<Arc<str>, usize>,
+}
+
+impl Table {
+    /// Whether there is a file for it.
+    pub(super) fn is_there(&self, key: &Key) -> bool {
+        self.records.contains_key(key) || self.unreadable.contains_key(key)
+    }
+
+    /// Enters the record of a name, and says how many bytes on disk the one before it had.
+    pub(super) fn insert(&mut self, key: Key, name: &str, mut slot: Slot) -> u64 {
+        let replaced = self.remove(&key);
+        let registry = registry_of(name);
+        slot.registry = match self.shares.get_key_value(registry) {
+            Some((known, _)) => known.clone(),
+            None => registry.into(),
+        };
+        *self.shares.entry(slot.registry.clone()).or_default() += 1;
+        self.records.insert(key, slot);
+        replaced
+    }
+
+    /// Takes a record out, and says how many bytes its file has.
+    pub(super) fn remove(&mut self, key: &Key) -> u64 {
+        let unreadable = self.unreadable.remove(key).unwrap_or(0);
+        let Some(slot) = self.records.remove(key) else {
+            return unreadable;
+        };
+        if let Some(count) = self.shares.get_mut(&slot.registry) {
+            *count -= 1;
+            if *count == 0 {
+                self.shares.remove(&slot.registry);
+            }
+        }
+        unreadable + slot.bytes
+    }
+
+    pub(super) fn shrink_to_fit(&mut self) {
+        self.records.shrink_to_fit();
+    }
+
+    /// Takes out so many records, and says how many bytes each had: always of the registry that has the most, and of that
+    /// one what was confirmed the longest ago. Those of `newest` count as confirmed last.
+    pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
+        let shares = self.shares.iter().map(|(registry, count)| (*count, registry.clone()));
+        let mut largest: BinaryHeap<_> = shares.collect();
+        let mut quotas: HashMap<Arc<str>, usize> = HashMap::new();
+        for _ in 0..surplus {
+            let Some((count, registry)) = largest.pop() else {
+                break;
+            };
+            *quotas.entry(registry.clone()).or_default() += 1;
+            if count > 1 {
+                largest.push((count - 1, registry));
+            }
+        }
+        let mut ages: HashMap<&str, Vec<_>> = HashMap::new();
+        for (key, slot) in &self.records {
+            if quotas.contains_key(&slot.registry) {
+                let age = (newest.contains(key), slot.validated, *key);
+                ages.entry(&slot.registry).or_default().push(age);
+            }
+        }
+        let mut leaving = Vec::new();
+        for (registry, mut ages) in ages {
+            let quota = quotas.get(registry).copied().unwrap_or(0);
+            if quota < ages.len() {
+                ages.select_nth_unstable(quota);
+                ages.truncate(quota);
+            }
+            leaving.extend(ages.into_iter().map(|(_, _, key)| key));
+        }
+        leaving.into_iter().map(|key| (key, self.remove(&key))).collect()
+    }
+}

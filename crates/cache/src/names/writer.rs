@@ -1,0 +1,267 @@
+//! The one thread that writes the files of names: all that wait are written together, and their folder is synced once.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use pierhead_rest::Panics;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Inner, Key, QUEUE, Record, Stored};
+use crate::state::blocks;
+use crate::tier::Step;
+use crate::{Error, lock, record};
+
+/// Names take no more than one part in so many of the capacity: 100 000 of them are 400 MB on disk.
+const SHARE: u64 = 16;
+
+/// Changes that are made together, at most: each has a file open meanwhile.
+const BATCH: usize = 64;
+
+/// The name of the thread, and of its panics.
+const TASK: &str = "tag-writer";
+
+/// A change that somebody waits for.
+pub(super) struct Job {
+    pub(super) key: Key,
+    pub(super) change: Change,
+    pub(super) answer: oneshot::Sender<Result<(), Error>>,
+}
+
+pub(super) enum Change {
+    /// With the text of the name.
+    Put(String, Record),
+    Remove,
+}
+
+/// The last change to one name, and those who wait for any of its changes.
+struct Merged {
+    key: Key,
+    change: Change,
+    answers: Vec<oneshot::Sender<Result<(), Error>>>,
+}
+
+impl Merged {
+    fn answer(self, result: &Result<(), Error>) {
+        for answer in self.answers {
+            // Nobody may wait any more.
+            let _ = answer.send(result.clone());
+        }
+    }
+}
+
+/// A record that is to be written: what it is about, and the bytes that are set aside for it.
+struct Written {
+    name: String,
+    record: Record,
+    bytes: u64,
+}
+
+/// Starts the thread. It ends when the sender is dropped.
+pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
+    let (queue, mut jobs) = mpsc::channel(QUEUE);
+    // What waits for work holds nothing: else a cache that is dropped would keep its folder.
+    let inner = Arc::downgrade(inner);
+    std::thread::Builder::new().name(TASK.into()).spawn(move || {
+        let pause = |wait| {
+            std::thread::sleep(wait);
+            true
+        };
+        panics.restart(TASK, || run(&inner, &mut jobs), pause);
+    })?;
+    Ok(queue)
+}
+
+fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
+    while let Some(first) = jobs.blocking_recv() {
+        let mut batch = vec![first];
+        while batch.len() < BATCH
+            && let Ok(job) = jobs.try_recv()
+        {
+            batch.push(job);
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        inner.write(merge(batch));
+    }
+}
+
+/// Of several changes to one name the last one counts: who made an earlier one sees it replaced at once.
+fn merge(batch: Vec<Job>) -> Vec<Merged> {
+    let mut merged: Vec<Merged> = Vec::with_capacity(batch.len());
+    let mut places = HashMap::new();
+    for job in batch {
+        let place = *places.entry(job.key).or_insert(merged.len());
+        match merged.get_mut(place) {
+            Some(merged) => {
+                merged.change = job.change;
+                merged.answers.push(job.answer);
+            }
+            None => merged.push(Merged {
+                key: job.key,
+                change: job.change,
+                answers: vec![job.answer],
+            }),
+        }
+    }
+    merged
+}
+
+impl Inner {
+    pub(super) fn file(&self, key: &Key) -> PathBuf {
+        use std::fmt::Write as _;
+        let mut name = String::with_capacity(2 * key.len());
+        for byte in key {
+            // It never fails.
+            let _ = write!(name, "{byte:02x}");
+        }
+        self.folder.join(name)
+    }
+
+    /// Makes the changes durable, then visible, then answers.
+    fn write(&self, batch: Vec<Merged>) {
+        let failed = |error| Error::io("remember a name in", &self.folder, error);
+        let (mut changes, mut waiting) = (Vec::new(), Vec::new());
+        for mut merged in batch {
+            let change = std::mem::replace(&mut merged.change, Change::Remove);
+            let written = match change {
+                Change::Remove => Ok((None, None)),
+                Change::Put(name, record) => self
+                    .prepare(name, record)
+                    .map(|(written, text)| (Some(written), Some(text))),
+            };
+            match written {
+                Ok((written, text)) => {
+                    let path = self.file(&merged.key);
+                    changes.push(record::Change { path, text });
+                    waiting.push((merged, written));
+                }
+                Err(error) => merged.answer(&Err(error)),
+            }
+        }
+        let done = record::change(&self.folder, &changes, |step| self.step(step));
+        let mut answers = Vec::with_capacity(waiting.len());
+        let mut newest = HashSet::new();
+        for ((merged, written), done) in waiting.into_iter().zip(done) {
+            let key = merged.key;
+            match written {
+                Some(written) if done.is_ok() => {
+                    newest.insert(key);
+                    self.enter(key, written);
+                }
+                Some(written) => {
+                    self.store.release(written.bytes);
+                    self.take_back(&key);
+                }
+                None => self.leave(&key, done.is_ok()),
+            }
+            answers.push((merged, done.map_err(failed)));
+        }
+        self.keep_bound(&newest);
+        for (merged, done) in answers {
+            merged.answer(&done);
+        }
+    }
+
+    /// The text of a record, with room set aside for it.
+    fn prepare(&self, name: String, record: Record) -> Result<(Written, Vec<u8>), Error> {
+        let stored = Stored {
+            digest: record.digest,
+            media_type: record.media_type.as_str().to_owned(),
+            etag: record.etag.clone(),
+            validated: record.validated,
+            name,
+        };
+        let text = record::encode(&stored)
+            .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
+        let bytes = blocks(text.len() as u64);
+        self.store.reserve(bytes)?;
+        let written = Written {
+            name: stored.name,
+            record,
+            bytes,
+        };
+        Ok((written, text))
+    }
+
+    /// A record is durable: it counts from now on.
+    fn enter(&self, key: Key, written: Written) {
+        let Written {
+            name,
+            record,
+            bytes,
+        } = written;
+        let slot = super::Slot {
+            registry: Arc::default(),
+            digest: record.digest,
+            media_type: record.media_type,
+            etag: record.etag.map(Into::into),
+            bytes,
+            validated: record.validated,
+            dirty: true,
+        };
+        let mut table = lock(&self.table);
+        let replaced = table.insert(key, &name, slot);
+        let mut state = lock(&self.store.state);
+        state.reserved -= bytes;
+        state.names = state.names + bytes - replaced;
+        state.unreadable_names = table.unreadable.len();
+    }
+
+    /// A record that is not durable may have its name already: of a name that nobody knows, it would be counted by nobody.
+    fn take_back(&self, key: &Key) {
+        if !lock(&self.table).is_there(key) {
+            let _ = std::fs::remove_file(self.file(key));
+        }
+    }
+
+    /// A name is forgotten. A file that could not be deleted stays counted.
+    fn leave(&self, key: &Key, is_deleted: bool) {
+        let mut table = lock(&self.table);
+        let bytes = table.remove(key);
+        let mut state = lock(&self.store.state);
+        state.unreadable_names = table.unreadable.len();
+        if is_deleted {
+            state.names -= bytes;
+        }
+    }
+
+    /// Drops what is over the bounds on names.
+    fn keep_bound(&self, newest: &HashSet<Key>) {
+        let leaving = {
+            let mut table = lock(&self.table);
+            let len = table.records.len();
+            let over = {
+                let state = lock(&self.store.state);
+                state.names.saturating_sub(state.capacity / SHARE)
+            };
+            let max = self.store.config.max_names.max(1);
+            if len == 0 || (len <= max && over == 0) {
+                return;
+            }
+            // Nearly all take one block. A hundredth more than needed, so that the search is paid once in many.
+            let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
+            let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
+            table.shed(surplus.min(len - 1), newest)
+        };
+        for (key, bytes) in leaving {
+            match std::fs::remove_file(self.file(&key)) {
+                Ok(()) => lock(&self.store.state).names -= bytes,
+                Err(error) => tracing::warn!(%error, "cannot delete a dropped name"),
+            }
+        }
+    }
+
+    /// Called before each change to the disk.
+    #[cfg(not(test))]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests cut here")]
+    fn step(&self, _: Step<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn step(&self, step: Step<'_>) -> io::Result<()> {
+        let watch = lock(&self.watch).clone();
+        watch.map_or(Ok(()), |watch| watch(step))
+    }
+}

@@ -1,0 +1,203 @@
+//! What cannot be read at the start is not damaged: it is left alone, and served again when it can be read.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{blob, open, open_with, store, walk};
+use pierhead_cache::tier::DiskTier;
+use pierhead_cache::{Cache, Config, Error, Name, Record};
+use pierhead_eviction::Lru;
+use pierhead_oci::{Digest, MediaType};
+use pierhead_testkit::tier::{Faulty, Op};
+use pierhead_testkit::wait;
+
+/// A file that the system does not give: `open` fails (ELOOP), or `read` does (EIO).
+#[derive(Clone, Copy)]
+enum Broken {
+    Open,
+    Read,
+}
+
+/// Puts an unreadable file in the place of each; undone by [`repair`].
+fn break_files(files: &[PathBuf], how: Broken) {
+    for file in files {
+        fs::rename(file, saved(file)).unwrap();
+        match how {
+            Broken::Open => symlink(file, file).unwrap(),
+            Broken::Read => symlink("/proc/self/mem", file).unwrap(),
+        }
+    }
+}
+
+fn repair(files: &[PathBuf]) {
+    for file in files {
+        assert!(file.is_symlink(), "{} was deleted", file.display());
+        fs::rename(saved(file), file).unwrap();
+    }
+}
+
+/// Beside the data folder's own folders, where nothing looks.
+fn saved(file: &Path) -> PathBuf {
+    let data = file.parent().unwrap().parent().unwrap();
+    let name = file.file_name().unwrap().to_str().unwrap();
+    data.with_file_name(format!("saved-{name}"))
+}
+
+fn files(folder: &Path, name: &str) -> Vec<PathBuf> {
+    let found = walk(&folder.join(name));
+    found.into_iter().map(|(path, _)| path).collect()
+}
+
+/// A data folder in a folder of its own.
+fn data() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    (folder, data)
+}
+
+fn tag(number: u64) -> Name {
+    Name::Manifest(format!("registry.example/image:v{number}").parse().unwrap())
+}
+
+fn record(number: u64) -> Record {
+    Record {
+        digest: blob(number, 10).0,
+        media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
+        etag: None,
+        validated: number,
+    }
+}
+
+#[tokio::test]
+async fn a_pin_that_cannot_be_read_stops_the_start_and_stays() {
+    for how in [Broken::Open, Broken::Read] {
+        let (_folder, data) = data();
+        let cache = open(&data);
+        let pinned = vec![blob(1, 10).0];
+        cache.pin("image", pinned.clone()).await.unwrap();
+        cache.close().await;
+        drop(cache);
+        let pins = files(&data, "pins");
+        break_files(&pins, how);
+        let config = Config::new(&data, common::ROOMY);
+        let refused = Cache::open(config, Box::new(Lru::default()));
+        let error = refused.err().expect("its images would be evicted");
+        let text = error.to_string();
+        assert!(matches!(error, Error::UnreadablePin { .. }), "{text}");
+        let words = [pins[0].to_str().unwrap(), "make the file readable"];
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        repair(&pins);
+        assert_eq!(open(&data).pins(), [("image".to_owned(), pinned)]);
+    }
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_read_stay_and_come_back() {
+    for how in [Broken::Open, Broken::Read] {
+        let (_folder, data) = data();
+        let cache = open(&data);
+        for number in 0..8 {
+            let put = cache.names().put(&tag(number), record(number)).await;
+            put.unwrap();
+        }
+        let counted = cache.stat().names;
+        cache.close().await;
+        drop(cache);
+        let names = files(&data, "names");
+        break_files(&names, how);
+        let mut config = Config::new(&data, common::ROOMY);
+        config.flush_interval = Duration::from_millis(20);
+        let cache = open_with(config);
+        assert_eq!(cache.names().len(), 0);
+        // One is learned anew: that replaces what cannot be read.
+        let anew = cache.names().put(&tag(3), record(30)).await;
+        anew.unwrap();
+        let old = names.iter().find(|file| !file.is_symlink()).unwrap();
+        let rest: Vec<_> = names.iter().filter(|it| *it != old).cloned().collect();
+        repair(&rest);
+        let all = || cache.names().len() == 8;
+        wait::until_async("the others", all).await;
+        for number in 0..8 {
+            let known = cache.names().get(&tag(number)).unwrap();
+            let wanted = if number == 3 { 30 } else { number };
+            assert_eq!(known.digest, record(wanted).digest);
+        }
+        assert_eq!(cache.stat().names, counted);
+        cache.close().await;
+        drop(cache);
+        assert_eq!(open(&data).names().len(), 8);
+    }
+}
+
+/// Three blobs, which no catalog knows.
+async fn three(data: &Path) -> Vec<(Digest, bytes::Bytes)> {
+    let cache = open(data);
+    let blobs: Vec<_> = (0..3).map(|seed| blob(seed, 100_000)).collect();
+    for (digest, content) in &blobs {
+        store(&cache, digest, content).await;
+    }
+    cache.close().await;
+    fs::remove_dir_all(data.join("catalog")).unwrap();
+    blobs
+}
+
+async fn is_served(cache: &Cache, (digest, content): &(Digest, bytes::Bytes)) {
+    let object = cache.get(digest).await.unwrap().expect("it is there");
+    assert_eq!(object.read_all(1 << 20).await.unwrap(), *content);
+}
+
+#[tokio::test]
+async fn a_blob_that_cannot_be_read_stops_no_start_and_comes_back() {
+    // EACCES, EMFILE, EIO.
+    for errno in [13, 24, 5] {
+        let (_folder, data) = data();
+        let blobs = three(&data).await;
+        let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
+        faults.fail(Op::Open, 0, u64::MAX, errno);
+        let mut config = Config::new(&data, common::ROOMY);
+        config.flush_interval = Duration::from_millis(20);
+        let tier = Arc::new(faults.clone());
+        let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
+        assert_eq!(common::files_below(&data, "blobs"), 3, "errno {errno}");
+        let stat = cache.stat();
+        assert_eq!((stat.blobs, stat.used), (0, 0));
+        assert_eq!(stat.reserved, 3 * 102_400, "they stay counted");
+        // One is fetched anew.
+        store(&cache, &blobs[1].0, &blobs[1].1).await;
+        assert_eq!(cache.stat().reserved, 2 * 102_400);
+        faults.mend();
+        let all = || cache.stat().blobs == 3;
+        wait::until_async("the others", all).await;
+        for blob in &blobs {
+            is_served(&cache, blob).await;
+        }
+        let stat = cache.stat();
+        assert_eq!((stat.reserved, stat.used), (0, 3 * 102_400));
+    }
+}
+
+#[tokio::test]
+async fn one_unreadable_file_leaves_the_other_blobs_as_they_are() {
+    let (_folder, data) = data();
+    let blobs = three(&data).await;
+    let hex = blobs[0].0.hex();
+    let file = data.join("blobs/sha256").join(&hex[..2]).join(&hex);
+    let aside = data.with_file_name("aside");
+    fs::rename(&file, &aside).unwrap();
+    symlink(&file, &file).unwrap();
+    let cache = open(&data);
+    assert_eq!(cache.stat().blobs, 2);
+    is_served(&cache, &blobs[1]).await;
+    assert!(file.is_symlink(), "it is not deleted");
+    cache.close().await;
+    drop(cache);
+    fs::rename(&aside, &file).unwrap();
+    is_served(&open(&data), &blobs[0]).await;
+}
