@@ -109,7 +109,12 @@ impl Store {
                     };
                     let mut state = lock(&self.state);
                     state.clear_unreadable(&digest);
-                    enter(&mut state, &found, trailer.size(), trailer.media_type().cloned());
+                    enter(
+                        &mut state,
+                        &found,
+                        trailer.size(),
+                        trailer.media_type().cloned(),
+                    );
                     tracing::info!(%digest, "a stored blob can be read again");
                 }
                 Ok(None) => lock(&self.state).clear_unreadable(&digest),
@@ -117,7 +122,9 @@ impl Store {
                     tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
                     match self.tier.remove(&digest) {
                         Ok(()) => lock(&self.state).clear_unreadable(&digest),
-                        Err(error) => tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted"),
+                        Err(error) => {
+                            tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted")
+                        }
                     }
                 }
                 Err(_) => {}

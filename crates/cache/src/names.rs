@@ -224,7 +224,8 @@ impl Names {
             slot.dirty = true;
             return Ok(());
         }
-        self.change(key, Change::Put(name.to_string(), record)).await
+        self.change(key, Change::Put(name.to_string(), record))
+            .await
     }
 
     /// Forgets: the upstream says that there is no such name.

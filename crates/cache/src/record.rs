@@ -87,7 +87,11 @@ pub(crate) fn load<T: DeserializeOwned>(
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.as_os_str().as_encoded_bytes().ends_with(PARTIAL.as_bytes()) {
+        if path
+            .as_os_str()
+            .as_encoded_bytes()
+            .ends_with(PARTIAL.as_bytes())
+        {
             remove(&path)?;
             continue;
         }

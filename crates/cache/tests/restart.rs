@@ -491,7 +491,11 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     }
     for number in 0..150 {
         let name = of("flood.example", number);
-        cache.names().put(&name, record(1000 + number)).await.unwrap();
+        cache
+            .names()
+            .put(&name, record(1000 + number))
+            .await
+            .unwrap();
         assert!(cache.names().len() <= 50);
     }
     let good = |cache: &Cache| {
@@ -507,13 +511,21 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     let cache = open_with(config);
     for number in 150..200 {
         let name = of("flood.example", number);
-        cache.names().put(&name, record(1000 + number)).await.unwrap();
+        cache
+            .names()
+            .put(&name, record(1000 + number))
+            .await
+            .unwrap();
     }
     assert_eq!(good(&cache), 20);
     // Beyond an equal share a registry loses its own oldest.
     for number in 20..60 {
         let name = of("good.example", number);
-        cache.names().put(&name, record(2000 + number)).await.unwrap();
+        cache
+            .names()
+            .put(&name, record(2000 + number))
+            .await
+            .unwrap();
     }
     assert!(cache.names().get(&of("good.example", 59)).is_some());
     assert!(cache.names().get(&of("good.example", 0)).is_none());

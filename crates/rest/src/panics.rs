@@ -24,14 +24,21 @@ pub struct Watch {
 impl Panics {
     /// The tasks that panicked, and how often.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.lock().iter().map(|(task, count)| (*task, *count)).collect()
+        self.lock()
+            .iter()
+            .map(|(task, count)| (*task, *count))
+            .collect()
     }
 
     /// Notes a panic of `task` that somebody caught.
     pub fn note(&self, task: &'static str, panic: &(dyn Any + Send)) {
         self.count(task);
         let message = message(panic);
-        tracing::error!(task, message, "a background task panicked, which is a fault of pierhead");
+        tracing::error!(
+            task,
+            message,
+            "a background task panicked, which is a fault of pierhead"
+        );
     }
 
     /// Notes a panic of `task` that unwinds while the watch is held: for a thread, or a future, that ends by it.

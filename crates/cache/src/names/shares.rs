@@ -56,7 +56,10 @@ impl Table {
     /// Takes out so many records, and says how many bytes each had: always of the registry that has the most, and of that
     /// one what was confirmed the longest ago. Those of `newest` count as confirmed last.
     pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
-        let shares = self.shares.iter().map(|(registry, count)| (*count, registry.clone()));
+        let shares = self
+            .shares
+            .iter()
+            .map(|(registry, count)| (*count, registry.clone()));
         let mut largest: BinaryHeap<_> = shares.collect();
         let mut quotas: HashMap<Arc<str>, usize> = HashMap::new();
         for _ in 0..surplus {
@@ -84,6 +87,9 @@ impl Table {
             }
             leaving.extend(ages.into_iter().map(|(_, _, key)| key));
         }
-        leaving.into_iter().map(|key| (key, self.remove(&key))).collect()
+        leaving
+            .into_iter()
+            .map(|key| (key, self.remove(&key)))
+            .collect()
     }
 }

@@ -54,7 +54,11 @@ impl Gate {
     fn pass(&self) {
         self.syncs.fetch_add(1, Ordering::SeqCst);
         let is_open = self.is_open.lock().unwrap();
-        drop(self.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        drop(
+            self.opened
+                .wait_while(is_open, |is_open| !*is_open)
+                .unwrap(),
+        );
     }
 
     fn open(&self) {
@@ -97,13 +101,20 @@ fn names_that_wait_hold_no_thread_and_share_one_sync() {
         // The disk does not answer, and other work goes on.
         let other = tokio::time::timeout(HANG, tokio::task::spawn_blocking(|| 7)).await;
         assert_eq!(other.expect("the pool is free").unwrap(), 7);
-        assert!(cache.names().is_empty(), "nothing is known before it is durable");
+        assert!(
+            cache.names().is_empty(),
+            "nothing is known before it is durable"
+        );
         gate.open();
         for put in puts {
             put.await.unwrap().unwrap();
         }
         assert_eq!(cache.names().len(), 65);
-        assert_eq!(syncs(), 2, "64 names are durable by one sync of their folder");
+        assert_eq!(
+            syncs(),
+            2,
+            "64 names are durable by one sync of their folder"
+        );
     });
 }
 
@@ -222,7 +233,12 @@ async fn power_may_fail_between_any_two_steps() {
         names.put(d, record(4)),
     );
     assert!(done.0.is_ok() && done.1.is_ok() && done.2.is_ok() && done.3.is_ok() && done.4.is_ok());
-    for (name, version) in [("a", digest(2)), ("b", digest(3)), ("c", None), ("d", digest(4))] {
+    for (name, version) in [
+        ("a", digest(2)),
+        ("b", digest(3)),
+        ("c", None),
+        ("d", digest(4)),
+    ] {
         promise(name, &[version]);
     }
     names.put(&tag("e"), record(5)).await.unwrap();
@@ -237,7 +253,11 @@ async fn power_may_fail_between_any_two_steps() {
             Found::Unreadable(file) => panic!("step {step}: {}", file.path.display()),
         })
         .unwrap();
-        assert_eq!(found.len(), whole, "step {step}: nothing damaged bears a final name");
+        assert_eq!(
+            found.len(),
+            whole,
+            "step {step}: nothing damaged bears a final name"
+        );
         for (name, may_be) in promised {
             let is = found.get(name).copied();
             assert!(may_be.contains(&is), "step {step}: {name} is {is:?}");

@@ -63,13 +63,15 @@ pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Send
     let (queue, mut jobs) = mpsc::channel(QUEUE);
     // What waits for work holds nothing: else a cache that is dropped would keep its folder.
     let inner = Arc::downgrade(inner);
-    std::thread::Builder::new().name(TASK.into()).spawn(move || {
-        let pause = |wait| {
-            std::thread::sleep(wait);
-            true
-        };
-        panics.restart(TASK, || run(&inner, &mut jobs), pause);
-    })?;
+    std::thread::Builder::new()
+        .name(TASK.into())
+        .spawn(move || {
+            let pause = |wait| {
+                std::thread::sleep(wait);
+                true
+            };
+            panics.restart(TASK, || run(&inner, &mut jobs), pause);
+        })?;
     Ok(queue)
 }
 
@@ -254,7 +256,11 @@ impl Inner {
 
     /// Called before each change to the disk.
     #[cfg(not(test))]
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "tests cut here")]
+    #[expect(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "tests cut here"
+    )]
     fn step(&self, _: Step<'_>) -> io::Result<()> {
         Ok(())
     }
