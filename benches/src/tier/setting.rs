@@ -158,7 +158,7 @@ impl Setting {
 
 /// Stores one blob as it comes: says when its last byte was here.
 async fn fetch(cache: Cache, link: Arc<Pacer>, (digest, bytes): Blob) -> Result<Instant> {
-    let mut fill = match cache.claim(&digest).await? {
+    let mut fill = match cache.claim(&digest, pierhead_cache::Origin::LOCAL).await? {
         Claim::Leader(fill, _) => fill,
         _ => bail!("{digest} is there already"),
     };
@@ -184,7 +184,7 @@ async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
         }
         return Ok(());
     }
-    let content = match cache.claim(digest).await? {
+    let content = match cache.claim(digest, pierhead_cache::Origin::LOCAL).await? {
         Claim::Leader(mut fill, content) => {
             fill.begin(Some(bytes.len() as u64)).await?;
             for piece in pieces(bytes) {

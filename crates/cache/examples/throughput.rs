@@ -113,7 +113,8 @@ async fn fill(
     source: &Source<'_>,
     readers: u16,
 ) -> anyhow::Result<()> {
-    let Claim::Leader(mut fill, tail) = cache.claim(digest).await? else {
+    let Claim::Leader(mut fill, tail) = cache.claim(digest, pierhead_cache::Origin::LOCAL).await?
+    else {
         bail!("nobody else fills it");
     };
     let reading = tokio::spawn(async move { read(&tail, size, readers).await });

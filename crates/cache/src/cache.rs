@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
+use pierhead_rest::Panics;
 use prometheus_client::registry::Registry;
 
 use crate::catalog::Catalog;
 use crate::flight::{Flight, Order};
 use crate::folder::Folder;
 use crate::metrics::Fullness;
+use crate::origin::{Origin, Origins};
 use crate::pins::Pins;
 use crate::placing::Placing;
 use crate::ranking::Ranking;
@@ -101,7 +103,10 @@ impl Cache {
         }
         let catalog = Catalog::open(&config.data);
         load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
-        let store = Arc::new(Store::new(config.clone(), (tier, placing), state, folder));
+        let origins = Origins::open(&config.data).map_err(failed)?;
+        load::partials(&mut state, &*tier, &origins).map_err(failed)?;
+        let places = (tier, placing);
+        let store = Arc::new(Store::new(config.clone(), places, state, (folder, origins)));
         let names = Names::open(store.clone())?;
         catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
@@ -189,15 +194,21 @@ impl Cache {
         lock(&self.store.state).index.contains_key(digest)
     }
 
-    /// Single flight: exactly one caller per digest becomes the leader at a time. Cancel safe.
+    /// Single flight: exactly one caller per digest becomes the leader at a time. Its bytes will come from `origin`: what an
+    /// earlier fill staged is gone on with only if it came from there. Cancel safe.
     ///
     /// # Errors
     /// [`Error::Io`]: staging cannot be opened ([`Error::is_storage`]: stream without storing).
-    pub async fn claim(&self, digest: &Digest) -> Result<Claim, Error> {
-        self.claim_as(digest, Wanted::Any).await
+    pub async fn claim(&self, digest: &Digest, origin: Origin) -> Result<Claim, Error> {
+        self.claim_as(digest, origin, Wanted::Any).await
     }
 
-    async fn claim_as(&self, digest: &Digest, wanted: Wanted<'_>) -> Result<Claim, Error> {
+    async fn claim_as(
+        &self,
+        digest: &Digest,
+        origin: Origin,
+        wanted: Wanted<'_>,
+    ) -> Result<Claim, Error> {
         loop {
             if let Some(object) = self.get(digest).await?
                 && (wanted == Wanted::Any || object.media_type().map(Wanted::As) == Some(wanted))
@@ -223,7 +234,7 @@ impl Cache {
                         Err((flight.clone(), doomed))
                     }
                     None => {
-                        let flight = Arc::new(Flight::new(*digest, self.store.clone()));
+                        let flight = Arc::new(Flight::new(*digest, origin, self.store.clone()));
                         state.fills.insert(*digest, flight.clone());
                         Ok(flight)
                     }
@@ -273,7 +284,8 @@ impl Cache {
     ) -> Result<Object, Error> {
         self.store.place_document(digest, content.len() as u64);
         loop {
-            match self.claim_as(digest, Wanted::As(media_type)).await? {
+            let wanted = Wanted::As(media_type);
+            match self.claim_as(digest, Origin::LOCAL, wanted).await? {
                 Claim::Hit(object) => return Ok(object),
                 Claim::Follower(Content::Tail(tail)) => {
                     // Whatever comes of it: it was not ours.
@@ -439,6 +451,11 @@ impl Cache {
         })
         .await;
         self.store.unlock();
+    }
+
+    /// Where panics of background tasks are counted ([`Config::rest`]).
+    pub fn panics(&self) -> &Panics {
+        self.store.config.rest.panics()
     }
 
     /// Registers the metrics of the cache; the caller gives the prefix.

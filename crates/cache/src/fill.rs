@@ -34,7 +34,7 @@ pub struct Fill {
 impl Fill {
     /// Opens the staging of a flight that was just entered. Blocks.
     pub(crate) fn lead(flight: &Arc<Flight>) -> Result<Self, Error> {
-        match flight.store.stage(&flight.digest) {
+        match flight.store.stage(&flight.digest, flight.origin) {
             Ok((staged, reserved)) => {
                 flight.take_off(&*staged, reserved);
                 let fill = Self::new(flight.clone(), staged.len());

@@ -14,7 +14,7 @@ use crate::partials::Partial;
 use crate::state::blocks;
 use crate::store::Store;
 use crate::tier::{ReadAt, Staged};
-use crate::{Error, lock};
+use crate::{Error, Origin, lock};
 
 /// The last piece of a content of known length, held back until the digest matches.
 const LAST_PIECE: u64 = 64 * 1024;
@@ -31,6 +31,8 @@ const LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct Flight {
     pub(crate) digest: Digest,
+    /// Who sends its bytes.
+    pub(crate) origin: Origin,
     /// Since when, and how many bytes all fills had brought by then.
     pub(crate) begun: (Instant, u64),
     pub(crate) store: Arc<Store>,
@@ -134,8 +136,12 @@ impl Drop for Unwound {
             flight.close();
             // What it had staged is still there.
             let bytes = flight.reserved.load(Ordering::Relaxed);
-            let modified = crate::now();
-            crate::ingest::end(&flight, Some(Partial { bytes, modified }));
+            let partial = Partial {
+                bytes,
+                modified: crate::now(),
+                origin: flight.origin,
+            };
+            crate::ingest::end(&flight, Some(partial));
             flight
                 .progress
                 .send_modify(|progress| progress.outcome = Some(Err(over())));
@@ -169,9 +175,10 @@ impl Progress {
 }
 
 impl Flight {
-    pub(crate) fn new(digest: Digest, store: Arc<Store>) -> Self {
+    pub(crate) fn new(digest: Digest, origin: Origin, store: Arc<Store>) -> Self {
         Self {
             digest,
+            origin,
             begun: (Instant::now(), store.metrics.written_bytes.get()),
             store,
             progress: Arc::new(watch::Sender::new(Progress::default())),
@@ -242,15 +249,22 @@ impl Flight {
         let lacking = blocks(need - held);
         let rest = self.expected.load(Ordering::Relaxed).saturating_sub(held);
         let step = self.store.config.step.min(blocks(rest)).max(lacking);
-        match self.reserve(step) {
-            Err(Error::NoRoom { .. }) if step > lacking => self.reserve(lacking),
+        // Bytes that will be needed after these; of an unknown length nobody knows.
+        let rest = match self.expected.load(Ordering::Relaxed) {
+            u64::MAX => step,
+            _ => blocks(rest),
+        };
+        match self.reserve(step, rest.saturating_sub(step)) {
+            Err(Error::NoRoom { .. }) if step > lacking => {
+                self.reserve(lacking, rest.saturating_sub(lacking))
+            }
             other => other,
         }
     }
 
     /// Sets more bytes aside for this fill. Blocks; see [`Store::reserve`].
-    fn reserve(self: &Arc<Self>, more: u64) -> Result<(), Error> {
-        self.store.reserve(more)?;
+    fn reserve(self: &Arc<Self>, more: u64, later: u64) -> Result<(), Error> {
+        self.store.reserve(more, later)?;
         let mut state = lock(&self.store.state);
         let flying = state.fills.get(&self.digest);
         if flying.is_some_and(|flight| Arc::ptr_eq(flight, self)) {
@@ -377,7 +391,9 @@ impl Flight {
         };
         if let Some(ingest) = ingest {
             let (flight, guard) = (self.clone(), Unwound(Arc::downgrade(self)));
+            let watch = self.store.config.rest.panics().watch("cache-fill");
             self.runtime.spawn_blocking(move || {
+                let _watch = watch;
                 ingest.run(flight);
                 drop(guard);
             });

@@ -219,7 +219,9 @@ impl Ingest {
         let turn = SyncTurn(flight.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
+            let watch = flight.store.config.rest.panics().watch("cache-fill");
             drop(flight.runtime.spawn_blocking(move || {
+                let _watch = watch;
                 sync();
                 drop(turn);
             }));
@@ -303,7 +305,11 @@ impl Ingest {
         let partial = keep.then(|| Partial {
             bytes: blocks(len),
             modified: now(),
+            origin: flight.origin,
         });
+        if !keep {
+            flight.store.origins.clear(&flight.digest, flight.origin);
+        }
         end(flight, partial);
         if !matches!(error, Error::NotAdmitted { .. }) {
             flight.store.metrics.failed_fills.inc();

@@ -33,6 +33,7 @@ mod memory;
 mod metrics;
 mod names;
 mod object;
+mod origin;
 mod partials;
 mod pins;
 mod placing;
@@ -58,6 +59,7 @@ pub use fill::Fill;
 pub use handle::Handle;
 pub use names::{Name, Names, Record};
 pub use object::{Object, Sound};
+pub use origin::Origin;
 /// What ranks go by, and what is assumed of a fetch before one was measured.
 pub use pierhead_eviction::Access;
 pub use placing::{FastTier, TierStat};

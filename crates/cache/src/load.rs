@@ -7,6 +7,7 @@ use pierhead_eviction::Access;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::catalog::Catalog;
+use crate::origin::Origins;
 use crate::partials::Partial;
 use crate::state::{Slot, State, blocks};
 use crate::store::Store;
@@ -65,7 +66,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     }
     state.changed.extend(gone);
     state.reconcile();
-    partials(state, tier)
+    Ok(())
 }
 
 /// Enters a blob of which only the file is known.
@@ -133,17 +134,28 @@ impl Store {
     }
 }
 
-/// Takes what is staged as partial fills.
-fn partials(state: &mut State, tier: &dyn Tier) -> io::Result<()> {
-    tier.leftovers(&mut |Found {
-                             digest,
-                             bytes,
-                             modified,
-                         }| {
-        let bytes = blocks(bytes);
-        state.reserved += bytes;
-        state.partials.insert(digest, Partial { bytes, modified });
-    })
+/// Takes what is staged as partial fills. What nobody knows the registry of is deleted.
+pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
+    let mut staged = HashMap::new();
+    tier.leftovers(&mut |found| {
+        staged.insert(found.digest, found);
+    })?;
+    let known = origins.load(|digest| staged.contains_key(digest))?;
+    for (digest, found) in staged {
+        let Some(origin) = known.get(&digest) else {
+            tracing::debug!(%digest, "staged bytes of an unknown registry are deleted");
+            tier.discard(&digest)?;
+            continue;
+        };
+        let partial = Partial {
+            bytes: blocks(found.bytes),
+            modified: found.modified,
+            origin: *origin,
+        };
+        state.reserved += partial.bytes;
+        state.partials.insert(digest, partial);
+    }
+    Ok(())
 }
 
 /// Thousands of blobs share a few media types: one allocation each is enough.

@@ -4,12 +4,16 @@ use std::collections::{BTreeSet, HashMap};
 
 use pierhead_oci::Digest;
 
+use crate::Origin;
+
 /// Bytes that an earlier fill staged and that nobody is writing now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Partial {
     pub(crate) bytes: u64,
     /// Seconds since 1970.
     pub(crate) modified: u64,
+    /// Who sent them.
+    pub(crate) origin: Origin,
 }
 
 /// All of them. Every operation is O(log n).
@@ -66,7 +70,13 @@ mod tests {
         let mut partials = Partials::default();
         for (n, modified) in [(1, 30), (2, 10), (3, 20), (2, 40)] {
             let bytes = u64::from(n) * 4096;
-            partials.insert(digest(n), Partial { bytes, modified });
+            let origin = Origin::LOCAL;
+            let partial = Partial {
+                bytes,
+                modified,
+                origin,
+            };
+            partials.insert(digest(n), partial);
         }
         assert_eq!(partials.bytes(), 6 * 4096);
         assert!(partials.pop_before(20).is_none());

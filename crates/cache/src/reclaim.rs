@@ -26,7 +26,8 @@ impl Store {
         }
         let free = self.free();
         let state = lock(&self.state);
-        if self.short(&state, free, more) > state.evictable() {
+        let short = self.short(&state, free, more);
+        if short > 0 && short > state.evictable() {
             return Err(Error::NoRoom { needed: more });
         }
         Ok(())
@@ -211,11 +212,11 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Sets `bytes` aside, evicting for them down to the low watermark.
+    /// Sets `bytes` aside, evicting for them down to the low watermark. `later`: what the caller will need after these.
     ///
     /// # Errors
-    /// [`Error::NoRoom`]; nothing is evicted when that could not help.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<(), Error> {
+    /// [`Error::NoRoom`]; nothing is evicted when evictions could not make room for all that is needed.
+    pub(crate) fn reserve(&self, bytes: u64, later: u64) -> Result<(), Error> {
         enum Next {
             Sample,
             Reclaim,
@@ -241,8 +242,10 @@ impl Store {
                     return Ok(());
                 } else if reclaim.is_none() {
                     Next::Reclaim
-                } else if short > state.evictable() {
-                    return Err(Error::NoRoom { needed: bytes });
+                } else if short > 0 && self.short(&state, free, bytes + later) > state.evictable() {
+                    return Err(Error::NoRoom {
+                        needed: bytes + later,
+                    });
                 } else {
                     evicting = true;
                     match state.victim(true) {
@@ -311,8 +314,10 @@ impl Store {
                 state.victim(spare_open)
             };
             let Some(victim) = victim else { break };
-            let (Victim::Blob(_, bytes) | Victim::Partial(_, bytes)) = victim;
-            evicted += bytes;
+            evicted += match &victim {
+                Victim::Blob(_, bytes) => *bytes,
+                Victim::Partial(_, partial) => partial.bytes,
+            };
             self.delete(victim);
         }
         evicted
@@ -325,7 +330,10 @@ impl Store {
 
     /// Deletes the file of a victim and frees its bytes.
     pub(crate) fn delete(&self, victim: Victim) {
-        let (Victim::Blob(digest, bytes) | Victim::Partial(digest, bytes)) = victim;
+        let (digest, bytes) = match victim {
+            Victim::Blob(digest, bytes) => (digest, bytes),
+            Victim::Partial(digest, partial) => (digest, partial.bytes),
+        };
         let _turn = self.turns.take(digest);
         let removed = match victim {
             // Committed again meanwhile: then the rename has deleted the old file.
@@ -346,7 +354,16 @@ impl Store {
                 self.metrics.evicted_bytes.inc_by(bytes);
                 lock(&self.state).gone(&digest, bytes);
             }
-            Victim::Partial(..) => self.release(bytes),
+            Victim::Partial(_, partial) => {
+                self.release(bytes);
+                let state = lock(&self.state);
+                let flight = state.fills.get(&digest);
+                // Not that of a fill that stages anew what comes from there.
+                if flight.is_none_or(|flight| flight.origin != partial.origin) {
+                    drop(state);
+                    self.origins.clear(&digest, partial.origin);
+                }
+            }
         }
     }
 

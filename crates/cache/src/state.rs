@@ -10,7 +10,7 @@ use pierhead_oci::{Digest, MediaType};
 use crate::flight::Flight;
 use crate::memory::{Memory, Small};
 use crate::object::OpenBlob;
-use crate::partials::Partials;
+use crate::partials::{Partial, Partials};
 use crate::ranking::{Outcome, Ranking};
 use crate::tier::Trailer;
 
@@ -40,7 +40,7 @@ pub(crate) struct Slot {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Victim {
     Blob(Digest, u64),
-    Partial(Digest, u64),
+    Partial(Digest, Partial),
 }
 
 pub(crate) struct State {
@@ -403,7 +403,7 @@ impl State {
     /// `spare_open`, not one that is being read either, since deleting that frees nothing yet.
     pub(crate) fn victim(&mut self, spare_open: bool) -> Option<Victim> {
         if let Some((digest, partial)) = self.partials.pop_oldest() {
-            return Some(Victim::Partial(digest, partial.bytes));
+            return Some(Victim::Partial(digest, partial));
         }
         loop {
             let Self {
@@ -427,9 +427,13 @@ impl State {
         self.used + self.reserved + self.names
     }
 
-    /// Most that evictions could free: what is neither pinned nor being filled.
+    /// Most that evictions could free: what is neither pinned nor being read nor being filled. Costs a look-up for each blob
+    /// that is being read.
     pub(crate) fn evictable(&self) -> u64 {
-        self.used - self.pinned_bytes + self.partials.bytes()
+        let read = self.open.keys().filter(|it| !self.pinned.contains_key(*it));
+        let read = read.filter_map(|digest| self.index.get(digest));
+        let read: u64 = read.map(Slot::footprint).sum();
+        self.used - self.pinned_bytes - read + self.partials.bytes()
     }
 
     /// Bytes that are reserved by fills but not yet on the disk.

@@ -15,6 +15,7 @@ use crate::folder::Folder;
 use crate::memory::Small;
 use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
+use crate::origin::{Origin, Origins};
 use crate::placing::Placing;
 use crate::state::{State, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
@@ -30,6 +31,7 @@ pub(crate) struct Store {
     pub(crate) pool: Pool,
     pub(crate) metrics: Metrics,
     pub(crate) checked: Checked,
+    pub(crate) origins: Origins,
     /// One eviction run at a time: two would both free what one needs.
     pub(crate) reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
@@ -57,7 +59,7 @@ impl Store {
         config: Config,
         (tier, placing): (Arc<dyn Tier>, Option<Placing>),
         state: State,
-        folder: Folder,
+        (folder, origins): (Folder, Origins),
     ) -> Self {
         Self {
             config,
@@ -66,6 +68,7 @@ impl Store {
             pool: Pool::default(),
             metrics: Metrics::default(),
             checked: Checked::default(),
+            origins,
             reclaim: Mutex::new(()),
             turns: Turns::default(),
             syncing: AtomicBool::new(false),
@@ -218,6 +221,7 @@ impl Store {
                     let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
                     self.checked.add(digest, identity, size, chunks, now);
                 }
+                self.origins.clear(digest, flight.origin);
                 let open = self.register(digest, blob, |state| {
                     state.reserved -= reserved;
                     // Nobody joins once the flight is out, which is under this very lock.
@@ -250,19 +254,34 @@ impl Store {
                         tracing::warn!(%digest, %error, "cannot clean up after a failed commit");
                     }
                 }
+                self.origins.clear(digest, flight.origin);
                 Err(self.io("commit", digest, error))
             }
         }
     }
 
-    /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them.
-    /// After an error the flight is entered no more.
-    pub(crate) fn stage(&self, digest: &Digest) -> Result<(Box<dyn Staged>, u64), Error> {
+    /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them. What another
+    /// registry sent is deleted first. After an error the flight is entered no more.
+    pub(crate) fn stage(
+        &self,
+        digest: &Digest,
+        origin: Origin,
+    ) -> Result<(Box<dyn Staged>, u64), Error> {
         let _turn = self.turns.take(*digest);
-        let partial = lock(&self.state).partials.remove(digest);
+        let mut partial = lock(&self.state).partials.remove(digest);
         self.place(digest);
+        let own = match partial {
+            Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
+                self.origins.clear(digest, other.origin);
+                self.release(other.bytes);
+                partial = None;
+            }),
+            _ => Ok(()),
+        };
+        let own = own.and_then(|()| self.origins.set(digest, origin));
         let reserved = partial.map_or(0, |partial| partial.bytes);
-        let staged = self.tier.stage(digest).and_then(|mut staged| {
+        let staged = own.and_then(|()| self.tier.stage(digest));
+        let staged = staged.and_then(|mut staged| {
             // Its bytes were about to be deleted, and are counted no more.
             if reserved == 0 && !staged.is_empty() {
                 staged.clear()?;

@@ -1,7 +1,9 @@
 //! What is done beside requests: catalog and ranks are written behind, old partial fills are deleted.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use pierhead_rest::Rest;
 
 use crate::catalog::Catalog;
 use crate::names::Names;
@@ -14,6 +16,9 @@ use crate::{lock, now};
 const TRAIN_EVERY: Duration = Duration::from_secs(1);
 /// for so many steps of well under a millisecond: a tenth of a core at the very most.
 const TRAIN_STEPS: u32 = 100;
+
+/// The name of the thread, and of its panics.
+const TASK: &str = "cache-upkeep";
 
 /// Dropping it stops the thread.
 pub(crate) struct Upkeep {
@@ -53,8 +58,41 @@ struct Stop {
     told: Condvar,
 }
 
+/// Until it is stopped, or the cache is gone.
+fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
+    let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
+    loop {
+        // Training that is put off is a worker that rests.
+        let resting = rest.is_due().then(|| rest.enter());
+        if !stop.wait(wait) {
+            return;
+        }
+        drop(resting);
+        let Some(upkeep) = upkeep.upgrade() else {
+            return;
+        };
+        // An idle machine is not woken for it.
+        wait = match upkeep.train(&mut tick) {
+            true => interval.min(TRAIN_EVERY),
+            false => interval,
+        };
+        if written.elapsed() < interval {
+            continue;
+        }
+        written = Instant::now();
+        upkeep.expire();
+        // What a lowered bound had to leave to its readers; they may be gone by now.
+        upkeep.store.shrink();
+        upkeep.flush();
+        upkeep.save_when_due();
+        upkeep.store.retry_unreadable();
+        upkeep.names.retry_unreadable();
+        upkeep.store.pool.trim();
+    }
+}
+
 impl Upkeep {
-    /// Starts the thread.
+    /// Starts the thread. After a panic it begins anew.
     pub(crate) fn start(
         store: Arc<Store>,
         names: Arc<Names>,
@@ -76,36 +114,12 @@ impl Upkeep {
             stop: stop.clone(),
         });
         let weak = Arc::downgrade(&upkeep);
+        let panics = rest.panics().clone();
         std::thread::Builder::new()
-            .name("cache-upkeep".into())
+            .name(TASK.into())
             .spawn(move || {
-                let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
-                loop {
-                    // Training that is put off is a worker that rests.
-                    let resting = rest.is_due().then(|| rest.enter());
-                    if !stop.wait(wait) {
-                        return;
-                    }
-                    drop(resting);
-                    let Some(upkeep) = weak.upgrade() else { return };
-                    // An idle machine is not woken for it.
-                    wait = match upkeep.train(&mut tick) {
-                        true => interval.min(TRAIN_EVERY),
-                        false => interval,
-                    };
-                    if written.elapsed() < interval {
-                        continue;
-                    }
-                    written = Instant::now();
-                    upkeep.expire();
-                    // What a lowered bound had to leave to its readers; they may be gone by now.
-                    upkeep.store.shrink();
-                    upkeep.store.retry_unreadable();
-                    upkeep.names.retry_unreadable();
-                    upkeep.flush();
-                    upkeep.save_when_due();
-                    upkeep.store.pool.trim();
-                }
+                let work = || run(&weak, &stop, &rest, interval);
+                panics.restart(TASK, work, |pause| stop.wait(pause));
             })?;
         Ok(upkeep)
     }
@@ -133,7 +147,7 @@ impl Upkeep {
         let oldest = now().saturating_sub(self.store.config.leftover_age.as_secs());
         let next = || lock(&self.store.state).partials.pop_before(oldest);
         for (digest, partial) in std::iter::from_fn(next) {
-            self.store.delete(Victim::Partial(digest, partial.bytes));
+            self.store.delete(Victim::Partial(digest, partial));
         }
     }
 

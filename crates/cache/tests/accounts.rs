@@ -40,7 +40,7 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
     let cache = on(faults.clone(), &folder);
     let (digest, content) = cut(&cache, 1).await;
     faults.fail(Op::Stage, 0, 1, EIO);
-    assert!(cache.claim(&digest).await.is_err());
+    assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!(cache.stat().reserved, 503_808, "the file is still there");
     assert_eq!(cache.stat().fills, 0);
     // They can be resumed, and deleted for room.
@@ -64,6 +64,7 @@ async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
     assert!(matches!(error, Error::Abandoned(_)), "{error}");
     let stat = cache.stat();
     assert!(stat.reserved >= 1_000_000 && stat.fills == 0, "{stat:?}");
+    assert_eq!(cache.panics().counts(), [("cache-fill", 1)]);
     store(&cache, &digest, &content).await;
     assert_eq!(cache.stat().reserved, 0);
 

@@ -75,7 +75,9 @@ async fn holds_the_bound(actions: Vec<Action>) {
         match action {
             Action::Store(which) => {
                 let (digest, content) = sized(which);
-                if let Claim::Leader(fill, tail) = cache.claim(&digest).await.unwrap() {
+                if let Claim::Leader(fill, tail) =
+                    cache.claim(&digest, common::origin()).await.unwrap()
+                {
                     finish(&cache, &tier, fill, &tail, &content).await;
                 }
             }
@@ -184,7 +186,8 @@ async fn write(cache: &Cache, tier: &MemoryTier, fill: &mut Fill, content: &[u8]
 
 async fn partly(cache: &Cache, tier: &MemoryTier, which: u64, part: usize, times: u64) {
     let (digest, content) = sized(which);
-    let Claim::Leader(mut fill, tail) = cache.claim(&digest).await.unwrap() else {
+    let Claim::Leader(mut fill, tail) = cache.claim(&digest, common::origin()).await.unwrap()
+    else {
         return;
     };
     let part = content.len() * part / 100;
@@ -203,7 +206,8 @@ async fn both(cache: &Cache, tier: &MemoryTier, one: u64, other: u64) {
     let mut fills = Vec::new();
     for which in [one, other] {
         let (digest, content) = sized(which);
-        if let Claim::Leader(mut fill, tail) = cache.claim(&digest).await.unwrap() {
+        if let Claim::Leader(mut fill, tail) = cache.claim(&digest, common::origin()).await.unwrap()
+        {
             let offset = usize::try_from(fill.offset()).unwrap();
             match fill.begin(Some(content.len() as u64)).await {
                 Ok(()) => fills.push((fill, tail, content, offset)),

@@ -142,7 +142,9 @@ async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
         promise(&digest, true);
     }
     let (digest, content) = blob(3, 250_000);
-    if let Ok(pierhead_cache::Claim::Leader(mut fill, tail)) = cache.claim(&digest).await {
+    if let Ok(pierhead_cache::Claim::Leader(mut fill, tail)) =
+        cache.claim(&digest, common::origin()).await
+    {
         if fill.begin(Some(250_000)).await.is_ok() {
             let _ = fill.write(content.slice(..170_000)).await;
         }

@@ -26,7 +26,7 @@ async fn what_is_filled_is_read_back_and_survives_a_restart() {
         let object = fill.finish().await.unwrap();
         assert_eq!(object.read_all(1 << 20).await.unwrap(), content);
         assert_eq!(read_all(&tail).await.unwrap(), content);
-        let Claim::Hit(object) = cache.claim(&digest).await.unwrap() else {
+        let Claim::Hit(object) = cache.claim(&digest, common::origin()).await.unwrap() else {
             panic!("committed, so a hit")
         };
         assert_eq!(object.read_all(1 << 20).await.unwrap(), content);
@@ -101,7 +101,8 @@ async fn sixteen_readers_at_any_offset_share_one_fill() {
         let (mut fill, tail) = lead(&cache, &digest).await;
         let mut readers = Vec::new();
         for reader in 0..16u64 {
-            let Claim::Follower(tail) = cache.claim(&digest).await.unwrap() else {
+            let Claim::Follower(tail) = cache.claim(&digest, common::origin()).await.unwrap()
+            else {
                 panic!("one leader")
             };
             let content = content.clone();
@@ -371,13 +372,13 @@ async fn a_claim_that_is_cancelled_leads_nobody_astray() {
     let cache = open(folder.path());
     let (digest, content) = blob(13, 100);
     for _ in 0..20 {
-        let claim = cache.claim(&digest);
+        let claim = cache.claim(&digest, common::origin());
         tokio::pin!(claim);
         let _ = futures_poll(&mut claim).await;
     }
     // Whoever comes next gets to fill it, sooner or later.
     let mut fill = loop {
-        match cache.claim(&digest).await.unwrap() {
+        match cache.claim(&digest, common::origin()).await.unwrap() {
             Claim::Leader(fill, _) => break fill,
             Claim::Follower(tail) => {
                 let Content::Tail(tail) = tail else {

@@ -19,7 +19,7 @@ async fn events_and_fullness_are_counted() {
         cache.get(&digest).await.unwrap();
     }
     let (mut fill, _tail) = lead(&cache, &blob(2, 5).0).await;
-    cache.claim(&fill.digest()).await.unwrap();
+    cache.claim(&fill.digest(), common::origin()).await.unwrap();
     fill.begin(Some(5)).await.unwrap();
     fill.write(vec![0; 5].into()).await.unwrap();
     fill.finish().await.map(|_| ()).unwrap_err();

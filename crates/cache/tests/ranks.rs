@@ -349,7 +349,7 @@ async fn the_policy_is_asked_once_for_each_request() {
     store(&cache, &digest, &content).await;
     assert_eq!(policy.1.load(Ordering::Relaxed), 1, "a miss");
     for _ in 0..3 {
-        cache.claim(&digest).await.unwrap();
+        cache.claim(&digest, common::origin()).await.unwrap();
     }
     assert_eq!(policy.1.load(Ordering::Relaxed), 4);
     cache.close().await;
@@ -384,7 +384,7 @@ async fn those_who_came_while_it_was_filled_count_as_hits() {
     let (digest, content) = blob(1, LEN);
     let (mut fill, _tail) = common::lead(&cache, &digest).await;
     for _ in 0..2 {
-        cache.claim(&digest).await.unwrap();
+        cache.claim(&digest, common::origin()).await.unwrap();
     }
     fill.set_cost(2.5);
     fill.begin(Some(LEN as u64)).await.unwrap();

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use common::{blob, lead, open_with, store, try_store};
 use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
+use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 
 const MIB: u64 = 1 << 20;
@@ -373,9 +375,69 @@ async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
     faults.fail(Op::Stage, 0, 1, ENOSPC);
     assert!(
         cache
-            .claim(&digest)
+            .claim(&digest, common::origin())
             .await
             .is_err_and(|error| error.is_storage())
     );
     store(&cache, &digest, &content).await;
+}
+
+/// Ten blobs of 1 MB and one of 6 MB, in a cache that has room for no more.
+async fn full(folder: &Path) -> (Cache, Digest) {
+    const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
+    let mut config = Config::new(folder, 16 * ONE + 50_000);
+    config.step = 200_000;
+    let cache = common::open_with(config);
+    for seed in 0..10 {
+        let (digest, content) = blob(seed, 1_000_000);
+        store(&cache, &digest, &content).await;
+    }
+    let (large, content) = blob(10, 6_000_000);
+    store(&cache, &large, &content).await;
+    assert_eq!(cache.stat().blobs, 11);
+    (cache, large)
+}
+
+#[tokio::test]
+async fn nothing_leaves_for_a_blob_that_what_is_read_keeps_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, large) = full(folder.path()).await;
+    let reader = cache.get(&large).await.unwrap().expect("it is there");
+    let (digest, content) = blob(20, 12_000_000);
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    let mut refused = fill.begin(Some(12_000_000)).await;
+    for piece in content.chunks(100_000) {
+        if refused.is_ok() {
+            refused = fill.write(piece.to_vec().into()).await;
+        }
+    }
+    assert!(matches!(refused, Err(Error::NoRoom { .. })), "{refused:?}");
+    assert!(
+        tail.committed()
+            .await
+            .is_err_and(|error| error.is_storage())
+    );
+    assert_eq!(cache.stat().blobs, 11, "nothing has left for nothing");
+    // Once it is read no more, there is room.
+    drop(reader);
+    store(&cache, &digest, &content).await;
+}
+
+#[tokio::test]
+async fn a_fill_stops_evicting_when_a_reader_takes_its_room_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (cache, large) = full(folder.path()).await;
+    let (digest, content) = blob(20, 12_000_000);
+    let (mut fill, _tail) = lead(&cache, &digest).await;
+    fill.begin(Some(12_000_000)).await.unwrap();
+    fill.write(content.slice(..1_000_000)).await.unwrap();
+    let _reader = cache.get(&large).await.unwrap().expect("it is there");
+    let mut refused = Ok(());
+    for piece in content[1_000_000..].chunks(100_000) {
+        if refused.is_ok() {
+            refused = fill.write(piece.to_vec().into()).await;
+        }
+    }
+    assert!(matches!(refused, Err(Error::NoRoom { .. })), "{refused:?}");
+    assert!(cache.stat().blobs >= 8, "{:?}", cache.stat());
 }

@@ -201,3 +201,24 @@ async fn one_unreadable_file_leaves_the_other_blobs_as_they_are() {
     fs::rename(&aside, &file).unwrap();
     is_served(&open(&data), &blobs[0]).await;
 }
+
+#[tokio::test]
+async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
+    let (_folder, data) = data();
+    let blobs = three(&data).await;
+    let faults = Faulty::new(Arc::new(DiskTier::new(&data).unwrap()));
+    faults.fail(Op::Open, 0, 3, 13);
+    faults.panic(Op::Open, 0);
+    let mut config = Config::new(&data, common::ROOMY);
+    config.flush_interval = Duration::from_millis(20);
+    let tier = Arc::new(faults);
+    let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
+    assert_eq!(cache.stat().blobs, 0);
+    // Who panicked in its first round does its work in a later one.
+    let all = || cache.stat().blobs == 3;
+    wait::until_async("the upkeep", all).await;
+    assert_eq!(cache.panics().counts(), [("cache-upkeep", 1)]);
+    for blob in &blobs {
+        is_served(&cache, blob).await;
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pierhead_cache::{Claim, Content, Fill, Object};
+use pierhead_cache::{Claim, Content, Fill, Object, Origin};
 use pierhead_oci::{Digest, Registry, Repository};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -30,6 +30,11 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// Whose staged bytes a fill of it may go on with.
+    pub(crate) fn origin(&self) -> Origin {
+        Origin::of(&self.registry)
+    }
+
     pub(crate) fn subject(&self) -> Subject {
         Subject::Blob(self.registry.clone(), self.repository.clone(), self.digest)
     }
@@ -46,17 +51,19 @@ pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Cl
         let found = inner.cache.get(digest).await?;
         return Ok(found.map(Claimed::Object));
     };
-    Ok(Some(match inner.cache.claim(digest).await? {
-        Claim::Hit(object) => Claimed::Object(object),
-        Claim::Follower(content) => {
-            let offer = lead.offer(&wanted.client);
-            Claimed::Follower(content, offer)
-        }
-        Claim::Leader(fill, content) => {
-            lead.begin();
-            Claimed::Leader(fill, content, lead)
-        }
-    }))
+    Ok(Some(
+        match inner.cache.claim(digest, wanted.origin()).await? {
+            Claim::Hit(object) => Claimed::Object(object),
+            Claim::Follower(content) => {
+                let offer = lead.offer(&wanted.client);
+                Claimed::Follower(content, offer)
+            }
+            Claim::Leader(fill, content) => {
+                lead.begin();
+                Claimed::Leader(fill, content, lead)
+            }
+        },
+    ))
 }
 
 /// As [`Claim`].

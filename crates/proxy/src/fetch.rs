@@ -28,6 +28,8 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<Passed> {
     let (pass, passed) = oneshot::channel();
     tokio::spawn(async move {
+        // Its readers are told by the fill, which is dropped, and the digest can be fetched again.
+        let _watch = inner.cache.panics().watch("fill-owner");
         let readers = Some(fill.readers());
         let turn = turn(&inner, (&wanted, readers), ticket, &lead).await;
         let mut stream = None;
@@ -134,7 +136,7 @@ pub(crate) async fn run(
     match into(inner, wanted, fill, arrived, passed).await {
         // The leftovers of an earlier fill may be what was wrong, and they are gone now.
         Err(error) if resumed && error.is_wrong_content() => {
-            match inner.cache.claim(&wanted.digest).await? {
+            match inner.cache.claim(&wanted.digest, wanted.origin()).await? {
                 Claim::Leader(mut fill, _) => {
                     keep.tell(&mut fill);
                     into(inner, wanted, fill, arrived, passed).await
@@ -178,7 +180,8 @@ async fn into(
             Err(error) => {
                 // Whoever asks again gets it from an address that has not lied, where there is one.
                 let mut elsewhere = false;
-                if is_wrong(&error) {
+                // What an earlier fill left may be what was wrong: then no address is known to have lied.
+                if is_wrong(&error) && !is_leftover(&error) {
                     senders.sent_wrong();
                     let (registry, digest) = (&wanted.registry, &wanted.digest);
                     elsewhere = !inner.client.all_sent_wrong(registry, digest);
@@ -269,6 +272,11 @@ async fn transfer(
     Ok(stream.senders())
 }
 
+/// Whether bytes that an earlier fill left may be what was wrong.
+fn is_leftover(error: &CacheError) -> bool {
+    matches!(error, CacheError::WrongDigest { resumed: true, .. })
+}
+
 /// `elsewhere`: another address may have what this one has not.
 fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
     let Wanted {
@@ -285,9 +293,7 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
     if error.is_storage() {
         inner.recent.refused_by_disk(*digest);
     }
-    // What an earlier fill left may be what was wrong: then nobody has lied.
-    let is_leftover = matches!(error, CacheError::WrongDigest { resumed: true, .. });
-    if is_wrong(error) && !is_leftover && !elsewhere {
+    if is_wrong(error) && !is_leftover(error) && !elsewhere {
         let lie = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pierhead_rest::Panics;
 use tokio::sync::watch;
 
 use crate::limits::Limit;
@@ -16,6 +17,7 @@ pub(crate) const LIMIT: usize = 512;
 /// Flights under way by their key. Each is a task of its own, so a caller that leaves cancels nothing.
 pub(crate) struct Flights<K, V> {
     under_way: Arc<Mutex<HashMap<K, watch::Receiver<Option<V>>>>>,
+    panics: Panics,
 }
 
 /// A wait for one flight's answer.
@@ -27,8 +29,14 @@ where
     V: Clone + Send + Sync + 'static,
 {
     pub(crate) fn new() -> Self {
+        Self::counted(Panics::default())
+    }
+
+    /// The same, where panics are counted.
+    pub(crate) fn counted(panics: Panics) -> Self {
         Self {
             under_way: Arc::default(),
+            panics,
         }
     }
 
@@ -61,7 +69,9 @@ where
             under_way: self.under_way.clone(),
             key: key.clone(),
         };
+        let watch = self.panics.watch("shared-request");
         tokio::spawn(async move {
+            let _watch = watch;
             let answer = flight.await;
             // Off the list first: whoever comes now starts anew and does not get an old answer.
             drop(landing);
@@ -139,11 +149,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_flight_that_dies_is_off_the_list() {
-        let flights: Flights<u8, u8> = Flights::new();
+        let panics = Panics::default();
+        let flights: Flights<u8, u8> = Flights::counted(panics.clone());
         let died = flights.join(&1, || Ok(async { panic!("on purpose") }));
         assert_eq!(died.unwrap().answer().await, None);
         let next = flights.join(&1, || Ok(async { 7 })).unwrap();
         assert_eq!(next.answer().await, Some(7));
+        assert_eq!(panics.counts(), [("shared-request", 1)]);
     }
 
     #[tokio::test]

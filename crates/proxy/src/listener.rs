@@ -118,8 +118,9 @@ impl Loop {
             }
         };
         let (shared, tls) = (self.shared.clone(), self.tls.clone());
+        let watch = inner.cache.panics().watch("connection");
         tokio::spawn(async move {
-            let _kept = (open, connected, refusal);
+            let _kept = (open, connected, refusal, watch);
             let tls = match tls {
                 Some(reloading) => Some(reloading.current().await),
                 None => None,

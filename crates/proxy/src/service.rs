@@ -144,6 +144,7 @@ impl Proxy {
             access: Access::new(&config.auth, &access_metrics),
             client: client.snapshot(),
         });
+        let panics = cache.panics().clone();
         let common = Common {
             trust: ArcSwap::new(Arc::clone(&trust)),
             client,
@@ -155,8 +156,8 @@ impl Proxy {
             recent: Recent::default(),
             said: Said::default(),
             refusals: RefusalLog::default(),
-            flights: Flights::new(),
-            sizes: Flights::new(),
+            flights: Flights::counted(panics.clone()),
+            sizes: Flights::counted(panics),
             parsing: Semaphore::new(PARSING),
             limits,
             leads: Leads::default(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use pierhead_oci::Digest;
 use pierhead_testkit::http::{Connection, End, Request};
 use pierhead_testkit::images::{hostile, random_bytes};
-use pierhead_testkit::registry::{Fault, Gate};
+use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use stage::{Plan, Stage, blob_path, each, eventually, soon};
 
 const MANIFEST: &str = "/v2/app/manifests/1";
@@ -201,6 +201,48 @@ async fn an_upstream_that_restarts_amid_a_blob_is_resumed_unseen() {
     assert_eq!((got.status, got.end), (200, End::Clean));
     assert!(got.body == bytes);
     assert_eq!(stage.upstream.gets_of(&digest), 2);
+}
+
+/// What a liar staged under a digest and was cut is nobody else's: the next registry is asked for all of it, its bytes
+/// arrive, and it is not taken for the liar.
+#[tokio::test]
+async fn what_a_liar_left_half_is_not_gone_on_with_by_another_registry() {
+    for restarts in [false, true] {
+        let bytes = random_bytes(34, SIZE);
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &bytes);
+        let evil = FakeRegistry::builder().start().await;
+        evil.put_blob_as("app", digest, vec![7; SIZE]);
+        evil.inject(Fault::CutBody(1_500_000).on_blobs().times(1));
+        evil.inject(Fault::Status(404).on_blobs().skip(1));
+        let plan = |data| Plan {
+            others: vec![("evil.example", evil.url())],
+            data,
+            ..Plan::default()
+        };
+        let mut stage = plan(None).open().await;
+        let path = format!("{}?ns=evil.example", blob_path(&digest));
+        let lie = stage.get_if_answered(&path).await;
+        assert!(lie.is_none_or(|lie| lie.end == End::Cut));
+        let staged = || stage.cache.stat().reserved;
+        eventually(async || stage.cache.stat().fills == 0).await;
+        assert!(staged() >= 1_000_000, "garbage is staged: {}", staged());
+        if restarts {
+            stage = plan(Some(stage.close().await)).open().await;
+        }
+        stage.upstream.put_blob("app", bytes.clone());
+        for _ in 0..2 {
+            let got = stage.get(&blob_path(&digest)).await;
+            assert_eq!((got.status, got.end), (200, End::Clean));
+            assert!(got.body == bytes);
+        }
+        assert_eq!(
+            stage.upstream.gets_of(&digest),
+            1,
+            "it was believed at once"
+        );
+        stage.committed(&digest).await;
+        assert_eq!(stage.cache.stat().reserved, 0);
+    }
 }
 
 /// Every reader of a fill that turns out wrong learns of it, those who came late and those who are behind too.

@@ -253,6 +253,10 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
             Job::Tidy => inner.tidy(&mut { share }),
             Job::Tell => inner.tell(&mut { share }),
         }));
+        let done = done.inspect_err(|panic| {
+            let panics = inner.config.rest.panics();
+            panics.note("bundle-library", &**panic);
+        });
         let done = done.unwrap_or_else(|_| match &job {
             // Whatever it was about this image, the next one shall not wait for it for ever.
             Job::Image(manifest, _) => {

@@ -147,6 +147,14 @@ struct Disk {
     taken: Vec<(PathBuf, HashMap<String, Vec<Option<Digest>>>)>,
 }
 
+/// What a loss of power takes of what was not synced.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    Nothing,
+    Bytes,
+    BytesAndNames,
+}
+
 enum Made {
     Synced(PathBuf),
     FolderSynced,
@@ -159,31 +167,37 @@ impl Disk {
             Some(Made::FolderSynced) => self.unnamed.clear(),
             None => {}
         }
-        self.image(false);
-        self.image(true);
+        for lost in [Lost::Nothing, Lost::Bytes, Lost::BytesAndNames] {
+            self.image(lost);
+        }
         match step {
             Step::Write(path) => self.unsynced.push(path.to_owned()),
             Step::Sync(path) => self.last = Some(Made::Synced(path.to_owned())),
-            Step::Rename(_, path) | Step::Remove(path) => {
+            Step::Rename(from, path) => {
+                for unsynced in self.unsynced.iter_mut().filter(|it| **it == from) {
+                    path.clone_into(unsynced);
+                }
                 self.unnamed.push((path.to_owned(), fs::read(path).ok()));
             }
+            Step::Remove(path) => self.unnamed.push((path.to_owned(), fs::read(path).ok())),
             Step::SyncFolder(_) => self.last = Some(Made::FolderSynced),
         }
     }
 
-    /// Copies the folder; when power is lost, without what was not synced.
-    fn image(&mut self, loses_power: bool) {
+    /// Copies the folder, without what was not synced of that.
+    fn image(&mut self, lost: Lost) {
         let image = self.images.join(self.taken.len().to_string());
         fs::create_dir_all(&image).unwrap();
         for entry in fs::read_dir(&self.names).unwrap() {
             let entry = entry.unwrap();
             let copy = image.join(entry.file_name());
             fs::copy(entry.path(), &copy).unwrap();
-            if loses_power && self.unsynced.contains(&entry.path()) {
+            if lost != Lost::Nothing && self.unsynced.contains(&entry.path()) {
                 fs::write(&copy, vec![0; 100]).unwrap();
             }
         }
-        for (path, before) in self.unnamed.iter().rev().filter(|_| loses_power) {
+        let loses_names = lost == Lost::BytesAndNames;
+        for (path, before) in self.unnamed.iter().rev().filter(|_| loses_names) {
             let copy = image.join(path.file_name().unwrap());
             match before {
                 Some(text) => fs::write(copy, text).unwrap(),

@@ -177,7 +177,7 @@ impl Inner {
         let text = record::encode(&stored)
             .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
         let bytes = blocks(text.len() as u64);
-        self.store.reserve(bytes)?;
+        self.store.reserve(bytes, 0)?;
         let written = Written {
             name: stored.name,
             record,

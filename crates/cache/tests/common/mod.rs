@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Tail};
+use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Origin, Tail};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest};
 
@@ -18,6 +18,11 @@ pub(crate) fn open_with(config: Config) -> Cache {
     Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
 }
 
+/// The registry that all bytes come from.
+pub(crate) fn origin() -> Origin {
+    Origin::of(&"registry.example".parse().expect("a registry"))
+}
+
 /// Random bytes that are the same for the same seed.
 pub(crate) fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
     let mut content = vec![0; len];
@@ -26,7 +31,7 @@ pub(crate) fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
 }
 
 pub(crate) async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
-    match cache.claim(digest).await.expect("a claim") {
+    match cache.claim(digest, origin()).await.expect("a claim") {
         Claim::Leader(fill, Content::Tail(tail)) => (fill, tail),
         Claim::Leader(..) => panic!("a leader tails its fill"),
         Claim::Hit(_) => panic!("{digest} is there already"),

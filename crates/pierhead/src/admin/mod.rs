@@ -6,6 +6,7 @@ mod bundle;
 mod disk;
 mod guard;
 mod images;
+mod panics;
 mod process;
 mod room;
 mod routes;
@@ -108,6 +109,8 @@ impl Admin {
         } = parts;
         let mut metrics = Metrics::default();
         process::register(&mut metrics, started, &offload);
+        let panics = panics::TaskPanics(cache.panics().clone());
+        metrics.register_collector(Box::new(panics));
         share.register(&mut metrics);
         cache.register(metrics.sub_registry_with_prefix("pierhead_cache"));
         client.register(metrics.sub_registry_with_prefix("pierhead_remote"));

@@ -2,16 +2,26 @@
 
 use std::collections::HashMap;
 
+use pierhead_rest::Panics;
 use tokio::task::{Id, JoinSet};
 
 /// Dropped, it ends them all.
-#[derive(Default)]
 pub(super) struct Behind {
+    panics: Panics,
     tasks: JoinSet<()>,
     names: HashMap<Id, &'static str>,
 }
 
 impl Behind {
+    /// None yet. Where they panic, that is counted.
+    pub(super) fn new(panics: Panics) -> Self {
+        Self {
+            panics,
+            tasks: JoinSet::new(),
+            names: HashMap::new(),
+        }
+    }
+
     pub(super) fn spawn(
         &mut self,
         name: &'static str,
@@ -32,6 +42,9 @@ impl Behind {
                 Some(Err(error)) => {
                     let name = self.names.remove(&error.id()).unwrap_or("a task");
                     tracing::error!(%error, "{name} broke; the rest goes on without it");
+                    if let Ok(panic) = error.try_into_panic() {
+                        self.panics.note(name, &*panic);
+                    }
                     return name;
                 }
             }
@@ -45,11 +58,13 @@ mod tests {
 
     #[tokio::test]
     async fn what_breaks_is_told_by_its_name_and_what_ends_is_not() {
-        let mut behind = Behind::default();
+        let panics = Panics::default();
+        let mut behind = Behind::new(panics.clone());
         behind.spawn("one that ends", async {});
         behind.spawn("one that stays", std::future::pending());
         behind.spawn("one that breaks", async { panic!("by intent") });
         assert_eq!(behind.broken().await, "one that breaks");
+        assert_eq!(panics.counts(), [("one that breaks", 1)]);
         // Nothing else is said of the others, however often it is asked.
         let told = tokio::time::timeout(std::time::Duration::ZERO, behind.broken());
         assert!(told.await.is_err());

@@ -21,7 +21,7 @@ use crate::cli::serve::ServeArgs;
 /// For the last writes at the end.
 const CLOSING: Duration = Duration::from_secs(5);
 /// The name of the task that turns [`Service::rest`].
-pub(super) const PRESSURE: &str = "the watch over the pressure";
+pub(super) const PRESSURE: &str = "pressure-watch";
 
 /// See the head of this module.
 pub(super) struct Service {

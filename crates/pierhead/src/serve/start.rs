@@ -73,11 +73,11 @@ pub(super) async fn start(
         .map(TcpListener::local_addr)
         .transpose()?;
 
-    let mut behind = Behind::default();
+    let mut behind = Behind::new(rest.panics().clone());
     let (changes, changed) = mpsc::channel(1);
     if let Some(name) = config.network.interface.clone() {
         let follow = interface::follow(name, config.listen.clone(), wanted, changes);
-        behind.spawn("following the interface", follow);
+        behind.spawn("interface-watch", follow);
     }
     let tier_limit = TierLimit::of(&cache);
     let following = tier_limit.clone().filter(|_| config.tier.follow_pressure);
@@ -87,10 +87,10 @@ pub(super) async fn start(
     behind.spawn(PRESSURE, watch.run());
     let of_traces = proxy.clone();
     let tell_hot = async move { of_traces.tell_hot().await };
-    behind.spawn("telling what starts read", tell_hot);
+    behind.spawn("hot-ranges", tell_hot);
     let of_stored = proxy.clone();
     let offer = async move { of_stored.offer_stored().await };
-    behind.spawn("offering what is stored", offer);
+    behind.spawn("stored-images", offer);
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
     let share = Share::new(&config, &environment.machine, threads);
     let (effective, shown) = watch::channel(config::show(&config));
@@ -117,7 +117,7 @@ pub(super) async fn start(
             },
             stopped,
         );
-        behind.spawn("the admin listener", Arc::new(state).serve(listener));
+        behind.spawn("admin-listener", Arc::new(state).serve(listener));
     }
     announce(&config, &cache, &listen, admin_address);
     if let Some(path) = &args.ready_file {

@@ -48,6 +48,7 @@ impl Pulls {
         let (inner, reference) = (inner.clone(), reference.clone());
         let client = client.clone();
         tokio::spawn(Box::pin(async move {
+            let _watch = inner.cache.panics().watch("bundle-pull");
             let report = |progress: crate::Progress| {
                 let progress = Progress {
                     stage: Stage::Pull,

@@ -1,7 +1,6 @@
 //! The thread that brings what lies on the fast tier to the disk: the oldest first, one at a time.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,19 +58,19 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// A panic is a failure like others: what the thread does is tried again, or left, and it goes on with the next.
-fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let done = catch_unwind(AssertUnwindSafe(work));
-    done.unwrap_or_else(|_| Err(io::Error::other("a panic, which was told before")))
-}
-
 impl Shared {
+    /// A panic is a failure like others: what the thread does is tried again, or left, and it goes on with the next.
+    fn guarded<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let done = self.rest.panics().catch("tier-write-back", work);
+        done.unwrap_or_else(|| Err(io::Error::other("a panic, which was told before")))
+    }
+
     /// Until it is stopped.
     pub(super) fn drain(self: Arc<Self>) {
         let _ended = Ended(&self);
         let mut pause = PAUSE.0;
         while let Some(work) = self.next() {
-            let done = guarded(|| match work {
+            let done = self.guarded(|| match work {
                 Work::Drain(digest, number) => self.drain_next(&digest, number),
                 Work::KeepHot(digest) => self.keep_hot(&digest),
                 Work::Promote(digest, priority) => self.promote(&digest, priority),
@@ -117,7 +116,7 @@ impl Shared {
 
     /// Lets leave what is over the bound and may.
     fn keep_bound(&self) {
-        let kept = guarded(|| {
+        let kept = self.guarded(|| {
             self.make_room(0);
             Ok(())
         });
@@ -127,7 +126,7 @@ impl Shared {
     }
 
     fn drain_next(&self, digest: &Digest, number: u64) -> io::Result<()> {
-        let ended = guarded(|| self.drain_one(digest));
+        let ended = self.guarded(|| self.drain_one(digest));
         if matches!(ended, Ok(Drained::Whole)) {
             lock(&self.ledger).drained(digest, number);
             return Ok(());

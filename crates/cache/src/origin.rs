@@ -1,0 +1,143 @@
+//! Which registry staged bytes come from: no fill goes on with what another registry began.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use pierhead_oci::{Algorithm, Digest, Registry};
+
+/// Whoever sends the bytes of a fill, by a hash of its name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Origin([u8; 16]);
+
+impl Origin {
+    /// For bytes that no registry sends, such as a document that was checked before. They are staged for one process only.
+    pub const LOCAL: Self = Self([0; 16]);
+
+    /// A registry, whatever addresses it has.
+    pub fn of(registry: &Registry) -> Self {
+        let hash = Digest::of(Algorithm::Sha256, registry.as_str().as_bytes());
+        // A SHA-256 has more bytes than that.
+        let first = hash.as_bytes().first_chunk();
+        Self(first.copied().unwrap_or_default())
+    }
+
+    fn hex(self) -> String {
+        use std::fmt::Write as _;
+        let mut hex = String::new();
+        for byte in self.0 {
+            // It never fails.
+            let _ = write!(hex, "{byte:02x}");
+        }
+        hex
+    }
+
+    fn parse(hex: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        if hex.len() != 2 * bytes.len() || !hex.is_ascii() {
+            return None;
+        }
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(hex.get(2 * index..2 * index + 2)?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+/// An empty file for each fill, which names its digest and its registry. It is made before the first byte is staged, and
+/// deleted after the last one has left the staging. So a kill at any point leaves staged bytes with the registry that sent
+/// them, with two, or with none; those of two or none are nobody's.
+pub(crate) struct Origins {
+    folder: PathBuf,
+}
+
+impl Origins {
+    /// Makes the folder when it is missing.
+    pub(crate) fn open(data: &Path) -> io::Result<Self> {
+        let folder = data.join("origins");
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder })
+    }
+
+    /// Notes where bytes will come from that are staged from now on.
+    pub(crate) fn set(&self, digest: &Digest, origin: Origin) -> io::Result<()> {
+        match self.path(digest, origin) {
+            Some(path) => File::create(path).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing of that digest is staged from there any more. What cannot be deleted is deleted at the next start.
+    pub(crate) fn clear(&self, digest: &Digest, origin: Origin) {
+        if let Some(path) = self.path(digest, origin)
+            && let Err(error) = fs::remove_file(&path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(file = %path.display(), %error, "cannot delete");
+        }
+    }
+
+    /// Where the bytes of each digest come from, and deletes the files of those that `is_staged` knows not, and of those with
+    /// more than one. For the start.
+    pub(crate) fn load(
+        &self,
+        is_staged: impl Fn(&Digest) -> bool,
+    ) -> io::Result<HashMap<Digest, Origin>> {
+        let mut found: HashMap<Digest, Vec<Origin>> = HashMap::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let name = entry?.file_name();
+            if let Some((digest, origin)) = name.to_str().and_then(parse) {
+                found.entry(digest).or_default().push(origin);
+            }
+        }
+        let mut origins = HashMap::new();
+        for (digest, of) in found {
+            match of[..] {
+                [origin] if is_staged(&digest) => drop(origins.insert(digest, origin)),
+                _ => of
+                    .into_iter()
+                    .for_each(|origin| self.clear(&digest, origin)),
+            }
+        }
+        Ok(origins)
+    }
+
+    fn path(&self, digest: &Digest, origin: Origin) -> Option<PathBuf> {
+        let (algorithm, hex) = (digest.algorithm(), digest.hex());
+        let name = format!("{}-{hex}.{}", algorithm.as_str(), origin.hex());
+        (origin != Origin::LOCAL).then(|| self.folder.join(name))
+    }
+}
+
+fn parse(name: &str) -> Option<(Digest, Origin)> {
+    let (digest, origin) = name.split_once('.')?;
+    let digest = digest.replacen('-', ":", 1).parse().ok()?;
+    Some((digest, Origin::parse(origin)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_registry_is_known_and_two_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let origins = Origins::open(folder.path()).unwrap();
+        let digest = |n: u8| Digest::of(Algorithm::Sha512, &[n]);
+        let [one, two] =
+            ["one.example", "two.example:5000"].map(|it| Origin::of(&it.parse().unwrap()));
+        assert_ne!(one, two);
+        for (of, origin) in [(1, one), (2, one), (2, two), (3, two), (4, Origin::LOCAL)] {
+            origins.set(&digest(of), origin).unwrap();
+        }
+        origins.set(&digest(1), one).unwrap();
+        let known = origins.load(|it| *it != digest(3)).unwrap();
+        assert_eq!(known, HashMap::from([(digest(1), one)]));
+        let left = fs::read_dir(folder.path().join("origins")).unwrap();
+        assert_eq!(left.count(), 1);
+        origins.clear(&digest(1), one);
+        origins.clear(&digest(1), one);
+        assert!(origins.load(|_| true).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,158 @@
+//! Staged bytes belong to the registry that sent them, over a restart and a kill too.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{blob, open};
+use pierhead_cache::{Cache, Claim, Fill, Origin};
+use pierhead_oci::Digest;
+
+fn registry(name: &str) -> Origin {
+    Origin::of(&name.parse().unwrap())
+}
+
+async fn lead(cache: &Cache, digest: &Digest, origin: Origin) -> Fill {
+    match cache.claim(digest, origin).await.unwrap() {
+        Claim::Leader(fill, _) => fill,
+        _ => panic!("nobody else fills it"),
+    }
+}
+
+/// Stages so many bytes of another content, and gives up.
+async fn cut(cache: &Cache, digest: &Digest, origin: Origin, len: usize) {
+    let mut fill = lead(cache, digest, origin).await;
+    assert_eq!(fill.offset(), 0);
+    fill.begin(Some(1_000_000)).await.unwrap();
+    fill.write(vec![7; len].into()).await.unwrap();
+    fill.abandon("cut");
+    while cache.stat().fills > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Fills it whole from the offset that is offered, which is to be that.
+async fn complete(cache: &Cache, seed: u64, origin: Origin, offset: u64) {
+    let (digest, content) = blob(seed, 1_000_000);
+    let mut fill = lead(cache, &digest, origin).await;
+    assert_eq!(fill.offset(), offset);
+    fill.begin(Some(1_000_000)).await.unwrap();
+    let rest = content.slice(usize::try_from(offset).unwrap()..);
+    fill.write(rest).await.unwrap();
+    fill.finish().await.unwrap();
+}
+
+fn origins(folder: &Path) -> usize {
+    common::files_below(folder, "origins")
+}
+
+#[tokio::test]
+async fn another_registry_starts_anew_and_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let digest = blob(1, 1_000_000).0;
+    let (evil, honest) = (registry("evil.example"), registry("honest.example"));
+    cut(&cache, &digest, evil, 500_000).await;
+    assert_eq!(cache.stat().reserved, 503_808, "the bound counts them");
+    // The one that sent them may go on.
+    let fill = lead(&cache, &digest, evil).await;
+    assert_eq!(fill.offset(), 458_752);
+    fill.abandon("cut again");
+    while cache.stat().fills > 0 {
+        tokio::task::yield_now().await;
+    }
+    complete(&cache, 1, honest, 0).await;
+    assert_eq!(cache.stat().reserved, 0);
+    assert_eq!(origins(folder.path()), 0);
+    assert_eq!(common::files_below(folder.path(), "staging"), 0);
+}
+
+#[tokio::test]
+async fn a_restart_and_a_kill_keep_them_with_their_registry() {
+    let (evil, honest) = (registry("evil.example"), registry("honest.example"));
+    for kills in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = open(folder.path());
+        for seed in [1, 2] {
+            cut(&cache, &blob(seed, 1_000_000).0, evil, 500_000).await;
+        }
+        let (own, content) = blob(3, 1_000_000);
+        let mut fill = lead(&cache, &own, honest).await;
+        fill.begin(Some(1_000_000)).await.unwrap();
+        fill.write(content.slice(..500_000)).await.unwrap();
+        let killed = tempfile::tempdir().unwrap();
+        let data = match kills {
+            // What a kill in the middle of that fill leaves.
+            true => {
+                while fs::metadata(staged(folder.path(), &own)).unwrap().len() < 500_000 {
+                    tokio::task::yield_now().await;
+                }
+                for (path, _) in common::walk(folder.path()) {
+                    let copy = killed
+                        .path()
+                        .join(path.strip_prefix(folder.path()).unwrap());
+                    fs::create_dir_all(copy.parent().unwrap()).unwrap();
+                    fs::copy(path, copy).unwrap();
+                }
+                killed.path()
+            }
+            false => {
+                fill.abandon("cut");
+                cache.close().await;
+                folder.path()
+            }
+        };
+        drop(cache);
+        let cache = open(data);
+        assert_eq!(cache.stat().reserved, 3 * 503_808);
+        assert_eq!(origins(data), 3);
+        complete(&cache, 3, honest, 458_752).await;
+        complete(&cache, 1, honest, 0).await;
+        let fill = lead(&cache, &blob(2, 1_000_000).0, evil).await;
+        assert_eq!(fill.offset(), 458_752);
+    }
+}
+
+fn staged(folder: &Path, digest: &Digest) -> std::path::PathBuf {
+    folder
+        .join("staging")
+        .join(format!("sha256-{}", digest.hex()))
+}
+
+#[tokio::test]
+async fn staged_bytes_of_nobody_are_deleted_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = open(folder.path());
+    let digests: Vec<_> = (1..4).map(|seed| blob(seed, 1_000_000).0).collect();
+    for digest in &digests {
+        cut(&cache, digest, registry("one.example"), 500_000).await;
+    }
+    cache.close().await;
+    drop(cache);
+    let marks = common::walk(&folder.path().join("origins"));
+    let of = |digest: &Digest| {
+        let hex = digest.hex();
+        let mut marks = marks.iter().map(|(path, _)| path);
+        marks
+            .find(|it| it.to_str().unwrap().contains(&hex))
+            .unwrap()
+    };
+    // One lost, and one of two registries.
+    fs::remove_file(of(&digests[0])).unwrap();
+    let other = of(&digests[1]).with_extension("0123456789abcdef0123456789abcdef");
+    fs::write(other, "").unwrap();
+    let cache = open(folder.path());
+    assert_eq!(cache.stat().reserved, 503_808);
+    assert_eq!(
+        (
+            origins(folder.path()),
+            common::files_below(folder.path(), "staging")
+        ),
+        (1, 1)
+    );
+    let fill = lead(&cache, &digests[2], registry("one.example")).await;
+    assert_eq!(fill.offset(), 458_752);
+}
