@@ -6,7 +6,7 @@ use bytes::Bytes;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::{Flight, Order, Terms};
-use crate::ingest::Ingest;
+use crate::ingest::{Ingest, end};
 use crate::memory::SMALL;
 use crate::store::{Store, blocking};
 use crate::{Error, Object, Readers, Tail};
@@ -32,8 +32,22 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Opens the staging of a flight that was just entered. Blocks.
+    /// Opens the staging of a flight that was just entered. A panic ends that flight, as an error does. Blocks.
     pub(crate) fn lead(flight: &Arc<Flight>) -> Result<Self, Error> {
+        let panics = flight.store.config.rest.panics();
+        let led = panics.catch("cache-fill", || Self::open(flight));
+        led.unwrap_or_else(|| {
+            let error = Error::Abandoned("opening its staging panicked".into());
+            flight.close();
+            end(flight, None);
+            flight
+                .progress
+                .send_modify(|progress| progress.outcome = Some(Err(error.clone())));
+            Err(error)
+        })
+    }
+
+    fn open(flight: &Arc<Flight>) -> Result<Self, Error> {
         match flight.store.stage(&flight.digest, flight.origin) {
             Ok((staged, reserved)) => {
                 flight.take_off(&*staged, reserved);

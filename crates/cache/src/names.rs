@@ -195,6 +195,13 @@ impl Names {
         Ok(Self { inner, queue })
     }
 
+    /// Says which registries the operator named: each of them has a share of all names for itself, all others have one
+    /// together. Before that, none is.
+    pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
+        let configured = registries.into_iter().map(|it| it.as_str().to_owned());
+        lock(&self.inner.table).configured = configured.collect();
+    }
+
     /// The record, fresh or not: what counts as fresh is the caller's matter. No I/O, about a microsecond.
     pub fn get(&self, name: &Name) -> Option<Record> {
         let key = key(name);

@@ -16,6 +16,7 @@ use crate::memory::Small;
 use crate::metrics::Metrics;
 use crate::object::{Object, OpenBlob};
 use crate::origin::{Origin, Origins};
+use crate::partials::Partial;
 use crate::placing::Placing;
 use crate::state::{State, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
@@ -51,6 +52,33 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         // The runtime is shutting down: whoever waits is about to be dropped.
         Err(_) => std::future::pending().await,
+    }
+}
+
+/// A flight that is entered and has no staging yet. A panic takes it out, as an error does.
+struct Entered<'a> {
+    store: &'a Store,
+    digest: Digest,
+    /// What was taken for it.
+    partial: Option<Partial>,
+}
+
+impl Entered<'_> {
+    fn leave(&self) {
+        let mut state = lock(&self.store.state);
+        state.fills.remove(&self.digest);
+        if let Some(partial) = self.partial {
+            // The file is still there, so it stays counted, and can be deleted for room.
+            state.partials.insert(self.digest, partial);
+        }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.leave();
+        }
     }
 }
 
@@ -268,18 +296,22 @@ impl Store {
         origin: Origin,
     ) -> Result<(Box<dyn Staged>, u64), Error> {
         let _turn = self.turns.take(*digest);
-        let mut partial = lock(&self.state).partials.remove(digest);
+        let mut entered = Entered {
+            store: self,
+            digest: *digest,
+            partial: lock(&self.state).partials.remove(digest),
+        };
         self.place(digest);
-        let own = match partial {
+        let own = match entered.partial {
             Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
                 self.origins.clear(digest, other.origin);
                 self.release(other.bytes);
-                partial = None;
+                entered.partial = None;
             }),
             _ => Ok(()),
         };
         let own = own.and_then(|()| self.origins.set(digest, origin));
-        let reserved = partial.map_or(0, |partial| partial.bytes);
+        let reserved = entered.partial.map_or(0, |partial| partial.bytes);
         let staged = own.and_then(|()| self.tier.stage(digest));
         let staged = staged.and_then(|mut staged| {
             // Its bytes were about to be deleted, and are counted no more.
@@ -289,14 +321,8 @@ impl Store {
             Ok(staged)
         });
         staged.map(|staged| (staged, reserved)).map_err(|error| {
-            let mut state = lock(&self.state);
-            state.fills.remove(digest);
-            if let Some(partial) = partial {
-                // The file is still there, so it stays counted, and can be deleted for room.
-                state.partials.insert(*digest, partial);
-            }
-            drop(state);
-            if partial.is_none()
+            entered.leave();
+            if entered.partial.is_none()
                 && let Err(error) = self.tier.discard(digest)
             {
                 tracing::warn!(%digest, %error, "cannot delete what is staged");

@@ -54,6 +54,42 @@ async fn staged_bytes_that_cannot_be_opened_stay_counted() {
 }
 
 #[tokio::test]
+async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let faults = Faulty::new(Arc::new(MemoryTier::default()));
+    let cache = on(faults.clone(), &folder);
+    // Before it has anything staged, and with what an earlier fill left.
+    faults.panic(Op::Stage, 0);
+    let (digest, content) = blob(2, 5_000);
+    let error = cache.claim(&digest, common::origin()).await.err().unwrap();
+    assert!(matches!(error, Error::Abandoned(_)), "{error}");
+    store(&cache, &digest, &content).await;
+    let (digest, content) = cut(&cache, 1).await;
+    faults.panic(Op::Stage, 0);
+    assert!(cache.claim(&digest, common::origin()).await.is_err());
+    assert_eq!((cache.stat().fills, cache.stat().reserved), (0, 503_808));
+    assert_eq!(cache.panics().counts(), [("cache-fill", 2)]);
+    // In the task that brings the bytes.
+    let (mut fill, tail) = lead(&cache, &digest).await;
+    assert_eq!(fill.offset(), 458_752);
+    let panics = cache.panics().clone();
+    let owner = tokio::spawn(async move {
+        let _watch = panics.watch("fill-owner");
+        fill.begin(Some(1_000_000)).await.unwrap();
+        panic!("by intent");
+    });
+    assert!(owner.await.is_err());
+    let error = tail.committed().await.err().unwrap();
+    assert!(matches!(error, Error::Abandoned(_)), "{error}");
+    assert_eq!(
+        cache.panics().counts(),
+        [("cache-fill", 2), ("fill-owner", 1)]
+    );
+    store(&cache, &digest, &content).await;
+    assert_eq!(cache.stat().reserved, 0);
+}
+
+#[tokio::test]
 async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));

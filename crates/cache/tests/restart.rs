@@ -533,6 +533,29 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
 }
 
 #[tokio::test]
+async fn registries_that_nobody_configured_share_one_share_of_the_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), common::ROOMY);
+    config.max_names = 50;
+    let cache = open_with(config);
+    let configured = ["good.example".parse().unwrap()];
+    cache.names().set_configured(&configured);
+    let good = |number| Name::Manifest(format!("good.example/image:v{number}").parse().unwrap());
+    for number in 0..20 {
+        cache.names().put(&good(number), record(1)).await.unwrap();
+    }
+    // Each of another registry.
+    for number in 0..150 {
+        let name = Name::Manifest(format!("r{number}.example/image:1").parse().unwrap());
+        let put = cache.names().put(&name, record(1000 + number)).await;
+        put.unwrap();
+        assert!(cache.names().len() <= 50);
+    }
+    let known = (0..20).filter(|it| cache.names().get(&good(*it)).is_some());
+    assert_eq!(known.count(), 20);
+}
+
+#[tokio::test]
 async fn damaged_records_are_left_out_and_the_others_stay() {
     let folder = tempfile::tempdir().unwrap();
     populate(folder.path()).await;

@@ -63,7 +63,12 @@ pub struct Limits {
 impl Config {
     /// Whether that registry is configured, not only named by a client.
     pub(crate) fn names(&self, registry: &Registry) -> bool {
-        *registry == self.default_upstream || self.known.contains(registry)
+        self.configured().any(|known| known == registry)
+    }
+
+    /// The registries that are configured.
+    pub(crate) fn configured(&self) -> impl Iterator<Item = &Registry> {
+        std::iter::once(&self.default_upstream).chain(&self.known)
     }
 }
 

@@ -144,6 +144,7 @@ impl Proxy {
             access: Access::new(&config.auth, &access_metrics),
             client: client.snapshot(),
         });
+        cache.names().set_configured(config.configured());
         let panics = cache.panics().clone();
         let common = Common {
             trust: ArcSwap::new(Arc::clone(&trust)),
@@ -224,6 +225,7 @@ impl Proxy {
         let client = inner.common.client.snapshot();
         inner.common.trust.store(Arc::new(Trust { access, client }));
         inner.recent.set_personal(is_personal(inner));
+        inner.cache.names().set_configured(config.configured());
         self.inner.config.store(Arc::new(config));
     }
 

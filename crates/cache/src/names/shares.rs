@@ -13,6 +13,9 @@ pub(super) struct Table {
     pub(super) unreadable: HashMap<Key, u64>,
     /// How many records each registry has; one without any is not here.
     shares: HashMap<Arc<str>, usize>,
+    /// Registries that the operator named. Each has a share of its own; all others have one together, since anybody can make
+    /// any number of them up.
+    pub(super) configured: HashSet<String>,
 }
 
 impl Table {
@@ -53,23 +56,32 @@ impl Table {
         self.records.shrink_to_fit();
     }
 
-    /// Takes out so many records, and says how many bytes each had: always of the registry that has the most, and of that
-    /// one what was confirmed the longest ago. Those of `newest` count as confirmed last.
+    /// Takes out so many records, and says how many bytes each had: always of the largest share, there of the registry that has
+    /// the most, and of that one what was confirmed the longest ago. Those of `newest` count as confirmed last.
     pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
         let shares = self
             .shares
             .iter()
             .map(|(registry, count)| (*count, registry.clone()));
-        let mut largest: BinaryHeap<_> = shares.collect();
+        let (mut configured, mut others): (BinaryHeap<_>, BinaryHeap<_>) =
+            shares.partition(|(_, registry)| self.configured.contains(&**registry));
+        let mut all_others: usize = others.iter().map(|(count, _)| *count).sum();
         let mut quotas: HashMap<Arc<str>, usize> = HashMap::new();
         for _ in 0..surplus {
-            let Some((count, registry)) = largest.pop() else {
+            let largest = configured.peek().map_or(0, |(count, _)| *count);
+            let is_configured = largest > all_others;
+            let from = match is_configured {
+                true => &mut configured,
+                false => &mut others,
+            };
+            let Some((count, registry)) = from.pop() else {
                 break;
             };
             *quotas.entry(registry.clone()).or_default() += 1;
             if count > 1 {
-                largest.push((count - 1, registry));
+                from.push((count - 1, registry));
             }
+            all_others -= usize::from(!is_configured);
         }
         let mut ages: HashMap<&str, Vec<_>> = HashMap::new();
         for (key, slot) in &self.records {

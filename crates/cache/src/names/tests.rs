@@ -143,9 +143,12 @@ struct Disk {
     /// Made by now.
     last: Option<Made>,
     /// What the names stood for when their changes were answered, and may stand for while others are made.
-    promised: HashMap<String, Vec<Option<Digest>>>,
-    taken: Vec<(PathBuf, HashMap<String, Vec<Option<Digest>>>)>,
+    promised: Promises,
+    taken: Vec<(PathBuf, Promises)>,
 }
+
+/// What each name may stand for.
+type Promises = HashMap<String, Vec<Option<Digest>>>;
 
 /// What a loss of power takes of what was not synced.
 #[derive(Clone, Copy, PartialEq)]
