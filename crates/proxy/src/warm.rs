@@ -65,7 +65,10 @@ pub(crate) async fn warm(
                 client: client.clone(),
             };
             let (inner, arrived) = (inner.clone(), arrived.clone());
-            running.spawn(async move { one(&inner, wanted, &arrived).await });
+            running.spawn(async move {
+                let _watch = inner.cache.panics().watch("fill-owner");
+                one(&inner, wanted, &arrived).await
+            });
         }
         tokio::select! {
             ended = running.join_next() => match ended {

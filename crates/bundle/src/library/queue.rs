@@ -202,6 +202,9 @@ impl Queue {
     }
 }
 
+/// Whose panics are counted.
+const TASK: &str = "bundle-library";
+
 /// Starts the threads.
 pub(super) fn start(inner: &Arc<Inner>) -> Result<(), Error> {
     for nth in 0..inner.config.workers.max(1) {
@@ -209,7 +212,14 @@ pub(super) fn start(inner: &Arc<Inner>) -> Result<(), Error> {
             let shared = inner.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("{name}-{nth}"))
-                .spawn(move || work(&shared, lane));
+                .spawn(move || {
+                    let panics = shared.config.rest.panics().clone();
+                    let pause = |wait: Duration| {
+                        std::thread::sleep(wait.min(Duration::from_secs(1)));
+                        !shared.stop.load(Ordering::Relaxed)
+                    };
+                    panics.restart(TASK, || work(&shared, lane), pause);
+                });
             let thread = thread.map_err(|error| Error::io("start a thread", error))?;
             lock(&inner.workers).push(thread);
         }
@@ -255,7 +265,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         }));
         let done = done.inspect_err(|panic| {
             let panics = inner.config.rest.panics();
-            panics.note("bundle-library", &**panic);
+            panics.note(TASK, &**panic);
         });
         let done = done.unwrap_or_else(|_| match &job {
             // Whatever it was about this image, the next one shall not wait for it for ever.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use pierhead_rest::Panics;
 use tokio::sync::{mpsc, oneshot};
@@ -67,7 +68,8 @@ pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Send
         .name(TASK.into())
         .spawn(move || {
             let pause = |wait| {
-                std::thread::sleep(wait);
+                // Somebody waits for it.
+                std::thread::sleep(Duration::from_secs(1).min(wait));
                 true
             };
             panics.restart(TASK, || run(&inner, &mut jobs), pause);

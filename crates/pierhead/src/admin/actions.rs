@@ -25,6 +25,7 @@ impl Admin {
         };
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
+            let _watch = self.cache.panics().watch("cache-verify");
             self.verify_all(&lines).await;
             drop(permit);
         });
@@ -94,6 +95,7 @@ impl Admin {
         }
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
+            let _watch = self.cache.panics().watch("cache-warm");
             tokio::select! {
                 () = self.warm_all(&images, &platforms, warm.pin, &lines) => {}
                 () = lines.abandoned() => {}

@@ -166,7 +166,9 @@ impl Admin {
             // Those that are silent leave for it.
             let place = room.place().await;
             let admin = Arc::clone(&self);
+            let watch = self.cache.panics().watch("admin-connection");
             connections.spawn(async move {
+                let _watch = watch;
                 let of_answers = Arc::clone(&place);
                 let service = service_fn(move |request| {
                     let (admin, place) = (Arc::clone(&admin), Arc::clone(&of_answers));

@@ -90,12 +90,17 @@ pub(super) async fn library(
 }
 
 /// Where requests are recorded, if they are to be.
-pub(super) async fn trace(config: &Config, notes: Arc<Notes>) -> anyhow::Result<Option<Trace>> {
+pub(super) async fn trace(
+    config: &Config,
+    notes: Arc<Notes>,
+    rest: &Rest,
+) -> anyhow::Result<Option<Trace>> {
     let Some(file) = config.trace.file.clone() else {
         return Ok(None);
     };
     let (max_size, data) = (config.trace.max_size, config.data.clone());
-    let start = move || Trace::start(notes, &file, max_size, &data);
+    let panics = rest.panics().clone();
+    let start = move || Trace::start(notes, &file, max_size, &data, &panics);
     tokio::task::spawn_blocking(start).await?.map(Some)
 }
 

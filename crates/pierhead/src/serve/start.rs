@@ -49,7 +49,7 @@ pub(super) async fn start(
     let offload = Offload::default();
     let cache = open::cache(&config, &notes, (&rest, &offload)).await?;
     open::check_clock(&cache)?;
-    let trace = open::trace(&config, notes).await?;
+    let trace = open::trace(&config, notes, &rest).await?;
     let library = open::library(&config, &cache, (&rest, &offload)).await?;
     let settings = pierhead_proxy::Config {
         quota,

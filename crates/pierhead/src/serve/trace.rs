@@ -16,6 +16,7 @@ use pierhead_cache::{Outcome, Recorder};
 use pierhead_eviction::Access;
 use pierhead_eviction::trace::own;
 use pierhead_oci::{Algorithm, Digest, Hasher};
+use pierhead_rest::Panics;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
@@ -57,6 +58,7 @@ impl Trace {
         file: &Path,
         max_size: u64,
         data: &Path,
+        panics: &Panics,
     ) -> anyhow::Result<Self> {
         let secret = secret::load(data)
             .with_context(|| format!("no secret for traces in {}", data.display()))?;
@@ -67,9 +69,13 @@ impl Trace {
         let (stop, stopped) = channel();
         let writer = {
             let notes = notes.clone();
+            let watch = panics.watch("request-trace");
             std::thread::Builder::new()
                 .name("trace".into())
-                .spawn(move || notes.write(&secret, &mut output, &stopped))?
+                .spawn(move || {
+                    let _watch = watch;
+                    notes.write(&secret, &mut output, &stopped);
+                })?
         };
         Ok(Self {
             notes,

@@ -58,6 +58,7 @@ impl Arrivals {
         let (inner, document) = (inner.clone(), document.clone());
         let repository = format!("{}/{}", reference.registry, reference.repository);
         tokio::spawn(async move {
+            let _watch = inner.cache.panics().watch("bundle-arrival");
             let Ok(bytes) = document.bytes(Manifest::MAX_SIZE).await else {
                 return;
             };

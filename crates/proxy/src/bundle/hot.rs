@@ -44,6 +44,7 @@ impl Touches {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let touches = self.clone();
             tokio::spawn(async move {
+                let _watch = cache.panics().watch("hot-ranges");
                 let _turn = touches.0.turn.acquire().await;
                 // A trace that comes from here on is another one.
                 touches.waiting().remove(&image);

@@ -23,7 +23,7 @@ fn lines(path: &Path) -> Vec<own::Line> {
 fn record(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> (u64, u64) {
     let notes = Arc::<Notes>::default();
     let recorder = notes.recorder();
-    let trace = Trace::start(notes.clone(), file, max, data).unwrap();
+    let trace = Trace::start(notes.clone(), file, max, data, &Panics::default()).unwrap();
     for number in numbers {
         recorder(&access(number), Outcome::Hit);
     }
@@ -35,7 +35,7 @@ const SECRET: [u8; secret::LEN] = [7; secret::LEN];
 const MEND: &str = "move it away or name another trace.file";
 
 fn refusal(file: &Path, data: &Path) -> String {
-    let refused = Trace::start(Arc::default(), file, 1 << 20, data).err();
+    let refused = Trace::start(Arc::default(), file, 1 << 20, data, &Panics::default()).err();
     format!("{:#}", refused.expect("a refusal"))
 }
 
@@ -231,7 +231,14 @@ fn a_failure_is_told_once_however_often_nothing_is_written_after_it() {
 fn two_do_not_record_in_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace");
-    let first = Trace::start(Arc::default(), &file, 1 << 20, folder.path()).unwrap();
+    let first = Trace::start(
+        Arc::default(),
+        &file,
+        1 << 20,
+        folder.path(),
+        &Panics::default(),
+    )
+    .unwrap();
     let message = refusal(&file, folder.path());
     assert!(message.contains(file.to_str().unwrap()), "{message}");
     assert!(message.contains("another process"), "{message}");
