@@ -8,6 +8,7 @@ mod guard;
 mod images;
 mod panics;
 mod process;
+mod readiness;
 mod room;
 mod routes;
 mod share;
@@ -34,6 +35,7 @@ use crate::pressure::{Figures, TierLimit};
 use crate::serve::Trace;
 
 use body::Held;
+use readiness::Readiness;
 use room::Room;
 pub(crate) use share::Share;
 
@@ -57,6 +59,7 @@ pub(crate) struct Admin {
     /// The configuration in effect, without secrets.
     effective: watch::Receiver<String>,
     stopping: watch::Receiver<bool>,
+    readiness: Readiness,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
 }
@@ -141,6 +144,7 @@ impl Admin {
             config: about.config.and_then(absolute),
             effective: about.effective,
             stopping,
+            readiness: Readiness::new(about.data),
             verifying: Arc::new(Semaphore::new(1)),
         }
     }

@@ -58,7 +58,7 @@ impl Admin {
                 "text/plain; charset=utf-8",
                 "alive\n",
             )),
-            ("GET", "/readyz") => Ok(self.ready()),
+            ("GET", "/readyz") => Ok(self.ready().await),
             ("GET", "/metrics") => self.metrics(),
             ("GET", "/v1/stat") => self.stat().await,
             ("GET", "/v1/config") => Ok(self.config()),
@@ -91,16 +91,17 @@ impl Admin {
         }
     }
 
-    /// Whether clients are well served: not while upstreams are up, but while this process is.
-    fn ready(&self) -> Answer {
+    /// Whether this process can serve what it has. Upstreams do not count: a cache without them still serves.
+    async fn ready(&self) -> Answer {
+        const TEXT: &str = "text/plain; charset=utf-8";
+        let unready = |why: String| document(StatusCode::SERVICE_UNAVAILABLE, TEXT, why);
         if *self.stopping.borrow() {
-            return document(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "text/plain; charset=utf-8",
-                "draining\n",
-            );
+            return unready("draining\n".to_owned());
         }
-        document(StatusCode::OK, "text/plain; charset=utf-8", "ready\n")
+        match self.readiness.check().await {
+            Ok(()) => document(StatusCode::OK, TEXT, "ready\n"),
+            Err(why) => unready(format!("{why}\n")),
+        }
     }
 
     fn metrics(&self) -> Outcome {

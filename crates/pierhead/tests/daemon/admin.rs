@@ -39,6 +39,34 @@ async fn health_and_metrics() {
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 
+/// A pipe that nobody writes to stands for a disk that hangs: whoever opens it waits.
+#[tokio::test]
+async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
+    let daemon = Daemon::start("", &[]).await;
+    assert_eq!(daemon.get("/readyz").await.status, 200);
+    let file = daemon.data().join("version");
+    let away = daemon.data().join("version.away");
+    std::fs::rename(&file, &away).expect("renamed");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, mode, 0)
+        .expect("a pipe");
+    for _ in 0..2 {
+        let answer = daemon.get("/readyz").await;
+        let why = String::from_utf8_lossy(&answer.body);
+        assert_eq!(answer.status, 503, "{why}");
+        assert!(why.contains("did not answer"), "{why}");
+    }
+    assert_eq!(daemon.get("/livez").await.status, 200);
+    // Both ends, so that nothing waits here: the reader is let go.
+    let pipe = std::fs::File::options().read(true).write(true).open(&file);
+    std::fs::rename(&away, &file).expect("renamed");
+    drop(pipe.expect("the pipe"));
+    soon("readiness", async {
+        while daemon.get("/readyz").await.status != 200 {}
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn stat_tells_what_is_configured() {
     let daemon = Daemon::start("cache.size = \"3GiB\"", &[]).await;

@@ -1,0 +1,140 @@
+//! Whether this process can serve: a small read by the threads and from the disk that serve clients.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Clients have their answer within five seconds; the probes of Kubernetes wait for one second by default.
+const PROBE_LIMIT: Duration = Duration::from_millis(900);
+
+/// What direct reads are aligned to. No common disk has larger blocks.
+const BLOCK: usize = 4096;
+
+/// See the head of this module. At most one read is under way, however many ask and however long it hangs.
+pub(super) struct Readiness {
+    file: PathBuf,
+    limit: Duration,
+    running: Arc<Mutex<Option<JoinHandle<io::Result<()>>>>>,
+}
+
+impl Readiness {
+    /// Of the cache in that data folder.
+    pub(super) fn new(data: &Path) -> Self {
+        Self {
+            file: data.join("version"),
+            limit: PROBE_LIMIT,
+            running: Arc::default(),
+        }
+    }
+
+    /// Why it cannot serve, if it cannot. Takes no longer than its limit.
+    pub(super) async fn check(&self) -> Result<(), String> {
+        let probe = async {
+            let mut running = self.running.lock().await;
+            let read = running.get_or_insert_with(|| {
+                let file = self.file.clone();
+                tokio::task::spawn_blocking(move || read_directly(&file))
+            });
+            let ended = read.await;
+            *running = None;
+            ended
+        };
+        let (file, limit) = (self.file.display(), self.limit);
+        match timeout(limit, probe).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(format!("the data folder cannot be read: {file}: {error}")),
+            Ok(Err(error)) => Err(format!("the read of {file} broke off: {error}")),
+            Err(_) => Err(format!(
+                "the disk, or the threads that read it, did not answer within {limit:?}"
+            )),
+        }
+    }
+}
+
+/// Reads one block past the page cache, where the file system can.
+fn read_directly(path: &Path) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut buffer = vec![0; 2 * BLOCK];
+    let start = buffer.as_ptr().align_offset(BLOCK);
+    let block = buffer
+        .get_mut(start..)
+        .and_then(|rest| rest.get_mut(..BLOCK))
+        .ok_or(io::ErrorKind::OutOfMemory)?;
+    let direct = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty());
+    let direct = direct.map(|file| File::from(file).read(block));
+    match direct {
+        Ok(Ok(_)) => Ok(()),
+        // A file system in memory, or on the network, may have no direct reads.
+        Ok(Err(_)) | Err(rustix::io::Errno::INVAL) => {
+            let file = rustix::fs::open(path, flags, Mode::empty())?;
+            File::from(file).read(block).map(drop)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn readiness(folder: &tempfile::TempDir, limit: Duration) -> Readiness {
+        std::fs::write(folder.path().join("version"), "1\n").expect("written");
+        Readiness {
+            limit,
+            ..Readiness::new(folder.path())
+        }
+    }
+
+    #[test]
+    fn threads_that_are_all_taken_make_it_unready_until_one_is_free() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let impatient = readiness(&folder, Duration::from_millis(50));
+            assert_eq!(
+                readiness(&folder, Duration::from_secs(60)).check().await,
+                Ok(())
+            );
+            let (free, wait) = mpsc::channel::<()>();
+            let taken = tokio::task::spawn_blocking(move || wait.recv());
+            for _ in 0..3 {
+                let why = impatient.check().await.expect_err("no thread");
+                assert!(why.contains("did not answer"), "{why}");
+            }
+            assert!(
+                impatient.running.lock().await.is_some(),
+                "the first read waits"
+            );
+            drop(free);
+            let _ = taken.await.expect("it ends");
+            let patient = Readiness {
+                limit: Duration::from_secs(60),
+                ..impatient
+            };
+            assert_eq!(patient.check().await, Ok(()));
+        });
+    }
+
+    #[tokio::test]
+    async fn a_data_folder_that_cannot_be_read_makes_it_unready() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let readiness = readiness(&folder, Duration::from_secs(60));
+        assert_eq!(readiness.check().await, Ok(()));
+        std::fs::remove_file(folder.path().join("version")).expect("removed");
+        let why = readiness.check().await.expect_err("no file");
+        assert!(why.contains("cannot be read"), "{why}");
+    }
+}
