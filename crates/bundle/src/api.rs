@@ -126,6 +126,13 @@ pub struct Trace {
     pub files: Vec<String>,
 }
 
+/// The answer to a [`Trace`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceReport {
+    /// Entries of the trace that are regular files of the image, each counted once.
+    pub matched: u64,
+}
+
 /// The `detail` of the error body of a 503: how far an image is that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::api::{Ask, Stage};
 use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
-use pierhead_bundle::library::{Config, Have, Image, Library, Piece, State, Stream, Wear};
+use pierhead_bundle::library::{Config, Have, Image, Library, Noted, Piece, State, Stream, Wear};
 use pierhead_bundle::store::{Begin, Outcome, Store};
 use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
 use pierhead_oci::Digest;
@@ -1453,23 +1453,27 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         library.trace(&image.root, &names).unwrap()
     };
+    let noted = |matched, is_new| Noted { matched, is_new };
     let layers = library.blobs(&image.root).unwrap();
     let layers = &layers[1..];
     let touched = || library.touched(&image.root).unwrap();
-    assert!(trace(&["a", "nowhere"]));
-    assert!(!trace(&["a"]), "that was known");
+    assert_eq!(trace(&["nowhere"]), noted(0, false));
+    assert_eq!(library.traced(), []);
+    assert_eq!(trace(&["a", "nowhere", "a"]), noted(1, true));
+    assert_eq!(trace(&["a"]), noted(1, false), "that was known");
+    assert_eq!(trace(&["nowhere"]), noted(0, false), "it replaces nothing");
     assert_eq!(library.traced(), [image.root]);
     assert_eq!(
         touched().iter().map(|it| it.blob).collect::<Vec<_>>(),
         layers[..1]
     );
     // Both layers have it: the upper one is mounted above.
-    assert!(trace(&["b"]));
+    assert!(trace(&["b"]).is_new);
     assert_eq!(
         touched().iter().map(|it| it.blob).collect::<Vec<_>>(),
         layers[1..]
     );
-    assert!(trace(&["c", "a"]));
+    assert!(trace(&["c", "a"]).is_new);
     assert_eq!(touched().len(), 2);
     // A layer that is gone is left out.
     blobs.take(&layers[0]);

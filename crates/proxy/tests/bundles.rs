@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
 use pierhead_bundle::library::State;
-use pierhead_bundle::{Content, RECORD_HEAD, Table, pack, table};
+use pierhead_bundle::{Content, Kind, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
@@ -40,6 +40,15 @@ fn bundles(plan: Plan) -> Plan {
 
 fn tree(seed: u64) -> TreeImage {
     Image::tree(seed, &TreeOptions::default())
+}
+
+/// Two regular files of it.
+fn paths(image: &TreeImage) -> Vec<String> {
+    let files = image.tree.iter().filter_map(|entry| {
+        let is_file = matches!(entry.kind, Kind::File { .. });
+        is_file.then(|| String::from_utf8(entry.path.clone()).ok())?
+    });
+    files.take(2).collect()
 }
 
 fn post(path: &str, body: &Value) -> Request {
@@ -402,10 +411,16 @@ async fn traces_are_taken_of_images_that_are_here() {
     stage.upstream.push("app", "1", &image.image);
     bundle(&stage, &json!({"want": "1"})).await;
     let files: Vec<_> = (0..100).map(|nth| format!("file-{nth}")).collect();
-    let noted = stage
-        .ask(post(TRACE, &json!({"image": "1", "files": files})))
-        .await;
-    assert_eq!(noted.status, 204, "{noted:?}");
+    let foreign = post(TRACE, &json!({"image": "1", "files": files}));
+    let refused = stage.ask(foreign).await;
+    assert_eq!((refused.status, &*code(&refused)), (400, "UNSUPPORTED"));
+    let mut own = paths(&image);
+    assert_eq!(own.len(), 2);
+    own.extend(["nowhere".to_owned(), own[0].clone()]);
+    let some = post(TRACE, &json!({"image": "1", "files": own}));
+    let noted = stage.ask(some).await;
+    assert_eq!(noted.status, 200, "{noted:?}");
+    assert_eq!(noted.json(), json!({"matched": 2}));
     let absent = post(TRACE, &json!({"image": "absent", "files": files}));
     assert_eq!(stage.ask(absent).await.status, 404);
 }
@@ -431,7 +446,7 @@ async fn what_a_traced_start_reads_is_all_that_stays_on_the_fast_tier() {
     let fast = || stage.cache.tier().unwrap().fast;
     assert_eq!(fast().hot, 0);
     let trace = json!({"image": "1", "files": ["first"]});
-    assert_eq!(stage.ask(post(TRACE, &trace)).await.status, 204);
+    assert_eq!(stage.ask(post(TRACE, &trace)).await.status, 200);
     // The whole copy leaves after the copy of its hot chunks has come.
     eventually(async || fast().hot == 1 && fast().used < 1 << 20).await;
     assert!(fast().hot_used < 512 << 10, "{:?}", fast());
@@ -727,7 +742,7 @@ async fn bundles_files_and_traces_are_for_those_who_may_pull_them_there() {
     assert!(is_whole(&secret_table, &contents));
     let etag = sent.header("etag").unwrap();
     let part = json!({"want": digest, "part": {"etag": etag, "first": 0}});
-    let trace = json!({"image": digest, "files": ["a"]});
+    let trace = json!({"image": digest, "files": paths(&secret)});
     let content = contents.keys().next().unwrap();
     let file = format!("/v2/app/_pierhead/file/{content}?image={digest}");
     let at_other = |path: &str| {

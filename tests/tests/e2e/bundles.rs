@@ -742,7 +742,8 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     let order = folder.path().join("order");
     let mut trace = Command::new(place::pierhead()?)
         .args(["trace", "--image", "app:shell", "--via", &http(relay)])
-        .args(["--pid", &container.pid, "--output"])
+        // It ends with the container; a hang ends it, too.
+        .args(["--pid", &container.pid, "--seconds", "60", "--output"])
         .arg(&order)
         .stderr(Stdio::piped())
         .spawn()?;
@@ -757,7 +758,8 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     // A file that the container made is in its root, and in no image.
     let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
-    ensure!(rest.contains("sent the order of 2 files"), "{rest}");
+    let told = "sent the order of 2 files of docker.io/library/app:shell, of 3 that were opened; the server matched 2";
+    ensure!(rest.contains(told), "{rest}");
     let heard = heard.lock().expect("nobody panics with it").clone();
     let heard = String::from_utf8_lossy(&heard);
     let sent = r#""files":["usr/share/doc-7","usr/share/doc-3"]"#;

@@ -35,6 +35,7 @@ mod wear;
 pub use figures::Stat;
 pub use hot::Touched;
 pub use stream::{Bundle, Opened, Piece, Stream};
+pub use traces::Noted;
 pub use wear::{Unworn, Wear};
 
 use std::collections::HashMap;

@@ -7,6 +7,7 @@ use pierhead_oci::Digest;
 use super::figures::count;
 use super::files::OfImage;
 use super::plans::key;
+use super::traces::Noted;
 use super::{Bundle, Have, Library, Stream, lock};
 use crate::{Content, Error};
 
@@ -76,22 +77,21 @@ impl Library {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Notes what a start of an image opened, in order; files that the image does not have are left out. `false` when that was
-    /// known.
+    /// Notes what a start of an image opened, in order; files that the image does not have are left out.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.
-    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<bool, Error> {
+    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<Noted, Error> {
         let inner = &self.inner;
         if self.blobs(image).is_none() {
             return Err(Error::Missing(image.to_string()));
         }
-        if !inner.note_trace(image, files)? {
-            return Ok(false);
+        let noted = inner.note_trace(image, files)?;
+        if noted.is_new {
+            lock(&inner.queue).order(*image);
+            inner.wake.notify_all();
         }
-        lock(&inner.queue).order(*image);
-        inner.wake.notify_all();
-        Ok(true)
+        Ok(noted)
     }
 }
 

@@ -17,6 +17,15 @@ use crate::{Error, durable};
 
 const WHAT: &str = "trace";
 
+/// What became of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// Its entries that are regular files of the image, each counted once.
+    pub matched: usize,
+    /// Whether it was not known before.
+    pub is_new: bool,
+}
+
 impl Inner {
     /// What a start of that image opened, in order. One that is damaged is deleted.
     pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
@@ -31,8 +40,8 @@ impl Inner {
         }
     }
 
-    /// Notes the files of a trace that the image has, each once; `false` when that is known already.
-    pub(super) fn note_trace(&self, image: &Digest, files: &[String]) -> Result<bool, Error> {
+    /// Notes the files of a trace that the image has, each once. One without any is not noted.
+    pub(super) fn note_trace(&self, image: &Digest, files: &[String]) -> Result<Noted, Error> {
         let table = self.made_table(image)?;
         let tree = Tree::of(plan::Image::mounted(&table))?;
         let mut seen = HashSet::new();
@@ -41,12 +50,13 @@ impl Inner {
             .filter(|path| tree.file(path.as_bytes()).is_some() && seen.insert(path.as_str()))
             .cloned()
             .collect();
+        let matched = files.len();
         // Bundles that are under way go on as they are.
-        if self.traced(image)?.as_ref() == Some(&files) {
-            return Ok(false);
+        let is_new = matched > 0 && self.traced(image)?.as_ref() != Some(&files);
+        if is_new {
+            write(&self.shelf.trace(image), &files)?;
         }
-        write(&self.shelf.trace(image), &files)?;
-        Ok(true)
+        Ok(Noted { matched, is_new })
     }
 }
 

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::unpack::unpack;
 use crate::cli::replay::ReplayArgs;
+use crate::quiet::note;
 
 /// What is replayed as one trace.
 pub(crate) enum Source {
@@ -183,7 +184,7 @@ impl Trace {
             ),
         ] {
             if count > 0 {
-                eprintln!("{name}: {count} {what}");
+                note!("{name}: {count} {what}");
             }
         }
         if *cut {

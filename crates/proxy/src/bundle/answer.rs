@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
-use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Share, Stage, UNKNOWN_HAVE};
+use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Share, Stage, TraceReport, UNKNOWN_HAVE};
 use pierhead_bundle::library::{self, Library, State, Stream};
 use pierhead_bundle::{Content, Fault};
 use pierhead_oci::{
@@ -77,13 +77,32 @@ impl Asked<'_> {
                 let image = self.image(target, trace.platform.as_deref()).await?;
                 self.ready(library, &image).await?;
                 let noting = library.clone();
+                let entries = trace.files.len();
                 let noted = blocking(move || noting.trace(&image.digest, &trace.files)).await?;
-                if noted.map_err(bundle_error)? {
+                let noted = noted.map_err(bundle_error)?;
+                tracing::info!(
+                    registry = %self.registry,
+                    repository = %self.repository,
+                    image = %image.digest,
+                    client = %self.peer.address,
+                    entries,
+                    matched = noted.matched,
+                    "trace"
+                );
+                if noted.matched == 0 {
+                    return Err(Error::Question(format!(
+                        "none of the {entries} entries of this trace is a file of {}",
+                        image.digest
+                    )));
+                }
+                if noted.is_new {
                     let (library, cache) = (library.clone(), self.inner.cache.clone());
                     self.inner.touches.tell(library, cache, image.digest);
                 }
-                let builder = respond::respond(StatusCode::NO_CONTENT, Outcome::None);
-                Ok((respond::finish(builder, Body::empty()), Outcome::None))
+                let report = TraceReport {
+                    matched: u64::try_from(noted.matched).unwrap_or(u64::MAX),
+                };
+                self.json(&report, Outcome::None)
             }
         }
     }
@@ -99,14 +118,15 @@ impl Asked<'_> {
         })
         .await?
         .map_err(bundle_error)?;
-        let body = serde_json::to_vec(&order).map_err(|_| Error::Internal)?;
-        let builder = respond::respond(StatusCode::OK, image.outcome);
+        self.json(&order, image.outcome)
+    }
+
+    fn json(&self, document: &impl serde::Serialize, outcome: Outcome) -> Answer {
+        let body = serde_json::to_vec(document).map_err(|_| Error::Internal)?;
+        let builder = respond::respond(StatusCode::OK, outcome);
         let builder = builder.header(CONTENT_TYPE, HeaderValue::from_static(respond::JSON));
         let body = Body::bytes(body.into());
-        Ok((
-            with_length(builder, body, &self.parts.method),
-            image.outcome,
-        ))
+        Ok((with_length(builder, body, &self.parts.method), outcome))
     }
 
     async fn bundle(&self, library: &Library, ask: &Ask, target: Target) -> Answer {

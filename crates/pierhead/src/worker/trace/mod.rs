@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::api::{MAX_DOCUMENT, Trace};
+use pierhead_bundle::api::{MAX_DOCUMENT, Trace, TraceReport};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -25,6 +25,9 @@ use watch::{Root, Watch};
 
 /// A command that was told to end has so long for it.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Most bytes of what a server says of an order.
+const MAX_REPORT: usize = 64 << 10;
 
 /// Runs it.
 pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Failure> {
@@ -47,9 +50,13 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
         order::write(&paths, output).map_err(super::failed)?;
     }
     if let Some(server) = &server {
-        let sent = send(server, args, &paths)?;
+        let (sent, matched) = send(server, args, &paths)?;
+        let matched = match matched {
+            Some(matched) => format!("; the server matched {matched}"),
+            None => String::new(),
+        };
         note!(
-            "sent the order of {sent} files of {}, of {} that were opened",
+            "sent the order of {sent} files of {}, of {} that were opened{matched}",
             args.image,
             paths.len()
         );
@@ -239,8 +246,13 @@ fn wait(
     }
 }
 
-/// Sends the order of the image's own files; how many they are.
-fn send(server: &Server, args: &TraceArgs, paths: &[Vec<u8>]) -> Result<usize, Failure> {
+/// Sends the order of the image's own files; how many they are, and how many the server says are the image's, too. An
+/// older one does not say.
+fn send(
+    server: &Server,
+    args: &TraceArgs,
+    paths: &[Vec<u8>],
+) -> Result<(usize, Option<u64>), Failure> {
     let platform = names::platform(args.platform.as_ref());
     let seen = Place::of_server(server, platform.clone()).see(&args.image)?;
     let files = order::within(&seen.table, paths).map_err(Error::from)?;
@@ -268,7 +280,11 @@ fn send(server: &Server, args: &TraceArgs, paths: &[Vec<u8>]) -> Result<usize, F
     let session = Session::new(server);
     loop {
         let error = match session.send(&Request::post(&path, "application/json", &body)) {
-            Ok(answer) if answer.status.is_success() => return Ok(trace.files.len()),
+            Ok(answer) if answer.status.is_success() => {
+                let report = answer.body.all(MAX_REPORT).unwrap_or_default();
+                let report = serde_json::from_slice::<TraceReport>(&report);
+                return Ok((trace.files.len(), report.ok().map(|report| report.matched)));
+            }
             Ok(answer) => answer.refusal(server, &format!("the order of {}", args.image)),
             Err(error) => error,
         };
