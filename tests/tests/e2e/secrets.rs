@@ -85,6 +85,7 @@ impl Heard {
             "/healthz",
             "/readyz",
             "/v1/stat",
+            "/v1/config",
             "/v1/upstreams",
             "/",
         ] {
