@@ -109,15 +109,17 @@ impl Admin {
         let Disk {
             tags,
             pins,
+            bundles,
             catalog,
             other,
             ..
         } = self.disk().await?;
         let room = prune.target.saturating_sub(tags + pins + catalog + other);
         let stat = self.cache.stat();
-        let mut freed = self
-            .prune_bundles(room.saturating_sub(stat.used + stat.reserved))
-            .await?;
+        // The directory of bundles does not shrink with them.
+        let kept = bundles.saturating_sub(self.bundle_bytes().await?);
+        let for_bundles = room.saturating_sub(stat.used + stat.reserved + kept);
+        let mut freed = self.prune_bundles(for_bundles).await?;
         let bundles = self.disk().await?.bundles;
         let blobs = self.cache.prune(room.saturating_sub(bundles)).await;
         let blobs = blobs.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
@@ -133,27 +135,33 @@ impl Admin {
 
     /// See [`pierhead_bundle::library::Library::prune`]; the bytes that it freed.
     async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::Answer>> {
+        let before = self.bundle_bytes().await?;
         let Some(library) = self.library.clone() else {
             return Ok(0);
         };
-        let work = move || {
-            let stat = library.stat();
-            let before = stat.packs + stat.plans + stat.index;
-            library
-                .prune(target)
-                .map(|left| before.saturating_sub(left))
+        let left = blocking(move || library.prune(target)).await?;
+        let left = left.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        Ok(before.saturating_sub(left))
+    }
+
+    /// Bytes of packs, plans and indexes.
+    async fn bundle_bytes(&self) -> Result<u64, Box<super::body::Answer>> {
+        let Some(library) = self.library.clone() else {
+            return Ok(0);
         };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(Ok(freed)) => Ok(freed),
-            Ok(Err(error)) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
-            Err(error) => Err(fail(StatusCode::INTERNAL_SERVER_ERROR, error)),
-        }
+        let stat = blocking(move || library.stat()).await?;
+        Ok(stat.packs + stat.plans + stat.index)
     }
 
     async fn disk(&self) -> Result<Disk, Box<super::body::Answer>> {
         let (data, stat) = (self.data.clone(), self.cache.stat());
-        let walk = move || disk::usage(data.as_ref(), &stat);
-        let walked = tokio::task::spawn_blocking(walk).await;
-        walked.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
+        blocking(move || disk::usage(data.as_ref(), &stat)).await
     }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Box<super::body::Answer>> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
 }

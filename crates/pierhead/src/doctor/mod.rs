@@ -103,6 +103,13 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         match config::load_shown(shown, &config, &overrides, data, machine) {
             Ok((effective, missing)) => {
                 config = effective;
+                let is_good =
+                    |it: &&mut Finding| it.about == "configuration" && it.level == Level::Ok;
+                if let Some(finding) = findings.iter_mut().find(is_good) {
+                    finding
+                        .what
+                        .push_str("; with the flags of the running pierhead");
+                }
                 findings.extend(missing.iter().map(no_secret));
             }
             // Another version's keys: the file is all that there is.

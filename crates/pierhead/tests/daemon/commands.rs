@@ -1,6 +1,9 @@
 //! `pierhead cache …` against a running daemon.
 
-use pierhead_testkit::images::Image;
+use std::time::Duration;
+
+use pierhead_testkit::http::Request;
+use pierhead_testkit::images::{Image, TreeOptions};
 use pierhead_testkit::registry::{FakeRegistry, Fault};
 use serde_json::Value;
 
@@ -322,4 +325,69 @@ async fn an_image_is_removed_unless_it_is_pinned() {
         code == Some(1) && err.contains("is not in the cache"),
         "{err}"
     );
+}
+
+/// Bytes that pierhead keeps for bundles, files of the directory aside.
+async fn bundle_bytes(daemon: &Daemon) -> u64 {
+    let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
+    let kind = |name: &str| stat["bundle"][name].as_u64().expect("bytes");
+    kind("packs") + kind("plans") + kind("index")
+}
+
+#[tokio::test]
+async fn bundles_leave_with_their_images() {
+    let registry = FakeRegistry::start().await;
+    let options = TreeOptions {
+        changes: 600,
+        ..TreeOptions::default()
+    };
+    let image = Image::tree(3, &options);
+    registry.push("team/app", "1", &image.image);
+    let upstream = format!("lab:5000={}", registry.url());
+    // As they are packed at first: nothing is packed again meanwhile.
+    let daemon = Daemon::start(
+        "default_upstream = \"lab:5000\"\n[bundle]\nlevel = 3",
+        &["--upstream", &upstream],
+    )
+    .await;
+    let ready = async || {
+        let request = || {
+            Request::new("POST", "/v2/team/app/_pierhead/bundle")
+                .header("content-type", "application/json")
+                .body("{\"want\":\"1\"}")
+        };
+        let asking = async {
+            while request()
+                .send(daemon.listen)
+                .await
+                .expect("an answer")
+                .status
+                != 200
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        crate::harness::soon("a bundle", asking).await;
+        assert!(bundle_bytes(&daemon).await > 0);
+    };
+    ready().await;
+    daemon.cached(&["rm", "lab:5000/team/app:1"]).await;
+    assert_eq!(bundle_bytes(&daemon).await, 0, "after rm");
+    ready().await;
+    // Room for all blobs and not for all bundles: these are made again, blobs cost a download.
+    let before = daemon.get("/v1/stat").await.json();
+    let bytes = |of: &str, kind: &str| before[of][kind].as_u64().expect("bytes");
+    let target = bytes("disk", "total") - bytes("bundle", "packs") / 4;
+    let target = format!("{target}B");
+    let pruned = &objects(&daemon.cached(&["prune", "--to", &target, "--json"]).await)[0];
+    assert!(
+        pruned["freed"].as_u64().is_some_and(|freed| freed > 0),
+        "{pruned}"
+    );
+    let after = daemon.get("/v1/stat").await.json();
+    assert_eq!(after["used"], before["used"], "every blob stays");
+    assert_eq!(after["bundle"]["packs"], 0, "{after}");
+    ready().await;
+    daemon.cached(&["prune", "--all"]).await;
+    assert_eq!(bundle_bytes(&daemon).await, 0, "after prune --all");
 }
