@@ -690,6 +690,60 @@ fn an_image_whose_layer_is_gone_is_forgotten_until_it_is_back() {
     library.close();
 }
 
+#[test]
+fn a_prune_keeps_packs_of_images_whose_plans_were_evicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<InMemory>::default();
+    let library = open(folder.path(), &blobs);
+    let [kept, gone] = [33, 34].map(tree);
+    let mut packs = Vec::new();
+    for image in [&kept, &gone] {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+        packs.push(library.stat().packs);
+    }
+    let room = library.stat().packs + library.stat().index;
+    library.prune(room).unwrap();
+    assert_eq!((library.stat().plans, library.stat().packs), (0, packs[1]));
+    blobs.take(&gone.image.root);
+    library.prune(u64::MAX).unwrap();
+    let left = library.stat().packs;
+    assert!(packs[0] <= left, "{left} of {packs:?}");
+    blobs.take(&kept.image.root);
+    library.prune(u64::MAX).unwrap();
+    until(|| library.stat().packs == 0);
+    library.close();
+}
+
+#[test]
+fn packs_that_nobody_needs_leave_when_the_indexing_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<InMemory>::default();
+    let library = open(folder.path(), &blobs);
+    let [gone, blocked] = [35, 36].map(tree);
+    blobs.put(&gone.image);
+    assert_eq!(offer(&library, &gone.image), State::Ready);
+    let before = library.stat().packs;
+    blobs.put(&blocked.image);
+    let layer = blocked.image.blobs[1].digest;
+    blobs.1.close(Some(layer));
+    library.offer(Image {
+        manifest: blocked.image.root,
+        repository: "registry/blocked".into(),
+    });
+    until(|| match library.state(&blocked.image.root) {
+        State::Working(progress) => progress.stage == Stage::Index,
+        _ => false,
+    });
+    blobs.take(&gone.image.root);
+    library.prune(u64::MAX).unwrap();
+    assert_eq!(library.stat().packs, before, "not while images are packed");
+    blobs.take(&layer);
+    blobs.1.close(None);
+    until(|| library.stat().packs == 0);
+    library.close();
+}
+
 /// A tar of some files of text.
 #[test]
 fn a_prune_frees_what_belongs_to_images_that_are_gone() {

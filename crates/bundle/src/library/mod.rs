@@ -202,6 +202,8 @@ pub(crate) struct Inner {
     plans: AtomicU64,
     figures: Figures,
     told: wear::Told,
+    /// Whether packs wait to be deleted that no image needs: an image was being packed when its like was removed.
+    has_unused_packs: AtomicBool,
     /// Packs that had been evicted when places were looked through.
     tidied: AtomicU64,
 }
@@ -288,6 +290,7 @@ impl Library {
                 plans: AtomicU64::new(plans),
                 figures: Figures::default(),
                 told: wear::Told::default(),
+                has_unused_packs: AtomicBool::default(),
                 tidied: AtomicU64::new(0),
             }),
         };

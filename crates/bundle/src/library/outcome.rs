@@ -77,9 +77,11 @@ pub(super) fn image(
 impl Inner {
     /// The line of an image that bundles can be made of from now on.
     fn tell_ready(&self, manifest: &Digest, started: Instant) {
-        let images = lock(&self.images);
-        let image = images.get(manifest);
-        let image = image.map(|row| tracing::field::display(&row.row.repository));
+        // Not under the lock, which requests take: the log may be a pipe that nobody reads.
+        let image = lock(&self.images)
+            .get(manifest)
+            .map(|row| row.row.repository.clone());
+        let image = image.as_ref().map(tracing::field::display);
         let seconds = (started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         tracing::info!(image, %manifest, seconds, "image ready for bundles");
     }

@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use super::kept::packed;
+use super::kept::Kept;
 use super::{Inner, Library, lock};
-use crate::Error;
+use crate::directory::Stage;
+use crate::pack::Known as _;
+use crate::{Error, Table};
 
 impl Library {
     /// Deletes what belongs to images whose manifest or config the cache no longer has. Then deletes plans and packs, the least
@@ -63,33 +65,66 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops the packs that no image names which is left, and the plans that named them.
+    /// Drops the packs that no image needs which is left, and the plans that name them. While images are packed that is put off: no
+    /// plan and no table tells yet what they need.
     fn drop_unused_packs(&self) -> Result<(), Error> {
-        // What is being packed is named by no plan yet.
         let Ok(_packing) = self.packing.try_write() else {
+            tracing::info!("packs of removed images are deleted once no image is being indexed");
+            self.has_unused_packs.store(true, Ordering::Relaxed);
             return Ok(());
         };
-        let manifests: Vec<_> = lock(&self.images).keys().copied().collect();
-        let mut used = HashSet::new();
-        for manifest in &manifests {
-            for layers in [false, true] {
-                let plan = self.open(&super::plans::key(manifest, &[], layers))?;
-                used.extend(
-                    plan.iter()
-                        .flat_map(|plan| packed(plan).map(|place| place.pack).collect::<Vec<_>>()),
-                );
-            }
-        }
+        let Some(used) = self.used_packs()? else {
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+            return Ok(());
+        };
         // Those of plans that somebody reads are held, and stay.
         lock(&self.kept).clear();
         self.packs.retain(&|number| used.contains(&number))?;
         // Of pairs and superseded plans: whatever names a pack that is gone can be sent no more.
-        self.shelf.retain_plans(|path| {
-            super::kept::Kept::open(path).is_ok_and(|plan| self.is_sound(&plan))
+        self.shelf.retain_plans(|path| match Kept::open(path) {
+            Ok(plan) => self.is_sound(&plan),
+            // Only what is proven damaged goes: a file that cannot be opened now may be good.
+            Err(error) => !matches!(error, Error::Malformed { .. }),
         })?;
         let (_, plans) = self.shelf.bytes();
         self.plans.store(plans, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Does what was put off, once an image has been indexed.
+    pub(super) fn drop_late(&self) -> Result<(), Error> {
+        let is_ending = self.stop.load(Ordering::Relaxed);
+        if is_ending || !self.has_unused_packs.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.drop_unused_packs()?;
+        self.forget_places()
+    }
+
+    /// The packs that hold contents of the images that are known: those that their plans name, and those that the next plans will
+    /// name, since plans leave before packs. `None` when that cannot be told of one of them.
+    fn used_packs(&self) -> Result<Option<HashSet<u32>>, Error> {
+        let images: Vec<_> = lock(&self.images)
+            .iter()
+            .filter(|(_, row)| !matches!(row.row.stage, Stage::Refused(_)))
+            .map(|(manifest, row)| (*manifest, !row.row.blobs.is_empty()))
+            .collect();
+        let mut used = HashSet::new();
+        for (manifest, was_begun) in images {
+            used.extend(self.packs_of(&manifest));
+            let table = match Table::open(&self.shelf.table(&manifest)) {
+                Ok(table) => table,
+                // It has packed nothing yet.
+                Err(Error::Missing(_)) if !was_begun => continue,
+                Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            for (content, _) in table.contents().iter() {
+                let places = self.directory.get(&content)?;
+                used.extend(places.into_iter().map(|place| place.pack));
+            }
+        }
+        Ok(Some(used))
     }
 
     /// Forgets where contents lay whose pack is gone.

@@ -243,12 +243,9 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 let queue = inner.clone();
                 let wanted = move || lock(&queue.queue).is_wanted(Instant::now());
                 let share = share.resting(rest).unless(Arc::new(wanted));
-                image(
-                    inner,
-                    manifest,
-                    *tries,
-                    &mut share.awaited(awaited.unwrap_or_default()),
-                )
+                let mut share = share.awaited(awaited.unwrap_or_default());
+                let done = image(inner, manifest, *tries, &mut share);
+                done.and(inner.drop_late())
             }
             Job::Pair(new, old) => {
                 inner.prepare(new, old, &mut share.resting(rest).after(inner.busy.clone()))
