@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use super::files::Unfit;
 use super::parse::{Lines, parse};
 use super::validate::validate;
-use super::{Config, LogFormat, Places, Problem, Size, TierKind, files, value};
+use super::{Config, LogFormat, Places, Problem, Size, TierKind, Upstream, files, value};
 use crate::failure::Exit;
 use crate::machine::Machine;
 use crate::profile::{self, Asked, Misfit, Origins, Profile};
@@ -124,43 +124,38 @@ fn load_by(
     checked(&text, (file, base), overrides, old, (default_data, machine))
 }
 
-/// The configuration that a running pierhead shows ([`show`](super::show)), which has no secrets: those of `secrets` take the place
-/// of the masks. Names the upstreams whose secret is not there; they have no login.
+/// The configuration that a running pierhead shows ([`show`](super::show)). Whoever has its port may have sent `text`, so that no
+/// login is taken from there: an upstream has the login of `file` as long as `file` says the same of it, and else none. Names what
+/// is left without its login.
 pub(crate) fn load_shown(
     text: &str,
-    secrets: &Config,
+    file: &Config,
     overrides: &Overrides,
     default_data: &Path,
     machine: &Machine,
-) -> Result<(Config, Vec<Registry>), Refused> {
+) -> Result<(Config, Vec<String>), Refused> {
     let base = Path::new("");
     let here = (default_data, machine);
     let mut config = checked(text, (None, base), overrides, None, here)?;
-    let mut missing = Vec::new();
+    config.docker_config.clone_from(&file.docker_config);
+    let mut without = Vec::new();
+    let none = Upstream::default();
     for (registry, upstream) in &mut config.upstreams {
-        let known = secrets.upstreams.get(registry);
-        let mut is_missing = false;
-        for (shown, of) in [
-            (
-                &mut upstream.password,
-                known.and_then(|it| it.password.as_ref()),
-            ),
-            (
-                &mut upstream.identity_token,
-                known.and_then(|it| it.identity_token.as_ref()),
-            ),
-        ] {
-            if shown.is_some() {
-                *shown = of.cloned();
-                is_missing |= shown.is_none();
-            }
+        let known = file.upstreams.get(registry).unwrap_or(&none);
+        if known.is_like(upstream) {
+            *upstream = known.clone();
+            continue;
         }
-        if is_missing {
-            upstream.username = None;
-            missing.push(registry.clone());
+        if upstream.has_credentials() || known.has_credentials() {
+            without.push(format!("upstream {registry}"));
+        }
+        *upstream = std::mem::take(upstream).without_credentials();
+        // Its logins are for names, whatever address one has.
+        if config.docker_config.take().is_some() {
+            without.push("docker_config".to_owned());
         }
     }
-    Ok((config, missing))
+    Ok((config, without))
 }
 
 fn checked(

@@ -55,6 +55,41 @@ impl Upstream {
             .collect()
     }
 
+    /// Whether both name the same addresses, trust the same, and log in as the same; inline secrets, which are shown to nobody, aside.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        fn told(of: &Upstream) -> impl PartialEq + '_ {
+            let Upstream {
+                url,
+                addresses,
+                login_hosts,
+                username,
+                password: _,
+                password_file,
+                identity_token: _,
+                identity_token_file,
+                credential_helper,
+                ca,
+                trusted_hosts,
+            } = of;
+            (
+                (url, addresses, ca, trusted_hosts),
+                (login_hosts, username, credential_helper),
+                (password_file, identity_token_file),
+            )
+        }
+        told(self) == told(other)
+    }
+
+    pub(crate) fn without_credentials(self) -> Self {
+        Self {
+            url: self.url,
+            addresses: self.addresses,
+            ca: self.ca,
+            trusted_hosts: self.trusted_hosts,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn has_credentials(&self) -> bool {
         self.username.is_some()
             || self.password.is_some()

@@ -14,8 +14,11 @@ mod share;
 mod tier;
 mod upstreams;
 
+use std::fs;
 use std::future::Future;
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -55,7 +58,22 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     // The admin address decides whom to ask for the file, so it is known before the file is.
     let admin = overrides.admin.unwrap_or(Some(Config::DEFAULT_ADMIN));
     let mut running = daemon::ask(admin).await;
-    let file = args.serve.config.clone().or_else(|| running.file());
+    let mut findings = Vec::new();
+    let file = args.serve.config.clone().or_else(|| {
+        let named = running.file()?;
+        if is_trusted(&named) {
+            return Some(named);
+        }
+        let named = named.display();
+        findings.push(Finding::warn(
+            "configuration",
+            format!(
+                "{named}, which the running pierhead names, is not read: it is not here, or others than root and this user can change it"
+            ),
+            format!("name it with `--config {named}` if you trust it"),
+        ));
+        None
+    });
     // Somebody who names another file asks what that file would do.
     let is_its_file = match (&args.serve.config, running.file()) {
         (None, _) => true,
@@ -68,7 +86,6 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     if args.serve.config.is_none() {
         running.complete(&mut overrides);
     }
-    let mut findings = Vec::new();
     let mut config = match config::load(
         file.as_deref(),
         &overrides,
@@ -101,7 +118,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     if let Some(shown) = running.config().filter(|_| is_its_file) {
         let (data, machine) = (&environment.default_data, &environment.machine);
         match config::load_shown(shown, &config, &overrides, data, machine) {
-            Ok((effective, missing)) => {
+            Ok((effective, without)) => {
                 config = effective;
                 let is_good =
                     |it: &&mut Finding| it.about == "configuration" && it.level == Level::Ok;
@@ -110,7 +127,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                         .what
                         .push_str("; with the flags of the running pierhead");
                 }
-                findings.extend(missing.iter().map(no_secret));
+                findings.extend(without.iter().map(no_login));
             }
             // Another version's keys: the file is all that there is.
             Err(error) => findings.push(Finding::warn(
@@ -172,13 +189,33 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     findings
 }
 
-/// The login of an upstream is not looked at.
-fn no_secret(registry: &pierhead_oci::Registry) -> Finding {
+/// What has a login that is not looked at.
+fn no_login(about: &String) -> Finding {
     Finding::warn(
-        format!("upstream {registry}"),
-        "its login is not checked: the password stands in a file that this user cannot read",
-        "run this as root, or as the user that pierhead runs as",
+        about,
+        "its login is not checked: the running pierhead shows other addresses or another login than its configuration \
+         file, as far as this user can read it",
+        "run this as root or as the user that pierhead runs as, and pass the same --upstream",
     )
+}
+
+/// Whether nobody but root and this user can change a file. Whoever has the admin port can name any file, and the file any secret
+/// with an address that it is sent to. One that this user cannot read is as good: reading it says so.
+fn is_trusted(file: &Path) -> bool {
+    let us = rustix::process::geteuid().as_raw();
+    let is_ours = |path: &Path| {
+        fs::symlink_metadata(path).is_ok_and(|meta| may_be_followed(meta.uid(), meta.mode(), us))
+    };
+    match file.canonicalize() {
+        Ok(file) => file.ancestors().all(is_ours),
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    }
+}
+
+const fn may_be_followed(owner: u32, mode: u32, us: u32) -> bool {
+    const WRITABLE_BY_OTHERS: u32 = 0o002;
+    const STICKY: u32 = 0o1000;
+    (owner == 0 || owner == us) && (mode & WRITABLE_BY_OTHERS == 0 || mode & STICKY != 0)
 }
 
 fn shown(file: Option<&PathBuf>) -> String {
@@ -212,5 +249,38 @@ async fn blocking(
             format!("the check itself failed: {error}"),
             "tell the authors",
         )],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_others_is_not_followed() {
+        for (owner, mode, good) in [
+            (0, 0o100_644, true),
+            (1000, 0o100_600, true),
+            (1001, 0o100_600, false),
+            (0, 0o100_646, false),
+            // As /tmp: nobody can replace what is another's.
+            (0, 0o041_777, true),
+            (0, 0o040_777, false),
+        ] {
+            assert_eq!(may_be_followed(owner, mode, 1000), good, "{owner} {mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_all_can_write_makes_its_files_theirs() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("pierhead.toml");
+        assert!(!is_trusted(&file), "it is not there");
+        fs::write(&file, "").expect("written");
+        assert!(is_trusted(&file));
+        let open = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(folder.path(), open).expect("ours");
+        assert!(!is_trusted(&file));
     }
 }
