@@ -204,6 +204,9 @@ pub(crate) struct Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
     pub(crate) images: Vec<Image>,
+    /// Whether there are more.
+    #[serde(default)]
+    pub(crate) more: bool,
 }
 
 /// One image of [`Images`].
@@ -269,7 +272,7 @@ pub(crate) struct Pin {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
-    /// Bytes of the data folder that may stay.
+    /// Bytes of the data folder that may stay, `other` of [`Disk`] not counted; 0: delete whatever can be.
     pub(crate) target: u64,
 }
 

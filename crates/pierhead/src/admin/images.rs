@@ -10,6 +10,7 @@ use super::body::{json, refuse};
 use super::routes::Outcome;
 use super::{Admin, disk};
 use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
+use crate::config::human_bytes;
 
 /// Images listed at once: each is a file and a manifest or two.
 const MAX_IMAGES: usize = 1000;
@@ -21,8 +22,10 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
 impl Admin {
     /// Reads a name and a manifest or two of each image from the disk. No use of any of them.
     pub(super) async fn images(&self) -> Outcome {
-        let known = self.cache.names().images(MAX_IMAGES).await;
-        let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let known = self.cache.names().images(MAX_IMAGES + 1).await;
+        let mut known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
+        let more = known.len() > MAX_IMAGES;
+        known.truncate(MAX_IMAGES);
         let pins = self.cache.pins();
         let mut images = Vec::new();
         for reference in known {
@@ -57,7 +60,7 @@ impl Admin {
             });
         }
         images.sort_by(|a, b| a.image.cmp(&b.image));
-        Ok(json(&Images { images }))
+        Ok(json(&Images { images, more }))
     }
 
     /// Forgets an image, and deletes what no other image uses of it.
@@ -111,10 +114,21 @@ impl Admin {
             pins,
             bundles,
             catalog,
-            other,
             ..
         } = self.disk().await?;
-        let room = prune.target.saturating_sub(tags + pins + catalog + other);
+        // What is not the cache's counts neither for nor against: no eviction makes up for it.
+        let fixed = tags + pins + catalog;
+        if prune.target > 0 && fixed > prune.target {
+            let fixed = human_bytes(fixed);
+            return Err(fail(
+                StatusCode::CONFLICT,
+                format!(
+                    "nothing was deleted: tags, pins and the catalog take {fixed}, which no prune frees; name a larger size, or \
+                     --all to delete what can be"
+                ),
+            ));
+        }
+        let room = prune.target.saturating_sub(fixed);
         let stat = self.cache.stat();
         // The directory of bundles does not shrink with them.
         let kept = bundles.saturating_sub(self.bundle_bytes().await?);

@@ -62,6 +62,8 @@ pub(crate) struct Admin {
     readiness: Readiness,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
+    /// One walk over the files of the data folder at a time: the threads that do it serve blobs, too.
+    walking: Arc<Semaphore>,
 }
 
 /// What works in this process and has figures to tell.
@@ -146,6 +148,7 @@ impl Admin {
             stopping,
             readiness: Readiness::new(about.data),
             verifying: Arc::new(Semaphore::new(1)),
+            walking: Arc::new(Semaphore::new(1)),
         }
     }
 

@@ -123,7 +123,13 @@ impl Admin {
 
     /// Looks at files: those of bundles, and what else is in the data folder.
     async fn stat(self: Arc<Self>) -> Outcome {
-        let stat = tokio::task::spawn_blocking(move || json(&self.read_stat())).await;
+        // Held by the walk itself, which goes on when whoever asked is gone.
+        let turn = Arc::clone(&self.walking).acquire_owned().await;
+        let read = move || {
+            let _turn = turn;
+            json(&self.read_stat())
+        };
+        let stat = tokio::task::spawn_blocking(read).await;
         stat.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))
     }
 

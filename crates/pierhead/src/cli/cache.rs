@@ -55,7 +55,8 @@ of that image in its repository go. A pinned image is refused: unpin it first.";
 
 const PRUNE: &str = "\
 Bundles leave first, those of images that are gone before all, then the least recently used: pierhead makes them
-again from blobs. Then blobs leave, by the eviction policy. Tags and the catalog stay and count, too.";
+again from blobs. Then blobs leave, by the eviction policy. Tags, pins and the
+catalog stay and count, too; a size below theirs is refused. Files that are not the cache's do not count.";
 
 const TIER_STAT: &str = "\
 What each line says:

@@ -34,7 +34,9 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
             }
             CacheCommand::Ls { blobs: true, .. } => list(&daemon, output).await?,
             CacheCommand::Ls { .. } => {
-                output.images(&daemon.get::<Images>("/v1/images").await?.images)?
+                let known: Images = daemon.get("/v1/images").await?;
+                output.images(&known.images)?;
+                warn_of_more(&known);
             }
             CacheCommand::Stat => output.stat(&daemon.get::<Stat>("/v1/stat").await?)?,
             CacheCommand::Pin { images } => {
@@ -102,8 +104,15 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
     })
 }
 
+fn warn_of_more(known: &Images) {
+    if known.more {
+        eprintln!("warning: the cache knows more images: 1000 of them are listed");
+    }
+}
+
 async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
     let known: Images = daemon.get("/v1/images").await?;
+    warn_of_more(&known);
     let mut parts = HashMap::<Digest, Vec<String>>::new();
     for image in known.images {
         for digest in image.digests {
