@@ -263,7 +263,7 @@ impl Store {
                 Next::Sample => (free, fresh) = (self.free(), true),
                 Next::Reclaim => reclaim = Some(lock(&self.reclaim)),
                 Next::Delete(victim) => {
-                    self.delete(victim);
+                    self.evict(victim);
                     fresh = false;
                 }
             }
@@ -294,9 +294,10 @@ impl Store {
                     false => state.take(digest),
                 }
             };
-            if let Some(bytes) = taken {
+            if let Some(bytes) = taken
+                && self.delete(Victim::Blob(*digest, bytes))
+            {
                 freed += bytes;
-                self.delete(Victim::Blob(*digest, bytes));
             }
         }
         freed
@@ -318,7 +319,7 @@ impl Store {
                 Victim::Blob(_, bytes) => *bytes,
                 Victim::Partial(_, partial) => partial.bytes,
             };
-            self.delete(victim);
+            self.evict(victim);
         }
         evicted
     }
@@ -328,8 +329,22 @@ impl Store {
         lock(&self.state).reserved -= bytes;
     }
 
-    /// Deletes the file of a victim and frees its bytes.
-    pub(crate) fn delete(&self, victim: Victim) {
+    /// Deletes a victim for the room that it takes.
+    fn evict(&self, victim: Victim) {
+        let blob = match victim {
+            Victim::Blob(_, bytes) => Some(bytes),
+            Victim::Partial(..) => None,
+        };
+        if self.delete(victim)
+            && let Some(bytes) = blob
+        {
+            self.metrics.evictions.inc();
+            self.metrics.evicted_bytes.inc_by(bytes);
+        }
+    }
+
+    /// Deletes the file of a victim and frees its bytes; whether that could be done.
+    pub(crate) fn delete(&self, victim: Victim) -> bool {
         let (digest, bytes) = match victim {
             Victim::Blob(digest, bytes) => (digest, bytes),
             Victim::Partial(digest, partial) => (digest, partial.bytes),
@@ -346,14 +361,10 @@ impl Store {
         if let Err(error) = removed {
             // The bytes are still there, so they stay counted.
             tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart");
-            return;
+            return false;
         }
         match victim {
-            Victim::Blob(..) => {
-                self.metrics.evictions.inc();
-                self.metrics.evicted_bytes.inc_by(bytes);
-                lock(&self.state).gone(&digest, bytes);
-            }
+            Victim::Blob(..) => lock(&self.state).gone(&digest, bytes),
             Victim::Partial(_, partial) => {
                 self.release(bytes);
                 let state = lock(&self.state);
@@ -365,6 +376,7 @@ impl Store {
                 }
             }
         }
+        true
     }
 
     /// Bytes that the medium can still take; the most there can be when it does not say.

@@ -57,4 +57,11 @@ async fn events_and_fullness_are_counted() {
         .and_then(|it| it.parse().ok());
     assert!(free > Some(0_u64), "no cache_free_bytes in\n{text}");
     drop(fill);
+
+    // An operator's removal tells nothing of the size of the cache.
+    cache.remove(vec![digest]).await.unwrap();
+    text.clear();
+    encode(&mut text, &registry).unwrap();
+    assert!(text.contains("\ncache_blobs 0\n"), "{text}");
+    assert!(text.contains("\ncache_evictions_total 1\n"), "{text}");
 }
