@@ -781,8 +781,12 @@ fn the_address_of_a_file_is_read_anew_and_refused_where_it_is_none() {
 #[test]
 fn nothing_is_written_unasked() {
     let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
-    let before = machine.everything();
-    for more in [&["--address", "http://10.0.0.1:5000"][..], &["--undo"]] {
+    let set_up = &["--address", "http://10.0.0.1:5000"][..];
+    for (nth, more) in [set_up, &["--undo"]].into_iter().enumerate() {
+        if nth > 0 {
+            machine.ok("containerd", set_up);
+        }
+        let before = machine.everything();
         let mut command = machine.command("containerd", more);
         let output = command.stdin(Stdio::null()).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -790,9 +794,21 @@ fn nothing_is_written_unasked() {
         assert!(said.contains("--yes"), "{said}");
         assert_eq!(machine.everything(), before, "{more:?}");
     }
-    let shown = machine.ok(
-        "containerd",
-        &["--dry-run", "--address", "http://10.0.0.1:5000"],
-    );
+    let shown = machine.ok("containerd", &["--dry-run", "--undo"]);
     assert!(shown.contains("config_path"), "{shown}");
+}
+
+#[test]
+fn nothing_to_do_needs_no_answer() {
+    let machine = Machine::new(&[(CONTAINERD, "version = 2\n")]);
+    let set_up = ["--address", "http://10.0.0.1:5000"];
+    let unasked = |more: &[&str]| {
+        let mut command = machine.command("containerd", more);
+        let output = command.stdin(Stdio::null()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{more:?}: {said}");
+    };
+    unasked(&["--undo"]);
+    machine.ok("containerd", &set_up);
+    unasked(&set_up);
 }

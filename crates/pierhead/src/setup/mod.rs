@@ -71,13 +71,6 @@ pub(crate) fn run(args: &SetupArgs, environment: &Environment) -> Result<(), Fai
             Place::user(config, state)
         }
     };
-    // A diff that nobody sees is not agreed to.
-    let asks = !(args.yes || args.dry_run || args.held);
-    if asks && !io::stdin().is_terminal() {
-        return Err(Failure::Refused(
-            "there is no terminal to ask on: pass --yes to write without a question, or --dry-run to see what would change".to_owned(),
-        ));
-    }
     if args.held {
         if !held::is_held(args.client, &place)? {
             let why = format!("nobody holds the setup of {}", args.client.name());
@@ -414,6 +407,14 @@ fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     }
     if args.yes {
         return Ok(true);
+    }
+    // A diff that nobody sees is not agreed to.
+    if !io::stdin().is_terminal() {
+        return Err(Told::new(
+            Exit::Refused,
+            "there is no terminal to ask on: pass --yes to write without a question, or --dry-run to see what would change",
+        )
+        .into());
     }
     eprint!("Write this? [y/N] ");
     let mut answer = String::new();
