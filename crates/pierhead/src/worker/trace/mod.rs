@@ -74,11 +74,18 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
 type Recorded = (Vec<Vec<u8>>, Option<ExitStatus>);
 
 fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
-    // Held before its root is opened: another process may get its number.
+    // Opened before the root, and looked at once that is open.
     let joined = args.pid.map(Started::join).transpose()?;
     let root = match (&args.root, args.pid) {
         (Some(root), _) => Root::open(root).map_err(super::failed)?,
-        (None, Some(pid)) => of_container(pid)?,
+        (None, Some(pid)) => {
+            let root = of_container(pid)?;
+            // If it has ended, another process may have its number, and that root.
+            if joined.as_ref().map_or(Ok(false), Started::has_ended)? {
+                return Err(super::failed(format!("process {pid} has ended")));
+            }
+            root
+        }
         (None, None) => {
             return Err(Failure::Refused(
                 "name the image's tree with --root".to_owned(),
@@ -159,6 +166,12 @@ impl Started {
             other => super::failed(format!("process {pid}: {other}")),
         })?;
         Ok(Self { child: None, pidfd })
+    }
+
+    fn has_ended(&self) -> Result<bool, Failure> {
+        let mut ready = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let count = poll(&mut ready, Some(&Timespec::default())).map_err(super::failed)?;
+        Ok(count > 0)
     }
 
     /// Of a child that has ended.
@@ -289,5 +302,28 @@ fn send(
             Err(error) => error,
         };
         patience.after(error)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_joined_process_is_seen_to_end() {
+        let joined = Started::join(std::process::id()).map_err(|_| "it runs");
+        assert!(
+            !joined
+                .and_then(|it| it.has_ended().map_err(|_| "poll"))
+                .expect("it runs")
+        );
+        let mut child = Command::new("sleep").arg("60").spawn().expect("it starts");
+        let joined = Started::join(child.id())
+            .map_err(|_| "it runs")
+            .expect("it runs");
+        assert!(!joined.has_ended().map_err(|_| "poll").expect("poll"));
+        child.kill().expect("it runs");
+        child.wait().expect("it is ours");
+        assert!(joined.has_ended().map_err(|_| "poll").expect("poll"));
     }
 }
