@@ -35,7 +35,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "connections",
-        doc: "Connections of clients at once; more are answered 503.",
+        doc: "Connections of clients at once. When all are in use, a newcomer gets the place of an idle connection of\n\
+              the client that has most; without one, it is answered 503.",
         example: "4096",
         set: |config, value| {
             value
@@ -89,7 +90,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "upstream_fetches",
-        doc: "Downloads of blobs at once, over all upstreams; more wait.",
+        doc: "Downloads of blobs at once, over all upstreams; more wait. A quarter is kept for registries that this file\n\
+              names, and an eighth for clients that have less than an eighth.",
         example: "32",
         set: |config, value| {
             value
