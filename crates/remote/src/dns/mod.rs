@@ -3,7 +3,8 @@
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
 //! 2. At most so many lookups of one resolver run at once. Configured upstreams and all other
 //!    registries have a resolver each, so that names from clients cannot take what configured names need.
-//! 3. A cached answer waits for nothing.
+//! 3. A cached answer waits for no name server. It waits up to [`CHECK_LIMIT`] each [`CHECK_INTERVAL`] for a look at the
+//!    files of the system, and at the first lookup until they are read.
 
 mod name_servers;
 #[cfg(test)]
@@ -185,8 +186,7 @@ impl SystemResolver {
             shared.metrics.ended("busy", started.elapsed());
             return Err(LookupError::Busy);
         };
-        let found = timeout_at(deadline, name_servers.lookup(host)).await;
-        let found = found.unwrap_or(Err(LookupError::Timeout));
+        let found = name_servers.lookup(host, deadline).await;
         let result = match &found {
             Ok(_) => "found",
             Err(LookupError::NotFound) => "not_found",

@@ -6,28 +6,30 @@ use std::io::{self, Read as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use hickory_resolver::config::{
-    LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
-};
+use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::ProtoError;
 use hickory_resolver::proto::op::{Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
 use hickory_resolver::{Hosts, TokioResolver};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{LOOKUP_LIMIT, LookupError};
 
 /// As many servers as resolv.conf(5) allows.
 const MAX_SERVERS: usize = 3;
 
-/// The next name server is asked beside a silent one after so long. The order of the file counts: where
-/// the first server alone knows internal names, the second must not answer before it.
+/// The next name server is asked beside a silent one after so long.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
+
+/// How long addresses of one family wait for those of the other: some servers answer no question for AAAA records.
+const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
 /// Bytes of a file that are read.
 const MAX_FILE: u64 = 8 << 20;
@@ -72,17 +74,25 @@ pub(super) struct Found {
 
 /// See the head of this module.
 pub(super) struct NameServers {
-    /// One resolver for each server, in the order of the file.
-    servers: Vec<(IpAddr, TokioResolver)>,
+    /// In the order of the file.
+    servers: Vec<NameServer>,
+    search: Vec<Name>,
+    /// A name with fewer dots is searched in `search` first.
+    ndots: usize,
     hosts: Hosts,
     stamp: [FileStamp; 2],
+}
+
+struct NameServer {
+    address: IpAddr,
+    resolver: TokioResolver,
 }
 
 /// Their addresses, for the log.
 impl fmt::Display for NameServers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
-            .entries(self.servers.iter().map(|(address, _)| address))
+            .entries(self.servers.iter().map(|server| server.address))
             .finish()
     }
 }
@@ -92,6 +102,8 @@ impl NameServers {
     pub(super) fn none() -> Self {
         Self {
             servers: Vec::new(),
+            search: Vec::new(),
+            ndots: 1,
             hosts: Hosts::default(),
             stamp: [None; 2],
         }
@@ -112,13 +124,16 @@ impl NameServers {
         };
         let mut servers = Vec::new();
         for server in config.name_servers().iter().take(MAX_SERVERS) {
-            let resolver = resolver(server.ip, files.port, search.clone(), &options);
-            servers.push((server.ip, resolver.map_err(io::Error::other)?));
+            let resolver = resolver(server.ip, files.port, &options).map_err(io::Error::other)?;
+            let address = server.ip;
+            servers.push(NameServer { address, resolver });
         }
         let mut hosts = Hosts::default();
         hosts.read_hosts_conf(read(&files.hosts)?.as_slice())?;
         Ok(Self {
             servers,
+            search,
+            ndots: options.ndots,
             hosts,
             stamp,
         })
@@ -146,38 +161,135 @@ impl NameServers {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    /// Asks the servers in their order. The first that says yes or no decides.
-    pub(super) async fn lookup(&self, host: &str) -> Result<Found, LookupError> {
-        let mut waiting = self.servers.iter();
-        let mut running = FuturesUnordered::new();
+    /// Asks the servers in their order until one knows an address. That a server knows none counts when each server before it has
+    /// failed, or is silent until the deadline: the first one alone may know internal names.
+    pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
+        let names = self.names(host)?;
+        let mut waiting = self.servers.iter().enumerate();
+        let (mut running, mut unanswered) = (FuturesUnordered::new(), Vec::new());
         let mut failed = LookupError::Failed("there is no name server".into());
+        // The first server that says no.
+        let mut refusing = None;
         loop {
-            if let Some((address, resolver)) = waiting.next() {
-                running.push(async move { (address, resolver.lookup_ip(host).await) });
+            if refusing.is_none()
+                && let Some((place, server)) = waiting.next()
+            {
+                unanswered.push(place);
+                let names = &names;
+                running.push(async move { (place, server.lookup(names).await) });
             }
-            let more = waiting.len() > 0;
+            let more = refusing.is_none() && waiting.len() > 0;
             let ended = tokio::select! {
                 ended = running.next() => ended,
-                () = tokio::time::sleep(SERVER_DELAY), if more => continue,
+                () = sleep(SERVER_DELAY), if more => continue,
+                () = sleep_until(deadline) => {
+                    return Err(refusing.map_or(LookupError::Timeout, |_| LookupError::NotFound));
+                }
             };
-            match ended {
-                Some((_, Ok(found))) => {
-                    let addresses: Arc<[_]> = found.iter().collect();
-                    if addresses.is_empty() {
-                        return Err(LookupError::NotFound);
-                    }
-                    let ttl = found
-                        .valid_until()
-                        .saturating_duration_since(Instant::now());
-                    return Ok(Found { addresses, ttl });
+            let Some((place, answer)) = ended else {
+                return Err(failed);
+            };
+            unanswered.retain(|it| *it != place);
+            match answer {
+                Ok(found) => return Ok(found),
+                Err(LookupError::NotFound) => {
+                    refusing = Some(refusing.map_or(place, |first: usize| first.min(place)));
                 }
-                Some((_, Err(error))) if is_verdict(&error) => return Err(LookupError::NotFound),
-                Some((_, Err(NetError::Timeout))) => failed = LookupError::Timeout,
-                Some((address, Err(error))) => {
-                    failed = LookupError::Failed(format!("name server {address}: {error}"));
-                }
-                None => return Err(failed),
+                Err(error) => failed = error,
             }
+            if let Some(first) = refusing
+                && unanswered.iter().all(|it| *it > first)
+            {
+                return Err(LookupError::NotFound);
+            }
+        }
+    }
+
+    /// The names that a host may stand for, in the order of resolv.conf(5).
+    fn names(&self, host: &str) -> Result<Vec<Name>, LookupError> {
+        let failed = |error: ProtoError| LookupError::Failed(format!("{host}: {error}"));
+        let name = Name::from_utf8(host).map_err(failed)?;
+        if name.is_fqdn() {
+            return Ok(vec![name]);
+        }
+        let mut whole = name.clone();
+        whole.set_fqdn(true);
+        // Too long with its domain, it is no name.
+        let searched = self.search.iter();
+        let searched = searched.filter_map(|domain| name.clone().append_domain(domain).ok());
+        let mut names: Vec<_> = searched.collect();
+        let is_first = usize::from(name.num_labels()) > self.ndots || name.is_localhost();
+        names.insert(if is_first { 0 } else { names.len() }, whole);
+        Ok(names)
+    }
+}
+
+impl NameServer {
+    /// Asks for one name after the other until one has an address.
+    async fn lookup(&self, names: &[Name]) -> Result<Found, LookupError> {
+        let mut failed = LookupError::NotFound;
+        for name in names {
+            match self.addresses(name).await {
+                Ok(found) => return Ok(found),
+                Err(LookupError::NotFound) => {}
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// The addresses of both families, or of one when the other is late or fails. A name has none when both say so.
+    async fn addresses(&self, name: &Name) -> Result<Found, LookupError> {
+        let families = [RecordType::AAAA, RecordType::A];
+        let mut questions: FuturesUnordered<_> = families
+            .into_iter()
+            .map(|family| self.ask(name, family))
+            .collect();
+        let (mut found, mut failed): (Option<Found>, _) = (None, LookupError::NotFound);
+        loop {
+            let answer = match &found {
+                Some(_) => timeout(FAMILY_DELAY, questions.next()).await,
+                None => Ok(questions.next().await),
+            };
+            match answer {
+                Ok(Some(Ok(more))) => found = Some(more.and(found)),
+                Ok(Some(Err(LookupError::NotFound))) => {}
+                Ok(Some(Err(error))) => failed = error,
+                Ok(None) | Err(_) => return found.ok_or(failed),
+            }
+        }
+    }
+
+    async fn ask(&self, name: &Name, family: RecordType) -> Result<Found, LookupError> {
+        let lookup = match self.resolver.lookup(name.clone(), family).await {
+            Ok(lookup) => lookup,
+            Err(error) if is_verdict(&error) => return Err(LookupError::NotFound),
+            Err(NetError::Timeout) => return Err(LookupError::Timeout),
+            Err(error) => {
+                let why = format!("name server {}: {error}", self.address);
+                return Err(LookupError::Failed(why));
+            }
+        };
+        let records = lookup.answers().iter();
+        let addresses: Arc<[_]> = records.filter_map(|it| it.data.ip_addr()).collect();
+        if addresses.is_empty() {
+            return Err(LookupError::NotFound);
+        }
+        let now = Instant::now().into_std();
+        let ttl = lookup.valid_until().saturating_duration_since(now);
+        Ok(Found { addresses, ttl })
+    }
+}
+
+impl Found {
+    /// With the addresses of the other family; those of the sixth version come first.
+    fn and(self, other: Option<Self>) -> Self {
+        let Some(other) = other else { return self };
+        let mut addresses = [&*self.addresses, &*other.addresses].concat();
+        addresses.sort_by_key(IpAddr::is_ipv4);
+        Self {
+            addresses: addresses.into(),
+            ttl: self.ttl.min(other.ttl),
         }
     }
 }
@@ -191,22 +303,16 @@ fn is_verdict(error: &NetError) -> bool {
     )
 }
 
-/// Asks one server. It caches nothing and reads no file: that is done above it.
-fn resolver(
-    address: IpAddr,
-    port: u16,
-    search: Vec<Name>,
-    options: &ResolverOpts,
-) -> Result<TokioResolver, NetError> {
+/// Asks one server for whole names. It caches nothing and reads no file: that is done above it.
+fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioResolver, NetError> {
     let mut server = NameServerConfig::udp_and_tcp(address);
     for connection in &mut server.connections {
         connection.port = port;
     }
-    let config = ResolverConfig::from_parts(None, search, vec![server]);
+    let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
     let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
     let own = builder.options_mut();
     *own = options.clone();
-    own.ip_strategy = LookupIpStrategy::Ipv6AndIpv4;
     own.use_hosts_file = ResolveHosts::Never;
     own.cache_size = 0;
     // A question is sent anew each third of a second until then.

@@ -22,8 +22,12 @@ enum Says {
     /// With this TTL in seconds.
     Lasting(u8, u32),
     NoSuchName,
+    /// After so long.
+    Late(Duration, u8),
     Failure,
     Nothing,
+    /// To questions for addresses of the fourth version one thing, to those of the sixth the other.
+    Apart(&'static Says, &'static Says),
 }
 
 /// A name server on loopback; it counts the questions for addresses of the fourth version.
@@ -34,7 +38,7 @@ struct NameServer {
 
 impl NameServer {
     async fn start(ip: &str, port: u16, says: impl Fn(&str) -> Says + Send + 'static) -> Self {
-        let socket = UdpSocket::bind((ip, port)).await.expect("a port");
+        let socket = Arc::new(UdpSocket::bind((ip, port)).await.expect("a port"));
         let port = socket.local_addr().expect("an address").port();
         let questions = Arc::new(AtomicUsize::new(0));
         let count = questions.clone();
@@ -61,15 +65,36 @@ impl NameServer {
                         answer.add_answer(Record::from_rdata(name, ttl, data));
                     }
                 };
-                match says(name.trim_end_matches('.')) {
+                let mut delay = Duration::ZERO;
+                let said = says(name.trim_end_matches('.'));
+                let said = match &said {
+                    Says::Apart(four, six) => {
+                        if is_v4 {
+                            four
+                        } else {
+                            six
+                        }
+                    }
+                    said => said,
+                };
+                match *said {
                     Says::Address(last) => address(last, 300),
+                    Says::Late(by, last) => {
+                        delay = by;
+                        address(last, 300);
+                    }
                     Says::Lasting(last, ttl) => address(last, ttl),
                     Says::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
                     Says::Failure => answer.metadata.response_code = ResponseCode::ServFail,
-                    Says::Nothing => continue,
+                    Says::Nothing | Says::Apart(..) => continue,
                 }
                 let bytes = answer.to_vec().expect("an answer");
-                socket.send_to(&bytes, peer).await.expect("sent");
+                let socket = socket.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    // The asker may have gone.
+                    let _ = socket.send_to(&bytes, peer).await;
+                });
             }
         });
         Self { questions, port }
@@ -256,6 +281,55 @@ async fn the_first_name_server_that_answers_decides() {
         lookup(&resolver, "silent.example").await.unwrap(),
         ["192.0.2.3"]
     );
+}
+
+/// The second server is outside and knows no internal name.
+#[tokio::test]
+async fn a_no_counts_when_the_servers_before_it_have_failed() {
+    let first = NameServer::on_loopback(|name| match name {
+        "internal.example" => Says::Late(Duration::from_millis(1200), 1),
+        _ => Says::Nothing,
+    })
+    .await;
+    let says = |_: &str| Says::NoSuchName;
+    let second = NameServer::start("127.0.0.2", first.port, says).await;
+    let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
+    let system = System::new(conf, "", first.port);
+    let resolver = system.resolver();
+    let (internal, silent) = tokio::join!(
+        lookup(&resolver, "internal.example"),
+        lookup(&resolver, "silent.example"),
+    );
+    assert_eq!(second.asked(), 2);
+    assert_eq!(internal.unwrap(), ["192.0.2.1"]);
+    assert!(matches!(silent, Err(LookupError::NotFound)), "{silent:?}");
+}
+
+#[tokio::test]
+async fn each_family_of_addresses_has_its_own_answer() {
+    // It has addresses of the fourth version only, and answers questions for them as it is told.
+    let server = NameServer::on_loopback(|name| match name {
+        "failing.example" | "searched.a.example" => Says::Apart(&Says::Failure, &Says::Address(0)),
+        "silent.example" => Says::Apart(&Says::Address(1), &Says::Nothing),
+        "refused.example" => Says::Apart(&Says::Address(2), &Says::Failure),
+        "none.example" => Says::Apart(&Says::NoSuchName, &Says::Failure),
+        _ => Says::NoSuchName,
+    })
+    .await;
+    let conf = "search a.example b.example\nnameserver 127.0.0.1\n";
+    let system = System::new(conf, "", server.port);
+    let resolver = system.resolver();
+    for unknown in ["failing.example.", "none.example.", "searched"] {
+        let answer = lookup(&resolver, unknown).await;
+        assert!(
+            matches!(answer, Err(LookupError::Failed(_))),
+            "{unknown}: {answer:?}"
+        );
+    }
+    let silent = lookup(&resolver, "silent.example.").await;
+    assert_eq!(silent.unwrap(), ["192.0.2.1"]);
+    let refused = lookup(&resolver, "refused.example.").await;
+    assert_eq!(refused.unwrap(), ["192.0.2.2"]);
 }
 
 #[tokio::test]
