@@ -9,7 +9,7 @@
 //!
 //! The value is pure: it knows no clock, no lock and no task. The caller says which waiters are eligible and which holders can yield.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -211,14 +211,16 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
     /// have more than that one afterwards.
     pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
         let own = self.held_by(newcomer);
-        let mut holders: Vec<_> = self
+        let holders: Vec<_> = self
             .clients
             .iter()
             .filter(|(_, account)| account.held > own + usize::from(own > 0))
             .collect();
-        // Usually the first can yield, so a whole sort is not worth its time.
-        while let Some(at) = most(&holders) {
-            let (client, _) = holders.swap_remove(at);
+        // A heap, since usually the first can yield: a whole sort is not worth its time.
+        let by_held = holders.iter().enumerate();
+        let mut most: BinaryHeap<_> = by_held.map(|(at, (_, it))| (it.held, at)).collect();
+        while let Some((_, at)) = most.pop() {
+            let (client, _) = *holders.get(at)?;
             if can_yield(client) {
                 return Some(client);
             }
@@ -258,10 +260,6 @@ impl<W> Account<W> {
     fn is_needed(&self, now: u64) -> bool {
         self.held > 0 || !self.waiters.is_empty() || self.next_start > now
     }
-}
-
-fn most<K, W>(holders: &[(&K, &Account<W>)]) -> Option<usize> {
-    (0..holders.len()).max_by_key(|at| holders.get(*at).map(|(_, account)| account.held))
 }
 
 #[cfg(test)]
