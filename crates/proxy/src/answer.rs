@@ -434,7 +434,7 @@ impl Request<'_> {
 
     async fn blob(&mut self, wanted: Wanted) -> Result<Response<Body>, Error> {
         let digest = wanted.digest;
-        let registry = wanted.registry.clone();
+        let (registry, client) = (wanted.registry.clone(), wanted.client.clone());
         let found = async {
             if self.parts.method == Method::HEAD && !self.inner.is_at_hand(&wanted) {
                 let size = self.inner.size_upstream(&wanted).await?;
@@ -455,7 +455,7 @@ impl Request<'_> {
         let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
             Ok(found) => found?,
             // A registry that was not asked is not to blame.
-            Err(_) => match self.inner.limits.why_waiting(&registry, &digest) {
+            Err(_) => match self.inner.limits.why_waiting(&client, &registry, &digest) {
                 Some(limit) => return Err(limit.into()),
                 None => return Err(self.deadline.slow(&registry)),
             },

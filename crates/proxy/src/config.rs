@@ -42,7 +42,7 @@ pub struct Config {
 /// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections of one client at once; more are answered 503 and closed.
+    /// Connections of one client at once. For one more, its longest idle one is closed; without one, it is answered 503 and closed.
     pub connections_per_client: usize,
     /// Downloads at once for one client. Four times as many may be under way or wait; more are answered 503.
     pub fetches_per_client: usize,
@@ -72,11 +72,18 @@ impl Config {
     }
 }
 
+impl Limits {
+    /// The default of `connections_per_client`: an eighth of all. Many machines behind one address are one client, and need more.
+    pub fn connections_of_one(all: usize) -> usize {
+        (all / 8).max(1)
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            // Half of all: the machines behind one NAT are one client here.
-            connections_per_client: 2048,
+            // An eighth of all.
+            connections_per_client: Self::connections_of_one(4096),
             // Half of the downloads that the client crate makes at once; containerd and docker want 3 for
             // an image, podman 6.
             fetches_per_client: 16,

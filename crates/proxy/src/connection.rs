@@ -121,6 +121,8 @@ where
             async move {
                 let (parts, body) = request.into_parts();
                 let is_last = line_ends::ends_unknown(&parts.headers);
+                // Its body has time of its own.
+                peer.activity.heard();
                 let question = match peer.over {
                     None => question::read(&inner, &peer, &parts, body).await,
                     Some(_) => Ok(Bytes::new()),

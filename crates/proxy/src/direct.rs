@@ -37,7 +37,7 @@ pub(crate) struct Direct {
     /// What is held back for a part that is verified first.
     counted: Option<Arc<Held>>,
     turn: Turn,
-    download: DownloadLog,
+    download: DownloadLog<'static>,
 }
 
 impl Direct {
@@ -67,11 +67,13 @@ impl Direct {
         } = wanted;
         let Position { start, offset } = position;
         let from = if start <= TAKEN_TOO { 0 } else { offset };
-        let mut download = DownloadLog::start(inner, wanted);
+        let mut download = DownloadLog::start(inner, wanted, None);
         let stream = match inner.client.blob(registry, repository, digest, from).await {
             Ok(stream) => stream,
             Err(error) => {
-                inner.recent.failed(registry, wanted.subject(), &error);
+                inner
+                    .recent
+                    .failed(registry, wanted.subject(), &error);
                 let error = error.into();
                 download.failed(&error);
                 return Err(error);
@@ -91,7 +93,7 @@ impl Direct {
     /// Goes on with what was opened for a fill that was not let in, for a reader at `offset`.
     pub(crate) fn passed(inner: &Inner, passed: Passed, wanted: &Wanted, offset: u64) -> Box<Self> {
         let Passed { stream, turn } = passed;
-        let download = DownloadLog::start(inner, wanted);
+        let download = DownloadLog::start(inner, wanted, None);
         let hasher = Some(Hasher::new(wanted.digest.algorithm()));
         Self::of(stream, hasher, offset, (turn, download))
     }
@@ -127,7 +129,7 @@ impl Direct {
         stream: BlobStream,
         hasher: Option<Hasher>,
         skip: u64,
-        (turn, mut download): (Turn, DownloadLog),
+        (turn, mut download): (Turn, DownloadLog<'static>),
     ) -> Box<Self> {
         download.from(stream.address());
         Box::new(Self {

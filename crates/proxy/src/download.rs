@@ -7,13 +7,16 @@ use tracing::field::display;
 use crate::Error;
 use crate::claim::Wanted;
 use crate::error::{Cause, with_sources};
+use crate::limits::Turn;
 use crate::refusals::{Refusal, RefusalLog};
 use crate::service::Inner;
 
 /// One download of a blob from its upstream. It writes its line when it is dropped, however it ended.
-pub(crate) struct DownloadLog {
+pub(crate) struct DownloadLog<'a> {
     refusals: RefusalLog,
     wanted: Wanted,
+    /// Of a download that yields when others need its slot.
+    turn: Option<&'a Turn>,
     started: Instant,
     address: Option<String>,
     bytes: u64,
@@ -30,11 +33,12 @@ enum End {
     HandedOver,
 }
 
-impl DownloadLog {
-    pub(crate) fn start(inner: &Inner, wanted: &Wanted) -> Self {
+impl<'a> DownloadLog<'a> {
+    pub(crate) fn start(inner: &Inner, wanted: &Wanted, turn: Option<&'a Turn>) -> Self {
         Self {
             refusals: inner.refusals.clone(),
             wanted: wanted.clone(),
+            turn,
             started: Instant::now(),
             address: None,
             bytes: 0,
@@ -70,7 +74,7 @@ impl DownloadLog {
     }
 }
 
-impl Drop for DownloadLog {
+impl Drop for DownloadLog<'_> {
     fn drop(&mut self) {
         let Wanted {
             registry: upstream,
@@ -84,6 +88,7 @@ impl Drop for DownloadLog {
             End::HandedOver => return,
             // Nothing was downloaded.
             End::Cancelled if bytes == 0 => return,
+            End::Cancelled if self.turn.is_some_and(Turn::is_yielding) => "paused",
             End::Cancelled => "cancelled",
             End::Stored => "stored",
             End::Streamed => "streamed",

@@ -37,18 +37,14 @@ pub(crate) fn start(
         let arrived = AtomicU64::new(0);
         // How it ended is known to the fill's readers; nobody else waits.
         tokio::select! {
-            _ = run(&inner, &wanted, fill, &arrived, &mut stream) => {}
-            () = turn.yields() => {
-                let Wanted { registry, digest, .. } = &wanted;
-                let bytes = arrived.load(Ordering::Relaxed);
-                tracing::info!(%registry, %digest, bytes, "download paused: no client waits for it, and others wait for its slot");
-            }
+            _ = run(&inner, &wanted, fill, (&turn, &arrived), &mut stream) => {}
+            () = turn.yields() => {}
         }
         // How fast it is read is up to the client: only its own turn is held up by that.
         if let Some(stream) = stream
             && turn.is_of(&wanted.client)
         {
-            turn.never_yields();
+            turn.awaited_by(None);
             // Nobody takes it when the client has left.
             let _ = pass.send(Passed { stream, turn });
         }
@@ -118,9 +114,17 @@ impl Keep {
             fill.insist();
         }
     }
+
+    /// Who waits for the bytes of `fill`; `None` when somebody does as long as it lasts.
+    fn readers(self, fill: &Fill) -> Option<Readers> {
+        match self {
+            Self::IfAdmitted => Some(fill.readers()),
+            Self::Always => None,
+        }
+    }
 }
 
-/// Fetches to the end and commits. `arrived` counts bytes as they come; `passed` gets the stream when the cache
+/// Fetches to the end and commits, in that turn. `arrived` counts bytes as they come; `passed` gets the stream when the cache
 /// had rather not keep it.
 ///
 /// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
@@ -128,18 +132,20 @@ pub(crate) async fn run(
     inner: &Arc<Inner>,
     wanted: &Wanted,
     (mut fill, keep): (Fill, Keep),
-    arrived: &AtomicU64,
+    (turn, arrived): (&Turn, &AtomicU64),
     passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let resumed = fill.offset() > 0;
     keep.tell(&mut fill);
-    match into(inner, wanted, fill, arrived, passed).await {
+    match into(inner, wanted, fill, (turn, arrived), passed).await {
         // The leftovers of an earlier fill may be what was wrong, and they are gone now.
         Err(error) if resumed && error.is_wrong_content() => {
             match inner.cache.claim(&wanted.digest, wanted.origin()).await? {
                 Claim::Leader(mut fill, _) => {
                     keep.tell(&mut fill);
-                    into(inner, wanted, fill, arrived, passed).await
+                    // Those who wait for the first fill have left it, and wait for this one.
+                    turn.awaited_by(keep.readers(&fill));
+                    into(inner, wanted, fill, (turn, arrived), passed).await
                 }
                 Claim::Hit(object) => Ok(object),
                 Claim::Follower(content) => committed(content).await,
@@ -161,11 +167,11 @@ async fn into(
     inner: &Inner,
     wanted: &Wanted,
     mut fill: Fill,
-    arrived: &AtomicU64,
+    (turn, arrived): (&Turn, &AtomicU64),
     passed: &mut Option<BlobStream>,
 ) -> Result<Object, crate::Error> {
     let is_whole = fill.offset() == 0;
-    let mut download = DownloadLog::start(inner, wanted);
+    let mut download = DownloadLog::start(inner, wanted, Some(turn));
     let bytes = (arrived, &mut download);
     let failed = match transfer(inner, wanted, &mut fill, bytes, passed).await {
         Ok(senders) => match fill.finish().await {
@@ -213,7 +219,7 @@ async fn transfer(
     inner: &Inner,
     wanted: &Wanted,
     fill: &mut Fill,
-    (arrived, download): (&AtomicU64, &mut DownloadLog),
+    (arrived, download): (&AtomicU64, &mut DownloadLog<'_>),
     passed: &mut Option<BlobStream>,
 ) -> Result<Senders, crate::Error> {
     let Wanted {

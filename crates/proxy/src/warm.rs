@@ -133,10 +133,10 @@ async fn claimed(
         }
         Claimed::Leader(fill, _, lead) => {
             let ticket = inner.limits.queue(&wanted.client)?;
-            let _turn = fetch::turn(inner, (wanted, None), ticket, &lead).await;
+            let turn = fetch::turn(inner, (wanted, None), ticket, &lead).await;
             let staged = fill.offset();
             let fill = (fill, Keep::Always);
-            let size = fetch::run(inner, wanted, fill, arrived, &mut None)
+            let size = fetch::run(inner, wanted, fill, (&turn, arrived), &mut None)
                 .await?
                 .size();
             Ok((size, size.saturating_sub(staged)))

@@ -45,18 +45,31 @@ async fn one_address_does_not_take_all_connections() {
         .config(|config| config.limits.connections_per_client = 2)
         .open()
         .await;
+    let digest = stage.upstream.put_blob("app", random_bytes(1, 300_000));
+    let gate = Gate::new();
+    let held = Fault::GateBody(200_000, gate.clone());
+    stage.upstream.inject(held.on_blob(&digest));
+    // Two that are idle make room for others of the same address.
     let mut kept = Vec::new();
-    for _ in 0..2 {
+    for _ in 0..4 {
         let mut connection = Connection::open(stage.addr).await.unwrap();
         let answer = soon(connection.exchange(&Request::get("/v2/"))).await;
         assert_eq!(answer.unwrap().status, 200);
         kept.push(connection);
     }
+    assert!(metric(&stage, "connections_displaced_total 2"));
+    assert!(metric(&stage, "connections_refused_total 0"));
+    // Those that are being answered do not.
+    let mut answered = Vec::new();
+    for _ in 0..2 {
+        answered.push(begin(&stage, 1, &digest).await);
+    }
     is_refused(&stage.get("/v2/").await, "limits.connections_per_client");
     assert!(limited(&stage, "connections_per_client", 1));
     let other = ask(from(&stage, 2).await, "/v2/").await;
     assert!(other.starts_with("HTTP/1.1 200"), "{other}");
-    kept.clear();
+    gate.release();
+    drop((kept, answered));
     eventually(async || stage.get("/v2/").await.status == 200).await;
 }
 

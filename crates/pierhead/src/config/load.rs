@@ -235,6 +235,15 @@ fn settled(
         let of = format!("profile {}: a tier in memory gives way", profile.name);
         origins.push(("tier.follow_pressure", of));
     }
+    if lines.contains_key("limits.connections") {
+        let key = "limits.connections_per_client";
+        let all = config.limits.connections;
+        if !lines.contains_key(key) {
+            config.limits.connections_per_client = pierhead_proxy::Limits::connections_of_one(all);
+        }
+        origins.retain(|(it, _)| *it != key);
+        origins.push((key, "an eighth of limits.connections".to_owned()));
+    }
     let said = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
     };

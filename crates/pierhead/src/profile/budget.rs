@@ -77,7 +77,8 @@ impl Budget {
         config.bundle.enabled = self.workers > 0;
         config.bundle.workers = whole(self.workers.max(1));
         config.limits.connections = whole(self.connections);
-        config.limits.connections_per_client = half(self.connections);
+        config.limits.connections_per_client =
+            pierhead_proxy::Limits::connections_of_one(config.limits.connections);
         config.limits.answer_memory = whole(self.answers);
         config.limits.answer_memory_per_client = half(self.answers);
         config.cache.memory = self.small_blobs;

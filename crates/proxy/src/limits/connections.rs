@@ -1,9 +1,11 @@
 //! Open connections: how many each client has, and which one is closed for a newcomer when all are in use.
 //!
 //! 1. A connection that is being answered is never closed for another.
-//! 2. When all connections are in use, the client that has most loses the one that has waited longest for its request. It loses none to a
+//! 2. No client has more connections than the configuration allows, by default an eighth of all. For one more it loses its own that has
+//!    waited longest for its request.
+//! 3. When all connections are in use, the client that has most loses the one that has waited longest for its request. It loses none to a
 //!    client that has as many itself.
-//! 3. Clients that have an eighth of all connections answered leave an eighth of all to the others: a new request of theirs is answered
+//! 4. Clients that have an eighth of all connections answered leave an eighth of all to the others: a new request of theirs is answered
 //!    503 when no more than that is left.
 
 use std::collections::HashMap;
@@ -15,9 +17,6 @@ use pierhead_rest::{ClientKey, FairShare};
 use tokio::sync::Notify;
 
 use super::{Client, Limit};
-
-/// One part in so many of all connections is what a client may hold while others wait.
-const PARTS: usize = 8;
 
 /// All open connections of all listeners.
 #[derive(Default)]
@@ -96,11 +95,14 @@ impl Connections {
         let key = client.key;
         self.totals.capacity.store(capacity, Ordering::Relaxed);
         let mut open = self.lock();
-        if open.share.held_by(&key) >= per_client {
-            return Err(Limit::ConnectionsPerClient);
+        let mut has_displaced = false;
+        while open.share.held_by(&key) >= per_client {
+            if !open.close_idle(&key) {
+                return Err(Limit::ConnectionsPerClient);
+            }
+            has_displaced = true;
         }
         open.share.set_capacity(capacity);
-        let mut has_displaced = false;
         while !open.share.take(&key) {
             if !open.displace(&key) {
                 return Err(Limit::Connections);
@@ -125,34 +127,38 @@ impl Connections {
 impl Open {
     /// Closes one connection for `newcomer`; `false` when none may be closed.
     fn displace(&mut self, newcomer: &ClientKey) -> bool {
-        let longest_idle = |client: &ClientKey| {
-            let of_client = self.by_client.get(client)?.iter();
-            let idle = of_client.filter_map(|(id, it)| Some((it.idle_since()?, *id)));
-            idle.min().map(|(_, id)| id)
-        };
-        let mut chosen = None;
-        let Some(client) = self.share.yields_to(newcomer, |client| {
-            chosen = longest_idle(client);
-            chosen.is_some()
-        }) else {
-            return false;
-        };
-        let client = *client;
-        let Some(activity) = chosen.and_then(|id| self.remove(&client, id)) else {
-            return false;
-        };
-        // Whoever has just been asked something is closed by nobody: it is counted as before.
-        if activity.close() {
-            return true;
+        loop {
+            let has_idle = |client: &ClientKey| self.longest_idle(client).is_some();
+            let Some(client) = self.share.yields_to(newcomer, has_idle).copied() else {
+                return false;
+            };
+            if self.close_idle(&client) {
+                return true;
+            }
+            // Each that was idle has just been asked something.
         }
-        if self.share.take(&client)
-            && let Some(id) = chosen
-        {
-            let of_client = self.by_client.entry(client).or_default();
-            of_client.insert(id, activity);
+    }
+
+    /// Closes the connection of `client` that has been idle longest; `false` when there is none.
+    fn close_idle(&mut self, client: &ClientKey) -> bool {
+        while let Some(id) = self.longest_idle(client) {
+            let of_client = self.by_client.get(client);
+            if of_client
+                .and_then(|it| it.get(&id))
+                .is_some_and(|it| it.close())
+            {
+                self.remove(client, id);
+                return true;
+            }
+            // It has just been asked something.
         }
-        // The caller looks for another.
-        true
+        false
+    }
+
+    fn longest_idle(&self, client: &ClientKey) -> Option<u64> {
+        let of_client = self.by_client.get(client)?.iter();
+        let idle = of_client.filter_map(|(id, it)| Some((it.idle_since()?, *id)));
+        idle.min().map(|(_, id)| id)
     }
 
     fn remove(&mut self, client: &ClientKey, id: u64) -> Option<Arc<Activity>> {
@@ -221,23 +227,37 @@ impl Activity {
         true
     }
 
+    /// The head of a request has come: the time until the next one begins anew.
+    pub(crate) fn heard(&self) {
+        self.lock().idle_since = Instant::now();
+    }
+
     /// A whole request has come: the connection is being answered from now on.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<Answering, Limit> {
-        if let Some(totals) = &self.totals {
-            let capacity = totals.capacity.load(Ordering::Relaxed);
-            let reserve = capacity / PARTS;
-            if self.client.answered.load(Ordering::Relaxed) >= reserve
-                && totals.answered.load(Ordering::Relaxed) >= capacity - reserve
-            {
-                return Err(Limit::Connections);
-            }
+        let state = self.lock();
+        // One that is being answered already takes nothing from others.
+        if state.answers == 0 && self.leaves_no_share() {
+            return Err(Limit::Connections);
         }
-        self.hold().ok_or(Limit::Connections)
+        self.count(state).ok_or(Limit::Connections)
     }
 
     /// The same for bytes of an answer that wait for the client; `None` when the connection was closed.
     pub(crate) fn hold(self: &Arc<Self>) -> Option<Answering> {
-        let mut state = self.lock();
+        self.count(self.lock())
+    }
+
+    /// Whether its client has to leave what is free to clients that have less.
+    fn leaves_no_share(&self) -> bool {
+        let Some(totals) = &self.totals else {
+            return false;
+        };
+        let own = self.client.answered.load(Ordering::Relaxed);
+        let all = totals.answered.load(Ordering::Relaxed);
+        super::leaves_no_share(own, all, totals.capacity.load(Ordering::Relaxed))
+    }
+
+    fn count(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<Answering> {
         if state.is_closed {
             return None;
         }
@@ -311,16 +331,40 @@ mod tests {
         let [one] = clients();
         let mut host = Host::new(100);
         host.per_client = 2;
-        let kept = host.connect(&one).ok();
-        let ended = host.connect(&one).ok();
+        let kept = host.fill(&one, 2);
+        let answers: Vec<_> = kept.iter().map(|it| it.activity.begin()).collect();
         for _ in 0..3 {
             assert_eq!(host.connect(&one).err(), Some(Limit::ConnectionsPerClient));
         }
-        drop(ended);
+        drop(answers);
         assert!(host.connect(&one).is_ok());
         drop(kept);
         let open = host.connections.lock();
         assert_eq!((open.share.held(), open.by_client.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_client_at_its_cap_loses_its_own_longest_idle_connection() {
+        let ([one, two], mut host) = (clients(), Host::new(100));
+        host.per_client = 3;
+        let other = host.fill(&two, 1);
+        let held = host.fill(&one, 3);
+        let _answer = held[0].activity.begin().ok().unwrap();
+        let newest = host.connect(&one).ok().unwrap();
+        assert!(newest.has_displaced);
+        let closed: Vec<_> = held.iter().map(is_closed).collect();
+        assert_eq!(closed, [false, true, false]);
+        assert!(!is_closed(&other[0]), "nobody else loses one");
+        drop(held);
+        assert_eq!(host.connections.lock().share.held(), 2);
+    }
+
+    #[test]
+    fn a_connection_that_is_being_answered_takes_further_requests() {
+        let ([one], host) = (clients(), Host::new(64));
+        let open = host.fill(&one, 64);
+        let _answers: Vec<_> = open.iter().map(|it| it.activity.begin()).collect();
+        assert!(open[0].activity.begin().is_ok(), "a stream of HTTP/2");
     }
 
     #[test]
@@ -390,6 +434,17 @@ mod tests {
         let totals = &host.connections.totals;
         assert_eq!(totals.answered.load(Ordering::Relaxed), 0);
         assert_eq!(one.answered.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_time_for_a_request_begins_anew_with_its_body() {
+        let ([one], host) = (clients(), Host::new(2));
+        let open = host.fill(&one, 2);
+        let before = open[0].activity.idle_since().unwrap();
+        open[0].activity.heard();
+        assert!(open[0].activity.idle_since().unwrap() > before);
+        assert!(host.connections.lock().close_idle(&one.key));
+        assert!(is_closed(&open[1]), "the other has waited longer");
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 //! 1. No more downloads run than the configuration allows: in all, for one client, from one registry.
 //! 2. A quarter of all is kept for registries that the configuration names. A client that names slow registries of its own cannot stop the
 //!    pulls of others.
-//! 3. An eighth of all is kept for clients that have less than an eighth.
+//! 3. An eighth of all slots, and an eighth of those of each registry, is kept for clients that have less than an eighth of them.
 //! 4. A free slot goes to the client that holds fewest. A download that nobody waits for comes after those that are awaited.
 //! 5. A running download that nobody waits for yields as soon as its slot lets another one begin. Of several, one of the client that holds
 //!    most yields. Its bytes stay staged.
@@ -17,8 +17,9 @@ use pierhead_cache::Readers;
 use pierhead_oci::{Digest, Registry};
 use pierhead_rest::{ClientKey, FairShare, WaiterId};
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
-use super::{Client, Limit, Limits};
+use super::{Client, Limit, Limits, leaves_no_share};
 
 /// For each fetch that a client may have under way, so many in all may be under way or wait: an image
 /// has dozens of layers, and a client that wants hundreds at once is told to come back.
@@ -26,10 +27,7 @@ const QUEUED: usize = 4;
 
 /// One part in so many of all slots is kept for registries that the configuration names.
 const CONFIGURED_PARTS: usize = 4;
-/// One part in so many of all slots is kept for clients that have less than that.
-const CLIENT_PARTS: usize = 8;
-
-/// How often a waiter looks for a download that nobody waits for any more.
+/// How often a waiter looks for a download that nobody waits for any more. All waiters together look as often.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A place in the queue of one client, kept until the fetch has ended.
@@ -64,18 +62,31 @@ impl Turn {
         Arc::ptr_eq(&self.ticket.0, client)
     }
 
-    /// Somebody waits for the bytes from now on, as long as this lasts.
-    pub(crate) fn never_yields(&self) {
+    /// Who waits for the bytes from now on; `None` when somebody does as long as this lasts.
+    pub(crate) fn awaited_by(&self, readers: Option<Readers>) {
         let mut inner = self.slot.fetches.lock();
         if let Some(holder) = inner.running.by_id.get_mut(&self.slot.id) {
-            holder.download.readers = None;
+            holder.download.readers = readers;
             holder.is_yielding = false;
         }
     }
 
-    /// Resolves when another client needs the slot and nobody waits for this download. For one task.
+    /// Whether another client needs the slot and nobody waits for this download.
+    pub(crate) fn is_yielding(&self) -> bool {
+        let inner = self.slot.fetches.lock();
+        let holder = inner.running.by_id.get(&self.slot.id);
+        holder.is_some_and(|it| it.is_yielding)
+    }
+
+    /// Resolves when [`Self::is_yielding`]. For one task.
     pub(crate) async fn yields(&self) {
-        self.slot.wanted.notified().await;
+        loop {
+            self.slot.wanted.notified().await;
+            // Somebody may wait for it again.
+            if self.is_yielding() {
+                return;
+            }
+        }
     }
 }
 
@@ -87,6 +98,8 @@ struct Inner {
     share: FairShare<ClientKey, Waiter>,
     bounds: Bounds,
     running: Running,
+    /// When a waiter last looked for a download that nobody waits for.
+    looked: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -100,9 +113,15 @@ struct Bounds {
 struct Running {
     next_id: u64,
     by_id: HashMap<u64, Holder>,
-    by_registry: HashMap<Registry, usize>,
+    by_registry: HashMap<Registry, OfRegistry>,
     /// From registries that the configuration does not name.
     unconfigured: usize,
+}
+
+#[derive(Default)]
+struct OfRegistry {
+    all: usize,
+    by_client: HashMap<ClientKey, usize>,
 }
 
 struct Holder {
@@ -137,6 +156,7 @@ impl Default for Inner {
             share: FairShare::new(0),
             bounds: Bounds::default(),
             running: Running::default(),
+            looked: None,
         }
     }
 }
@@ -157,20 +177,20 @@ impl Bounds {
             return Some(Limit::FetchesPerClient);
         }
         let registry = &download.registry;
-        let of_registry = running.by_registry.get(registry).copied().unwrap_or(0);
-        let of_registry =
-            of_registry - less(without.is_some_and(|it| it.download.registry == *registry));
-        if of_registry >= self.per_registry {
+        let without_of_registry = without.filter(|it| it.download.registry == *registry);
+        let (of_client, of_registry) = running.of_registry(registry, client);
+        let of_client =
+            of_client - less(without_of_registry.is_some_and(|it| it.client == *client));
+        let of_registry = of_registry - less(without_of_registry.is_some());
+        if leaves_no_share(of_client, of_registry, self.per_registry) {
             return Some(Limit::FetchesPerRegistry);
         }
         let held = held - less(without.is_some());
-        let share = self.all / CLIENT_PARTS;
         let unconfigured =
             running.unconfigured - less(without.is_some_and(|it| !it.download.is_configured));
         // Where there is only one slot, nothing can be kept back.
         let reserve = (self.all / CONFIGURED_PARTS).max(less(self.all > 1));
-        let is_full = held >= self.all
-            || (own >= share && held >= self.all - share)
+        let is_full = leaves_no_share(own, held, self.all)
             || (!download.is_configured && unconfigured >= self.all - reserve);
         is_full.then_some(Limit::Downloads)
     }
@@ -209,6 +229,15 @@ impl Inner {
                 wanted,
             };
             granted.push((waiter.granted, slot));
+        }
+    }
+
+    /// The same, unless another waiter has done so just now.
+    fn look(&mut self) {
+        let now = Instant::now();
+        if self.looked.is_none_or(|it| now >= it + LOOK) {
+            self.looked = Some(now);
+            self.ask_to_yield();
         }
     }
 
@@ -253,6 +282,14 @@ impl Inner {
 }
 
 impl Running {
+    /// Downloads from `registry` that run: those of `client`, and all.
+    fn of_registry(&self, registry: &Registry, client: &ClientKey) -> (usize, usize) {
+        let of_registry = self.by_registry.get(registry);
+        of_registry.map_or((0, 0), |it| {
+            (it.by_client.get(client).copied().unwrap_or(0), it.all)
+        })
+    }
+
     fn add(&mut self, holder: Holder) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -261,7 +298,9 @@ impl Running {
             is_configured,
             ..
         } = &holder.download;
-        *self.by_registry.entry(registry.clone()).or_default() += 1;
+        let of_registry = self.by_registry.entry(registry.clone()).or_default();
+        of_registry.all += 1;
+        *of_registry.by_client.entry(holder.client).or_default() += 1;
         self.unconfigured += usize::from(!is_configured);
         self.by_id.insert(id, holder);
         id
@@ -270,9 +309,15 @@ impl Running {
     fn remove(&mut self, id: u64) -> Option<Holder> {
         let holder = self.by_id.remove(&id)?;
         let registry = &holder.download.registry;
-        if let Some(count) = self.by_registry.get_mut(registry) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(of_registry) = self.by_registry.get_mut(registry) {
+            of_registry.all -= 1;
+            if let Some(count) = of_registry.by_client.get_mut(&holder.client) {
+                *count -= 1;
+                if *count == 0 {
+                    of_registry.by_client.remove(&holder.client);
+                }
+            }
+            if of_registry.all == 0 {
                 self.by_registry.remove(registry);
             }
         }
@@ -312,7 +357,7 @@ impl Fetches {
                 Ok(Ok(slot)) => return slot,
                 // The sender is dropped with the waiter only, which is this future's.
                 Ok(Err(_)) => std::future::pending().await,
-                Err(_) => self.lock().ask_to_yield(),
+                Err(_) => self.lock().look(),
             }
         }
     }
@@ -361,8 +406,13 @@ impl Limits {
         Turn { slot, ticket }
     }
 
-    /// Why a download has not begun; `None` when it has, or when nobody wants it.
-    pub(crate) fn why_waiting(&self, registry: &Registry, digest: &Digest) -> Option<Limit> {
+    /// Why a download for `client` has not begun; `None` when it has, or when nobody wants it.
+    pub(crate) fn why_waiting(
+        &self,
+        client: &Client,
+        registry: &Registry,
+        digest: &Digest,
+    ) -> Option<Limit> {
         let inner = self.downloads.lock();
         let is_it =
             |download: &Download| download.registry == *registry && download.digest == *digest;
@@ -370,8 +420,10 @@ impl Limits {
             return None;
         }
         let mut waiters = inner.share.waiters();
-        let (client, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
-        let own = (client, inner.share.held_by(client), inner.share.held());
+        let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
+        // Another client's waiter may wait for something else than this one does.
+        let key = &client.key;
+        let own = (key, inner.share.held_by(key), inner.share.held());
         (inner.bounds).obstacle(&inner.running, own, &waiter.download, None)
     }
 }

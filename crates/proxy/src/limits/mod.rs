@@ -29,6 +29,15 @@ pub(crate) use memory::{Held, admit};
 use connections::Connections;
 use table::Table;
 
+/// One part in so many of what all clients share is kept for those that have less of it.
+const PARTS: usize = 8;
+
+/// Whether a client that holds `own` of `held` slots, of so many in all, has to leave what is free to clients that have less.
+fn leaves_no_share(own: usize, held: usize, all: usize) -> bool {
+    let share = all / PARTS;
+    held >= all || (own >= share && held >= all - share)
+}
+
 /// Which limit was reached: the label of the metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Limit {
@@ -85,10 +94,10 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connections => {
-                "the limit of connections is reached: raise limits.connections, or try again"
+                "all connections that this address may have now are in use: raise limits.connections, or try again"
             }
             Self::ConnectionsPerClient => {
-                "this address has too many connections: raise limits.connections_per_client, or use fewer"
+                "this address has as many connections as it may, and all are in use: raise limits.connections_per_client, or use fewer"
             }
             Self::BytesInFlight => {
                 "too many bytes wait for clients to take them: raise limits.answer_memory, or try again"
@@ -162,7 +171,7 @@ impl Limits {
     }
 
     /// Counts a connection of `client`, of so many that all may have. When these are in use, an idle one of the client that has most is
-    /// closed for it. The limit, when it is one too many.
+    /// closed for it, and one of its own when it has as many as it may. The limit, when it is one too many.
     pub(crate) fn connect(&self, client: &Arc<Client>, all: usize) -> Result<Connected, Limit> {
         let per_client = self.bounds.load().connections_per_client;
         self.connections.admit(client, all, per_client)

@@ -48,8 +48,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "connections_per_client",
-        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64); more are answered 503.",
-        example: "2048",
+        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64). For one more, its longest idle one is closed; without one, it is\nanswered 503. By default an eighth of `connections`: raise it where many machines share one address.",
+        example: "512",
         set: |config, value| {
             value
                 .count(1, 1_000_000)

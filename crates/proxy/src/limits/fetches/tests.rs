@@ -70,6 +70,21 @@ async fn two_clients_with_registries_of_their_own_leave_slots_to_configured_ones
 }
 
 #[tokio::test]
+async fn two_clients_that_want_one_registry_leave_slots_of_it_to_others() {
+    let limits = limits(|_| {});
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let take = |client, first| -> Vec<_> {
+        (first..first + ALL)
+            .map_while(|nth| at_once(&limits, client, download("docker.io", nth, true), ALL))
+            .collect()
+    };
+    let taken = (take(&one, 0), take(&two, 100));
+    let counts = (taken.0.len(), taken.1.len());
+    assert_eq!(counts, (16, 5), "an eighth of 24 is kept");
+    assert_eq!(take(&three, 200).len(), 3);
+}
+
+#[tokio::test]
 async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
@@ -97,30 +112,42 @@ async fn whoever_waits_is_told_for_what() {
     });
     let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
     let of = |registry: &str, nth| download(registry, nth, true);
-    let why = |download: &Download| limits.why_waiting(&download.registry, &download.digest);
+    let why = |client: &Client, download: &Download| {
+        limits.why_waiting(client, &download.registry, &download.digest)
+    };
     let _running = [
         at_once(&limits, &one, of("a.example", 0), 4).unwrap(),
         at_once(&limits, &one, of("a.example", 1), 4).unwrap(),
         at_once(&limits, &two, of("a.example", 2), 4).unwrap(),
     ];
-    assert_eq!(why(&of("a.example", 0)), None, "it runs");
+    assert_eq!(why(&one, &of("a.example", 0)), None, "it runs");
     let ticket = |client| limits.queue(client).unwrap();
     let own = of("b.example", 3);
     let mut first = std::pin::pin!(limits.turn(ticket(&one), own.clone(), 4));
     assert!(now(first.as_mut()).is_none());
-    assert_eq!(why(&own), Some(Limit::FetchesPerClient));
+    assert_eq!(why(&one, &own), Some(Limit::FetchesPerClient));
+    let mut along = std::pin::pin!(limits.turn(ticket(&two), of("a.example", 7), 4));
+    let mut other = std::pin::pin!(limits.turn(ticket(&one), of("a.example", 7), 4));
+    assert!(now(along.as_mut()).is_none() && now(other.as_mut()).is_none());
+    let shared = of("a.example", 7);
+    assert_eq!(why(&one, &shared), Some(Limit::FetchesPerClient));
+    assert_eq!(
+        why(&two, &shared),
+        Some(Limit::FetchesPerRegistry),
+        "not what keeps the other"
+    );
     let registry = of("a.example", 4);
     let mut second = std::pin::pin!(limits.turn(ticket(&three), registry.clone(), 4));
     assert!(now(second.as_mut()).is_none());
-    assert_eq!(why(&registry), Some(Limit::FetchesPerRegistry));
+    assert_eq!(why(&three, &registry), Some(Limit::FetchesPerRegistry));
     let _last = at_once(&limits, &two, of("c.example", 5), 4).unwrap();
     let all = of("d.example", 6);
     {
         let mut third = std::pin::pin!(limits.turn(ticket(&three), all.clone(), 4));
         assert!(now(third.as_mut()).is_none());
-        assert_eq!(why(&all), Some(Limit::Downloads));
+        assert_eq!(why(&three, &all), Some(Limit::Downloads));
     }
-    assert_eq!(why(&all), None, "it has left");
+    assert_eq!(why(&three, &all), None, "it has left");
 }
 
 #[tokio::test]
@@ -177,9 +204,52 @@ async fn a_download_that_its_client_reads_itself_does_not_yield() {
     let limits = limits(|_| {});
     let [one, two] = [1, 2].map(|last| client(&limits, last));
     let turn = at_once(&limits, &one, abandoned(0), 1).unwrap();
-    turn.never_yields();
+    turn.awaited_by(None);
     let ticket = limits.queue(&two).unwrap();
     let waiting = limits.turn(ticket, download("a.example", 1, true), 1);
     assert!(tokio::time::timeout(3 * LOOK, waiting).await.is_err());
     assert!(now(std::pin::pin!(turn.yields())).is_none());
+}
+
+/// A fill that fails with wrong content is begun anew in the same turn.
+#[tokio::test]
+async fn a_download_that_is_awaited_anew_does_not_yield() {
+    let data = tempfile::tempdir().unwrap();
+    let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+    let cache =
+        pierhead_cache::Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let claim = async |seed| {
+        let Download {
+            digest, registry, ..
+        } = abandoned(seed);
+        let origin = pierhead_cache::Origin::of(&registry);
+        match cache.claim(&digest, origin).await.unwrap() {
+            pierhead_cache::Claim::Leader(fill, content) => (fill, content),
+            _ => panic!("nobody else fills it"),
+        }
+    };
+    let (fill, content) = claim(0).await;
+    let first = Download {
+        readers: Some(fill.readers()),
+        ..abandoned(0)
+    };
+    let turn = at_once(&limits, &one, first, 1).unwrap();
+    let ticket = limits.queue(&two).unwrap();
+    let mut waiting = std::pin::pin!(limits.turn(ticket, download("a.example", 1, true), 1));
+    assert!(now(waiting.as_mut()).is_none());
+    drop((fill, content));
+    let ask = || limits.downloads.lock().ask_to_yield();
+    // Asked before it is awaited again, and not afterwards.
+    ask();
+    assert!(turn.is_yielding());
+    let (fill, content) = claim(0).await;
+    turn.awaited_by(Some(fill.readers()));
+    ask();
+    assert!(!turn.is_yielding());
+    assert!(now(std::pin::pin!(turn.yields())).is_none());
+    drop(content);
+    ask();
+    assert!(now(std::pin::pin!(turn.yields())).is_some());
 }
