@@ -138,11 +138,7 @@ where
         }
     });
     let builder = builder(&config);
-    let (max_head, max_headers) = (
-        limits::parser_bytes(&config.limits),
-        limits::parser_count(&config.limits),
-    );
-    let stream = LineEnds::new(stream, max_head, max_headers);
+    let stream = LineEnds::new(stream, limits::parser_bytes(&config.limits));
     let mut connection = pin!(builder.serve_connection(
         TokioIo::new(Watched::new(stream, stall, activity.clone())),
         service

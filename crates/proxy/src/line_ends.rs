@@ -3,6 +3,9 @@
 //! hyper takes a bare LF for CR LF. A proxy before pierhead that does not would see another request than pierhead does (request
 //! smuggling). So each bare LF of a head becomes a NUL on its way to hyper: no head may have one, and hyper answers 400 and closes.
 //!
+//! hyper reads ahead, and may find a head in what it has read that is longer than its limit. So it gets no more of a head than this limit,
+//! answers 431 and closes.
+//!
 //! Bodies are passed as they are. Where one ends is known from a single `Content-Length`. Behind any other body there is no next head: see
 //! [`ends_unknown`].
 
@@ -46,7 +49,6 @@ struct Checker {
     /// The head so far, up to `max` bytes.
     head: Vec<u8>,
     max: usize,
-    max_headers: usize,
     is_first: bool,
 }
 
@@ -57,76 +59,78 @@ enum State {
     Body(u64),
     /// HTTP/2, or the last request of the connection.
     Unchecked,
+    /// Behind `max` bytes of a head without end: nothing more is read.
+    TooLong,
 }
 
 impl<S> LineEnds<S> {
-    /// `max` bytes of the longest head that hyper reads, and as many headers.
-    pub(crate) fn new(io: S, max: usize, max_headers: usize) -> Self {
+    /// `max` bytes of the longest head that hyper reads.
+    pub(crate) fn new(io: S, max: usize) -> Self {
         Self {
             io,
-            checker: Checker::new(max, max_headers),
+            checker: Checker::new(max),
         }
     }
 }
 
 impl Checker {
-    fn new(max: usize, max_headers: usize) -> Self {
+    fn new(max: usize) -> Self {
         Self {
             state: State::Head,
             head: Vec::new(),
             max,
-            max_headers,
             is_first: true,
         }
     }
 
-    /// Looks at the next bytes of the connection.
-    fn check(&mut self, mut bytes: &mut [u8]) {
-        while !bytes.is_empty() {
-            match self.state {
-                State::Unchecked => return,
+    /// Looks at the next bytes of the connection. Says how many of them hyper may have.
+    fn check(&mut self, bytes: &mut [u8]) -> usize {
+        let mut seen = 0;
+        while seen < bytes.len() {
+            let rest = &mut bytes[seen..];
+            seen += match self.state {
+                State::Unchecked => rest.len(),
+                State::TooLong => break,
+                State::Head => self.line(rest),
                 State::Body(left) => {
-                    let len = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-                    bytes = &mut bytes[len..];
+                    let len = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
                     let left = left - u64::try_from(len).unwrap_or(left);
                     self.state = match left {
                         0 => State::Head,
                         left => State::Body(left),
                     };
+                    len
                 }
-                State::Head => {
-                    let len = self.head(bytes);
-                    bytes = &mut bytes[len..];
-                }
-            }
+            };
         }
+        seen
     }
 
-    /// Takes bytes of a head up to its end, and says how many these are.
-    fn head(&mut self, bytes: &mut [u8]) -> usize {
-        let mut taken = 0;
-        for byte in bytes.iter_mut() {
-            taken += 1;
-            if *byte == b'\n' && self.head.last() != Some(&b'\r') {
-                *byte = 0;
-            }
-            if self.head.len() >= self.max {
-                // hyper refuses it. Nothing behind it is a head.
-                self.end(State::Unchecked);
-                return taken;
-            }
-            self.head.push(*byte);
-            // Empty lines before a request are none of its head.
-            if self.head == b"\r\n" {
-                self.head.clear();
-            }
-            if self.head.ends_with(b"\r\n\r\n") {
-                let next = self.framing();
-                self.end(next);
-                return taken;
+    /// Takes bytes of a head, to the end of a line at most, and says how many these are.
+    fn line(&mut self, bytes: &mut [u8]) -> usize {
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let len = end.map_or(bytes.len(), |at| at + 1);
+        let room = self.max - self.head.len();
+        if len > room {
+            self.end(State::TooLong);
+            return room;
+        }
+        if let Some(at) = end {
+            let before = at.checked_sub(1).and_then(|at| bytes.get(at));
+            if before.or(self.head.last()) != Some(&b'\r') {
+                bytes[at] = 0;
             }
         }
-        taken
+        self.head.extend_from_slice(&bytes[..len]);
+        // Empty lines before a request are none of its head.
+        if self.head == b"\r\n" {
+            self.head.clear();
+        }
+        if self.head.ends_with(b"\r\n\r\n") {
+            let next = self.framing();
+            self.end(next);
+        }
+        len
     }
 
     fn end(&mut self, next: State) {
@@ -135,29 +139,25 @@ impl Checker {
         self.is_first = false;
     }
 
-    /// What follows the head that has just ended.
+    /// What follows the head that has just ended. Whether its lines are headers at all is hyper's matter.
     fn framing(&self) -> State {
         if self.is_first && self.head == PREFACE {
             return State::Unchecked;
         }
-        let mut headers = vec![httparse::EMPTY_HEADER; self.max_headers];
-        let mut request = httparse::Request::new(&mut headers);
-        if !matches!(request.parse(&self.head), Ok(httparse::Status::Complete(_))) {
-            return State::Unchecked;
+        let mut next = None;
+        for line in self.head.split(|byte| *byte == b'\n') {
+            let colon = line.iter().position(|byte| *byte == b':');
+            let (name, value) = line.split_at(colon.unwrap_or(0));
+            if name.eq_ignore_ascii_case(TRANSFER_ENCODING.as_str().as_bytes()) {
+                return State::Unchecked;
+            }
+            if name.eq_ignore_ascii_case(CONTENT_LENGTH.as_str().as_bytes()) {
+                let length = length_of(value.get(1..).unwrap_or_default());
+                // Said twice, nobody but hyper knows which one counts.
+                next = Some(next.map_or(length, |_| State::Unchecked));
+            }
         }
-        let named = |name: &'static http::HeaderName| {
-            let all = request.headers.iter();
-            all.filter(move |it| it.name.eq_ignore_ascii_case(name.as_str()))
-        };
-        if named(&TRANSFER_ENCODING).next().is_some() {
-            return State::Unchecked;
-        }
-        let mut lengths = named(&CONTENT_LENGTH);
-        match (lengths.next(), lengths.next()) {
-            (None, _) => State::Head,
-            (Some(length), None) => length_of(length.value),
-            _ => State::Unchecked,
-        }
+        next.unwrap_or(State::Head)
     }
 }
 
@@ -180,8 +180,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for LineEnds<S> {
         let this = self.get_mut();
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.io).poll_read(context, buffer))?;
-        if let Some(new) = buffer.filled_mut().get_mut(before..) {
-            this.checker.check(new);
+        let new = buffer.filled_mut().get_mut(before..).unwrap_or_default();
+        let is_end = new.is_empty();
+        let passed = this.checker.check(new);
+        buffer.set_filled(before + passed);
+        // Nothing would pass for the end of the connection.
+        if passed == 0 && !is_end {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "the head is too long");
+            return Poll::Ready(Err(error));
         }
         Poll::Ready(Ok(()))
     }
@@ -225,9 +231,9 @@ mod tests {
     fn seen(text: &str) -> String {
         let mut all = Vec::new();
         for size in [1, 2, 3, 7, text.len()] {
-            let (mut checker, mut bytes) = (Checker::new(1000, 10), text.as_bytes().to_vec());
+            let (mut checker, mut bytes) = (Checker::new(1000), text.as_bytes().to_vec());
             for piece in bytes.chunks_mut(size) {
-                checker.check(piece);
+                assert_eq!(checker.check(piece), piece.len());
             }
             all.push(String::from_utf8(bytes).unwrap());
         }
@@ -281,13 +287,17 @@ mod tests {
         assert_eq!(seen(text), text);
     }
 
-    #[test]
-    fn a_head_without_end_takes_bounded_memory() {
-        let mut checker = Checker::new(1000, 10);
-        for _ in 0..100 {
-            checker.check(&mut [b'a'; 100]);
-            assert!(checker.head.capacity() <= 2048);
+    #[tokio::test]
+    async fn hyper_gets_no_more_of_a_head_than_it_may_have() {
+        let long = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1500));
+        let bad = "GET / HTTP/1.1\nhost: a\r\n\r\n";
+        for text in [format!("{long}{bad}"), "a".repeat(100_000)] {
+            let mut reader = LineEnds::new(text.as_bytes(), 1000);
+            let mut seen = Vec::new();
+            let ended = tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut seen).await;
+            assert!(ended.is_err());
+            assert_eq!(seen, text.as_bytes()[..1000]);
+            assert!(reader.checker.head.capacity() <= 2048);
         }
-        assert_eq!(checker.state, State::Unchecked);
     }
 }

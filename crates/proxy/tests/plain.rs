@@ -487,3 +487,19 @@ async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
         );
     }
 }
+
+/// hyper reads more than the longest head at once, and takes what it has read for a head.
+#[tokio::test]
+async fn a_request_behind_a_head_that_is_too_long_is_not_answered() {
+    let stage = Stage::open().await;
+    for len in [38 << 10, 41 << 10, 44 << 10, 47 << 10, 60 << 10] {
+        let first = "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
+        let long = format!(
+            "GET /v2/ HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n",
+            "y".repeat(len)
+        );
+        let bad = "GET /v2/ HTTP/1.1\nhost: a\r\n\r\n";
+        let answers = talk(&stage, format!("{first}{long}{bad}").as_bytes()).await;
+        assert!(!answers.contains("HTTP/1.1 200 "), "{len} gets {answers}");
+    }
+}
