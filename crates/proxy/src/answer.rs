@@ -77,7 +77,6 @@ pub(crate) async fn answer(
     question: Result<Bytes, Error>,
 ) -> Response<Body> {
     let started = Instant::now();
-    let inner = &inner.current();
     let deadline = Deadline::new(inner.config.load().answer_within);
     let (answering, over) = match peer.activity.begin() {
         Ok(answering) => (Some(answering), None),

@@ -25,6 +25,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
+use crate::Proxy;
 use crate::access::Channel;
 use crate::answer::{Peer, answer};
 use crate::config::Config;
@@ -33,7 +34,6 @@ use crate::line_ends::{self, LineEnds};
 use crate::listener::Phase;
 use crate::plain;
 use crate::question;
-use crate::service::Inner;
 use crate::stall::Watched;
 use crate::tls;
 
@@ -54,7 +54,7 @@ const SEND_BUFFER: usize = 128 << 10;
 /// What all connections of one listener share.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) proxy: Proxy,
     pub(crate) phase: watch::Receiver<Phase>,
 }
 
@@ -83,14 +83,14 @@ pub(crate) async fn serve(
             None => {
                 let why = "the client's certificate has ended";
                 tls::note(
-                    &shared.inner.refusals,
+                    &shared.proxy.common.refusals,
                     address,
                     why,
                     &"its session was resumed",
                 );
             }
         },
-        Ok(Err(error)) => tls::refused(&shared.inner.refusals, address, &error),
+        Ok(Err(error)) => tls::refused(&shared.proxy.common.refusals, address, &error),
         Err(_) => tracing::debug!(%address, "TLS handshake took too long"),
     }
 }
@@ -105,8 +105,9 @@ pub(crate) async fn http<S>(shared: Shared, stream: S, peer: Peer)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let Shared { inner, mut phase } = shared;
-    let config = inner.config.load_full();
+    let Shared { proxy, mut phase } = shared;
+    let common = proxy.common.clone();
+    let config = common.config.load_full();
     let stall = config.client_stall;
     let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
     let activity = peer.activity.clone();
@@ -114,27 +115,24 @@ where
         sends_files: false,
         ..peer
     });
-    let service = service_fn({
-        let inner = inner.clone();
-        move |request: Request<Incoming>| {
-            let (inner, peer) = (inner.clone(), peer.clone());
-            async move {
-                let (parts, body) = request.into_parts();
-                let is_last = line_ends::ends_unknown(&parts.headers);
-                // Its body has time of its own.
-                peer.activity.heard();
-                let question = match peer.over {
-                    None => question::read(&inner, &peer, &parts, body).await,
-                    Some(_) => Ok(Bytes::new()),
-                };
-                let mut response = answer(&inner, &peer, &parts, question).await;
-                if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
-                    response
-                        .headers_mut()
-                        .insert(CONNECTION, HeaderValue::from_static("close"));
-                }
-                Ok::<_, Infallible>(response)
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (inner, peer) = (proxy.current(), peer.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let is_last = line_ends::ends_unknown(&parts.headers);
+            // Its body has time of its own.
+            peer.activity.heard();
+            let question = match peer.over {
+                None => question::read(&inner, &peer, &parts, body).await,
+                Some(_) => Ok(Bytes::new()),
+            };
+            let mut response = answer(&inner, &peer, &parts, question).await;
+            if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
+                response
+                    .headers_mut()
+                    .insert(CONNECTION, HeaderValue::from_static("close"));
             }
+            Ok::<_, Infallible>(response)
         }
     });
     let builder = builder(&config);
@@ -155,7 +153,7 @@ where
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
                     if let Some(limit) = reached(&*error) {
-                        inner.metrics.limited(limit);
+                        common.metrics.limited(limit);
                     }
                     tracing::debug!(%address, %error, "connection ended");
                 }
@@ -169,8 +167,8 @@ where
             },
             _ = tick.tick() => {
                 if pace.is_stalled(4 * stall) {
-                    inner.metrics.stalled.inc();
-                    inner.metrics.limited(Limit::Stalled);
+                    common.metrics.stalled.inc();
+                    common.metrics.limited(Limit::Stalled);
                     tracing::debug!(%address, "client takes nothing: connection cut");
                     return;
                 }

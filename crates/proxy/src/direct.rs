@@ -72,6 +72,7 @@ impl Direct {
             Ok(stream) => stream,
             Err(error) => {
                 inner
+                    .trust
                     .recent
                     .failed(registry, wanted.subject(), &error);
                 let error = error.into();
@@ -79,7 +80,7 @@ impl Direct {
                 return Err(error);
             }
         };
-        inner.recent.answered(registry);
+        inner.trust.recent.answered(registry);
         let skip = offset
             .checked_sub(stream.offset())
             .ok_or(Error::Truncated { at: offset })?;
@@ -205,6 +206,7 @@ impl Direct {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(error)) => {
                     inner
+                        .trust
                         .recent
                         .failed(&wanted.registry, wanted.subject(), &error);
                     let error = error.into();

@@ -131,7 +131,7 @@ pub(crate) async fn resolve(
         Some(cached) if cached.is_fresh(freshness) => return Ok((cached.document, Outcome::Hit)),
         other => other.map(|cached| cached.document),
     };
-    if let Some(error) = inner.recent.error(&Subject::Name(name.clone())) {
+    if let Some(error) = inner.trust.recent.error(&Subject::Name(name.clone())) {
         // Who wants every answer fresh wants a "there is none" fresh too.
         let is_believed = error.fault() == Fault::Upstream || !freshness.is_zero();
         if is_believed {
@@ -140,13 +140,13 @@ pub(crate) async fn resolve(
     }
     let registry = registry_of(name);
     let until = match &stale {
-        Some(_) if inner.recent.is_failing(registry) => {
+        Some(_) if inner.trust.recent.is_failing(registry) => {
             deadline.patience().min(Instant::now() + GRACE)
         }
         Some(_) => deadline.patience(),
         None => deadline.last(),
     };
-    let flight = inner.flights.join(name, || {
+    let flight = inner.trust.flights.join(name, || {
         let place = inner.limits.queue(client)?;
         let (inner, name) = (inner.clone(), name.clone());
         Ok(async move {
@@ -308,6 +308,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
         Ok(fetched) => fetched,
         Err(error) => {
             inner
+                .trust
                 .recent
                 .failed(registry, Subject::Name(name.clone()), &error);
             if matches!(error, pierhead_remote::Error::NotFound { .. }) {
@@ -316,7 +317,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
             return Err(error.into());
         }
     };
-    inner.recent.answered(registry);
+    inner.trust.recent.answered(registry);
     match (fetched, cached) {
         (Fetched::Unchanged, Some(Cached { document, etag, .. })) => {
             remember(inner, name, &document, etag).await;

@@ -177,7 +177,7 @@ async fn into(
         Ok(senders) => match fill.finish().await {
             Ok(object) => {
                 download.stored();
-                inner.recent.answered(&wanted.registry);
+                inner.trust.recent.answered(&wanted.registry);
                 if is_whole {
                     inner.proved(&wanted.registry, &wanted.repository, &wanted.digest);
                 }
@@ -204,6 +204,7 @@ async fn into(
     match &failed {
         crate::Error::Upstream(error) => {
             inner
+                .trust
                 .recent
                 .failed(&wanted.registry, wanted.subject(), error)
         }
@@ -297,13 +298,13 @@ fn note(inner: &Inner, wanted: &Wanted, error: &CacheError, elsewhere: bool) {
         return;
     }
     if error.is_storage() {
-        inner.recent.refused_by_disk(*digest);
+        inner.trust.recent.refused_by_disk(*digest);
     }
     if is_wrong(error) && !is_leftover(error) && !elsewhere {
         let lie = pierhead_remote::Error::Protocol {
             upstream: registry.to_string(),
             what: error.to_string(),
         };
-        inner.recent.lied(wanted.subject(), lie);
+        inner.trust.recent.lied(wanted.subject(), lie);
     }
 }

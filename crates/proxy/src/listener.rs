@@ -10,11 +10,11 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::Tls;
 use crate::answer::Peer;
 use crate::connection::{self, Shared};
-use crate::service::Inner;
+use crate::service::Common;
 use crate::tls::Reloading;
+use crate::{Proxy, Tls};
 
 /// Connections over the limit that are told so at the same time; more are closed without a word.
 const REFUSALS: usize = 64;
@@ -33,7 +33,7 @@ pub(crate) enum Phase {
 
 /// Accepts until `stop`, then drains. Returns when the last connection is gone.
 pub(crate) async fn serve(
-    inner: Arc<Inner>,
+    proxy: Proxy,
     listener: TcpListener,
     tls: Option<Tls>,
     stop: impl Future<Output = ()> + Send,
@@ -49,7 +49,7 @@ pub(crate) async fn serve(
     let (phase, watched) = watch::channel(Phase::Serving);
     let loops = Loop {
         shared: Shared {
-            inner: inner.clone(),
+            proxy: proxy.clone(),
             phase: watched,
         },
         tls,
@@ -73,7 +73,7 @@ pub(crate) async fn serve(
     // Its receiver goes too, so that the channel closes with the last connection.
     drop(loops);
     phase.send_replace(Phase::Draining);
-    let drain = inner.config.load().drain;
+    let drain = proxy.common.config.load().drain;
     if tokio::time::timeout(drain, phase.closed()).await.is_err() {
         tracing::warn!(
             connections = phase.receiver_count(),
@@ -93,32 +93,32 @@ struct Loop {
 
 impl Loop {
     fn take(&self, stream: TcpStream, address: SocketAddr) {
-        let inner = &self.shared.inner;
-        inner.metrics.accepted.inc();
-        let limit = inner.config.load().max_connections;
-        let client = inner.limits.client(address.ip());
-        let connected = inner.limits.connect(&client, limit);
+        let common = &self.shared.proxy.common;
+        common.metrics.accepted.inc();
+        let limit = common.config.load().max_connections;
+        let client = common.limits.client(address.ip());
+        let connected = common.limits.connect(&client, limit);
         let mut refusal: Option<OwnedSemaphorePermit> = None;
         let mut open = None;
         let peer = match &connected {
             Ok(connected) => {
                 if connected.has_displaced {
-                    inner.metrics.displaced.inc();
+                    common.metrics.displaced.inc();
                 }
-                open = Some(Open::new(inner.clone()));
+                open = Some(Open::new(common.clone()));
                 Peer::new(address, client, connected.activity.clone())
             }
             Err(limit) => {
-                inner.metrics.refused.inc();
+                common.metrics.refused.inc();
                 match self.refusals.clone().try_acquire_owned() {
                     Ok(permit) => refusal = Some(permit),
-                    Err(_) => return inner.metrics.limited(*limit),
+                    Err(_) => return common.metrics.limited(*limit),
                 }
                 Peer::refused(address, client, *limit)
             }
         };
         let (shared, tls) = (self.shared.clone(), self.tls.clone());
-        let watch = inner.cache.panics().watch("connection");
+        let watch = common.cache.panics().watch("connection");
         tokio::spawn(async move {
             let _kept = (open, connected, refusal, watch);
             let tls = match tls {
@@ -131,12 +131,12 @@ impl Loop {
 }
 
 /// One open connection in the metrics of all listeners.
-struct Open(Arc<Inner>);
+struct Open(Arc<Common>);
 
 impl Open {
-    fn new(inner: Arc<Inner>) -> Self {
-        inner.metrics.connections.inc();
-        Self(inner)
+    fn new(common: Arc<Common>) -> Self {
+        common.metrics.connections.inc();
+        Self(common)
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) async fn manifest(
     let (document, outcome) =
         resolve(inner, client, &Name::Manifest(reference.clone()), deadline).await?;
     if outcome == Outcome::Stale
-        || (outcome == Outcome::Hit && inner.recent.is_failing(&reference.registry))
+        || (outcome == Outcome::Hit && inner.trust.recent.is_failing(&reference.registry))
     {
         backed(inner, reference, &document, deadline).await?;
     }
@@ -56,7 +56,7 @@ async fn backed(
         .blob_size(&reference.registry, &reference.repository, &digest);
     match tokio::time::timeout_at(deadline.last(), size).await {
         Ok(Ok(_)) => {
-            inner.recent.answered(&reference.registry);
+            inner.trust.recent.answered(&reference.registry);
             return Ok(());
         }
         Ok(Err(error)) => {
@@ -65,7 +65,10 @@ async fn backed(
                 reference.repository.clone(),
                 digest,
             );
-            inner.recent.failed(&reference.registry, subject, &error);
+            inner
+                .trust
+                .recent
+                .failed(&reference.registry, subject, &error);
         }
         Err(_) => {}
     }

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::answer::Peer;
 use crate::limits::Limit;
 use crate::respond::JSON;
-use crate::service::Inner;
+use crate::service::Common;
 
 /// Most bytes of a body.
 pub(crate) const MAX: usize = MAX_DOCUMENT;
@@ -40,7 +40,7 @@ pub(crate) fn is_json(parts: &Parts) -> bool {
 
 /// Reads the body of a request that may have one, within the time that a head may take; of all others nothing.
 pub(crate) async fn read<B>(
-    inner: &Inner,
+    common: &Common,
     peer: &Peer,
     parts: &Parts,
     body: B,
@@ -59,10 +59,10 @@ where
     if len > MAX {
         return Err(Limit::Body.into());
     }
-    let held = inner.limits.hold(&peer.client, len)?;
+    let held = common.limits.hold(&peer.client, len)?;
     let collected = Limited::new(body, len).collect();
     // Over all of it: whoever sends a byte now and then gains nothing.
-    let limit = inner.config.load().client_head;
+    let limit = common.config.load().client_head;
     match tokio::time::timeout(limit, collected).await {
         Err(_) => Err(Error::SlowBody),
         Ok(Ok(collected)) => Ok(held.around(collected.to_bytes())),

@@ -4,7 +4,6 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,20 +48,23 @@ pub(crate) struct Recent {
     lies: Mutex<Table<Subject, Error>>,
     unstorable: Mutex<Table<Digest, ()>>,
     failing: Mutex<Table<Registry, ()>>,
-    personal: AtomicBool,
+    /// Upstreams answer each client by its own rights: what one may not, or not now, says nothing of others.
+    is_personal: bool,
 }
 
 impl Recent {
-    /// Upstreams answer each client by its own rights: what one may not, or not now, says nothing of
-    /// others.
-    pub(crate) fn set_personal(&self, personal: bool) {
-        self.personal.store(personal, Ordering::Relaxed);
+    /// `is_personal`: upstreams answer each client by its own rights.
+    pub(crate) fn new(is_personal: bool) -> Self {
+        Self {
+            is_personal,
+            ..Self::default()
+        }
     }
 
     /// Takes note of how an exchange with `registry` about `subject` failed.
     pub(crate) fn failed(&self, registry: &Registry, subject: Subject, error: &Error) {
         let of_a_login = matches!(error, Error::Denied { .. } | Error::RateLimited { .. });
-        if of_a_login && self.personal.load(Ordering::Relaxed) {
+        if of_a_login && self.is_personal {
             self.answered(registry);
             return;
         }
@@ -219,12 +221,11 @@ mod tests {
             },
         ];
         for error in &refusals {
-            let recent = Recent::default();
-            recent.set_personal(true);
+            let recent = Recent::new(true);
             recent.failed(&registry, subject("a"), error);
             assert!(recent.error(&subject("a")).is_none(), "{error}");
             assert!(!recent.is_failing(&registry), "{error}");
-            recent.set_personal(false);
+            let recent = Recent::new(false);
             recent.failed(&registry, subject("a"), error);
             assert!(recent.error(&subject("a")).is_some(), "{error}");
         }

@@ -42,13 +42,18 @@ const MAKING: usize = 2;
 /// The proxy; clones share everything.
 #[derive(Clone)]
 pub struct Proxy {
-    inner: Arc<Inner>,
+    pub(crate) common: Arc<Common>,
+    /// What requests that begin now work with. A reload replaces it.
+    current: Arc<ArcSwap<Inner>>,
 }
 
-/// What a request works with: what all share, and in whose name upstreams are asked.
+/// What a request works with: what all share, and in whose name upstreams are asked. Invariants:
+/// 1. A request keeps one `Inner`, or one made of it, from its admission to its end.
+/// 2. A reload replaces all parts at once. So a proxy that lets everybody in never asks with the credentials of a
+///    configuration that does not.
 pub(crate) struct Inner {
     common: Arc<Common>,
-    trust: Arc<Trust>,
+    pub(crate) trust: Arc<Trust>,
     pub(crate) client: Client,
     /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
     is_guest: bool,
@@ -64,14 +69,14 @@ impl Deref for Inner {
     }
 }
 
-/// Who is let in, and the credentials that upstreams are asked with. Invariants:
-/// 1. A request keeps one `Trust` from its admission to its end.
-/// 2. A reload replaces both parts at once. So a proxy that lets everybody in never asks with the credentials of a
-///    configuration that does not.
-struct Trust {
+/// Who is let in, and what upstreams answer to the credentials of one configuration. Requests of another one are not answered by it.
+pub(crate) struct Trust {
     /// `None`: everybody is let in.
     access: Option<Arc<Access>>,
-    client: Client,
+    pub(crate) recent: Recent,
+    pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
+    /// Questions for the sizes of blobs.
+    sizes: Flights<Subject, Result<Option<u64>, Error>>,
 }
 
 /// What all requests share.
@@ -79,17 +84,12 @@ pub(crate) struct Common {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<crate::metrics::Metrics>,
-    trust: ArcSwap<Trust>,
-    /// What the binary reloads; requests ask by the snapshot in `trust`.
+    /// What the binary reloads; requests ask by the snapshot in [`Inner`].
     client: Client,
     pub(crate) access_metrics: access::Metrics,
-    pub(crate) recent: Recent,
     pub(crate) said: Said,
     /// Which refusals and failures have a line in the log.
     pub(crate) refusals: RefusalLog,
-    pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
-    /// Questions for the sizes of blobs.
-    pub(crate) sizes: Flights<Subject, Result<Option<u64>, Error>>,
     /// Held by who has a large document in memory to parse it; never while waiting for an upstream.
     pub(crate) parsing: Semaphore,
     pub(crate) limits: Limits,
@@ -140,25 +140,17 @@ impl Proxy {
         let metrics = Arc::<crate::metrics::Metrics>::default();
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
         let gate = |quota| Arc::new(Gate::new(quota, threads, metrics.quota_waited.clone()));
-        let trust = Arc::new(Trust {
-            access: Access::new(&config.auth, &access_metrics),
-            client: client.snapshot(),
-        });
+        let access = Access::new(&config.auth, &access_metrics);
         cache.names().set_configured(config.configured());
-        let panics = cache.panics().clone();
         let common = Common {
-            trust: ArcSwap::new(Arc::clone(&trust)),
             client,
             access_metrics,
             cache,
             gate: config.quota.clone().map(gate),
             config: ArcSwap::from_pointee(config),
             metrics,
-            recent: Recent::default(),
             said: Said::default(),
             refusals: RefusalLog::default(),
-            flights: Flights::counted(panics.clone()),
-            sizes: Flights::counted(panics),
             parsing: Semaphore::new(PARSING),
             limits,
             leads: Leads::default(),
@@ -170,17 +162,29 @@ impl Proxy {
             planning: Arc::new(Semaphore::new(PLANNING)),
             making: Arc::new(Semaphore::new(MAKING)),
         };
-        common.recent.set_personal(is_personal(&common));
-        let inner = Inner {
-            common: Arc::new(common),
-            client: trust.client.clone(),
-            trust,
-            is_guest: false,
-            is_upkeep: false,
-        };
+        let common = Arc::new(common);
+        let inner = Inner::new(common.clone(), access);
         Self {
-            inner: Arc::new(inner),
+            common,
+            current: Arc::new(ArcSwap::from_pointee(inner)),
         }
+    }
+
+    /// What a request that begins now works with.
+    pub(crate) fn current(&self) -> Arc<Inner> {
+        self.current.load_full()
+    }
+
+    /// The same for an operator's command: what it reads of the cache counts as no use.
+    fn upkeep(&self) -> Arc<Inner> {
+        let current = self.current();
+        Arc::new(Inner {
+            common: current.common.clone(),
+            trust: current.trust.clone(),
+            client: current.client.clone(),
+            is_guest: false,
+            is_upkeep: true,
+        })
     }
 
     /// What of the cache a library reads.
@@ -191,17 +195,17 @@ impl Proxy {
     /// Tells the cache what starts read of the images that were traced before this one began, for its fast tier: one after another, at the
     /// pace of work that can wait. Returns when that is done.
     pub async fn tell_hot(&self) {
-        if let Some(library) = self.inner.library.clone() {
-            let cache = self.inner.cache.clone();
-            self.inner.touches.tell_all(library, cache).await;
+        if let Some(library) = self.common.library.clone() {
+            let cache = self.common.cache.clone();
+            self.common.touches.tell_all(library, cache).await;
         }
     }
 
     /// Offers the library what was cached before it knew of it (while there were no bundles, or in another process's days),
     /// at the pace of work that can wait. Returns when that is done.
     pub async fn offer_stored(&self) {
-        if let Some(library) = &self.inner.library {
-            let offered = offer_stored(library, &self.inner.cache).await;
+        if let Some(library) = &self.common.library {
+            let offered = offer_stored(library, &self.common.cache).await;
             if let Err(error) = offered {
                 tracing::warn!(error = %with_sources(&error), "what is cached is bundled when it is asked for");
             }
@@ -211,22 +215,21 @@ impl Proxy {
     /// Takes a new configuration without dropping a connection, and with it what [`Client::apply`] has set. Requests under
     /// way end with the old of both. Blocks as [`Proxy::new`].
     pub fn reload(&self, config: Config) {
-        self.inner.limits.reload(config.limits.clone());
-        let inner = &self.inner;
-        let old = inner.common.trust.load();
-        let access = if inner.config.load().auth != config.auth {
-            Access::new(&config.auth, &inner.access_metrics)
+        let common = &self.common;
+        common.limits.reload(config.limits.clone());
+        let old = self.current();
+        let access = if common.config.load().auth != config.auth {
+            Access::new(&config.auth, &common.access_metrics)
         } else {
-            if let Some(access) = &old.access {
+            if let Some(access) = old.access() {
                 access.look_again();
             }
-            old.access.clone()
+            old.access().cloned()
         };
-        let client = inner.common.client.snapshot();
-        inner.common.trust.store(Arc::new(Trust { access, client }));
-        inner.recent.set_personal(is_personal(inner));
-        inner.cache.names().set_configured(config.configured());
-        self.inner.config.store(Arc::new(config));
+        let inner = Inner::new(common.clone(), access);
+        self.current.store(Arc::new(inner));
+        common.cache.names().set_configured(config.configured());
+        common.config.store(Arc::new(config));
     }
 
     /// Serves until `stop` resolves, then drains: no new connections, requests under way may finish
@@ -240,7 +243,7 @@ impl Proxy {
         tls: Option<Tls>,
         stop: impl Future<Output = ()> + Send,
     ) -> std::io::Result<()> {
-        listener::serve(self.inner.clone(), listener, tls, stop).await
+        listener::serve(self.clone(), listener, tls, stop).await
     }
 
     /// Pulls an image (of an index: those platforms that are named, all when none) into the cache, as a client would.
@@ -254,8 +257,8 @@ impl Proxy {
         progress: impl FnMut(Progress) + Send,
     ) -> Result<Progress, String> {
         let started = Instant::now();
-        let own = self.inner.limits.own();
-        let warmed = warm::warm(&self.inner.upkeep(), &own, reference, platforms, progress).await;
+        let own = self.common.limits.own();
+        let warmed = warm::warm(&self.upkeep(), &own, reference, platforms, progress).await;
         let seconds = download::seconds(started);
         match &warmed {
             Ok(Progress { blobs, bytes, .. }) => {
@@ -273,7 +276,7 @@ impl Proxy {
     /// # Errors
     /// A text for people: the image is not in the cache.
     pub async fn cached(&self, reference: &Reference) -> Result<CachedImage, String> {
-        let (cache, reference) = (self.inner.cache.clone(), reference.clone());
+        let (cache, reference) = (self.common.cache.clone(), reference.clone());
         blocking(move || CachedImage::read(&cache, &reference)).await
     }
 
@@ -286,14 +289,14 @@ impl Proxy {
         reference: &Reference,
         known: Vec<Reference>,
     ) -> Result<Removal, String> {
-        let (cache, reference) = (self.inner.cache.clone(), reference.clone());
+        let (cache, reference) = (self.common.cache.clone(), reference.clone());
         blocking(move || Removal::of(&cache, &reference, &known)).await
     }
 
     /// Registers the metrics of the proxy; the caller gives the prefix.
     pub fn register(&self, registry: &mut Metrics) {
-        self.inner.metrics.register(registry);
-        self.inner.access_metrics.register(registry);
+        self.common.metrics.register(registry);
+        self.common.access_metrics.register(registry);
     }
 }
 
@@ -302,11 +305,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, String> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|error| Err(error.to_string()))
-}
-
-/// Whether upstreams answer each client by its own rights.
-fn is_personal(common: &Common) -> bool {
-    common.guests().is_some()
 }
 
 impl Trust {
@@ -318,46 +316,30 @@ impl Trust {
     }
 }
 
-impl Common {
-    /// Those who ask in their own name, when clients do.
-    pub(crate) fn guests(&self) -> Option<Guests> {
-        self.trust.load().guests()
+impl Inner {
+    fn new(common: Arc<Common>, access: Option<Arc<Access>>) -> Self {
+        let is_personal = matches!(access.as_deref(), Some(Access::Guests(_)));
+        let panics = common.cache.panics();
+        let trust = Trust {
+            access,
+            recent: Recent::new(is_personal),
+            flights: Flights::counted(panics.clone()),
+            sizes: Flights::counted(panics.clone()),
+        };
+        Self {
+            client: common.client.snapshot(),
+            trust: Arc::new(trust),
+            common,
+            is_guest: false,
+            is_upkeep: false,
+        }
     }
 
     /// All of that content came from there, and is what its digest says.
     pub(crate) fn proved(&self, registry: &Registry, repository: &Repository, digest: &Digest) {
-        if let Some(guests) = self.guests() {
+        if let Some(guests) = self.trust.guests() {
             guests.proved(registry, repository, digest);
         }
-    }
-}
-
-impl Inner {
-    /// What a request that begins now works with. Allocates only after a reload.
-    pub(crate) fn current(self: &Arc<Self>) -> Arc<Self> {
-        let trust = self.common.trust.load();
-        if Arc::ptr_eq(&trust, &self.trust) {
-            return Arc::clone(self);
-        }
-        Arc::new(Self {
-            common: self.common.clone(),
-            client: trust.client.clone(),
-            trust: Arc::clone(&trust),
-            is_guest: false,
-            is_upkeep: false,
-        })
-    }
-
-    /// The same for an operator's command: what it reads of the cache counts as no use.
-    fn upkeep(self: &Arc<Self>) -> Arc<Self> {
-        let current = self.current();
-        Arc::new(Self {
-            common: current.common.clone(),
-            client: current.client.clone(),
-            trust: current.trust.clone(),
-            is_guest: false,
-            is_upkeep: true,
-        })
     }
 
     /// `None`: everybody is let in.
@@ -424,10 +406,10 @@ impl Inner {
         wanted: &Wanted,
     ) -> Result<Option<u64>, Error> {
         let subject = wanted.subject();
-        if let Some(error) = self.recent.error(&subject) {
+        if let Some(error) = self.trust.recent.error(&subject) {
             return Err(error.into());
         }
-        let flight = self.sizes.join(&subject, || {
+        let flight = self.trust.sizes.join(&subject, || {
             // A registry that answers nothing holds a socket for each question. It takes no turn: it is short, and
             // would wait for downloads that take minutes.
             let place = self.limits.queue(&wanted.client)?;
@@ -447,14 +429,45 @@ impl Inner {
             .await
         {
             Ok(size) => {
-                self.recent.answered(&wanted.registry);
+                self.trust.recent.answered(&wanted.registry);
                 Ok(size)
             }
             Err(error) => {
-                self.recent
+                self.trust
+                    .recent
                     .failed(&wanted.registry, wanted.subject(), &error);
                 Err(error.into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_behind_a_reload_share_what_it_made_and_nothing_of_those_before() {
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
+        let client = Client::new(pierhead_remote::Config::default()).unwrap();
+        let proxy = Proxy::new(cache, client, Config::default());
+        let old = proxy.current();
+        proxy.reload(Config::default());
+        let new = proxy.current();
+        assert!(!Arc::ptr_eq(&old, &new));
+        assert!(Arc::ptr_eq(&new, &proxy.current()), "made once");
+        // A request from before learns that its credentials are refused.
+        let registry: Registry = "example.com".parse().unwrap();
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"a");
+        let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);
+        let denied = pierhead_remote::Error::Denied {
+            upstream: "example.com".into(),
+            status: 401,
+        };
+        old.trust.recent.failed(&registry, subject(), &denied);
+        assert!(old.trust.recent.error(&subject()).is_some());
+        assert!(new.trust.recent.error(&subject()).is_none());
     }
 }

@@ -55,10 +55,10 @@ impl Source {
     pub(crate) async fn find(inner: &Arc<Inner>, wanted: Wanted) -> Result<(Self, Outcome), Error> {
         let mut storable = true;
         if !inner.cache.contains(&wanted.digest) {
-            if let Some(error) = inner.recent.error(&wanted.subject()) {
+            if let Some(error) = inner.trust.recent.error(&wanted.subject()) {
                 return Err(error.into());
             }
-            storable = !inner.recent.is_unstorable(&wanted.digest);
+            storable = !inner.trust.recent.is_unstorable(&wanted.digest);
         }
         let claimed = match storable {
             true => Some(claim(inner, &wanted).await),
@@ -254,7 +254,8 @@ impl Source {
             | CacheError::WrongSize { .. }
             | CacheError::Restarted => return Err(error.into()),
             // Whoever led asked another repository, which need not say anything of ours.
-            CacheError::Abandoned(_) => match self.inner.recent.error(&self.wanted.subject()) {
+            CacheError::Abandoned(_) => match self.inner.trust.recent.error(&self.wanted.subject())
+            {
                 Some(upstream) => return Err(upstream.into()),
                 None => self.again().await?,
             },

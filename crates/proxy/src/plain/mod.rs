@@ -49,7 +49,7 @@ pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: Socket
         sends_files: true,
         ..peer
     };
-    let config = shared.inner.config.load_full();
+    let config = shared.proxy.common.config.load_full();
     let (head, stall) = (config.client_head, config.client_stall);
     drop(config);
     // Whoever is refused has little time for each step: there are few places for them.
@@ -86,8 +86,8 @@ pub(crate) async fn serve(mut shared: Shared, stream: TcpStream, address: Socket
                 () = peer.activity.closed() => return connection::displaced(address),
                 () = clock.late(sleep.as_mut(), period) => {
                     if clock.is_taking() {
-                        shared.inner.metrics.stalled.inc();
-                        shared.inner.metrics.limited(Limit::Stalled);
+                        shared.proxy.common.metrics.stalled.inc();
+                        shared.proxy.common.metrics.limited(Limit::Stalled);
                     }
                     tracing::debug!(%address, "client does nothing: connection cut");
                     return;
@@ -128,7 +128,7 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
                 close = true;
                 Ok(Bytes::new())
             }
-            len => match shared.inner.limits.hold(&peer.client, len) {
+            len => match shared.proxy.common.limits.hold(&peer.client, len) {
                 Ok(held) => Ok(held.around(read_body(&mut socket, len).await?)),
                 Err(limit) => {
                     close = true;
@@ -138,8 +138,9 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
         };
         socket.clock.free();
         let response = {
+            let inner = shared.proxy.current();
             // Pinned where it is made: it is too large to be moved about.
-            let answer = pin!(answer(&shared.inner, peer, &parts, question));
+            let answer = pin!(answer(&inner, peer, &parts, question));
             socket.unless_gone(answer).await?
         };
         close |= peer.over.is_some() || socket.clock.is_draining();
