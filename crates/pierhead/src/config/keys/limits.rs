@@ -48,7 +48,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "connections_per_client",
-        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64). For one more, its longest idle one is closed; without one, it is\nanswered 503. By default an eighth of `connections`: raise it where many machines share one address.",
+        doc: "Connections of one client at once (an IPv4 address, an IPv6 /64). For one more, its longest idle one is\n\
+              closed; without one, it is answered 503. By default an eighth of `connections`: raise it where many\n\
+              machines share one address.",
         example: "512",
         set: |config, value| {
             value
@@ -115,7 +117,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "upstream_fetches_per_registry",
-        doc: "Of these from one registry; more wait.",
+        doc: "Of these from one registry; more wait. An eighth is kept for clients that have less than an eighth.",
         example: "24",
         set: |config, value| {
             value
