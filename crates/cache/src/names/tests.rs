@@ -125,6 +125,7 @@ async fn a_panic_of_the_writer_fails_one_batch_and_is_counted() {
     watch(&cache, |_| panic!("by intent"));
     let failed = cache.names().put(&tag("a"), record(1)).await;
     assert!(failed.is_err_and(|error| error.is_storage()));
+    assert_eq!(cache.stat().reserved, 0, "the batch gives its bytes back");
     watch(&cache, |_| Ok(()));
     cache.names().put(&tag("a"), record(1)).await.unwrap();
     let panics = cache.store.config.rest.panics();

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Inner, Key, QUEUE, Record, Stored};
 use crate::state::blocks;
+use crate::store::Store;
 use crate::tier::Step;
 use crate::{Error, lock, record};
 
@@ -53,10 +54,31 @@ impl Merged {
 }
 
 /// A record that is to be written: what it is about, and the bytes that are set aside for it.
-struct Written {
+struct Written<'a> {
     name: String,
     record: Record,
+    bytes: Reserved<'a>,
+}
+
+/// Bytes that are set aside until they are counted otherwise: an error or a panic gives them back.
+struct Reserved<'a> {
+    store: &'a Store,
     bytes: u64,
+}
+
+impl Reserved<'_> {
+    /// The caller counts them from now on.
+    fn into_bytes(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.store.release(self.bytes);
+        }
+    }
 }
 
 /// Starts the thread. It ends when the sender is dropped.
@@ -138,7 +160,8 @@ impl Inner {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
                     changes.push(record::Change { path, text });
-                    waiting.push((merged, written));
+                    // In this order: a panic frees the bytes before it answers.
+                    waiting.push((written, merged));
                 }
                 Err(error) => merged.answer(&Err(error)),
             }
@@ -146,7 +169,7 @@ impl Inner {
         let done = record::change(&self.folder, &changes, |step| self.step(step));
         let mut answers = Vec::with_capacity(waiting.len());
         let mut newest = HashSet::new();
-        for ((merged, written), done) in waiting.into_iter().zip(done) {
+        for ((written, merged), done) in waiting.into_iter().zip(done) {
             let key = merged.key;
             match written {
                 Some(written) if done.is_ok() => {
@@ -154,7 +177,7 @@ impl Inner {
                     self.enter(key, written);
                 }
                 Some(written) => {
-                    self.store.release(written.bytes);
+                    drop(written);
                     self.take_back(&key);
                 }
                 None => self.leave(&key, done.is_ok()),
@@ -168,7 +191,7 @@ impl Inner {
     }
 
     /// The text of a record, with room set aside for it.
-    fn prepare(&self, name: String, record: Record) -> Result<(Written, Vec<u8>), Error> {
+    fn prepare(&self, name: String, record: Record) -> Result<(Written<'_>, Vec<u8>), Error> {
         let stored = Stored {
             digest: record.digest,
             media_type: record.media_type.as_str().to_owned(),
@@ -180,6 +203,10 @@ impl Inner {
             .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
         let bytes = blocks(text.len() as u64);
         self.store.reserve(bytes, 0)?;
+        let bytes = Reserved {
+            store: &self.store,
+            bytes,
+        };
         let written = Written {
             name: stored.name,
             record,
@@ -189,12 +216,13 @@ impl Inner {
     }
 
     /// A record is durable: it counts from now on.
-    fn enter(&self, key: Key, written: Written) {
+    fn enter(&self, key: Key, written: Written<'_>) {
         let Written {
             name,
             record,
             bytes,
         } = written;
+        let bytes = bytes.into_bytes();
         let slot = super::Slot {
             registry: Arc::default(),
             digest: record.digest,
