@@ -70,6 +70,8 @@ pub(crate) struct State {
     /// Bytes on disk of names, in whole blocks.
     pub(crate) names: u64,
     pub(crate) pinned_bytes: u64,
+    /// Bytes on disk of committed blobs that are pinned or being read.
+    held_bytes: u64,
     pub(crate) capacity: u64,
     /// Nothing new is taken in.
     pub(crate) closed: bool,
@@ -127,6 +129,7 @@ impl State {
             reserved: 0,
             names: 0,
             pinned_bytes: 0,
+            held_bytes: 0,
             capacity,
             closed: false,
             tick: 0,
@@ -281,12 +284,40 @@ impl State {
 
     /// Enters a slot where there was none.
     fn enter(&mut self, digest: Digest, slot: Slot) {
-        let bytes = slot.footprint();
-        self.used += bytes;
-        self.index.insert(digest, slot);
-        if self.pinned.contains_key(&digest) {
-            self.pinned_bytes += bytes;
-        }
+        self.used += slot.footprint();
+        self.change(&digest, |state| state.index.insert(digest, slot));
+    }
+
+    /// Makes a change to whether a blob is in the index, pinned or being read, and keeps the sums of bytes in step.
+    fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
+        let (pinned, held) = self.held(digest);
+        let result = change(self);
+        let (pinned_now, held_now) = self.held(digest);
+        self.pinned_bytes = self.pinned_bytes - pinned + pinned_now;
+        self.held_bytes = self.held_bytes - held + held_now;
+        result
+    }
+
+    /// What a blob adds to `pinned_bytes` and to `held_bytes`.
+    fn held(&self, digest: &Digest) -> (u64, u64) {
+        let bytes = self.index.get(digest).map_or(0, Slot::footprint);
+        let is_pinned = self.pinned.contains_key(digest);
+        let is_held = is_pinned || self.open.contains_key(digest);
+        (
+            if is_pinned { bytes } else { 0 },
+            if is_held { bytes } else { 0 },
+        )
+    }
+
+    /// Somebody reads a blob through this handle from now on.
+    pub(crate) fn opened(&mut self, open: &Arc<OpenBlob>) {
+        let (digest, entry) = (open.digest, (open.handle, Arc::downgrade(open)));
+        self.change(&digest, |state| state.open.insert(digest, entry));
+    }
+
+    /// The next reader opens the file anew.
+    pub(crate) fn forget_open(&mut self, digest: &Digest) -> Option<(u64, Weak<OpenBlob>)> {
+        self.change(digest, |state| state.open.remove(digest))
     }
 
     /// A request for what is not here and takes so many bytes on disk.
@@ -363,21 +394,18 @@ impl State {
 
     /// The same for what the policy has let go of already.
     fn leave(&mut self, digest: &Digest) -> Option<u64> {
-        let slot = self.index.remove(digest)?;
+        let slot = self.change(digest, |state| state.index.remove(digest))?;
         self.memory.remove(digest);
         let bytes = slot.footprint();
         self.used -= bytes;
         self.reserved += bytes;
-        if self.pinned.contains_key(digest) {
-            self.pinned_bytes -= bytes;
-        }
         self.changed.push(*digest);
         Some(bytes)
     }
 
     /// The file of a blob that was taken out is deleted: frees its bytes, unless a reader still has it open.
     pub(crate) fn gone(&mut self, digest: &Digest, bytes: u64) {
-        match self.open.remove(digest) {
+        match self.forget_open(digest) {
             Some((handle, _)) => {
                 self.ghosts.insert(handle, bytes);
             }
@@ -395,7 +423,7 @@ impl State {
             .get(digest)
             .is_some_and(|(open, _)| *open == handle)
         {
-            self.open.remove(digest);
+            self.forget_open(digest);
         }
     }
 
@@ -427,13 +455,18 @@ impl State {
         self.used + self.reserved + self.names
     }
 
-    /// Most that evictions could free: what is neither pinned nor being read nor being filled. Costs a look-up for each blob
-    /// that is being read.
+    /// Most that evictions could free: what is neither pinned nor being read nor being filled.
     pub(crate) fn evictable(&self) -> u64 {
-        let read = self.open.keys().filter(|it| !self.pinned.contains_key(*it));
-        let read = read.filter_map(|digest| self.index.get(digest));
-        let read: u64 = read.map(Slot::footprint).sum();
-        self.used - self.pinned_bytes - read + self.partials.bytes()
+        debug_assert_eq!(
+            self.held_bytes,
+            self.pinned
+                .keys()
+                .chain(self.open.keys().filter(|it| !self.pinned.contains_key(*it)))
+                .filter_map(|digest| self.index.get(digest).map(Slot::footprint))
+                .sum::<u64>(),
+            "the sum is in step"
+        );
+        self.used - self.held_bytes + self.partials.bytes()
     }
 
     /// Bytes that are reserved by fills but not yet on the disk.
@@ -468,13 +501,9 @@ impl State {
 
     /// One more label pins `digest`.
     pub(crate) fn pin(&mut self, digest: Digest) {
-        let count = self.pinned.entry(digest).or_insert(0);
-        *count += 1;
-        if *count == 1
-            && let Some(slot) = self.index.get(&digest)
-        {
-            self.pinned_bytes += slot.footprint();
-        }
+        self.change(&digest, |state| {
+            *state.pinned.entry(digest).or_insert(0) += 1;
+        });
     }
 
     /// One label less pins `digest`.
@@ -486,9 +515,6 @@ impl State {
         if *count > 0 {
             return;
         }
-        self.pinned.remove(&digest);
-        if let Some(slot) = self.index.get(&digest) {
-            self.pinned_bytes -= slot.footprint();
-        }
+        self.change(&digest, |state| state.pinned.remove(&digest));
     }
 }

@@ -222,7 +222,7 @@ impl Store {
             blob,
             store: self.clone(),
         });
-        state.open.insert(*digest, (handle, Arc::downgrade(&open)));
+        state.opened(&open);
         open
     }
 
@@ -349,7 +349,7 @@ impl Store {
         if handle.is_some() && self.tier.fall_back(digest, at).unwrap_or(false) {
             self.metrics.rot.inc();
             tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
-            lock(&self.state).open.remove(digest);
+            lock(&self.state).forget_open(digest);
             return;
         }
         // Under its turn nobody opens it anew.
