@@ -326,10 +326,14 @@ async fn each_family_of_addresses_has_its_own_answer() {
             "{unknown}: {answer:?}"
         );
     }
-    let silent = lookup(&resolver, "silent.example.").await;
-    assert_eq!(silent.unwrap(), ["192.0.2.1"]);
     let refused = lookup(&resolver, "refused.example.").await;
     assert_eq!(refused.unwrap(), ["192.0.2.2"]);
+    // Whoever waited for the other family would hear the second server.
+    let _second = NameServer::start("127.0.0.2", server.port, |_| Says::Address(9)).await;
+    let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
+    let system = System::new(conf, "", server.port);
+    let silent = lookup(&system.resolver(), "silent.example.").await;
+    assert_eq!(silent.unwrap(), ["192.0.2.1"]);
 }
 
 #[tokio::test]
