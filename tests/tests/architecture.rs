@@ -171,11 +171,6 @@ const SLED_IN: &[&str] = &[
 /// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their `/`), each with the reason.
 const UNSAFE_IN: &[(&str, &str, &str)] = &[
     (
-        "pierhead-bundle",
-        "crates/bundle/src/sys.rs",
-        "nothing safe maps a file into memory",
-    ),
-    (
         "pierhead-pmem",
         "crates/pmem/src/sys/",
         "nothing safe maps a file for stores, flushes a cache line or survives SIGBUS",

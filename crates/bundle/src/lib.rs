@@ -8,8 +8,7 @@
 //! `format` (the bundle on the wire), `store` and `export` (the worker's side), `directory` and `library`
 //! (what the server knows, and the work in the background).
 
-// `sys` alone is excepted; the architecture test sees to it.
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 pub mod api;
 mod content;
@@ -30,7 +29,6 @@ pub mod patch;
 pub mod plan;
 mod source;
 pub mod store;
-mod sys;
 pub mod table;
 mod varint;
 

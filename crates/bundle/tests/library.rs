@@ -562,6 +562,43 @@ fn what_is_damaged_is_made_again() {
 }
 
 #[test]
+fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
+    let [image, other] = [6, 7].map(tree);
+    let blobs = Arc::<InMemory>::default();
+    let folder = tempfile::tempdir().unwrap();
+    let library = open(folder.path(), &blobs);
+    for image in [&image, &other] {
+        blobs.put(&image.image);
+        assert_eq!(offer(&library, &image.image), State::Ready);
+    }
+    let root = &image.image.root;
+    let name = root.to_string().replace(':', "-");
+    let table = folder.path().join("index/tables").join(name);
+    // Opening it is an error of the file system, and no sign that it is damaged.
+    std::fs::remove_file(&table).unwrap();
+    std::os::unix::fs::symlink(&table, &table).unwrap();
+    let file = |image: &TreeImage| {
+        let (content, _) = image.contents.iter().next().unwrap();
+        library
+            .file(&image.image.root, content)
+            .map(|it| it.is_some())
+    };
+    let failed = file(&image).expect_err("it cannot be read");
+    assert!(matches!(failed, Error::Missing(_)), "{failed}");
+    assert!(file(&other).unwrap(), "the other image is concerned");
+    assert_eq!(settled(&library, root), State::Ready);
+    assert!(file(&image).unwrap());
+    assert!(table.symlink_metadata().unwrap().is_file());
+    // Once only: what cannot be read again is not made anew without end, and is never deleted.
+    library.close();
+    std::fs::remove_file(&table).unwrap();
+    std::os::unix::fs::symlink(&table, &table).unwrap();
+    let wanted = library.trace(root, &["file".to_owned()]);
+    assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
+    assert!(table.is_symlink());
+}
+
+#[test]
 fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
     let image = tree(6);
     let blobs = Arc::<InMemory>::default();

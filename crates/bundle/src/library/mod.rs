@@ -29,6 +29,7 @@ mod shelf;
 mod start_order;
 mod steps;
 mod stream;
+mod tables;
 mod traces;
 mod wear;
 
@@ -60,12 +61,16 @@ use flights::Flights;
 use kept::Kept;
 use queue::Queue;
 use shelf::Shelf;
+use tables::Tables;
 
 /// Bytes that each of [`Config::workers`] takes at most: 60 MB (a layer, a table, frames) while it makes an image ready, and 150 MB while it
 /// makes patches or packs better.
 pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that are kept for the next read, of all files that are being read.
 pub const RECENT_MEMORY: usize = 32 << 20;
+
+/// Bytes of tables in memory: a dozen of 84 000 files each.
+const TABLES_MEMORY: u64 = 64 << 20;
 
 /// What a library may take of the machine.
 #[derive(Clone, Debug)]
@@ -76,6 +81,9 @@ pub struct Config {
     pub packs: u64,
     /// Bytes of plans on disk, with the patches in them.
     pub plans: u64,
+    /// Bytes of the tables of images that workers have, in memory at once, of all plans that are being made: beyond it such an
+    /// image counts as unknown. The table of the image that is wanted comes besides.
+    pub tables: u64,
     /// Threads that make images ready, and as many for what can wait, which rest meanwhile. A pair takes [`WORKER_MEMORY`].
     pub workers: usize,
     /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
@@ -111,6 +119,7 @@ impl Config {
             data: data.into(),
             packs,
             plans,
+            tables: TABLES_MEMORY,
             workers: 1,
             share: 50,
             level: pack::Settings::default().level,
@@ -182,6 +191,7 @@ pub(crate) struct Inner {
     directory: Arc<Directory>,
     packs: Arc<Packs>,
     files: Files,
+    tables: Tables,
     images: Mutex<HashMap<Digest, Row>>,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -274,6 +284,7 @@ impl Library {
                 blobs,
                 shelf,
                 files: Files::new(&packs, &directory),
+                tables: Tables::default(),
                 directory,
                 packs,
                 images: Mutex::new(images),

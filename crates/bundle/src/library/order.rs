@@ -11,7 +11,7 @@ use super::plans::key;
 use super::steps::HEADER_LEVEL;
 use crate::format::Frames;
 use crate::layer::Pace as _;
-use crate::{Content, Error, Table};
+use crate::{Content, Error};
 
 impl Inner {
     /// Plans an image anew for whoever has nothing, from the frames that it has.
@@ -28,7 +28,7 @@ impl Inner {
 
     fn order_one(&self, manifest: &Digest, key: &Content, share: &mut Share) -> Result<(), Error> {
         let missing = || Error::Missing(format!("the plan of {manifest}"));
-        let table = Table::open(&self.shelf.table(manifest))?;
+        let table = self.made_table(manifest)?;
         let documents = Documents::read(&*self.blobs, manifest)?;
         let source = self.contents(&[*manifest]);
         let expected = self.expected(manifest, &documents, &table, &source)?;

@@ -108,7 +108,7 @@ impl Inner {
         new: &Digest,
         want: plan::Image<'_>,
         old: &Digest,
-        have: Table,
+        have: Arc<Table>,
         effort: Effort,
         pause: &mut dyn FnMut(u64) -> Result<(), Error>,
     ) -> Result<Option<Arc<Kept>>, Error> {
@@ -142,7 +142,7 @@ impl Inner {
 }
 
 /// An image of which the worker has all.
-fn base(manifest: &Digest, table: Table) -> Base {
+fn base(manifest: &Digest, table: Arc<Table>) -> Base {
     Base {
         have: Have {
             manifest: *manifest,

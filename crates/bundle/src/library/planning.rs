@@ -21,7 +21,7 @@ const QUICK: i32 = 3;
 /// An image of the request, with its table when it is known.
 pub(super) struct Base {
     pub(super) have: Have,
-    pub(super) table: Option<Table>,
+    pub(super) table: Option<Arc<Table>>,
 }
 
 impl Base {
@@ -49,8 +49,10 @@ impl Inner {
         let mut bases = Vec::with_capacity(have.len());
         for have in have {
             let mut have = *have;
-            let opened = have.is_known.then(|| self.made_table(&have.manifest));
-            let table = opened.and_then(Result::ok);
+            let table = match have.is_known {
+                true => self.base_table(&have.manifest),
+                false => None,
+            };
             have.is_known = table.is_some();
             bases.push(Base { have, table });
         }
@@ -185,7 +187,7 @@ pub(super) fn header(
     level: i32,
 ) -> Result<Header, Error> {
     let base = bases.iter().position(|base| base.table.is_some());
-    let against = base.and_then(|at| bases.get(at)?.table.as_ref());
+    let against = base.and_then(|at| bases.get(at)?.table.as_deref());
     let sizes = Tables { want, haves: bases };
     let had = |base: &Base| Had {
         manifest: base.have.manifest,

@@ -65,11 +65,9 @@ impl Library {
     /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
     pub fn file(&self, image: &Digest, content: &Content) -> Result<Option<Stream>, Error> {
         let inner = &self.inner;
-        let table = inner.made_table(image)?;
-        let Some(number) = table.find(content) else {
+        let Some(size) = inner.size_in(image, content)? else {
             return Ok(None);
         };
-        let size = table.contents().size(number).unwrap_or(0);
         let source = OfImage {
             inner: Arc::downgrade(inner),
             image: *image,

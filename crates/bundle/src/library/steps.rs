@@ -117,21 +117,6 @@ impl Inner {
         }
     }
 
-    /// The table of an image that is ready. When it is damaged or lost, the image has to wait for another one.
-    pub(super) fn made_table(&self, manifest: &pierhead_oci::Digest) -> Result<Table, Error> {
-        let path = self.shelf.table(manifest);
-        let error = match Table::open(&path) {
-            Err(error @ (Error::Malformed { .. } | Error::Missing(_))) => error,
-            found => return found,
-        };
-        if error.is_damage() {
-            tracing::warn!(%error, %manifest, "the table of an image is made anew");
-            remove(&path);
-        }
-        self.again(manifest)?;
-        Err(Error::Missing(format!("the table of {manifest}")))
-    }
-
     /// The table of an image; made when there is none.
     fn table(
         &self,
@@ -143,6 +128,9 @@ impl Inner {
         match Table::open(&path) {
             Ok(table) => return Ok(table),
             Err(Error::Missing(_)) => {}
+            Err(error @ Error::Io { .. }) => {
+                self.tables.report_unreadable(manifest, &error);
+            }
             Err(error) => tracing::warn!(%error, "the table of an image is made anew"),
         }
         let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
@@ -152,8 +140,7 @@ impl Inner {
         }
         table.save(&path)?;
         self.wrote(table.bytes().len() as u64);
-        // Mapped, and not on the heap.
-        Table::open(&path)
+        Ok(table)
     }
 
     /// Packs what is not packed yet, and plans for whoever has nothing.
@@ -258,10 +245,9 @@ impl Inner {
         let tree = Tree::of(plan::Image::mounted(table))?;
         let mut traced = Vec::new();
         if let Some((image, files)) = self.traced_for(manifest)? {
-            let its_own = self.made_table(&image);
+            let its_own = self.base_table(&image);
             let old = its_own
                 .as_ref()
-                .ok()
                 .map(|it| Tree::of(plan::Image::mounted(it)));
             let old = old.and_then(Result::ok);
             let files = files.into_iter().map(|path| Traced {
@@ -328,6 +314,7 @@ impl Inner {
     pub(super) fn tidy(&self, share: &mut Share) -> Result<(), Error> {
         self.packs.upkeep();
         self.close_layers();
+        self.tables.close();
         let is_here =
             |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
         let ready: Vec<_> = lock(&self.images)

@@ -81,27 +81,22 @@ impl<'a> ByDigest<'a> {
 
 /// What is not in the canonical bytes but follows from them: sizes as an array of u64, numbers by digest as one of u32,
 /// both little endian.
-pub(super) enum Index {
-    /// Computed.
-    Memory(Vec<u8>),
-    /// In the file, behind the canonical bytes.
-    File {
-        /// Where it begins.
-        start: usize,
-        /// How many contents.
-        contents: u32,
-    },
-}
+pub(super) struct Index(Vec<u8>);
 
 impl Index {
     /// Bytes for so many contents.
-    pub(super) fn bytes(contents: u32) -> usize {
+    pub(super) fn len_of(contents: u32) -> usize {
         widen(contents).saturating_mul(12)
+    }
+
+    /// From a file, as [`Self::bytes`] gave it.
+    pub(super) const fn read(bytes: Vec<u8>) -> Self {
+        Self(bytes)
     }
 
     /// Computes it. Sorts.
     pub(super) fn of(layout: &Layout, bytes: &[u8]) -> Result<Self, Error> {
-        let mut index = Vec::with_capacity(Self::bytes(layout.contents));
+        let mut index = Vec::with_capacity(Self::len_of(layout.contents));
         let mut sizes = Table::reader(layout.sizes(bytes));
         for _ in 0..layout.contents {
             index.extend(sizes.u64()?.to_le_bytes());
@@ -121,31 +116,24 @@ impl Index {
         for (_, number) in order {
             index.extend(number.to_le_bytes());
         }
-        Ok(Self::Memory(index))
+        Ok(Self(index))
     }
 
-    fn split<'a>(&'a self, file: &'a [u8]) -> (&'a [u8], &'a [u8]) {
-        match self {
-            Self::Memory(index) => index.split_at(index.len() / 3 * 2),
-            Self::File { start, contents } => {
-                let len = Self::bytes(*contents);
-                let index = file.get(*start..start + len).unwrap_or_default();
-                index.split_at(index.len() / 3 * 2)
-            }
-        }
+    fn split(&self) -> (&[u8], &[u8]) {
+        self.0.split_at(self.0.len() / 3 * 2)
     }
 
-    pub(super) fn sizes<'a>(&'a self, file: &'a [u8]) -> &'a [u8] {
-        self.split(file).0
+    pub(super) fn sizes(&self) -> &[u8] {
+        self.split().0
     }
 
-    pub(super) fn by_digest<'a>(&'a self, file: &'a [u8]) -> ByDigest<'a> {
-        ByDigest(self.split(file).1)
+    pub(super) fn by_digest(&self) -> ByDigest<'_> {
+        ByDigest(self.split().1)
     }
 
     /// As it stands in a file.
-    pub(super) fn raw<'a>(&'a self, file: &'a [u8]) -> [&'a [u8]; 2] {
-        self.split(file).into()
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 

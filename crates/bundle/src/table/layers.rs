@@ -93,7 +93,7 @@ pub(super) fn check(table: &Table) -> Result<(), Error> {
             }
         }
     }
-    if table.layout.layer_count == 0 && !table.layout.layers(table.bytes.all()).is_empty() {
+    if table.layout.layer_count == 0 && !table.layout.layers(&table.bytes).is_empty() {
         return Err(Error::malformed(WHAT, "layers that are not counted"));
     }
     if next == table.contents().len() {

@@ -51,8 +51,8 @@ impl Layout {
         ]
     }
 
-    /// After which every section lies within `bytes` and no count is over its section.
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, Error> {
+    /// Of the first bytes of a table that has `len` bytes: every section lies within these and no count is over its section.
+    pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
         let wrong = |why: &str| Error::malformed(WHAT, why);
         let (magic, rest) = bytes
             .split_first_chunk::<8>()
@@ -92,7 +92,7 @@ impl Layout {
             .sections()
             .iter()
             .try_fold(HEAD, |at, len| at.checked_add(*len));
-        if end.is_none_or(|end| end > bytes.len() || end > MAX_TABLE) {
+        if end.is_none_or(|end| end > len || end > MAX_TABLE) {
             return Err(wrong("sections that do not fit"));
         }
         // Each takes a byte at least, so that nothing is allocated that is not there.

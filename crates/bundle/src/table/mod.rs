@@ -5,6 +5,7 @@
 //! number; all numbers relative, so that an update of the image changes few bytes.
 
 mod attributes;
+mod blocks;
 mod contents;
 mod file;
 mod interned;
@@ -19,6 +20,7 @@ mod write;
 mod tests;
 
 pub use attributes::{Attributes, Xattrs};
+pub(crate) use blocks::{BlockCache, TableFile};
 pub use contents::{ByDigest, Contents};
 pub use layers::{Layers, TableLayer};
 pub use merge::LayerEntries;
@@ -33,7 +35,6 @@ use crate::layer::{LayerIndex, Pace, Unhurried};
 use crate::varint::Reader;
 use crate::{Content, Entry, Error};
 use contents::Index;
-use file::Bytes;
 use layout::Layout;
 
 /// What the errors of this format call it.
@@ -50,7 +51,8 @@ pub const MAX_ENTRIES: u32 = 1 << 20;
 
 /// The merged view of one image. Shared by reference between threads.
 pub struct Table {
-    bytes: Bytes,
+    /// The canonical ones.
+    bytes: Vec<u8>,
     layout: Layout,
     /// Where each begins in its section.
     attributes: Vec<u32>,
@@ -108,7 +110,7 @@ impl Table {
 
     /// The canonical bytes, as [`Table::parse`] takes them.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes.all()[..self.layout.end()]
+        &self.bytes
     }
 
     /// Number of entries; at least one, the root.
@@ -119,8 +121,8 @@ impl Table {
     /// A walk over the entries in the order of [`compare`], the root first.
     pub fn rows(&self) -> Rows<'_> {
         Rows::new(
-            self.layout.names(self.bytes.all()),
-            self.layout.nodes(self.bytes.all()),
+            self.layout.names(&self.bytes),
+            self.layout.nodes(&self.bytes),
             self.numbered(),
             self.layout.entries,
             self.layout.visible,
@@ -129,10 +131,7 @@ impl Table {
 
     /// All contents by number: the [visible](Self::visible) ones first, then what layers need besides.
     pub fn contents(&self) -> Contents<'_> {
-        Contents::new(
-            self.layout.digests(self.bytes.all()),
-            self.index.sizes(self.bytes.all()),
-        )
+        Contents::new(self.layout.digests(&self.bytes), self.index.sizes())
     }
 
     /// The contents with lower numbers are those of the merged tree, numbered by first use; the others (the skeletons of the
@@ -143,7 +142,7 @@ impl Table {
 
     /// The numbers of all contents, by ascending digest.
     pub fn by_digest(&self) -> ByDigest<'_> {
-        self.index.by_digest(self.bytes.all())
+        self.index.by_digest()
     }
 
     /// The number of a content. A binary search.
@@ -166,7 +165,7 @@ impl Table {
     /// The layers, the lowest first.
     pub fn layers(&self) -> Layers<'_> {
         Layers::new(
-            self.layout.layers(self.bytes.all()),
+            self.layout.layers(&self.bytes),
             self.layout.layer_count,
             self.layout.contents,
         )
@@ -174,14 +173,14 @@ impl Table {
 
     /// From bytes that this crate wrote, or that [`Table::check`] is about to look at.
     fn trusted(bytes: Vec<u8>) -> Result<Self, Error> {
-        let layout = Layout::read(&bytes)?;
+        let layout = Layout::read(&bytes, bytes.len())?;
         if layout.end() != bytes.len() {
             return Err(Error::malformed(WHAT, "bytes after its end"));
         }
         let attributes = attributes::starts(&layout, &bytes)?;
         let index = Index::of(&layout, &bytes)?;
         Ok(Self {
-            bytes: Bytes::Memory(bytes),
+            bytes,
             layout,
             attributes,
             index,
@@ -196,7 +195,7 @@ impl Table {
     }
 
     fn numbered(&self) -> attributes::Numbered<'_> {
-        attributes::Numbered::new(self.layout.attributes(self.bytes.all()), &self.attributes)
+        attributes::Numbered::new(self.layout.attributes(&self.bytes), &self.attributes)
     }
 
     /// A reader of one section.

@@ -405,6 +405,20 @@ fn a_table_is_saved_and_opened_and_damage_is_seen() {
 }
 
 #[test]
+fn a_table_outlives_the_truncation_of_its_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("table");
+    let table = sample();
+    table.save(&path).expect("saved");
+    let opened = Table::open(&path).expect("opened");
+    let file = std::fs::File::options().write(true).open(&path);
+    file.expect("there").set_len(0).expect("truncated");
+    // Memory of a mapping of that file would be gone: SIGBUS, the end of the process.
+    assert_eq!(lines(&opened), lines(&table));
+    assert!(matches!(Table::open(&path), Err(Error::Malformed { .. })));
+}
+
+#[test]
 fn a_table_travels_alone_or_against_another() {
     let old = sample();
     let new = merge(&[&[file("a", "new")]]).expect("merged");
@@ -438,7 +452,7 @@ fn whatever_is_changed_is_refused_or_canonical() {
 fn a_link_to_a_directory_or_to_a_link_is_refused() {
     let table = merge(&[&[file("a", "old"), link("b", "a"), link("c", "a")]]).expect("merged");
     let bytes = table.bytes();
-    let layout = Layout::read(bytes).expect("a head");
+    let layout = Layout::read(bytes, bytes.len()).expect("a head");
     let end = layout.nodes(bytes).as_ptr_range().end as usize - bytes.as_ptr() as usize;
     // The last number of the nodes is how far back `c` points: to `b` and to the root.
     assert_eq!(bytes[end - 1], 2);
@@ -460,7 +474,7 @@ fn no_more_attributes_than_entries() {
     let read = |attribute_count| {
         let mut bytes = layout(attribute_count).write();
         bytes.resize(bytes.len() + 1001, 0);
-        layout::Layout::read(&bytes)
+        layout::Layout::read(&bytes, bytes.len())
     };
     assert!(read(1).is_ok());
     assert!(matches!(read(2), Err(Error::Malformed { .. })));

@@ -254,7 +254,7 @@ impl Shared {
             manifest: header.manifest.clone(),
             config: header.config.clone(),
             layers: header.layers,
-            // Mapped: it outlives the fetch's folder.
+            // In memory: it outlives the fetch's folder.
             table: Table::open(&self.folder.path.join("table"))?,
         })
     }

@@ -1,0 +1,155 @@
+//! Image tables of the library: in memory while somebody uses them, in a few blocks for single lookups.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, Weak};
+
+use pierhead_oci::Digest;
+
+use super::shelf::remove;
+use super::{Inner, lock};
+use crate::table::{BlockCache, TableFile};
+use crate::{Content, Error, Table};
+
+/// Bytes of verified blocks that single lookups share.
+const BLOCK_CACHE: usize = 4 << 20;
+/// Table files that are held open for single lookups.
+const OPEN: usize = 8;
+/// Images of which it is remembered that their tables could not be read.
+const MAX_UNREADABLE: usize = 1000;
+
+pub(super) struct Tables {
+    blocks: BlockCache,
+    open: Mutex<Vec<(Digest, Arc<TableFile>)>>,
+    /// Those that somebody uses: read once, whoever needs them at the same time.
+    loaded: Mutex<HashMap<Digest, Weak<Table>>>,
+    /// Those that the disk could not read: logged, and made anew, once for each start.
+    unreadable: Mutex<HashSet<Digest>>,
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        Self {
+            blocks: BlockCache::new(BLOCK_CACHE),
+            open: Mutex::default(),
+            loaded: Mutex::default(),
+            unreadable: Mutex::default(),
+        }
+    }
+}
+
+impl Tables {
+    /// Closes the files: deleted ones take room as long as they are open.
+    pub(super) fn close(&self) {
+        lock(&self.open).clear();
+        lock(&self.loaded).retain(|_, table| table.strong_count() > 0);
+    }
+
+    fn forget(&self, image: &Digest) {
+        lock(&self.open).retain(|(of, _)| of != image);
+    }
+
+    fn loaded(&self, image: &Digest) -> Option<Arc<Table>> {
+        lock(&self.loaded).get(image)?.upgrade()
+    }
+
+    fn load(&self, image: &Digest, table: Table) -> Arc<Table> {
+        let table = Arc::new(table);
+        let mut loaded = lock(&self.loaded);
+        loaded.retain(|_, table| table.strong_count() > 0);
+        loaded.insert(*image, Arc::downgrade(&table));
+        table
+    }
+
+    /// Bytes of the tables in memory.
+    fn bytes(&self) -> u64 {
+        let loaded = lock(&self.loaded);
+        let tables = loaded.values().filter_map(Weak::upgrade);
+        tables.map(|table| table.bytes().len() as u64).sum()
+    }
+
+    /// Logs that the disk cannot read the table of an image; `false` when it was logged before.
+    pub(super) fn report_unreadable(&self, image: &Digest, error: &Error) -> bool {
+        let mut unreadable = lock(&self.unreadable);
+        if unreadable.len() >= MAX_UNREADABLE {
+            unreadable.clear();
+        }
+        let is_first = unreadable.insert(*image);
+        if is_first {
+            tracing::error!(%image, %error, "the table of an image cannot be read; it is made anew once");
+        }
+        is_first
+    }
+}
+
+impl Inner {
+    /// The table of an image that is ready. When it is damaged or lost, the image has to wait for another one.
+    pub(super) fn made_table(&self, manifest: &Digest) -> Result<Arc<Table>, Error> {
+        if let Some(table) = self.tables.loaded(manifest) {
+            return Ok(table);
+        }
+        let opened = Table::open(&self.shelf.table(manifest));
+        let table = opened.or_else(|error| self.mend_table(manifest, error))?;
+        Ok(self.tables.load(manifest, table))
+    }
+
+    /// The table of an image that a worker has; `None` when it is not there, or when [`super::Config::tables`] is used up.
+    pub(super) fn base_table(&self, manifest: &Digest) -> Option<Arc<Table>> {
+        let room = || {
+            let len = std::fs::metadata(self.shelf.table(manifest)).ok()?.len();
+            (self.tables.bytes().saturating_add(len) <= self.config.tables).then_some(())
+        };
+        match self.tables.loaded(manifest) {
+            Some(table) => Some(table),
+            None => room().and_then(|()| self.made_table(manifest).ok()),
+        }
+    }
+
+    /// The size of one content of an image that is ready, without reading all of its table.
+    pub(super) fn size_in(
+        &self,
+        manifest: &Digest,
+        content: &Content,
+    ) -> Result<Option<u64>, Error> {
+        let looked = self.table_file(manifest).and_then(|it| it.find(content));
+        let found = looked.or_else(|error| self.mend_table(manifest, error))?;
+        Ok(found.map(|(_, size)| size))
+    }
+
+    fn table_file(&self, manifest: &Digest) -> Result<Arc<TableFile>, Error> {
+        let mut open = lock(&self.tables.open);
+        let found = open.iter().position(|(of, _)| of == manifest);
+        let entry = match found {
+            Some(at) => open.remove(at),
+            None => {
+                drop(open);
+                let file = TableFile::open(&self.shelf.table(manifest), &self.tables.blocks)?;
+                open = lock(&self.tables.open);
+                (*manifest, Arc::new(file))
+            }
+        };
+        let file = entry.1.clone();
+        open.push(entry);
+        if open.len() > OPEN {
+            open.remove(0);
+        }
+        Ok(file)
+    }
+
+    /// Has the table of an image made anew: deleted only where it is proven to be damaged, replaced where the disk
+    /// cannot read it. What fails again for the same image stays an error.
+    fn mend_table<T>(&self, manifest: &Digest, error: Error) -> Result<T, Error> {
+        self.tables.forget(manifest);
+        if error.is_damage() {
+            tracing::warn!(%error, %manifest, "the table of an image is made anew");
+            remove(&self.shelf.table(manifest));
+        } else if matches!(error, Error::Io { .. }) {
+            if !self.tables.report_unreadable(manifest, &error) {
+                return Err(error);
+            }
+        } else if !matches!(error, Error::Missing(_)) {
+            return Err(error);
+        }
+        self.again(manifest)?;
+        Err(Error::Missing(format!("the table of {manifest}")))
+    }
+}
