@@ -169,13 +169,11 @@ const SLED_IN: &[&str] = &[
 ];
 
 /// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their `/`), each with the reason.
-const UNSAFE_IN: &[(&str, &str, &str)] = &[
-    (
-        "pierhead-pmem",
-        "crates/pmem/src/sys/",
-        "nothing safe maps a file for stores, flushes a cache line or survives SIGBUS",
-    ),
-];
+const UNSAFE_IN: &[(&str, &str, &str)] = &[(
+    "pierhead-pmem",
+    "crates/pmem/src/sys/",
+    "nothing safe maps a file for stores, flushes a cache line or survives SIGBUS",
+)];
 
 /// Where a `static` may be mutable, each with the reason.
 const GLOBAL_IN: &[(&str, &str)] = &[

@@ -31,7 +31,7 @@ pub struct Ask {
     /// `os/architecture[/variant]`: which image of an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// Manifests of images that the worker has whole, the most similar ones first.
+    /// Manifests of images that the worker has whole, in any order. The server counts on the 16 that are most like what is wanted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
     /// Those of `have` of which it has all that their layers can be rebuilt of, too.

@@ -75,7 +75,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_size: 64 << 30,
-            max_ratio: 1000,
+            max_ratio: 200,
             max_entries: 500_000,
             max_window: 16 << 20,
         }

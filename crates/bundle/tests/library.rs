@@ -15,7 +15,7 @@ use pierhead_bundle::library::{Config, Have, Image, Library, Noted, Piece, State
 use pierhead_bundle::store::{Begin, Outcome, Store};
 use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
 use pierhead_oci::Digest;
-use pierhead_rest::Rest;
+use pierhead_rest::{ClientKey, Rest};
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
 
@@ -596,6 +596,150 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     let wanted = library.trace(root, &["file".to_owned()]);
     assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
     assert!(table.is_symlink());
+}
+
+/// Some versions of one tree, all of them ready.
+fn versions(library: &Library, blobs: &InMemory, count: u32) -> Vec<TreeImage> {
+    let version = |version| {
+        let options = TreeOptions {
+            version,
+            ..TreeOptions::default()
+        };
+        let image = images::Image::tree(9, &options);
+        blobs.put(&image.image);
+        assert_eq!(offer(library, &image.image), State::Ready);
+        image
+    };
+    (0..count).map(version).collect()
+}
+
+fn client(nth: u8) -> ClientKey {
+    ClientKey::of([10, 0, 0, nth].into())
+}
+
+#[test]
+fn permutations_of_what_a_worker_has_are_one_plan() {
+    let blobs = Arc::<InMemory>::default();
+    let folder = tempfile::tempdir().unwrap();
+    let library = open(folder.path(), &blobs);
+    let images = versions(&library, &blobs, 5);
+    let (want, had) = images.split_last().unwrap();
+    while library.stat().jobs > 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let planned = library.stat().planned;
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut etags = std::collections::BTreeSet::new();
+    for _ in 0..1000 {
+        // What nobody knows, and what is named twice, makes no other plan either.
+        let mut have: Vec<_> = had.iter().chain(&had[..2]).map(self::have).collect();
+        have.push(Have {
+            manifest: Content::of(&random.u64(..).to_le_bytes()).into(),
+            is_known: false,
+            has_layers: false,
+        });
+        random.shuffle(&mut have);
+        let bundle = library.bundle_for(client(1), &want.image.root, &have, false);
+        etags.insert(bundle.unwrap().etag().to_owned());
+    }
+    assert_eq!(etags.len(), 1);
+    assert_eq!(library.stat().planned, planned + 1);
+    library.close();
+}
+
+#[test]
+fn the_plans_of_one_client_leave_before_they_take_all_the_room() {
+    let blobs = Arc::<InMemory>::default();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), 256 << 20, 256 << 10);
+    (config.share, config.level, config.pairs) = (100, 3, 0);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let images = versions(&library, &blobs, 6);
+    let (want, had) = images.split_last().unwrap();
+    let want = &want.image.root;
+    let plan = |nth: u8, subset: usize| {
+        let is_in = |at: &usize| subset & (1 << at) > 0;
+        let have: Vec<_> = (0..had.len())
+            .filter(is_in)
+            .map(|at| have(&had[at]))
+            .collect();
+        let bundle = library.bundle_for(client(nth), want, &have, false);
+        (have, bundle.unwrap().etag().to_owned())
+    };
+    let (have, etag) = plan(2, 1);
+    let planned = |have: &[Have]| library.planned(want, have, false).unwrap();
+    for subset in 2..32 {
+        plan(1, subset);
+    }
+    // The other client's plan is there still, and of the first one's at most its share.
+    assert_eq!(planned(&have).expect("it is there").etag(), etag);
+    let left = (2..32).filter(|subset| {
+        let is_in = |at: &usize| subset & (1 << at) > 0;
+        let have: Vec<_> = (0..had.len())
+            .filter(is_in)
+            .map(|at| self::have(&had[at]))
+            .collect();
+        planned(&have).is_some()
+    });
+    let left = left.count();
+    assert!(
+        0 < left && left <= 16,
+        "{left} plans of 4 KiB and more in 64 KiB"
+    );
+    library.close();
+}
+
+#[test]
+fn an_image_that_takes_long_is_interrupted_for_another_client() {
+    let [slow, other] = [6, 7].map(tree);
+    let blobs = Arc::<InMemory>::default();
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    (config.share, config.level) = (100, 3);
+    // Whatever takes any time takes long.
+    config.turn = Duration::ZERO;
+    let library = Library::open(config, blobs.clone()).unwrap();
+    for image in [&slow, &other] {
+        blobs.put(&image.image);
+    }
+    let offer = |nth: u8, image: &TreeImage| {
+        let manifest = image.image.root;
+        let repository = "registry/app".into();
+        library.offer_for(
+            client(nth),
+            Image {
+                manifest,
+                repository,
+            },
+        );
+        library.awaited_by(client(nth), &manifest);
+    };
+    let [config, layer] = [0, 1].map(|at| slow.image.blobs[at].digest);
+    blobs.1.close(Some(layer));
+    offer(1, &slow);
+    let until = |is_it: &dyn Fn() -> bool| {
+        let started = Instant::now();
+        while !is_it() {
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "it takes too long"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    // Its work has begun.
+    until(
+        &|| matches!(library.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
+    );
+    offer(2, &other);
+    // When it begins once more it stops at its config.
+    blobs.1.close(Some(config));
+    assert_eq!(settled(&library, &other.image.root), State::Ready);
+    assert!(matches!(library.state(&slow.image.root), State::Working(_)));
+    assert_eq!(library.stat().given_up, 1);
+    blobs.1.close(None);
+    assert_eq!(settled(&library, &slow.image.root), State::Ready);
+    library.close();
 }
 
 #[test]

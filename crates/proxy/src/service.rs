@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::access::{self, Access, Guests};
-use crate::bundle::{Arrivals, CacheBlobs, Pulls, Touches, offer_stored};
+use crate::bundle::{Arrivals, CacheBlobs, PlanSlots, Pulls, Touches, offer_stored};
 use crate::cached_image::{CachedImage, Removal};
 use crate::claim::Wanted;
 use crate::cost::Costs;
@@ -102,7 +102,7 @@ pub(crate) struct Common {
     pub(crate) touches: Touches,
     pub(crate) arrivals: Arrivals,
     /// Held by who makes a plan: each has tables in memory.
-    pub(crate) planning: Arc<Semaphore>,
+    pub(crate) planning: PlanSlots,
     /// Held by who makes a record that no pack has.
     pub(crate) making: Arc<Semaphore>,
     /// `None`: nobody bounds our processor time.
@@ -159,7 +159,7 @@ impl Proxy {
             arrivals: Arrivals::default(),
             pulls: Pulls::default(),
             touches: Touches::default(),
-            planning: Arc::new(Semaphore::new(PLANNING)),
+            planning: PlanSlots::new(PLANNING),
             making: Arc::new(Semaphore::new(MAKING)),
         };
         let common = Arc::new(common);

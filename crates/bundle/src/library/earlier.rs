@@ -67,6 +67,6 @@ impl Inner {
     }
 }
 
-fn name(want: &Digest, layers: bool, etag: &str) -> Content {
+pub(super) fn name(want: &Digest, layers: bool, etag: &str) -> Content {
     Content::of(format!("sent {want} {layers} {etag}").as_bytes())
 }

@@ -52,6 +52,8 @@ impl Inner {
 
     /// Whether it has better frames by now; there may be no room for them.
     fn better(&self, manifest: &Digest, share: &mut Share) -> Result<bool, Error> {
+        // Sound now, and read again afterwards: it is not in memory while frames are compressed.
+        drop(self.made_table(manifest)?);
         let mut places = HashSet::new();
         let keys = [false, true].map(|layers| key(manifest, &[], layers));
         for key in &keys {
@@ -75,7 +77,6 @@ impl Inner {
             &mut |bytes| share.pause(bytes),
             &mut || self.directory.flush(),
         )?;
-        // Not in memory while frames are compressed.
         let table = self.made_table(manifest)?;
         for key in &keys {
             self.plan_anew(key, &table, &made)?;

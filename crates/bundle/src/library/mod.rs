@@ -48,7 +48,7 @@ use std::time::Duration;
 
 use pierhead_engine::Offload;
 use pierhead_oci::Digest;
-use pierhead_rest::Rest;
+use pierhead_rest::{ClientKey, Rest};
 
 use crate::api::{Progress, Stage as At};
 use crate::directory::{Directory, ImageRow, Stage};
@@ -69,6 +69,9 @@ pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that are kept for the next read, of all files that are being read.
 pub const RECENT_MEMORY: usize = 32 << 20;
 
+/// Most images are ready within this, and a client that waits behind another one's image waits no longer.
+const TURN: Duration = Duration::from_secs(3);
+
 /// Bytes of tables in memory: a dozen of 84 000 files each.
 const TABLES_MEMORY: u64 = 64 << 20;
 
@@ -86,6 +89,9 @@ pub struct Config {
     pub tables: u64,
     /// Threads that make images ready, and as many for what can wait, which rest meanwhile. A pair takes [`WORKER_MEMORY`].
     pub workers: usize,
+    /// CPU time that making an image ready takes before it is interrupted for another client that waits. It doubles with each
+    /// interruption, as what was not ended begins anew.
+    pub turn: Duration,
     /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
     pub share: u32,
     /// Level of zstd that packs have in the end.
@@ -121,6 +127,7 @@ impl Config {
             plans,
             tables: TABLES_MEMORY,
             workers: 1,
+            turn: TURN,
             share: 50,
             level: pack::Settings::default().level,
             quick: QUICK,
@@ -133,6 +140,13 @@ impl Config {
             offload: Offload::default(),
             wear: Arc::new(Unworn),
         }
+    }
+}
+
+impl Config {
+    /// The CPU time after which an image that was interrupted so often is interrupted again.
+    fn slice(&self, yields: u32) -> Duration {
+        self.turn.saturating_mul(2_u32.saturating_pow(yields))
     }
 }
 
@@ -198,6 +212,8 @@ pub(crate) struct Inner {
     stop: Arc<AtomicBool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
+    /// Plans by the clients that had them made.
+    owned: Mutex<plans::Owned>,
     /// Those that somebody may hold, in memory or on their way out.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
@@ -225,15 +241,18 @@ struct Row {
     progress: Option<Progress>,
     /// Whether somebody waits for it.
     awaited: Arc<AtomicBool>,
+    /// Who brought it.
+    client: ClientKey,
 }
 
 impl Row {
-    fn new(row: ImageRow, progress: Option<Progress>) -> Self {
+    fn new(row: ImageRow, progress: Option<Progress>, client: ClientKey) -> Self {
         let awaited = Arc::default();
         Self {
             row,
             progress,
             awaited,
+            client,
         }
     }
 }
@@ -266,11 +285,11 @@ impl Library {
                 Stage::Quick(_) => quick.push((row.came, manifest)),
                 _ => {}
             }
-            images.insert(manifest, Row::new(row, None));
+            images.insert(manifest, Row::new(row, None, ClientKey::OPERATOR));
         })?;
         waiting.sort();
         for (_, manifest) in waiting {
-            queue.image(manifest);
+            queue.image(manifest, ClientKey::OPERATOR);
         }
         quick.sort();
         for (_, manifest) in quick {
@@ -293,6 +312,7 @@ impl Library {
                 stop: Arc::default(),
                 workers: Mutex::default(),
                 kept: Mutex::default(),
+                owned: Mutex::default(),
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),
@@ -309,8 +329,13 @@ impl Library {
         Ok(library)
     }
 
-    /// Has an image indexed and packed, unless that was done. Does not block.
+    /// As [`Self::offer_for`], for nobody else than the operator of this host.
     pub fn offer(&self, image: Image) {
+        self.offer_for(ClientKey::OPERATOR, image);
+    }
+
+    /// Has an image indexed and packed, unless that was done. `client` brought it. Does not block.
+    pub fn offer_for(&self, client: ClientKey, image: Image) {
         let inner = &self.inner;
         let mut images = lock(&inner.images);
         match images.get(&image.manifest) {
@@ -336,15 +361,20 @@ impl Library {
             done: 0,
             total: 0,
         };
-        images.insert(image.manifest, Row::new(row, Some(progress)));
+        images.insert(image.manifest, Row::new(row, Some(progress), client));
         drop(images);
-        lock(&inner.queue).image(image.manifest);
+        lock(&inner.queue).image(image.manifest, client);
         inner.wake.notify_all();
     }
 
-    /// As [`Self::state`], for somebody who waits: if it is being worked on, that goes before all else, and has all
-    /// of a core. Refused when it was not begun and [`Config::wear`] says that enough was written. Does not block.
+    /// As [`Self::awaited_by`], for the operator of this host.
     pub fn awaited(&self, manifest: &Digest) -> State {
+        self.awaited_by(ClientKey::OPERATOR, manifest)
+    }
+
+    /// As [`Self::state`], for a client that waits: if it is being worked on, that goes before all that nobody waits for, and has all
+    /// of a core; clients take turns. Refused when it was not begun and [`Config::wear`] says that enough was written. Does not block.
+    pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
         // One lock for both: one who is overlooked would never be seen again.
         let images = lock(&self.inner.images);
         let row = images.get(manifest);
@@ -357,9 +387,9 @@ impl Library {
         }
         if matches!(state, State::Working(_))
             && let Some(row) = row
-            && !row.awaited.swap(true, Ordering::Relaxed)
         {
-            lock(&self.inner.queue).first(manifest);
+            row.awaited.store(true, Ordering::Relaxed);
+            lock(&self.inner.queue).first(manifest, client);
         }
         state
     }

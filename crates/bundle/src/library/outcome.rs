@@ -8,6 +8,7 @@ use pierhead_oci::Digest;
 
 use super::figures::count;
 use super::pace::Share;
+use super::queue::Waiting;
 use super::{Inner, lock};
 use crate::api::{Progress, Stage as At};
 use crate::directory::Stage;
@@ -19,12 +20,15 @@ const TRIES: u32 = 5;
 pub(super) const AGAIN: Duration = Duration::from_secs(30);
 
 /// Does all there is to do for an image, and notes what came of it.
-pub(super) fn image(
-    inner: &Arc<Inner>,
-    manifest: &Digest,
-    tries: u32,
-    share: &mut Share,
-) -> Result<(), Error> {
+pub(super) fn image(inner: &Arc<Inner>, taken: &Waiting, share: &mut Share) -> Result<(), Error> {
+    let (manifest, tries) = (&taken.manifest, taken.tries);
+    let again = |tries, at| {
+        inner.again_later(Waiting {
+            tries,
+            at,
+            ..taken.clone()
+        });
+    };
     let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
     inner.note(manifest)?;
     let started = Instant::now();
@@ -37,7 +41,7 @@ pub(super) fn image(
         Err(error) if error.is_damage() && tries == 0 => {
             tracing::warn!(%manifest, %error, "what was made of an image is damaged; it is made anew");
             inner.discard(manifest);
-            inner.again_later(manifest, 1, None);
+            again(1, None);
             count(&inner.figures.failed);
             return Ok(());
         }
@@ -51,7 +55,7 @@ pub(super) fn image(
         Err(error) if tries < TRIES => {
             tracing::warn!(%manifest, %error, "an image could not be indexed, and will be tried again");
             let at = Instant::now() + AGAIN;
-            inner.again_later(manifest, tries + 1, Some(at));
+            again(tries + 1, Some(at));
             count(&inner.figures.failed);
             return Ok(());
         }
@@ -95,14 +99,15 @@ impl Inner {
 
     /// Puts an image back among those that wait. Under the lock of the images: whoever begins to wait for it finds it here, or is
     /// seen here.
-    pub(super) fn again_later(&self, manifest: &Digest, tries: u32, at: Option<Instant>) {
+    pub(super) fn again_later(&self, image: Waiting) {
+        let manifest = image.manifest;
         let images = lock(&self.images);
         let awaited = images
-            .get(manifest)
+            .get(&manifest)
             .is_some_and(|row| row.awaited.load(Ordering::Relaxed));
-        lock(&self.queue).again(*manifest, tries, at, awaited);
+        lock(&self.queue).push(Waiting { awaited, ..image });
         drop(images);
-        self.progress(manifest, At::Wait, 0, 0);
+        self.progress(&manifest, At::Wait, 0, 0);
     }
 
     /// Writes down that an image waits, so that a crash does not forget it.

@@ -38,10 +38,17 @@ pub(super) struct Share {
     since: Instant,
     /// Processor time of this thread at `since`.
     spent: Duration,
+    /// Processor time of this thread when the job began.
+    began: Duration,
+    /// Processor time that the job may take in all.
+    budget: Option<Duration>,
+    /// Processor time after which the job ends for whoever waits, if somebody does.
+    slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
 }
 
 impl Share {
     pub(super) fn new(percent: u32, stop: Arc<AtomicBool>) -> Self {
+        let now = processor_time();
         Self {
             percent: percent.clamp(1, 100),
             stop,
@@ -50,7 +57,44 @@ impl Share {
             rest: Rest::default(),
             wanted: Arc::new(|| false),
             since: Instant::now(),
-            spent: processor_time(),
+            spent: now,
+            began: now,
+            budget: None,
+            slice: None,
+        }
+    }
+
+    /// For what ends with [`Error::Stopped`] once it took `slice` of processor time and another client waits.
+    pub(super) fn yielding(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
+        Self {
+            slice: Some((slice, waits)),
+            ..self
+        }
+    }
+
+    /// Gives the job so much more processor time; without this it has no bound.
+    pub(super) fn allow(&mut self, more: Duration) {
+        let budget = self.budget.unwrap_or_default();
+        self.budget = Some(budget.saturating_add(more));
+    }
+
+    /// Ends what took more than its budget, and what another client should have a turn before.
+    fn check_time(&self) -> Result<(), Error> {
+        if self.budget.is_none() && self.slice.is_none() {
+            return Ok(());
+        }
+        let used = processor_time().saturating_sub(self.began);
+        if let Some(budget) = self.budget
+            && used > budget
+        {
+            return Err(Error::Image(format!(
+                "indexing it takes more than its {} s of CPU time",
+                budget.as_secs()
+            )));
+        }
+        match &self.slice {
+            Some((slice, waits)) if used >= *slice && waits() => Err(Error::Stopped),
+            _ => Ok(()),
         }
     }
 
@@ -78,6 +122,7 @@ impl Share {
 impl Pace for Share {
     /// [`Error::Stopped`] also when it rested for so long that what is held is worth less than the room that it takes.
     fn pause(&mut self, _bytes: u64) -> Result<(), Error> {
+        self.check_time()?;
         let mut naps = 0;
         let mut stood = Duration::ZERO;
         loop {
@@ -163,6 +208,24 @@ mod tests {
         assert!(share(&rest).unless(Arc::new(|| true)).pause(0).is_ok());
         rest.set(false);
         assert!(share(&rest).pause(0).is_ok());
+    }
+
+    #[test]
+    fn a_job_ends_when_its_time_is_used_up_or_another_client_waits() {
+        let share = || Share::new(100, Arc::default());
+        let mut bounded = share();
+        bounded.allow(Duration::from_secs(3600));
+        assert!(bounded.pause(0).is_ok());
+        bounded.budget = Some(Duration::ZERO);
+        let over = bounded.pause(0);
+        assert!(
+            matches!(&over, Err(Error::Image(why)) if why.contains("CPU time")),
+            "{over:?}"
+        );
+        let slice = |slice, waits: bool| share().yielding(slice, Box::new(move || waits)).pause(0);
+        assert!(matches!(slice(Duration::ZERO, true), Err(Error::Stopped)));
+        assert!(slice(Duration::ZERO, false).is_ok());
+        assert!(slice(Duration::from_secs(3600), true).is_ok());
     }
 
     #[test]

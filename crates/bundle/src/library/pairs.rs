@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
+use pierhead_rest::ClientKey;
 
 use super::documents::Documents;
 use super::figures::count;
@@ -63,6 +64,7 @@ impl Inner {
     /// and compressed is bounded by [`super::Config::waiting`].
     pub(super) fn quick(
         &self,
+        client: ClientKey,
         new: &Digest,
         old: &Digest,
         layers: bool,
@@ -94,7 +96,12 @@ impl Inner {
             Err(Error::Missing(_)) => Ok(None),
             // Of a layer's index: whole frames do without.
             Err(error) if error.is_damage() => Ok(None),
-            made => made,
+            made => {
+                if let Ok(Some(plan)) = &made {
+                    self.charge(client, &path, None, plan);
+                }
+                made
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
+use pierhead_rest::ClientKey;
 use sha2::{Digest as _, Sha256};
 
 use super::chunked::most;
@@ -40,6 +41,7 @@ impl Inner {
     /// Its name, too.
     pub(super) fn plan(
         &self,
+        client: ClientKey,
         want: &Digest,
         have: &[Have],
         layers: bool,
@@ -57,7 +59,7 @@ impl Inner {
             bases.push(Base { have, table });
         }
         let documents = Documents::read(&*self.blobs, want)?;
-        let (prepared, at) = self.prepared(want, &bases, layers)?;
+        let (prepared, at) = self.prepared(client, want, &bases, layers)?;
         let prepared = prepared.ok_or_else(|| Error::Missing(format!("the plan of {want}")))?;
         if !self.is_sound(&prepared) {
             return Err(Error::Missing(format!("a part of {want}")));
@@ -150,6 +152,7 @@ impl Inner {
     /// The best that was prepared, and which of the images that the worker has it is made against.
     fn prepared(
         &self,
+        client: ClientKey,
         want: &Digest,
         bases: &[Base],
         layers: bool,
@@ -162,14 +165,14 @@ impl Inner {
                 return Ok((Some(plan), Some(at)));
             }
         }
-        // What the worker says first is the most like what it wants.
+        // The first is the most like what is wanted.
         let known = (0..)
             .zip(bases)
             .find(|(_, base): &(u16, &Base)| base.table.is_some());
         if let Some((at, base)) = known {
             lock(&self.queue).pair(*want, base.have.manifest);
             self.wake.notify_all();
-            if let Some(plan) = self.quick(want, &base.have.manifest, layers)? {
+            if let Some(plan) = self.quick(client, want, &base.have.manifest, layers)? {
                 return Ok((Some(plan), Some(at)));
             }
         }

@@ -1,11 +1,14 @@
 //! The plans that are kept: found by what is asked for and what they are made of, and let go of.
 
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use pierhead_oci::Digest;
+use pierhead_rest::ClientKey;
 
 use super::kept::{Draft, Kept, Lies};
 use super::pairs;
@@ -20,7 +23,95 @@ const OPEN: usize = 32;
 /// Of what a plan says; another one makes other plans.
 pub(super) const VERSION: &str = "1";
 
+/// Images that a plan counts on, at most: the table of each is read.
+const MAX_BASES: usize = 16;
+/// The part of all plans that those of one client may take: so many clients fill it together.
+const SHARES: u64 = 4;
+/// Least bytes that a plan counts: a block on the disk.
+const MIN_PLAN: u64 = 4096;
+
+/// Plans that were made for requests, by their clients; the oldest first.
+#[derive(Default)]
+pub(super) struct Owned(HashMap<ClientKey, VecDeque<OwnedPlan>>);
+
+struct OwnedPlan {
+    key: Content,
+    /// Its second name, if it was handed out.
+    sent: Option<Content>,
+    len: u64,
+}
+
+impl Owned {
+    /// Adds a plan; returns the older ones of the same client that are over its share.
+    fn add(&mut self, client: ClientKey, plan: OwnedPlan, share: u64) -> Vec<OwnedPlan> {
+        let plans = self.0.entry(client).or_default();
+        plans.retain(|it| it.key != plan.key);
+        plans.push_back(plan);
+        let mut all: u64 = plans.iter().map(|it| it.len).sum();
+        let mut over = Vec::new();
+        while all > share
+            && plans.len() > 1
+            && let Some(oldest) = plans.pop_front()
+        {
+            all -= oldest.len;
+            over.push(oldest);
+        }
+        over
+    }
+}
+
 impl Inner {
+    /// The images of a request that its plan counts on: those that are known, each once, and in an order that does not depend on
+    /// that of the request. Those of the same repository come first, then those with most layers in common, then the latest.
+    pub(super) fn base_images(&self, want: &Digest, have: &[Have]) -> Vec<Have> {
+        let mut known: BTreeMap<Digest, Have> = BTreeMap::new();
+        for have in have.iter().filter(|have| have.is_known) {
+            known.entry(have.manifest).or_insert(*have).has_layers |= have.has_layers;
+        }
+        let images = lock(&self.images);
+        let wanted = images.get(want);
+        let layers: HashSet<_> = wanted.iter().flat_map(|row| &row.row.blobs).collect();
+        let rank = |manifest: &Digest| {
+            let row = images.get(manifest)?;
+            let is_same = wanted.is_some_and(|it| it.row.repository == row.row.repository);
+            let shared = row.row.blobs.iter().filter(|it| layers.contains(it));
+            Some((is_same, shared.count(), row.row.came))
+        };
+        let mut ranked: Vec<_> = known
+            .into_values()
+            .map(|have| (Reverse(rank(&have.manifest)), have))
+            .collect();
+        drop(images);
+        // Stable: by digest where the ranks are equal.
+        ranked.sort_by_key(|(rank, _)| *rank);
+        let bases = ranked.into_iter().map(|(_, have)| have);
+        bases.take(MAX_BASES).collect()
+    }
+
+    /// Counts a plan that was made for a client. What it had made before leaves when it has more than its share of the bytes.
+    pub(super) fn charge(
+        &self,
+        client: ClientKey,
+        key: &Content,
+        sent: Option<Content>,
+        plan: &Kept,
+    ) {
+        let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        let plan = OwnedPlan {
+            key: *key,
+            sent,
+            len: len.max(MIN_PLAN),
+        };
+        let over = lock(&self.owned).add(client, plan, self.config.plans / SHARES);
+        for plan in over {
+            self.forget(&plan.key);
+            if let Some(sent) = &plan.sent {
+                self.shelf.remove_sent(sent);
+                lock(&self.kept).retain(|(of, _)| of != sent);
+            }
+        }
+    }
+
     /// A plan that was made before. One that is damaged is deleted.
     pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
         self.open_at(key, &self.shelf.plan(key))
@@ -95,6 +186,10 @@ impl Inner {
         let left = self.shelf.shrink_plans(most)?;
         self.plans.store(left, Ordering::Relaxed);
         lock(&self.kept).retain(|(key, _)| self.shelf.has_plan(key));
+        lock(&self.owned).0.retain(|_, plans| {
+            plans.retain(|plan| self.shelf.has_plan(&plan.key));
+            !plans.is_empty()
+        });
         Ok(())
     }
 
@@ -161,7 +256,7 @@ impl Inner {
         for layers in [false, true] {
             self.forget(&key(manifest, &[], layers));
         }
-        {
+        let client = {
             let mut images = lock(&self.images);
             let Some(row) = images.get_mut(manifest) else {
                 return Ok(());
@@ -170,8 +265,11 @@ impl Inner {
                 return Ok(());
             }
             row.row.stage = Stage::Waiting;
-        }
-        lock(&self.queue).image(*manifest);
+            // Whoever asks from now on is seen to wait.
+            row.awaited.store(false, Ordering::Relaxed);
+            row.client
+        };
+        lock(&self.queue).image(*manifest, client);
         self.wake.notify_all();
         Ok(())
     }

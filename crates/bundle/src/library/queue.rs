@@ -1,12 +1,13 @@
 //! Who does what when: images first, then by turns pairs of them and better frames, and now and then the tidying.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
+use pierhead_rest::{ClientKey, FairShare, WaiterId};
 
 use super::figures::count;
 use super::outcome::{AGAIN, image};
@@ -21,10 +22,11 @@ const TIDY: Duration = Duration::from_secs(300);
 const MAX_PAIRS: usize = 1000;
 
 /// What is to be done.
-#[derive(Default)]
 pub(super) struct Queue {
-    images: VecDeque<Waiting>,
-    known: HashSet<Digest>,
+    /// Clients take turns: see [`FairShare`].
+    images: FairShare<ClientKey, Waiting>,
+    /// Where each of them waits, and whether somebody waits for it.
+    places: HashMap<Digest, (ClientKey, WaiterId, bool)>,
     pairs: VecDeque<(Digest, Digest)>,
     improve: VecDeque<Digest>,
     order: VecDeque<Digest>,
@@ -35,25 +37,57 @@ pub(super) struct Queue {
     at: usize,
 }
 
+impl Default for Queue {
+    fn default() -> Self {
+        Self {
+            // The threads are the bound.
+            images: FairShare::new(usize::MAX),
+            places: HashMap::new(),
+            pairs: VecDeque::new(),
+            improve: VecDeque::new(),
+            order: VecDeque::new(),
+            was_pair: false,
+            tidied: None,
+            at: 0,
+        }
+    }
+}
+
 /// An image that waits to be made ready.
-struct Waiting {
-    manifest: Digest,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) manifest: Digest,
+    /// For whom.
+    pub(super) client: ClientKey,
     /// How often it was tried.
-    tries: u32,
+    pub(super) tries: u32,
+    /// How often it was interrupted for another client.
+    pub(super) yields: u32,
     /// Not before this.
-    at: Option<Instant>,
+    pub(super) at: Option<Instant>,
     /// Whether somebody waits for it.
-    awaited: bool,
+    pub(super) awaited: bool,
 }
 
 impl Waiting {
+    pub(super) const fn new(manifest: Digest, client: ClientKey) -> Self {
+        Self {
+            manifest,
+            client,
+            tries: 0,
+            yields: 0,
+            at: None,
+            awaited: false,
+        }
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         self.at.is_none_or(|at| at <= now)
     }
 }
 
 pub(super) enum Job {
-    Image(Digest, u32),
+    Image(Waiting),
     /// From the second to the first.
     Pair(Digest, Digest),
     /// Better frames.
@@ -77,7 +111,7 @@ enum Lane {
 impl Queue {
     /// Jobs that wait, or are being done.
     pub(super) fn len(&self) -> usize {
-        let wait = self.images.len() + self.pairs.len() + self.improve.len() + self.order.len();
+        let wait = self.images.waiting() + self.pairs.len() + self.improve.len() + self.order.len();
         wait + self.at
     }
 
@@ -85,44 +119,58 @@ impl Queue {
         self.len() == self.at
     }
 
-    pub(super) fn image(&mut self, manifest: Digest) {
-        self.again(manifest, 0, None, false);
+    pub(super) fn image(&mut self, manifest: Digest, client: ClientKey) {
+        self.push(Waiting::new(manifest, client));
     }
 
-    /// Somebody waits for this one.
-    pub(super) fn first(&mut self, manifest: &Digest) {
-        let at = self.images.iter().position(|it| it.manifest == *manifest);
-        if let Some(mut image) = at.and_then(|at| self.images.remove(at)) {
-            image.awaited = true;
-            self.images.push_front(image);
-        }
-    }
-
-    pub(super) fn again(
-        &mut self,
-        manifest: Digest,
-        tries: u32,
-        at: Option<Instant>,
-        awaited: bool,
-    ) {
-        if !self.known.insert(manifest) {
+    /// A client waits for this one: it comes before all that nobody waits for. It waits behind what that client
+    /// waits for, if that is less than what it waits behind now.
+    pub(super) fn first(&mut self, manifest: &Digest, client: ClientKey) {
+        let Some((of, id, awaited)) = self.places.get(manifest).copied() else {
+            return;
+        };
+        let is_shorter = self.images.waiting_of(&client) < self.images.waiting_of(&of);
+        // Else it keeps its place, however often somebody asks.
+        if awaited && !is_shorter {
             return;
         }
-        let image = Waiting {
-            manifest,
-            tries,
-            at,
-            awaited,
-        };
-        match awaited {
-            true => self.images.push_front(image),
-            false => self.images.push_back(image),
+        if let Some(mut image) = self.images.cancel(&of, id) {
+            (image.client, image.awaited) = (client, true);
+            self.wait(image);
         }
+    }
+
+    /// Adds an image, unless it waits already.
+    pub(super) fn push(&mut self, image: Waiting) {
+        if !self.places.contains_key(&image.manifest) {
+            self.wait(image);
+        }
+    }
+
+    fn wait(&mut self, image: Waiting) {
+        let Waiting {
+            manifest,
+            client,
+            awaited,
+            ..
+        } = image;
+        let id = self.images.wait(&client, image);
+        self.places.insert(manifest, (client, id, awaited));
     }
 
     /// Whether somebody waits for an image that could be begun: then what is before it does not rest.
     pub(super) fn is_wanted(&self, now: Instant) -> bool {
-        self.images.iter().any(|it| it.awaited && it.is_due(now))
+        let mut waiters = self.images.waiters();
+        waiters.any(|(_, it)| it.awaited && it.is_due(now))
+    }
+
+    /// Whether a client that holds fewer threads than `client` waits for an image that could be begun.
+    fn is_wanted_by_other(&self, client: &ClientKey, now: Instant) -> bool {
+        let held = self.images.held_by(client);
+        let mut waiters = self.images.waiters();
+        waiters.any(|(other, it)| {
+            it.awaited && it.is_due(now) && other != client && self.images.held_by(other) < held
+        })
     }
 
     pub(super) fn pair(&mut self, new: Digest, old: Digest) {
@@ -150,15 +198,16 @@ impl Queue {
             Job::Improve(manifest) => self.improve.push_front(manifest),
             Job::Order(manifest) => self.order.push_front(manifest),
             // Images are put back by whoever holds their rows; the others never give up.
-            Job::Image(..) | Job::Tidy | Job::Tell => {}
+            Job::Image(_) | Job::Tidy | Job::Tell => {}
         }
     }
 
-    fn take(&mut self, is_it: impl Fn(&Waiting) -> bool) -> Option<Job> {
-        let at = self.images.iter().position(is_it)?;
-        let image = self.images.remove(at)?;
-        self.known.remove(&image.manifest);
-        Some(Job::Image(image.manifest, image.tries))
+    /// What somebody waits for comes first; clients take turns.
+    fn take(&mut self, is_awaited: bool, now: Instant) -> Option<Job> {
+        let is_next = |image: &Waiting| (image.awaited || !is_awaited) && image.is_due(now);
+        let (_, image) = self.images.next(|_, _, image| is_next(image))?;
+        self.places.remove(&image.manifest);
+        Some(Job::Image(image))
     }
 
     fn tidy(&mut self, now: Instant) -> Option<Job> {
@@ -172,16 +221,16 @@ impl Queue {
     /// What does not rest: an image that somebody waits for, and the tidying, which gives room back.
     fn urgent(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         match lane {
-            Lane::Images => self.take(|it| it.awaited && it.is_due(now)),
+            Lane::Images => self.take(true, now),
             Lane::Later => self.tidy(now),
         }
     }
 
     fn next(&mut self, lane: Lane, now: Instant) -> Option<Job> {
         if lane == Lane::Images {
-            return self.take(|it| it.is_due(now));
+            return self.take(true, now).or_else(|| self.take(false, now));
         }
-        if self.images.iter().any(|it| it.is_due(now)) {
+        if self.images.waiters().any(|(_, it)| it.is_due(now)) {
             return None;
         }
         if let Some(tidy) = self.tidy(now) {
@@ -236,15 +285,20 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         let share = Share::new(inner.config.share, inner.stop.clone());
         let rest = inner.config.rest.clone();
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
-            Job::Image(manifest, tries) => {
+            Job::Image(taken) => {
                 let awaited = lock(&inner.images)
-                    .get(manifest)
+                    .get(&taken.manifest)
                     .map(|it| it.awaited.clone());
                 let queue = inner.clone();
                 let wanted = move || lock(&queue.queue).is_wanted(Instant::now());
-                let share = share.resting(rest).unless(Arc::new(wanted));
+                let (queue, client) = (inner.clone(), taken.client);
+                let other = move || lock(&queue.queue).is_wanted_by_other(&client, Instant::now());
+                let share = share
+                    .resting(rest)
+                    .unless(Arc::new(wanted))
+                    .yielding(inner.config.slice(taken.yields), Box::new(other));
                 let mut share = share.awaited(awaited.unwrap_or_default());
-                let done = image(inner, manifest, *tries, &mut share);
+                let done = image(inner, taken, &mut share);
                 done.and(inner.drop_late())
             }
             Job::Pair(new, old) => {
@@ -266,7 +320,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         });
         let done = done.unwrap_or_else(|_| match &job {
             // Whatever it was about this image, the next one shall not wait for it for ever.
-            Job::Image(manifest, _) => {
+            Job::Image(Waiting { manifest, .. }) => {
                 tracing::error!(%manifest, "work on an image panicked; it is not bundled");
                 let why = "it could not be read, by a fault of pierhead: see its log".to_owned();
                 inner.settle(manifest, Some(Stage::Refused(why)))
@@ -278,16 +332,27 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         });
         inner.tell_packed();
         // It gave up while the machine is short of something: what it held is free, and it comes again.
+        let client = match &job {
+            Job::Image(taken) => Some(taken.client),
+            _ => None,
+        };
         if matches!(done, Err(Error::Stopped)) && !inner.stop.load(Ordering::Relaxed) {
             count(&inner.figures.given_up);
             match job {
-                Job::Image(manifest, tries) => inner.again_later(&manifest, tries, None),
+                Job::Image(taken) => inner.again_later(Waiting {
+                    yields: taken.yields.saturating_add(1),
+                    at: None,
+                    ..taken
+                }),
                 job => lock(&inner.queue).back(job),
             }
         }
         // Under the lock: whoever just saw that it is busy waits by now, and is woken.
         let mut queue = lock(&inner.queue);
         queue.at -= 1;
+        if let Some(client) = client {
+            queue.images.release(&client);
+        }
         if lane == Lane::Images {
             inner.busy.fetch_sub(1, Ordering::Relaxed);
             inner.wake.notify_all();
@@ -349,9 +414,13 @@ mod tests {
         [1_u8, 2, 3].map(|seed| crate::Content::of(&[seed]).into())
     }
 
+    fn client(nth: u8) -> ClientKey {
+        ClientKey::of([10, 0, 0, nth].into())
+    }
+
     fn image_of(job: Option<Job>) -> Option<Digest> {
         match job {
-            Some(Job::Image(manifest, _)) => Some(manifest),
+            Some(Job::Image(taken)) => Some(taken.manifest),
             _ => None,
         }
     }
@@ -360,21 +429,62 @@ mod tests {
     fn only_what_is_awaited_and_due_is_urgent() {
         let ([one, two, three], now) = (digests(), Instant::now());
         let mut queue = Queue::default();
-        queue.image(one);
-        queue.image(two);
+        queue.image(one, client(1));
+        queue.image(two, client(1));
         assert!(!queue.is_wanted(now));
         assert!(image_of(queue.urgent(Lane::Images, now)).is_none());
-        queue.first(&two);
+        queue.first(&two, client(1));
         assert!(queue.is_wanted(now));
         assert_eq!(image_of(queue.urgent(Lane::Images, now)), Some(two));
         // It failed, and waits to be tried again: what is before it may rest until then.
         let later = now + AGAIN;
-        queue.again(two, 1, Some(later), true);
-        queue.again(three, 1, None, false);
+        queue.push(Waiting {
+            at: Some(later),
+            awaited: true,
+            ..Waiting::new(two, client(1))
+        });
+        queue.image(three, client(1));
         assert!(!queue.is_wanted(now) && queue.is_wanted(later));
         assert!(image_of(queue.urgent(Lane::Images, now)).is_none());
         assert_eq!(image_of(queue.next(Lane::Images, later)), Some(two));
         assert_eq!(image_of(queue.next(Lane::Images, now)), Some(one));
+    }
+
+    #[test]
+    fn a_client_that_wants_a_hundred_images_delays_another_one_by_one() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        for nth in 0..100_u32 {
+            let manifest = crate::Content::of(&nth.to_le_bytes()).into();
+            queue.image(manifest, client(1));
+            queue.first(&manifest, client(1));
+        }
+        let [wanted, ..] = digests();
+        assert!(image_of(queue.next(Lane::Images, now)).is_some());
+        assert!(!queue.is_wanted_by_other(&client(1), now));
+        // Another client's image, which the first one asks for as well: it is not behind the hundred.
+        queue.image(wanted, client(1));
+        queue.first(&wanted, client(1));
+        queue.first(&wanted, client(2));
+        queue.first(&wanted, client(1));
+        assert!(queue.is_wanted_by_other(&client(1), now));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(wanted));
+        // Both hold one: neither is interrupted for the other.
+        assert!(!queue.is_wanted_by_other(&client(1), now));
+    }
+
+    #[test]
+    fn what_somebody_waits_for_comes_before_all_that_nobody_does() {
+        let ([one, two, three], now) = (digests(), Instant::now());
+        let mut queue = Queue::default();
+        queue.image(one, client(2));
+        queue.image(two, client(1));
+        queue.image(three, client(1));
+        queue.first(&three, client(1));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(three));
+        // The other client holds no thread.
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(one));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(two));
     }
 
     #[test]

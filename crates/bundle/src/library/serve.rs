@@ -3,34 +3,52 @@
 use std::sync::Arc;
 
 use pierhead_oci::Digest;
+use pierhead_rest::ClientKey;
 
 use super::figures::count;
 use super::files::OfImage;
 use super::plans::key;
 use super::traces::Noted;
-use super::{Bundle, Have, Library, Stream, lock};
+use super::{Bundle, Have, Library, Stream, earlier, lock};
 use crate::{Content, Error};
 
 impl Library {
-    /// Plans a bundle, or finds the plan that was made before. At most a few at a time: each reads tables.
+    /// As [`Self::bundle_for`], for the operator of this host.
+    ///
+    /// # Errors
+    /// As [`Self::bundle_for`].
+    pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
+        self.bundle_for(ClientKey::OPERATOR, want, have, layers)
+    }
+
+    /// Plans a bundle, or finds the plan that was made before. At most a few at a time: each reads tables. What is made counts
+    /// towards the share of `client` in [`super::Config::plans`].
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more); `Io`.
-    pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
+    pub fn bundle_for(
+        &self,
+        client: ClientKey,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Bundle, Error> {
         let inner = &self.inner;
+        let have = inner.base_images(want, have);
         // What others wait for is most often this.
-        let _planning = inner.planning.begin(key(want, &known(have), layers));
-        if let Some(found) = self.planned(want, have, layers)? {
+        let _planning = inner.planning.begin(key(want, &have, layers));
+        if let Some(found) = self.find(want, &have, layers)? {
             return Ok(found);
         }
-        let (key, kept) = inner
-            .plan(want, &known(have), layers)
-            .inspect_err(|error| {
-                if matches!(error, Error::Missing(_)) {
-                    let _ = inner.again(want);
-                }
-            })?;
+        let planned = inner.plan(client, want, &have, layers);
+        let (key, kept) = planned.inspect_err(|error| {
+            if matches!(error, Error::Missing(_)) {
+                let _ = inner.again(want);
+            }
+        })?;
         inner.sent(want, layers, &key, &kept);
+        let second = earlier::name(want, layers, &kept.etag);
+        inner.charge(client, &key, Some(second), &kept);
         let packs = inner.packs.clone();
         Ok(Bundle { kept, packs })
     }
@@ -45,8 +63,13 @@ impl Library {
         have: &[Have],
         layers: bool,
     ) -> Result<Option<Bundle>, Error> {
+        self.find(want, &self.inner.base_images(want, have), layers)
+    }
+
+    /// The same of images that were sorted already.
+    fn find(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Option<Bundle>, Error> {
         let inner = &self.inner;
-        let Some(key) = inner.key(want, &known(have), layers)? else {
+        let Some(key) = inner.key(want, have, layers)? else {
             return Ok(None);
         };
         // Packs may have left since: for better ones, or for want of room.
@@ -91,9 +114,4 @@ impl Library {
         }
         Ok(noted)
     }
-}
-
-/// The images that count. What nobody knows makes no other bundle, else anybody could have any number of them made.
-fn known(have: &[Have]) -> Vec<Have> {
-    have.iter().filter(|have| have.is_known).copied().collect()
 }

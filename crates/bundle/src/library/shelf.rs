@@ -181,6 +181,11 @@ impl Shelf {
         })
     }
 
+    /// Deletes the second name of a plan.
+    pub(super) fn remove_sent(&self, key: &Content) {
+        remove(&self.sent(key));
+    }
+
     /// Deletes a plan: what it was made of is gone.
     pub(super) fn remove_plan(&self, key: &Content) {
         remove(&self.plan(key));

@@ -64,7 +64,7 @@ impl Config {
                 apart: 256 << 20,
                 earlier: Duration::from_secs(900),
                 max_layer: 64 << 30,
-                max_ratio: 1000,
+                max_ratio: 200,
             },
             tier: Tier {
                 kind: TierKind::Off,

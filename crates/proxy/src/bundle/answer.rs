@@ -15,6 +15,8 @@ use pierhead_oci::{
     Target,
 };
 
+use pierhead_rest::ClientKey;
+
 use super::records::{Records, blocking};
 use super::wish::Wish;
 use crate::answer::Peer;
@@ -228,11 +230,12 @@ impl Asked<'_> {
         let library = library.clone();
         let plan = async {
             // Whoever leaves while it waits plans nothing.
-            let permit = self.inner.planning.clone().acquire_owned().await;
+            let client = self.client();
+            let slot = self.inner.planning.acquire(client).await;
             // Planned to its end, so that whoever comes back finds it.
             blocking(move || {
-                let _held = (permit, ticket);
-                library.bundle(&want, &have, layers)
+                let _held = (slot, ticket);
+                library.bundle_for(client, &want, &have, layers)
             })
             .await
         };
@@ -321,6 +324,11 @@ impl Asked<'_> {
         admitted.map(drop)
     }
 
+    /// Whose turn it is.
+    fn client(&self) -> ClientKey {
+        ClientKey::of(self.peer.address)
+    }
+
     fn is_guest(&self) -> bool {
         self.inner.guest().is_some()
     }
@@ -356,7 +364,7 @@ impl Asked<'_> {
 
     /// Returns when the image can be bundled, or says how far it is.
     async fn ready(&self, library: &Library, image: &Found) -> Result<(), Error> {
-        match library.awaited(&image.digest) {
+        match library.awaited_by(self.client(), &image.digest) {
             State::Ready => return self.may_have_blobs(&image.blobs).await,
             State::Refused(why) => return Err(Error::Unbundled(why)),
             State::Working(progress) => return Err(Error::NotReady(progress)),
@@ -364,10 +372,12 @@ impl Asked<'_> {
         }
         let cache = &self.inner.cache;
         if image.blobs.iter().all(|digest| cache.holds(digest)) {
-            library.offer(library::Image {
+            let of = library::Image {
                 manifest: image.digest,
                 repository: format!("{}/{}", self.registry, self.repository),
-            });
+            };
+            library.offer_for(self.client(), of);
+            library.awaited_by(self.client(), &image.digest);
             return Err(Error::NotReady(WAIT));
         }
         let reference = self.reference(Target::Digest(image.digest));

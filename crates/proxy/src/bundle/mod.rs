@@ -10,6 +10,7 @@ mod hot;
 mod pulls;
 mod records;
 mod stored;
+mod turns;
 mod wish;
 
 pub(crate) use answer::Asked;
@@ -19,6 +20,7 @@ pub(crate) use hot::Touches;
 pub(crate) use pulls::Pulls;
 pub(crate) use records::{Range, Records};
 pub(crate) use stored::offer as offer_stored;
+pub(crate) use turns::PlanSlots;
 pub(crate) use wish::Wish;
 
 /// The answer to `_oci/ext/discover`.

@@ -93,7 +93,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "bundle",
         name: "max_ratio",
         doc: "Nor is a layer that unpacks to more than so many times its own bytes, beyond 64MiB.",
-        example: "1000",
+        example: "200",
         set: |config, value| {
             value
                 .count(1, 1_000_000)

@@ -1,0 +1,136 @@
+//! Slots for those who make plans: clients take turns, and one client never holds all of them.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pierhead_rest::{ClientKey, FairShare, WaiterId};
+use tokio::sync::oneshot;
+
+type Share = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;
+
+/// See the head of this module. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct PlanSlots(Arc<Mutex<Share>>);
+
+/// The right to make a plan, until this is dropped.
+pub(crate) struct PlanSlot {
+    slots: PlanSlots,
+    client: ClientKey,
+}
+
+impl PlanSlots {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self(Arc::new(Mutex::new(FairShare::new(capacity))))
+    }
+
+    fn share(&self) -> MutexGuard<'_, Share> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a slot. Cancel safe: whoever leaves gives its place, or its slot, to others.
+    pub(crate) async fn acquire(&self, client: ClientKey) -> Option<PlanSlot> {
+        let (sender, receiver) = oneshot::channel();
+        let waiter = self.share().wait(&client, sender);
+        let _place = Place(self, client, waiter);
+        self.grant();
+        // Never an error: a sender is dropped by its own waiter alone.
+        receiver.await.ok()
+    }
+
+    /// Hands out what is free. The last slot is for another client than those that hold one.
+    fn grant(&self) {
+        loop {
+            let granted = {
+                let mut share = self.share();
+                let most = share.capacity().saturating_sub(1).max(1);
+                share.next(|_, held, _| held < most)
+            };
+            let Some((client, sender)) = granted else {
+                return;
+            };
+            let slots = self.clone();
+            // Whoever left meanwhile drops it, which gives it to the next one.
+            let _ = sender.send(PlanSlot { slots, client });
+        }
+    }
+}
+
+impl Drop for PlanSlot {
+    fn drop(&mut self) {
+        self.slots.share().release(&self.client);
+        self.slots.grant();
+    }
+}
+
+/// A place among those that wait.
+struct Place<'a>(&'a PlanSlots, ClientKey, WaiterId);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        // Nothing when it was granted.
+        let _ = self.0.share().cancel(&self.1, self.2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn client(nth: u8) -> ClientKey {
+        ClientKey::of([10, 0, 0, nth].into())
+    }
+
+    fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_thousand_requests_of_one_client_delay_another_one_by_none() {
+        let slots = PlanSlots::new(2);
+        let mut first = pin!(slots.acquire(client(1)));
+        let first = poll(first.as_mut()).expect("it is free");
+        let mut waiting: Vec<_> = (0..1000)
+            .map(|_| Box::pin(slots.acquire(client(1))))
+            .collect();
+        for one in &mut waiting {
+            assert!(poll(one.as_mut()).is_none(), "one client holds all slots");
+        }
+        let mut other = pin!(slots.acquire(client(2)));
+        let other = poll(other.as_mut()).expect("a slot is left for another client");
+        // A third one waits for the next slot that is free, and not behind the thousand.
+        let mut third = pin!(slots.acquire(client(3)));
+        assert!(poll(third.as_mut()).is_none());
+        drop(other);
+        assert!(poll(third.as_mut()).is_some());
+        drop(first);
+        let next = waiting.iter_mut().filter_map(|it| poll(it.as_mut()));
+        assert_eq!(
+            next.count(),
+            1000,
+            "each was dropped as soon as it was there"
+        );
+    }
+
+    #[test]
+    fn who_leaves_keeps_neither_a_place_nor_a_slot() {
+        let slots = PlanSlots::new(1);
+        let mut first = pin!(slots.acquire(client(1)));
+        let first = poll(first.as_mut());
+        {
+            let mut left = pin!(slots.acquire(client(2)));
+            assert!(poll(left.as_mut()).is_none());
+        }
+        assert_eq!(slots.share().waiting(), 0);
+        let mut granted = Box::pin(slots.acquire(client(2)));
+        assert!(poll(granted.as_mut()).is_none());
+        drop(first);
+        assert_eq!(slots.share().held(), 1, "it has it before it looks");
+        drop(granted);
+        assert_eq!(slots.share().held(), 0);
+    }
+}
