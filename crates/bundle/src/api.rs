@@ -131,6 +131,9 @@ pub struct Trace {
 pub struct TraceReport {
     /// Entries of the trace that are regular files of the image, each counted once.
     pub matched: u64,
+    /// Clients whose traces of this image the server has by now; an older server does not say.
+    #[serde(default)]
+    pub clients: u64,
 }
 
 /// The `detail` of the error body of a 503: how far an image is that was asked for.

@@ -593,7 +593,7 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     library.close();
     std::fs::remove_file(&table).unwrap();
     std::os::unix::fs::symlink(&table, &table).unwrap();
-    let wanted = library.trace(root, &["file".to_owned()]);
+    let wanted = library.trace(client(1), root, &["file".to_owned()]);
     assert!(matches!(wanted, Err(Error::Io { .. })), "{wanted:?}");
     assert!(table.is_symlink());
 }
@@ -1639,7 +1639,7 @@ fn a_trace_orders_the_frames_of_its_own_image() {
     let (name, text) = traced.unwrap();
     for _ in 0..2 {
         library
-            .trace(&image.root, std::slice::from_ref(name))
+            .trace(client(1), &image.root, std::slice::from_ref(name))
             .unwrap();
         until(|| ask().etag() != before.etag());
     }
@@ -1686,17 +1686,21 @@ fn a_trace_tells_which_bytes_of_which_layers_a_start_reads() {
     );
     let trace = |names: &[&str]| {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        library.trace(&image.root, &names).unwrap()
+        library.trace(client(1), &image.root, &names).unwrap()
     };
-    let noted = |matched, is_new| Noted { matched, is_new };
+    let noted = |matched, clients, is_new| Noted {
+        matched,
+        clients,
+        is_new,
+    };
     let layers = library.blobs(&image.root).unwrap();
     let layers = &layers[1..];
     let touched = || library.touched(&image.root).unwrap();
-    assert_eq!(trace(&["nowhere"]), noted(0, false));
+    assert_eq!(trace(&["nowhere"]), noted(0, 0, false));
     assert_eq!(library.traced(), []);
-    assert_eq!(trace(&["a", "nowhere", "a"]), noted(1, true));
-    assert_eq!(trace(&["a"]), noted(1, false), "that was known");
-    assert_eq!(trace(&["nowhere"]), noted(0, false), "it replaces nothing");
+    assert_eq!(trace(&["a", "nowhere", "a"]), noted(1, 1, true));
+    assert_eq!(trace(&["a"]), noted(1, 1, false), "that was known");
+    assert_eq!(trace(&["nowhere"]), noted(0, 1, false), "it replaces nothing");
     assert_eq!(library.traced(), [image.root]);
     assert_eq!(
         touched().iter().map(|it| it.blob).collect::<Vec<_>>(),
@@ -1740,7 +1744,7 @@ fn traces_without_end_take_no_more_room() {
         // Two orders that are worth keeping, by turns.
         let known = if nth % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
         files.extend(known.map(str::to_owned));
-        library.trace(&image.root, &files).unwrap();
+        library.trace(client(1), &image.root, &files).unwrap();
     }
     let used = bytes_below(folder.path());
     assert!(used < most, "{used} bytes of an image of two files");

@@ -404,6 +404,7 @@ async fn single_files_are_those_of_the_image_alone() {
     assert_eq!(stage.get(&nowhere).await.status, 404);
 }
 
+/// Paths of regular files.
 #[tokio::test]
 async fn traces_are_taken_of_images_that_are_here() {
     let stage = with_bundles().await;
@@ -420,7 +421,11 @@ async fn traces_are_taken_of_images_that_are_here() {
     let some = post(TRACE, &json!({"image": "1", "files": own}));
     let noted = stage.ask(some).await;
     assert_eq!(noted.status, 200, "{noted:?}");
-    assert_eq!(noted.json(), json!({"matched": 2}));
+    assert_eq!(noted.json(), json!({"matched": 2, "clients": 1}));
+    // As `pierhead inspect` asks.
+    let ask = json!({"want": "1", "start_order": true});
+    let order = stage.ask(post(BUNDLE, &ask)).await.json();
+    assert_eq!(order["source"]["clients"], 1, "{order}");
     let absent = post(TRACE, &json!({"image": "absent", "files": files}));
     assert_eq!(stage.ask(absent).await.status, 404);
 }

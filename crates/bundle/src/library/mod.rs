@@ -214,6 +214,8 @@ pub(crate) struct Inner {
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
     /// Plans by the clients that had them made.
     owned: Mutex<plans::Owned>,
+    /// Held while a trace is read, changed and written.
+    noting: Mutex<()>,
     /// Those that somebody may hold, in memory or on their way out.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
@@ -313,6 +315,7 @@ impl Library {
                 workers: Mutex::default(),
                 kept: Mutex::default(),
                 owned: Mutex::default(),
+                noting: Mutex::default(),
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),

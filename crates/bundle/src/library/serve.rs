@@ -98,16 +98,22 @@ impl Library {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Notes what a start of an image opened, in order; files that the image does not have are left out.
+    /// Notes what a start of an image opened, in order, as the vote of that client. Files that the image does not have are left out;
+    /// an order with no other files is not noted.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.
-    pub fn trace(&self, image: &Digest, files: &[String]) -> Result<Noted, Error> {
+    pub fn trace(
+        &self,
+        client: ClientKey,
+        image: &Digest,
+        files: &[String],
+    ) -> Result<Noted, Error> {
         let inner = &self.inner;
         if self.blobs(image).is_none() {
             return Err(Error::Missing(image.to_string()));
         }
-        let noted = inner.note_trace(image, files)?;
+        let noted = inner.note_trace(client, image, files)?;
         if noted.is_new {
             lock(&inner.queue).order(*image);
             inner.wake.notify_all();

@@ -56,10 +56,13 @@ impl Library {
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         Ok(StartOrder {
             files: files.take(MAX_TRACE).collect(),
-            source: traced.map_or(OrderSource::Config, |(image, _)| OrderSource::Trace {
-                image,
-                clients: None,
-            }),
+            source: match traced {
+                Some((image, _)) => OrderSource::Trace {
+                    image,
+                    clients: Some(inner.trace_clients(&image)?),
+                },
+                None => OrderSource::Config,
+            },
             applied: inner.follows(manifest, &table, &expected)?,
             layers: count(layers),
             layers_waiting: count(layers_waiting),

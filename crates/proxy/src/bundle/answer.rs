@@ -7,7 +7,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode};
-use pierhead_bundle::api::{Ask, MEDIA_TYPE, Progress, Share, Stage, TraceReport, UNKNOWN_HAVE};
+use pierhead_bundle::api::{
+    Ask, MEDIA_TYPE, Progress, Share, Stage, Trace, TraceReport, UNKNOWN_HAVE,
+};
 use pierhead_bundle::library::{self, Library, State, Stream};
 use pierhead_bundle::{Content, Fault};
 use pierhead_oci::{
@@ -75,38 +77,48 @@ impl Asked<'_> {
                 result
             }
             Wish::File(content, image) => self.file(library, content, image).await,
-            Wish::Trace(trace, target) => {
-                let image = self.image(target, trace.platform.as_deref()).await?;
-                self.ready(library, &image).await?;
-                let noting = library.clone();
-                let entries = trace.files.len();
-                let noted = blocking(move || noting.trace(&image.digest, &trace.files)).await?;
-                let noted = noted.map_err(bundle_error)?;
-                tracing::info!(
-                    registry = %self.registry,
-                    repository = %self.repository,
-                    image = %image.digest,
-                    client = %self.peer.address,
-                    entries,
-                    matched = noted.matched,
-                    "trace"
-                );
-                if noted.matched == 0 {
-                    return Err(Error::Question(format!(
-                        "none of the {entries} entries of this trace is a file of {}",
-                        image.digest
-                    )));
-                }
-                if noted.is_new {
-                    let (library, cache) = (library.clone(), self.inner.cache.clone());
-                    self.inner.touches.tell(library, cache, image.digest);
-                }
-                let report = TraceReport {
-                    matched: u64::try_from(noted.matched).unwrap_or(u64::MAX),
-                };
-                self.json(&report, Outcome::None)
-            }
+            Wish::Trace(trace, target) => self.trace(library, trace, target).await,
         }
+    }
+
+    async fn trace(&self, library: &Library, trace: Trace, target: Target) -> Answer {
+        let image = self.image(target, trace.platform.as_deref()).await?;
+        self.ready(library, &image).await?;
+        let ticket = self.inner.limits.queue(&self.peer.client)?;
+        let client = self.client();
+        // Each reads a whole table, as a plan does.
+        let slot = self.inner.planning.acquire(client).await;
+        let (noting, entries) = (library.clone(), trace.files.len());
+        let noted = blocking(move || {
+            let _held = (slot, ticket);
+            noting.trace(client, &image.digest, &trace.files)
+        });
+        let noted = noted.await?.map_err(bundle_error)?;
+        tracing::info!(
+            registry = %self.registry,
+            repository = %self.repository,
+            image = %image.digest,
+            client = %self.peer.address,
+            entries,
+            matched = noted.matched,
+            "trace"
+        );
+        if noted.matched == 0 {
+            return Err(Error::Question(format!(
+                "none of the {entries} entries of this trace is a file of {}",
+                image.digest
+            )));
+        }
+        if noted.is_new {
+            let (library, cache) = (library.clone(), self.inner.cache.clone());
+            self.inner.touches.tell(library, cache, image.digest);
+        }
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        let report = TraceReport {
+            matched: count(noted.matched),
+            clients: count(noted.clients),
+        };
+        self.json(&report, Outcome::None)
     }
 
     /// The order in which bundles of an image carry its files first.
