@@ -404,7 +404,6 @@ async fn single_files_are_those_of_the_image_alone() {
     assert_eq!(stage.get(&nowhere).await.status, 404);
 }
 
-/// Paths of regular files.
 #[tokio::test]
 async fn traces_are_taken_of_images_that_are_here() {
     let stage = with_bundles().await;

@@ -71,8 +71,9 @@ impl Inner {
         layers
     }
 
-    /// Closes them: evicted blobs take room as long as they are open.
+    /// Closes them, and tables: evicted blobs and deleted files take room as long as they are open.
     pub(super) fn close_layers(&self) {
+        self.tables.close();
         lock(&self.files.opened).clear();
     }
 }

@@ -299,3 +299,35 @@ pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
     }
     Content::of(text.as_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plans_of_one_client_leave_before_they_take_all_the_room() {
+        let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
+        let plan = |nth: u32, len| OwnedPlan {
+            key: Content::of(&nth.to_le_bytes()),
+            sent: None,
+            len,
+        };
+        let mut owned = Owned::default();
+        let mut add = |of, nth, len| {
+            let over = owned.add(client(of), plan(nth, len), 100);
+            over.into_iter().map(|plan| plan.key).collect::<Vec<_>>()
+        };
+        let key = |nth: u32| Content::of(&nth.to_le_bytes());
+        assert!(add(2, 1000, 100).is_empty());
+        assert!(add(1, 0, 40).is_empty());
+        assert!(add(1, 1, 40).is_empty());
+        // Its oldest leaves, and nothing of the other client's.
+        assert_eq!(add(1, 2, 40), [key(0)]);
+        // Made anew it counts once, and is the newest.
+        assert!(add(1, 1, 40).is_empty());
+        assert_eq!(add(1, 3, 60), [key(2)]);
+        // One that is over the share by itself is there for whoever asked for it.
+        assert_eq!(add(1, 4, 500), [key(1), key(3)]);
+        assert_eq!(add(1, 5, 1), [key(4)]);
+    }
+}

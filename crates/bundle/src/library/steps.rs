@@ -325,7 +325,6 @@ impl Inner {
     pub(super) fn tidy(&self, share: &mut Share) -> Result<(), Error> {
         self.packs.upkeep();
         self.close_layers();
-        self.tables.close();
         let is_here =
             |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
         let ready: Vec<_> = lock(&self.images)

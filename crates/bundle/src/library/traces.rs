@@ -95,6 +95,7 @@ impl Votes {
         *self = Self::default();
         let (mut numbers, mut bytes) = (HashMap::new(), 0);
         for (client, at, order) in orders {
+            let before = self.paths.len();
             let mut files = Vec::with_capacity(order.len());
             for path in order {
                 bytes += 4;
@@ -108,6 +109,7 @@ impl Votes {
             }
             // The newest have room; an order has less than a document.
             if bytes > MAX_BYTES - 64 * MAX_CLIENTS && !self.votes.is_empty() {
+                self.paths.truncate(before);
                 break;
             }
             self.votes.push(Vote { client, at, files });

@@ -53,6 +53,9 @@ const RM: &str = "\
 Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. By digest, all tags
 of that image in its repository go. A pinned image is refused: unpin it first.";
 
+const WARM: &str = "\
+It makes no bundle: an image is indexed when a client pulls it, or asks for a bundle of it.";
+
 const PRUNE: &str = "\
 Bundles leave first, those of images that are gone before all, then the least recently used: pierhead makes them
 again from blobs. Then blobs leave, by the eviction policy. Tags, pins and the
@@ -148,7 +151,8 @@ pub(crate) enum CacheCommand {
     /// Read every blob against its digest; damaged ones are removed and fetched again when asked for
     #[command(after_help = "Exit code 1 when something was damaged.")]
     Verify,
-    /// Pull images into the cache beforehand
+    /// Pull the manifests and blobs of images into the cache beforehand
+    #[command(after_help = WARM)]
     Warm {
         /// References such as docker.io/library/redis:7
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
