@@ -448,6 +448,27 @@ fn by(profile: &str) -> Overrides {
 }
 
 #[test]
+fn one_client_gets_an_eighth_of_all_connections_unless_the_file_says_otherwise() {
+    for (text, all, per_client) in [
+        ("", 4096, 512),
+        ("limits.connections = 800", 800, 100),
+        ("profile = \"bluefield2\"", 1920, 240),
+        ("profile = \"bluefield2\"\nlimits.connections = 4", 4, 1),
+        (
+            "limits.connections = 800\nlimits.connections_per_client = 700",
+            800,
+            700,
+        ),
+        ("limits.connections_per_client = 4096", 4096, 4096),
+    ] {
+        let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
+        let limits = &config.limits;
+        let found = (limits.connections, limits.connections_per_client);
+        assert_eq!(found, (all, per_client), "{text}");
+    }
+}
+
+#[test]
 fn a_profile_is_under_the_file_and_the_command_line_over_both() {
     let text = "profile = \"bluefield2\"\n[limits]\nthreads = 7\nrest_under = [\"io\"]\n[cache]\nmemory = \"1MiB\"";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
