@@ -83,12 +83,12 @@ fn what_hardly_fits_or_does_not_fit_at_all() {
 #[test]
 fn one_request_and_one_key_and_sizes_of_zero() {
     // A cache of a few bytes is one that S3-FIFO cannot divide there.
-    agrees_at("single", &[(1, 100)], "90,100,1000");
-    agrees_at("same", &[(1, 100); 50], "90,100,1000");
+    agrees_at("single", &[(1, 100)], "90B,100B,1000B");
+    agrees_at("same", &[(1, 100); 50], "90B,100B,1000B");
     let trace: Vec<_> = (0..3000_u64)
         .map(|at| (at % 70, u32::from(at % 3 != 0) * 50))
         .collect();
-    agrees_at("zeros", &trace, "100,500,2KiB");
+    agrees_at("zeros", &trace, "100B,500B,2KiB");
 }
 
 #[test]
