@@ -124,7 +124,7 @@ fn load_by(
     checked(&text, (file, base), overrides, old, (default_data, machine))
 }
 
-/// The configuration that a running pierhead shows ([`show`](super::show)). Whoever has its port may have sent `text`, so that no
+/// The configuration that a running pierhead shows ([`show()`](super::show())). Whoever has its port may have sent `text`, so that no
 /// login is taken from there: an upstream has the login of `file` as long as `file` says the same of it, and else none. Names what
 /// is left without its login.
 pub(crate) fn load_shown(
