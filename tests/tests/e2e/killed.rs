@@ -56,7 +56,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
     let hub = FakeRegistry::builder().with(|settings| settings.bandwidth = Some(60_000_000));
     let options = Options::new()
         .argument("--cache-size")
-        .argument(format!("{BOUND}"))
+        .argument(format!("{BOUND}B"))
         .config("[tags]\nfreshness = \"0s\"");
     let (hub, mut pierhead) = behind(hub, options)?;
     let sizes = [900, 70_000, 300_000, 1_000_000, 2_500_000];

@@ -101,7 +101,7 @@ fn memory_that_others_took_meanwhile_costs_what_is_stored_there_and_no_more() ->
     let tier = section(&region(at), "32MiB", "");
     let options = Options::new().config(&tier).inside(words);
     let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
-    let most = number(&stat(&pierhead)?, "most")?.to_string();
+    let most = format!("{}B", number(&stat(&pierhead)?, "most")?);
     let pulled = |pierhead: &Pierhead, seed: u64| -> Result<u64> {
         let (name, image) = (format!("library/app{seed}"), image(seed));
         hub.push(&name, "1", &image);

@@ -50,7 +50,7 @@ fn the_limit_changes_under_pulls() -> Result<()> {
                 hub.push(&name, "1", &new);
                 pull(pierhead, &name, &new)?;
                 for limit in [0, 1_500_000, 4 << 20] {
-                    let said = pierhead.cache(&["tier", "set-limit", &limit.to_string()])?;
+                    let said = pierhead.cache(&["tier", "set-limit", &format!("{limit}B")])?;
                     ensure!(said.contains("volatile"), "{said}");
                     let fits = || {
                         let stat = stat(pierhead)?;
