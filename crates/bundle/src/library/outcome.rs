@@ -81,7 +81,7 @@ pub(super) fn image(inner: &Arc<Inner>, taken: &Waiting, share: &mut Share) -> R
 impl Inner {
     /// The line of an image that bundles can be made of from now on.
     fn tell_ready(&self, manifest: &Digest, started: Instant) {
-        // Not under the lock, which requests take: the log may be a pipe that nobody reads.
+        // The lock is free by now: requests need it, and a write to the log can block.
         let image = lock(&self.images)
             .get(manifest)
             .map(|row| row.row.repository.clone());

@@ -23,7 +23,7 @@ const OPEN: usize = 32;
 /// Of what a plan says; another one makes other plans.
 pub(super) const VERSION: &str = "1";
 
-/// Images that a plan counts on, at most: the table of each is read.
+/// Maximum number of base images in one plan. Planning reads the table of each of them.
 const MAX_BASES: usize = 16;
 /// The part of all plans that those of one client may take: so many clients fill it together.
 const SHARES: u64 = 4;

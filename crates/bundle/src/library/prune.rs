@@ -83,7 +83,7 @@ impl Inner {
         // Of pairs and superseded plans: whatever names a pack that is gone can be sent no more.
         self.shelf.retain_plans(|path| match Kept::open(path) {
             Ok(plan) => self.is_sound(&plan),
-            // Only what is proven damaged goes: a file that cannot be opened now may be good.
+            // Deletes proven damage only: a file that cannot be opened now may be intact.
             Err(error) => !matches!(error, Error::Malformed { .. }),
         })?;
         let (_, plans) = self.shelf.bytes();

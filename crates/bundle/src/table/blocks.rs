@@ -162,7 +162,7 @@ impl Blocks {
     }
 }
 
-/// Verified blocks of many tables, the least recently used of which leave first. Clones share everything.
+/// An LRU cache of verified blocks of many tables. All clones share one cache.
 #[derive(Clone)]
 pub(crate) struct BlockCache(Arc<Mutex<Lru>>);
 

@@ -11,7 +11,7 @@ pub(super) struct Table {
     pub(super) records: HashMap<Key, Slot>,
     /// Files that could not be read at the start, with their bytes on disk.
     pub(super) unreadable: HashMap<Key, u64>,
-    /// How many records each registry has; one without any is not here.
+    /// Number of records by registry. Registries without records have no entry.
     shares: HashMap<Arc<str>, usize>,
     /// Registries that the operator named. Each has a share of its own; all others have one together, since anybody can make
     /// any number of them up.
@@ -24,7 +24,7 @@ impl Table {
         self.records.contains_key(key) || self.unreadable.contains_key(key)
     }
 
-    /// Enters the record of a name, and says how many bytes on disk the one before it had.
+    /// Adds the record of a name. Returns the bytes on disk of the record that it replaces.
     pub(super) fn insert(&mut self, key: Key, name: &str, mut slot: Slot) -> u64 {
         let replaced = self.remove(&key);
         let registry = registry_of(name);

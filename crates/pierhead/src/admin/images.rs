@@ -1,4 +1,4 @@
-//! Images of the cache for operators: listed, removed, and the room that a prune makes.
+//! Operator commands on cached images: list, remove, prune.
 
 use std::sync::Arc;
 

@@ -165,7 +165,7 @@ impl SystemResolver {
         }))
     }
 
-    /// The addresses of a host, which is lower case and has no brackets.
+    /// Resolves `host` to its addresses. `host` is in lower case and has no brackets.
     async fn lookup(&self, host: &str) -> Answer {
         if let Ok(address) = host.parse() {
             return Ok([address].into());

@@ -28,7 +28,7 @@ const MAX_SERVERS: usize = 3;
 /// The next name server is asked beside a silent one after so long.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
 
-/// How long addresses of one family wait for those of the other: some servers answer no question for AAAA records.
+/// How long a lookup with addresses of one family waits for the other: some name servers never answer AAAA queries.
 const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
 /// Bytes of a file that are read.
