@@ -42,9 +42,9 @@ const MEMORY: f64 = 1.10;
 const MEMORY_MIB: f64 = 2.0;
 const FILES: usize = 16;
 
-/// glibc gives each thread an arena of its own, up to eight for each core, and keeps what a burst left in it. Two arenas,
-/// as in the systemd unit, keep resident memory steady enough that growth is a leak.
-const TWO_ARENAS: [&str; 2] = ["env", "MALLOC_ARENA_MAX=2"];
+/// glibc gives each thread an arena of its own, up to eight for each core, and keeps what a burst left in it. With these
+/// limits, which the systemd unit sets too, resident memory is steady enough that growth is a leak.
+const STEADY: [&str; 3] = ["env", "MALLOC_ARENA_MAX=2", "MALLOC_MMAP_THRESHOLD_=131072"];
 
 /// What was seen at one look.
 struct Sample {
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     );
     let server = Server::start(
         &options.pierhead,
-        &TWO_ARENAS.map(str::to_owned),
+        &STEADY.map(str::to_owned),
         "127.0.0.1:0",
         upstream.address,
         &config,
