@@ -58,7 +58,7 @@ pub struct Ask {
 /// In which order a start of an image is expected to open its files: the answer to an [`Ask`] with `start_order`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartOrder {
-    /// What says so.
+    /// Where the order comes from.
     pub source: OrderSource,
     /// Paths in the image, without a slash in front. At most [`MAX_TRACE`] are sent.
     pub files: Vec<String>,
@@ -70,12 +70,12 @@ pub struct StartOrder {
     pub layers_waiting: u32,
 }
 
-/// Of [`StartOrder`].
+/// Where a [`StartOrder`] comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OrderSource {
-    /// Starts that clients recorded, of this image or of an earlier version.
+    /// The order comes from container starts that clients recorded, of this image or an earlier version.
     Trace {
         /// The manifest of the image that was started.
         image: Digest,
@@ -83,7 +83,7 @@ pub enum OrderSource {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         clients: Option<u32>,
     },
-    /// The entrypoint and command of the config, with interpreters and libraries.
+    /// The order comes from the entrypoint and command of the config, with interpreters and libraries.
     Config,
 }
 

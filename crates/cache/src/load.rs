@@ -1,4 +1,4 @@
-//! The first look at a data folder: what the files say, with what the catalog remembers of them.
+//! Startup recovery: rebuilds the index from blob files and the catalog. Later retries unreadable blobs.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -124,7 +124,7 @@ impl Store {
                     match self.tier.remove(&digest) {
                         Ok(()) => lock(&self.state).clear_unreadable(&digest),
                         Err(error) => {
-                            tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted")
+                            tracing::warn!(%digest, %error, "cannot delete a damaged blob; its bytes stay reserved")
                         }
                     }
                 }

@@ -1,4 +1,4 @@
-//! Pins: which digests a label keeps. Files, since they cannot be rebuilt.
+//! Pins: digests that are exempt from eviction, by image reference. Each pin is a file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What policies learned outlives a restart, a crash costs no more than that, and policies can be exchanged.
+//! Policy state over restarts and crashes, exchange of policies, write budget, admission, and staged bytes after a refusal.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

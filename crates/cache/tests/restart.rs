@@ -518,7 +518,7 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
             .unwrap();
     }
     assert_eq!(good(&cache), 20);
-    // Beyond an equal share a registry loses its own oldest.
+    // A registry above its share loses its own oldest records.
     for number in 20..60 {
         let name = of("good.example", number);
         cache

@@ -14,8 +14,8 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::config::{Log, LogFormat};
 
-/// Characters of one value in a line.
-const MAX_VALUE: usize = 4096;
+/// The text format truncates longer field values.
+const MAX_VALUE_CHARS: usize = 4096;
 
 /// Changes the level of a running process.
 pub(crate) struct Level(reload::Handle<Targets, Registry>);
@@ -92,7 +92,7 @@ impl Line<'_> {
         }
         let mut value_writer = EscapingWriter {
             writer: &mut *self.writer,
-            left: MAX_VALUE,
+            left: MAX_VALUE_CHARS,
         };
         match value_writer.write_fmt(value) {
             // Its own end, not the writer's.
@@ -158,7 +158,7 @@ mod tests {
         let mut text = String::new();
         let mut writer = EscapingWriter {
             writer: &mut text,
-            left: MAX_VALUE,
+            left: MAX_VALUE_CHARS,
         };
         let _ = writer.write_str(value);
         text
@@ -187,7 +187,7 @@ mod tests {
             .with_ansi(false)
             .with_target(false)
             .fmt_fields(Escaped);
-        let long = "x".repeat(3 * MAX_VALUE);
+        let long = "x".repeat(3 * MAX_VALUE_CHARS);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(lines), || {
             let error = "no\nFATAL forged";
             tracing::info!(bytes = 7, text = "a b", %error, long, last = true, "what\n{error}");
@@ -198,7 +198,7 @@ mod tests {
             "what\\nno\\nFATAL forged bytes=7 text=\"a b\" error=no\\nFATAL forged long=\"xxx";
         assert!(text.contains(part), "{text}");
         assert!(text.ends_with("xxx… last=true\n"), "{text}");
-        assert!(text.len() < 2 * MAX_VALUE);
+        assert!(text.len() < 2 * MAX_VALUE_CHARS);
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// With [`SUBJECT`] characters of a message, at most 80 columns.
+    /// With [`MAX_SUBJECT_CHARS`] characters of a message, at most 80 columns.
     const fn template(self) -> &'static str {
         match self {
             Self::Bytes => "{bar:16} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>13} {wide_msg}",
@@ -21,8 +21,8 @@ impl Unit {
     }
 }
 
-/// Of what a bar is about, so many characters are shown: an 80 columns' rest beside bytes and their rate.
-const SUBJECT: usize = 24;
+/// Longest subject that fits beside bytes and rate in 80 columns.
+const MAX_SUBJECT_CHARS: usize = 24;
 
 /// See the head of this module. Clones are of the same bar.
 pub(crate) struct Progress {
@@ -84,13 +84,13 @@ impl Progress {
 /// The end of a long name tells more than its beginning; of a digest, the beginning is enough.
 fn end_of(subject: &str) -> String {
     let length = subject.chars().count();
-    if length <= SUBJECT {
+    if length <= MAX_SUBJECT_CHARS {
         return subject.to_owned();
     }
     if let Some(hex) = subject.strip_prefix("sha256:") {
         return format!("sha256:{}", hex.chars().take(12).collect::<String>());
     }
-    let cut = length + 1 - SUBJECT;
+    let cut = length + 1 - MAX_SUBJECT_CHARS;
     let end: String = subject.chars().skip(cut).collect();
     format!("…{end}")
 }

@@ -150,7 +150,7 @@ pub(crate) struct Unfit {
 }
 
 /// Where nothing better is known.
-const SEE: &str = "mend that and start it again; until then all is served from the disk";
+const SEE: &str = "fix that and start it again; until then all is served from the disk";
 
 impl Unfit {
     fn of(path: &Path, error: &Error) -> Self {

@@ -1,4 +1,4 @@
-//! From a request's head to its answer: limits, endpoint, route, and what each endpoint gives.
+//! Handles one request: checks limits and access, routes it, builds the response.
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! What the proxy is told.
+//! Settings of the proxy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::{Auth, Rules};
 /// Settings of one [`Proxy`](crate::Proxy).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Whom a request means that names no registry.
+    /// Registry for requests that name none.
     pub default_upstream: Registry,
     /// Registries that are known by configuration, so that a first path segment of that name means them.
     pub known: Vec<Registry>,
@@ -46,7 +46,7 @@ pub struct Limits {
     pub connections_per_client: usize,
     /// Downloads at once for one client. Four times as many may be under way or wait; more are answered 503.
     pub fetches_per_client: usize,
-    /// Downloads at once from one registry; more wait. Three quarters of all are for registries that no configuration names.
+    /// Downloads at once from one registry; more wait. Unconfigured registries together use at most three quarters of the slots.
     pub fetches_per_registry: usize,
     /// Bytes of answers in memory, until clients have taken them; more are answered 503.
     pub answer_memory: usize,

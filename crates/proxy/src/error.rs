@@ -92,7 +92,7 @@ fn told(progress: &Progress) -> String {
     }
 }
 
-/// Which kind of refusal this is, whatever it names: there is a fixed number of them.
+/// Kind of a refusal. Holds no client-chosen text, so the set is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Cause {
     Error(Discriminant<Error>, Option<Detail>),

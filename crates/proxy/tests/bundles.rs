@@ -1,4 +1,4 @@
-//! The bundle extension: what a worker lacks, to whom it is given, and what strangers may send.
+//! Bundle endpoints: delta content, authorization, resumption, malformed requests.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;

@@ -1,4 +1,4 @@
-//! Whole images: warm, closure, and hostile ones.
+//! Tests of image operations: warming, listing what an image references, removal, malformed manifests.
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
 mod stage;

@@ -23,10 +23,11 @@ use tokio::{
 
 use crate::ask::{behind, get, kept, pull};
 
-/// Of no other test.
+/// No other test uses this address.
 const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(127, 83, 5, 3);
-/// Client addresses, and requests of each: more than one client may have waiting.
+/// Number of client addresses.
 const CLIENTS: u8 = 2;
+/// Requests per client; exceeds the per-client queue.
 const REQUESTS: usize = 70;
 
 /// The first label of the name that a question is about.

@@ -1,8 +1,8 @@
-//! Files of contents: one a content, under its digest, sealed once it is verified.
+//! Content-addressed file store. A verified file gets an mtime derived from its digest.
 //!
-//! The seal is the time of modification, which follows from the digest: setting it is the last thing done to a file,
-//! so that what a crash cut short has none, and whatever writes to the file later breaks it. No data base is needed. A file
-//! that was lent to a tree bears the tree's time instead: it has a stamp (see `lent`), or is read and hashed again.
+//! The mtime is the seal, and the store sets it last. A file that a crash cut short therefore has no seal, and a later
+//! write to the file breaks it. The store needs no database. A file that an unpacked tree shares has the mtime of that
+//! tree: it has a stamp (see `lent`), or the store reads and hashes it again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

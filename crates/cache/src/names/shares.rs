@@ -56,8 +56,9 @@ impl Table {
         self.records.shrink_to_fit();
     }
 
-    /// Takes out so many records, and says how many bytes each had: always of the largest share, there of the registry that has
-    /// the most, and of that one what was confirmed the longest ago. Those of `newest` count as confirmed last.
+    /// Removes `surplus` records and returns the bytes of each. Each record comes from the largest share, there from the
+    /// registry with most records, and is the one that was confirmed the longest ago. Keys in `newest` rank as most
+    /// recently confirmed.
     pub(super) fn shed(&mut self, surplus: usize, newest: &HashSet<Key>) -> Vec<(Key, u64)> {
         let shares = self
             .shares

@@ -307,7 +307,7 @@ fn go_duration(text: &str) -> Option<f32> {
     (!text.is_empty()).then(|| seconds(sum))
 }
 
-// A cost needs no more precision than a float has.
+// f32 is precise enough for a cost in seconds.
 #[allow(clippy::cast_possible_truncation)]
 fn seconds(seconds: f64) -> f32 {
     seconds as f32

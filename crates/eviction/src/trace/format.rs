@@ -1,4 +1,4 @@
-//! The formats by their names, and by what a file begins with.
+//! Trace formats: parsed from a name or detected from a file's first bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,7 +32,7 @@ pub enum Format {
 pub struct UnknownFormat(String);
 
 const NO_KEYS: &str = "a log of inferences by a language model: it counts tokens and names no object, so \
-    nothing in it could be cached; there is no mend";
+    nothing in it could be cached; there is no fix";
 const NO_SIZES: &str = "counts of function calls a minute: the trace has no sizes, and without them no \
     byte is cached; make a CSV of time, key and size from it";
 

@@ -17,7 +17,7 @@ It takes the flags of `serve`, so that it looks at what that would do; without -
 the pierhead that runs here. It writes one file of 32 MiB in the data folder, unlinked before it is written.
 
 Exit codes: 0 nothing failed (there may be warnings), 1 something failed, 2 wrong usage, 75 the clock
-is years off, which is mended first.";
+is years off, which has to be fixed first.";
 
 /// Flags of `doctor`.
 #[derive(Args)]

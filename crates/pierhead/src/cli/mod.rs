@@ -60,7 +60,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or configuration. Where the reason i
   71 profile, limits or tier do not fit the machine    72 the data folder is another program's or version's
   73 the data folder is read-only, or none             74 its disk is full
   75 the clock is years off                            76 no TLS with an upstream
-  77 the data folder is another user's, or the port is for root";
+  77 the data folder is another user's, or binding the port needs root";
 
 /// What to do.
 #[derive(Subcommand)]
@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Cache(cache::CacheArgs),
     /// Make docker, containerd, podman or CRI-O of this machine pull through pierhead, or no longer
     Setup(setup::SetupArgs),
-    /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the mend
+    /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the fix
     Doctor(doctor::DoctorArgs),
     /// Pull an image as a delta bundle: just the file contents that this machine lacks
     Pull(Box<worker::PullArgs>),

@@ -37,7 +37,7 @@ Rules for what a trace should not hold:
   above the cache   goes past it: a miss each time, nothing is evicted for it
   time runs back    taken to be as late as the latest before
   cut at its end    an error; with --cut-ok what is whole of it is replayed
-  unreadable        an error with the file, the line or record, and the mend
+  unreadable        an error with the file, the line or record, and the fix
 What was left out or changed is said at the end.
 
 Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady and

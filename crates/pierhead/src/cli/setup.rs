@@ -51,7 +51,7 @@ pub(crate) struct SetupArgs {
     #[arg(long, requires = "yes", conflicts_with_all = ["undo", "dry_run"])]
     pub(crate) hold: bool,
 
-    /// Say whether somebody of this network holds it (--hold, and is done): for the readiness probe of that container
+    /// Exit 0 if a `setup --hold` process in this network namespace finished its setup
     #[arg(long, conflicts_with_all = ["undo", "dry_run", "hold", "address", "address_file"])]
     pub(crate) held: bool,
 

@@ -39,7 +39,7 @@ pub(crate) async fn look(
             Err(error) => findings.push(Finding::fail(
                 about,
                 format!("{error:#}"),
-                "mend the line: the client itself would stumble over it",
+                "fix the line: the client itself cannot read it",
             )),
         }
     }

@@ -68,7 +68,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         findings.push(Finding::warn(
             "configuration",
             format!(
-                "{named}, which the running pierhead names, is not read: it is not here, or others than root and this user can change it"
+                "{named}, which the running pierhead names, is not read: missing, or writable by other users"
             ),
             format!("name it with `--config {named}` if you trust it"),
         ));
@@ -98,7 +98,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         }
         Err(refused) => {
             for line in refused.to_string().lines() {
-                let mend = "mend the line; `pierhead config check FILE` tells when it is good";
+                let mend = "fix the line; `pierhead config check FILE` tells when it is good";
                 findings.push(Finding::fail("configuration", line, mend));
             }
             overrides.upstreams.clear();

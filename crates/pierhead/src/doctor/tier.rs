@@ -54,7 +54,7 @@ fn judge(served: &ServedTier, wanted: &Tier) -> Finding {
             None => Finding::fail(
                 "tier",
                 what,
-                "the log of its start says why; mend that and start it again",
+                "the log of its start says why; fix that and start it again",
             ),
         };
     };

@@ -24,7 +24,7 @@ pub(crate) async fn look(
     more: &[Registry],
 ) -> Vec<Finding> {
     let wrong = |what: String| {
-        let mend = "mend it; `pierhead config check FILE` reads what the file names, too";
+        let mend = "fix it; `pierhead config check FILE` reads what the file names, too";
         vec![Finding::fail("upstreams", what, mend)]
     };
     let remote = match wiring::remote(config, environment) {

@@ -1,4 +1,4 @@
-//! What a replay comes to: which policy waits how much less than the current one.
+//! The policy with the least client waiting time, compared with the current policy.
 
 use std::fmt;
 
@@ -8,23 +8,23 @@ use serde::Serialize;
 use super::Player;
 use super::report::Report;
 
-/// For one trace at one size, over all seeds.
+/// The comparison for one trace at one cache size, summed over all seeds.
 #[derive(Serialize)]
 pub(crate) struct Verdict {
     pub(crate) trace: String,
     pub(crate) size: String,
-    /// The policy that is compared with.
+    /// The policy of `--current`.
     pub(crate) current: &'static str,
-    /// Seconds that clients wait for its misses; none when it was not replayed.
+    /// Seconds that clients wait for its misses. `None` when the replay did not include it.
     pub(crate) current_waiting_seconds: Option<f64>,
-    /// Of those that can be configured: the one with the least waiting.
+    /// The policy with the least waiting, among those that an operator can configure.
     pub(crate) best: &'static str,
     pub(crate) best_waiting_seconds: f64,
-    /// Percent of the current waiting that the best policy saves.
+    /// By how many percent the best policy reduces the waiting of the current one.
     pub(crate) waits_less_percent: Option<f64>,
 }
 
-/// Less than this is no reason to change anything.
+/// A verdict recommends no change for a smaller saving.
 const MIN_PERCENT: f64 = 1.0;
 
 /// A verdict for each trace and size, in the order of the rows.
@@ -39,7 +39,7 @@ pub(crate) fn of(report: &Report, current: Named) -> Vec<Verdict> {
     cells
         .into_iter()
         .filter_map(|(trace, size)| {
-            // Seeds differ in their lots, not in their worth.
+            // All seeds have equal weight.
             let mut sums: Vec<(&'static str, f64)> = Vec::new();
             for row in &report.rows {
                 let is_here = row.trace == trace && row.size == size;
@@ -51,7 +51,7 @@ pub(crate) fn of(report: &Report, current: Named) -> Vec<Verdict> {
                     None => sums.push((row.policy, row.waiting_seconds)),
                 }
             }
-            // One policy is no choice.
+            // A single policy leaves nothing to compare.
             if sums.len() < 2 {
                 return None;
             }
@@ -150,7 +150,7 @@ mod tests {
                 row("lru", 2, 100.0),
                 row("gdsf", 1, 60.0),
                 row("gdsf", 2, 90.0),
-                // No choice: it knows the future.
+                // It knows the future, so nobody can configure it.
                 row("belady", 1, 1.0),
             ]
         };
@@ -167,7 +167,7 @@ mod tests {
         // Half a percent is noise.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
         assert!(said(close, Named::Lru).contains("keep lru"));
-        // Nothing waits: there is nothing to win.
+        // No client waits, so no policy can save waiting.
         assert!(
             said(vec![row("lru", 1, 0.0), row("gdsf", 1, 0.0)], Named::Lru).contains("keep lru")
         );

@@ -45,7 +45,7 @@ impl Running {
         };
         // Whatever can fail comes first and changes nothing.
         let (new, remote, capacity) = tokio::task::spawn_blocking(prepare).await??;
-        // Requests ask by the client of before until the proxy takes both at once: an open listener never has credentials.
+        // Requests use the old upstream client until the proxy swaps client and access rules together.
         self.client.apply(remote);
         let (proxy, settings) = (self.proxy.clone(), wiring::proxy(&new));
         tokio::task::spawn_blocking(move || proxy.reload(settings)).await?;

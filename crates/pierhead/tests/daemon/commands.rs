@@ -292,7 +292,7 @@ async fn doctor_looks_at_what_the_daemon_runs_with() {
     assert!(!report.to_string().contains("hunter2"));
 }
 
-/// Answers on the port of an admin listener, by path; 404 to all else.
+/// Starts a fake admin listener that serves these bodies by path and 404 otherwise.
 async fn fake_admin(bodies: Vec<(&'static str, String)>) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await;
     let listener = listener.expect("a port");
@@ -499,7 +499,7 @@ async fn bundles_leave_with_their_images() {
     daemon.cached(&["rm", "lab:5000/team/app:1"]).await;
     assert_eq!(bundle_bytes(&daemon).await, 0, "after rm");
     ready().await;
-    // Room for all blobs and not for all bundles: these are made again, blobs cost a download.
+    // The target fits all blobs but not all bundles.
     let before = daemon.get("/v1/stat").await.json();
     let bytes = |of: &str, kind: &str| before[of][kind].as_u64().expect("bytes");
     let counted = bytes("disk", "total") - bytes("disk", "other");

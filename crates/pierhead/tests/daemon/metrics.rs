@@ -76,7 +76,7 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     ] {
         must_not(words.contains(&unit), "has a unit that is no base unit");
     }
-    // The suffix of the type comes with the sample; a family's own name ends with the unit.
+    // A metric family name ends with its unit. The encoder adds type suffixes such as `_total`.
     for suffix in ["_total", "_count", "_sum", "_bucket", "_info", "_created"] {
         must_not(name.ends_with(suffix), "ends with the suffix of a type");
     }

@@ -1,7 +1,7 @@
-//! Who may ask: the one check between a request's path and its answer.
+//! Client authentication and authorization, cached.
 //!
-//! Nobody is asked who they are unless the configuration says so, and then a verdict that is known costs
-//! one keyed hash and one look into a table.
+//! Clients need no credentials unless the configuration demands them. A cached decision costs one keyed
+//! hash and one table lookup.
 
 pub(crate) mod basic;
 mod certificate;

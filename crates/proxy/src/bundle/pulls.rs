@@ -1,4 +1,4 @@
-//! Images that somebody asked a bundle of and that are not all here: pulled as `warm` does, whoever still waits.
+//! Background pulls of images that a bundle request needs. They go on when the client leaves.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

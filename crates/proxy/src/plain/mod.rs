@@ -1,7 +1,7 @@
-//! Plain HTTP/1.1 without hyper: ordinary requests are answered by a loop that can send files as they are.
+//! HTTP/1.1 fast path: serves common requests with `sendfile`, hands all others to hyper.
 //!
-//! Answers come from [`answer`], as they do for hyper. The first thing a client says that is not
-//! ordinary (see [`head`]) hands its connection over to hyper for good, with the bytes that were read.
+//! Responses come from [`answer`], as they do for hyper. [`head`] tells which requests the fast path takes.
+//! The first other request hands its connection, with the bytes that were read, over to hyper for good.
 
 mod clock;
 mod front;

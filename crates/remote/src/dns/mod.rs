@@ -1,8 +1,8 @@
 //! DNS lookups that hold no thread: bounded in time and number, with a short cache.
 //!
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
-//! 2. At most so many lookups of one resolver run at once. Configured upstreams and all other
-//!    registries have a resolver each, so that names from clients cannot take what configured names need.
+//! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have one resolver, all
+//!    other registries another. So names that clients choose never delay lookups of configured upstreams.
 //! 3. A cached answer waits for no name server. It waits up to [`CHECK_LIMIT`] each [`CHECK_INTERVAL`] for a look at the
 //!    files of the system, and at the first lookup until they are read.
 
@@ -212,7 +212,7 @@ impl SystemResolver {
             }
         }
         let current = self.0.name_servers.load_full();
-        current.unwrap_or_else(|| Arc::new(NameServers::none()))
+        current.unwrap_or_else(|| Arc::new(NameServers::empty()))
     }
 
     fn is_check_due(&self) -> bool {

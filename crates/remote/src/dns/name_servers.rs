@@ -1,4 +1,4 @@
-//! The name servers and hosts that the files of the system name, and one question to them.
+//! Reads resolv.conf and /etc/hosts, and sends one DNS query to these name servers.
 
 use std::fmt;
 use std::fs::File;
@@ -74,7 +74,7 @@ pub(super) struct Found {
 
 /// See the head of this module.
 pub(super) struct NameServers {
-    /// In the order of the file.
+    /// In the order of resolv.conf.
     servers: Vec<NameServer>,
     search: Vec<Name>,
     /// A name with fewer dots is searched in `search` first.
@@ -98,8 +98,8 @@ impl fmt::Display for NameServers {
 }
 
 impl NameServers {
-    /// No server and no host.
-    pub(super) fn none() -> Self {
+    /// Without name servers and hosts entries.
+    pub(super) fn empty() -> Self {
         Self {
             servers: Vec::new(),
             search: Vec::new(),
@@ -303,7 +303,7 @@ fn is_verdict(error: &NetError) -> bool {
     )
 }
 
-/// Asks one server for whole names. It caches nothing and reads no file: that is done above it.
+/// Builds a resolver that sends fully qualified names to one server. It has no cache and reads no file; the callers do both.
 fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioResolver, NetError> {
     let mut server = NameServerConfig::udp_and_tcp(address);
     for connection in &mut server.connections {

@@ -16,8 +16,8 @@ const SOON: Duration = Duration::from_secs(30);
 /// Lookups of one resolver at once. Each has two questions and thus several sockets.
 const LOOKUPS: usize = 32;
 
-/// What a name server does with a question for a name (without the dot at its end).
-enum Says {
+/// How the fake server answers a query. Names have no trailing dot.
+enum FakeAnswer {
     Address(u8),
     /// With this TTL in seconds.
     Lasting(u8, u32),
@@ -27,7 +27,7 @@ enum Says {
     Failure,
     Nothing,
     /// To questions for addresses of the fourth version one thing, to those of the sixth the other.
-    Apart(&'static Says, &'static Says),
+    Apart(&'static FakeAnswer, &'static FakeAnswer),
 }
 
 /// A name server on loopback; it counts the questions for addresses of the fourth version.
@@ -37,7 +37,11 @@ struct NameServer {
 }
 
 impl NameServer {
-    async fn start(ip: &str, port: u16, says: impl Fn(&str) -> Says + Send + 'static) -> Self {
+    async fn start(
+        ip: &str,
+        port: u16,
+        says: impl Fn(&str) -> FakeAnswer + Send + 'static,
+    ) -> Self {
         let socket = Arc::new(UdpSocket::bind((ip, port)).await.expect("a port"));
         let port = socket.local_addr().expect("an address").port();
         let questions = Arc::new(AtomicUsize::new(0));
@@ -68,7 +72,7 @@ impl NameServer {
                 let mut delay = Duration::ZERO;
                 let said = says(name.trim_end_matches('.'));
                 let said = match &said {
-                    Says::Apart(four, six) => {
+                    FakeAnswer::Apart(four, six) => {
                         if is_v4 {
                             four
                         } else {
@@ -78,15 +82,17 @@ impl NameServer {
                     said => said,
                 };
                 match *said {
-                    Says::Address(last) => address(last, 300),
-                    Says::Late(by, last) => {
+                    FakeAnswer::Address(last) => address(last, 300),
+                    FakeAnswer::Late(by, last) => {
                         delay = by;
                         address(last, 300);
                     }
-                    Says::Lasting(last, ttl) => address(last, ttl),
-                    Says::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
-                    Says::Failure => answer.metadata.response_code = ResponseCode::ServFail,
-                    Says::Nothing | Says::Apart(..) => continue,
+                    FakeAnswer::Lasting(last, ttl) => address(last, ttl),
+                    FakeAnswer::NoSuchName => {
+                        answer.metadata.response_code = ResponseCode::NXDomain
+                    }
+                    FakeAnswer::Failure => answer.metadata.response_code = ResponseCode::ServFail,
+                    FakeAnswer::Nothing | FakeAnswer::Apart(..) => continue,
                 }
                 let bytes = answer.to_vec().expect("an answer");
                 let socket = socket.clone();
@@ -101,7 +107,7 @@ impl NameServer {
     }
 
     /// On any port.
-    async fn on_loopback(says: impl Fn(&str) -> Says + Send + 'static) -> Self {
+    async fn on_loopback(says: impl Fn(&str) -> FakeAnswer + Send + 'static) -> Self {
         Self::start("127.0.0.1", 0, says).await
     }
 
@@ -149,8 +155,8 @@ async fn lookup(resolver: &SystemResolver, host: &str) -> Result<Vec<String>, Lo
 #[tokio::test]
 async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
     let server = NameServer::on_loopback(|name| match name {
-        "known.example" => Says::Address(1),
-        _ => Says::Nothing,
+        "known.example" => FakeAnswer::Address(1),
+        _ => FakeAnswer::Nothing,
     })
     .await;
     let system = System::new(
@@ -198,9 +204,9 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
 #[tokio::test]
 async fn answers_are_cached_for_their_time() {
     let server = NameServer::on_loopback(|name| match name {
-        "a.example" => Says::Address(1),
-        "short.example" => Says::Lasting(2, 0),
-        _ => Says::NoSuchName,
+        "a.example" => FakeAnswer::Address(1),
+        "short.example" => FakeAnswer::Lasting(2, 0),
+        _ => FakeAnswer::NoSuchName,
     })
     .await;
     let system = System::new("nameserver 127.0.0.1", "", server.port);
@@ -250,17 +256,17 @@ fn lifetimes_are_bounded() {
 #[tokio::test]
 async fn the_first_name_server_that_answers_decides() {
     let first = NameServer::on_loopback(|name| match name {
-        "internal.example" => Says::Address(1),
-        "broken.example" => Says::Failure,
-        "silent.example" => Says::Nothing,
-        _ => Says::NoSuchName,
+        "internal.example" => FakeAnswer::Address(1),
+        "broken.example" => FakeAnswer::Failure,
+        "silent.example" => FakeAnswer::Nothing,
+        _ => FakeAnswer::NoSuchName,
     })
     .await;
     let second = NameServer::start("127.0.0.2", first.port, |name| match name {
-        "broken.example" => Says::Address(2),
-        "silent.example" => Says::Address(3),
-        "outside.example" => Says::Address(4),
-        _ => Says::NoSuchName,
+        "broken.example" => FakeAnswer::Address(2),
+        "silent.example" => FakeAnswer::Address(3),
+        "outside.example" => FakeAnswer::Address(4),
+        _ => FakeAnswer::NoSuchName,
     })
     .await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
@@ -287,11 +293,11 @@ async fn the_first_name_server_that_answers_decides() {
 #[tokio::test]
 async fn a_no_counts_when_the_servers_before_it_have_failed() {
     let first = NameServer::on_loopback(|name| match name {
-        "internal.example" => Says::Late(Duration::from_millis(1200), 1),
-        _ => Says::Nothing,
+        "internal.example" => FakeAnswer::Late(Duration::from_millis(1200), 1),
+        _ => FakeAnswer::Nothing,
     })
     .await;
-    let says = |_: &str| Says::NoSuchName;
+    let says = |_: &str| FakeAnswer::NoSuchName;
     let second = NameServer::start("127.0.0.2", first.port, says).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
     let system = System::new(conf, "", first.port);
@@ -309,11 +315,13 @@ async fn a_no_counts_when_the_servers_before_it_have_failed() {
 async fn each_family_of_addresses_has_its_own_answer() {
     // It has addresses of the fourth version only, and answers questions for them as it is told.
     let server = NameServer::on_loopback(|name| match name {
-        "failing.example" | "searched.a.example" => Says::Apart(&Says::Failure, &Says::Address(0)),
-        "silent.example" => Says::Apart(&Says::Address(1), &Says::Nothing),
-        "refused.example" => Says::Apart(&Says::Address(2), &Says::Failure),
-        "none.example" => Says::Apart(&Says::NoSuchName, &Says::Failure),
-        _ => Says::NoSuchName,
+        "failing.example" | "searched.a.example" => {
+            FakeAnswer::Apart(&FakeAnswer::Failure, &FakeAnswer::Address(0))
+        }
+        "silent.example" => FakeAnswer::Apart(&FakeAnswer::Address(1), &FakeAnswer::Nothing),
+        "refused.example" => FakeAnswer::Apart(&FakeAnswer::Address(2), &FakeAnswer::Failure),
+        "none.example" => FakeAnswer::Apart(&FakeAnswer::NoSuchName, &FakeAnswer::Failure),
+        _ => FakeAnswer::NoSuchName,
     })
     .await;
     let conf = "search a.example b.example\nnameserver 127.0.0.1\n";
@@ -329,7 +337,7 @@ async fn each_family_of_addresses_has_its_own_answer() {
     let refused = lookup(&resolver, "refused.example.").await;
     assert_eq!(refused.unwrap(), ["192.0.2.2"]);
     // Whoever waited for the other family would hear the second server.
-    let _second = NameServer::start("127.0.0.2", server.port, |_| Says::Address(9)).await;
+    let _second = NameServer::start("127.0.0.2", server.port, |_| FakeAnswer::Address(9)).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
     let system = System::new(conf, "", server.port);
     let silent = lookup(&system.resolver(), "silent.example.").await;
@@ -339,11 +347,11 @@ async fn each_family_of_addresses_has_its_own_answer() {
 #[tokio::test]
 async fn the_files_of_the_system_count() {
     let server = NameServer::on_loopback(|name| match name {
-        "registry.corp.example" => Says::Address(1),
-        "a.b.corp.example" => Says::Address(2),
-        "a.b" => Says::Address(3),
-        "x.y.z" => Says::Address(4),
-        _ => Says::NoSuchName,
+        "registry.corp.example" => FakeAnswer::Address(1),
+        "a.b.corp.example" => FakeAnswer::Address(2),
+        "a.b" => FakeAnswer::Address(3),
+        "x.y.z" => FakeAnswer::Address(4),
+        _ => FakeAnswer::NoSuchName,
     })
     .await;
     let conf = "# made by hand\nsearch corp.example\nnameserver 127.0.0.1\noptions ndots:2 trust-ad unknown\n";
@@ -394,8 +402,8 @@ async fn the_files_of_the_system_count() {
 
 #[tokio::test]
 async fn a_change_of_the_files_is_noticed() {
-    let first = NameServer::on_loopback(|_| Says::Address(1)).await;
-    let _second = NameServer::start("127.0.0.2", first.port, |_| Says::Address(2)).await;
+    let first = NameServer::on_loopback(|_| FakeAnswer::Address(1)).await;
+    let _second = NameServer::start("127.0.0.2", first.port, |_| FakeAnswer::Address(2)).await;
     let system = System::new("nameserver 127.0.0.1", "", first.port);
     let resolver = system.resolver();
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);

@@ -1,4 +1,4 @@
-//! What is known of one image: from a server's bundle of it, or from a store.
+//! Looks up an image at a server or in a local store.
 
 use std::path::Path;
 

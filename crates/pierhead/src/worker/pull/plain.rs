@@ -1,4 +1,4 @@
-//! An image by the plain API, manifest and blobs: for servers without bundles.
+//! Pulls an image through the OCI API (manifest and layers) when the server has no bundles.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
