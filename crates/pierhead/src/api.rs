@@ -41,7 +41,7 @@ pub(crate) struct Stat {
     /// Bytes of the data folder, by kind.
     #[serde(default)]
     pub(crate) disk: Disk,
-    /// Who leaves and who enters.
+    /// Eviction policy and admission.
     #[serde(default)]
     pub(crate) eviction: Eviction,
     /// Bundles, when they are served.
@@ -49,20 +49,21 @@ pub(crate) struct Stat {
     pub(crate) bundle: Option<Bundle>,
 }
 
-/// Of [`Stat`]: bytes on disk, of everything in the data folder.
+/// Bytes on disk of all files in the data folder, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Disk {
     /// Committed blobs.
     pub(crate) blobs: u64,
-    /// Downloads under way or cut short, and files deleted but still read.
+    /// Reserved bytes: active and interrupted downloads, unreadable blobs, deleted files still open.
     pub(crate) downloads: u64,
     /// What tags, lists of tags and of referrers stood for.
     pub(crate) tags: u64,
     pub(crate) pins: u64,
     /// Packs, plans, indexes, tables and the directory of bundles.
     pub(crate) bundles: u64,
+    /// The catalog and the policy state.
     pub(crate) catalog: u64,
-    /// All else, such as a trace.
+    /// Files of any other kind, such as the request log.
     pub(crate) other: u64,
     pub(crate) total: u64,
 }

@@ -20,7 +20,7 @@ pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
             "blobs" | "staging" | "names" => continue,
             "pins" => &mut disk.pins,
             "packs" | "plans" | "index" | "directory" | "directory.damaged" => &mut disk.bundles,
-            "catalog" | "catalog.damaged" => &mut disk.catalog,
+            "catalog" | "catalog.damaged" | "ranks" => &mut disk.catalog,
             _ => &mut disk.other,
         };
         *kind += allocated(entry.path());
@@ -97,7 +97,7 @@ mod tests {
         assert!(one >= 5000, "{one}");
         assert_eq!(
             (disk.bundles, disk.catalog, disk.other),
-            (4 * one, one, 2 * one)
+            (4 * one, 2 * one, one)
         );
         assert_eq!(disk.total, 15 + 8 * one);
     }
