@@ -1,4 +1,4 @@
-//! What a worker and a server say to each other around a bundle: the documents of the endpoints.
+//! JSON documents of the bundle endpoints, as worker and server exchange them.
 
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
@@ -31,10 +31,10 @@ pub struct Ask {
     /// `os/architecture[/variant]`: which image of an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
-    /// Manifests of images that the worker has whole, in any order. The server counts on the 16 that are most like what is wanted.
+    /// Manifests of images that the worker has complete, in any order. The server uses the 16 most similar ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have: Vec<Digest>,
-    /// Those of `have` of which it has all that their layers can be rebuilt of, too.
+    /// The images of `have` whose layers the worker can rebuild.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub have_layers: Vec<Digest>,
     /// Whether the layers are to be rebuilt, and not only mounted.
@@ -50,23 +50,23 @@ pub struct Ask {
     /// With a share: the header may come in pieces, one in front of each share.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pieces: bool,
-    /// Not a bundle is wanted, but a [`StartOrder`] of the image. A server that does not know it sends the bundle.
+    /// Requests the [`StartOrder`] of the image in place of a bundle. An older server ignores this and sends the bundle.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub start_order: bool,
 }
 
-/// In which order a start of an image is expected to open its files: the answer to an [`Ask`] with `start_order`.
+/// The expected order of file opens at a container start. The response to an [`Ask`] with `start_order`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartOrder {
     /// Where the order comes from.
     pub source: OrderSource,
-    /// Paths in the image, without a slash in front. At most [`MAX_TRACE`] are sent.
+    /// Paths in the image, without a leading slash, at most [`MAX_TRACE`].
     pub files: Vec<String>,
-    /// Whether a bundle from nothing carries these files first already.
+    /// Whether a bundle without base images already carries these files first.
     pub applied: bool,
     /// Layers of the image.
     pub layers: u32,
-    /// Those of them that are compressed fast, and wait for better compression.
+    /// Layers that are compressed fast and wait for better compression.
     pub layers_waiting: u32,
 }
 
@@ -79,7 +79,7 @@ pub enum OrderSource {
     Trace {
         /// The manifest of the image that was started.
         image: Digest,
-        /// How many clients recorded it, where the server counts them.
+        /// Number of clients that recorded it, where the server counts them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         clients: Option<u32>,
     },
@@ -126,12 +126,12 @@ pub struct Trace {
     pub files: Vec<String>,
 }
 
-/// The answer to a [`Trace`].
+/// The response to a [`Trace`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceReport {
-    /// Entries of the trace that are regular files of the image, each counted once.
+    /// Number of distinct entries of the trace that are regular files of the image.
     pub matched: u64,
-    /// Clients whose traces of this image the server has by now; an older server does not say.
+    /// Number of clients with a trace of this image. Older servers omit it.
     #[serde(default)]
     pub clients: u64,
 }

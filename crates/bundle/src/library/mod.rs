@@ -1,4 +1,4 @@
-//! What the server has of images: indexed, packed and planned in the background, handed out at once.
+//! The bundle server: indexes, packs and plans images in the background, and serves bundles of them.
 //!
 //! Everything here follows from blobs and can be made anew from them. From the bottom up: `shelf` (which files there
 //! are), `documents` (manifest and config), `steps` (what is done for an image), `queue` (by whom and when), `plans`
@@ -69,7 +69,7 @@ pub const WORKER_MEMORY: u64 = 60_000_000 + 150_000_000;
 /// Bytes of decoded frames that are kept for the next read, of all files that are being read.
 pub const RECENT_MEMORY: usize = 32 << 20;
 
-/// Most images are ready within this, and a client that waits behind another one's image waits no longer.
+/// CPU time after which a client's image yields to another client's. Most images are ready sooner.
 const TURN: Duration = Duration::from_secs(3);
 
 /// Bytes of tables in memory: a dozen of 84 000 files each.
@@ -84,13 +84,13 @@ pub struct Config {
     pub packs: u64,
     /// Bytes of plans on disk, with the patches in them.
     pub plans: u64,
-    /// Bytes of the tables of images that workers have, in memory at once, of all plans that are being made: beyond it such an
-    /// image counts as unknown. The table of the image that is wanted comes besides.
+    /// Memory for the tables of base images, for all plans in progress together, in bytes. A base image whose table does
+    /// not fit counts as unknown. The table of the wanted image is not counted.
     pub tables: u64,
     /// Threads that make images ready, and as many for what can wait, which rest meanwhile. A pair takes [`WORKER_MEMORY`].
     pub workers: usize,
-    /// CPU time that making an image ready takes before it is interrupted for another client that waits. It doubles with each
-    /// interruption, as what was not ended begins anew.
+    /// CPU time of indexing one image before another client's image interrupts it. It doubles with each interruption,
+    /// since an interrupted image starts over.
     pub turn: Duration,
     /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
     pub share: u32,
@@ -144,7 +144,7 @@ impl Config {
 }
 
 impl Config {
-    /// The CPU time after which an image that was interrupted so often is interrupted again.
+    /// CPU time before the next interruption of an image that was interrupted `yields` times.
     fn slice(&self, yields: u32) -> Duration {
         self.turn.saturating_mul(2_u32.saturating_pow(yields))
     }
@@ -212,27 +212,27 @@ pub(crate) struct Inner {
     stop: Arc<AtomicBool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
     kept: Mutex<Vec<(crate::Content, Arc<Kept>)>>,
-    /// Plans by the clients that had them made.
+    /// Plans, by the client whose request made them.
     owned: Mutex<plans::Owned>,
-    /// Held while a trace is read, changed and written.
+    /// Serializes the updates of traces: each reads, changes and writes a file.
     noting: Mutex<()>,
-    /// Those that somebody may hold, in memory or on their way out.
+    /// Plans that a request or a response may still use.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
     planning: Flights,
     /// Pairs that are being prepared while somebody waits. Taken after `planning`.
     pairing: Flights,
-    /// Shared by those who make an image ready: what they packed is named by no plan yet.
+    /// Held shared while an image is indexed and packed: no plan names its packs yet.
     packing: RwLock<()>,
-    /// Images that are being made ready: what can wait rests meanwhile.
+    /// Number of images in indexing. Low-priority work pauses while it is not 0.
     busy: Arc<AtomicUsize>,
-    /// Bytes of plans on disk, or a little more: those that left one by one are not taken off.
+    /// Upper bound of the bytes of plans on disk. Deleting a single plan does not lower it.
     plans: AtomicU64,
     figures: Figures,
     told: wear::Told,
-    /// Whether packs wait to be deleted that no image needs: an image was being packed when its like was removed.
+    /// Whether unused packs still have to be deleted. Deletion waits while an image is being packed.
     has_unused_packs: AtomicBool,
-    /// Packs that had been evicted when places were looked through.
+    /// Number of evicted packs at the last cleanup of record positions.
     tidied: AtomicU64,
 }
 
@@ -243,7 +243,7 @@ struct Row {
     progress: Option<Progress>,
     /// Whether somebody waits for it.
     awaited: Arc<AtomicBool>,
-    /// Who brought it.
+    /// The client that pulled the image first.
     client: ClientKey,
 }
 
@@ -332,12 +332,12 @@ impl Library {
         Ok(library)
     }
 
-    /// As [`Self::offer_for`], for nobody else than the operator of this host.
+    /// As [`Self::offer_for`], on behalf of the operator of this host.
     pub fn offer(&self, image: Image) {
         self.offer_for(ClientKey::OPERATOR, image);
     }
 
-    /// Has an image indexed and packed, unless that was done. `client` brought it. Does not block.
+    /// Queues an image that `client` pulled for indexing and packing, unless it is ready. Does not block.
     pub fn offer_for(&self, client: ClientKey, image: Image) {
         let inner = &self.inner;
         let mut images = lock(&inner.images);
@@ -375,8 +375,9 @@ impl Library {
         self.awaited_by(ClientKey::OPERATOR, manifest)
     }
 
-    /// As [`Self::state`], for a client that waits: if it is being worked on, that goes before all that nobody waits for, and has all
-    /// of a core; clients take turns. Refused when it was not begun and [`Config::wear`] says that enough was written. Does not block.
+    /// As [`Self::state`], for a client that waits. The image goes before all images without a waiting client and gets a
+    /// whole core; clients take turns. Returns `Refused` when indexing has not started and [`Config::wear`] allows no
+    /// more writes. Does not block.
     pub fn awaited_by(&self, client: ClientKey, manifest: &Digest) -> State {
         // One lock for both: one who is overlooked would never be seen again.
         let images = lock(&self.inner.images);

@@ -1,4 +1,4 @@
-//! Work in the background that leaves the processor to others: a share of one core, and stopped at once.
+//! Limits the CPU time of background work to a share of one core, and stops it promptly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,10 +9,10 @@ use pierhead_rest::Rest;
 use crate::Error;
 use crate::layer::Pace;
 
-/// The longest sleep: a stop is seen within this.
+/// The longest sleep, and so the longest delay of a stop.
 pub(super) const NAP: Duration = Duration::from_millis(200);
 
-/// How often it is asked whether there still is something that goes first.
+/// Interval between checks for work of higher priority.
 const REST: Duration = Duration::from_millis(20);
 
 /// For how many naps in a row a job rests before it gives up what it holds and begins again later: a second where memory is
@@ -20,29 +20,29 @@ const REST: Duration = Duration::from_millis(20);
 const SHORT_OF_MEMORY: u32 = 5;
 const SHORT: u32 = 1500;
 
-/// How long one unit waits for processor time that others are served with: they may be busy all day, and then it gets on slowly.
+/// Longest wait of one unit for CPU time. On a machine that is always busy, background work so still makes slow progress.
 const CROWDED: Duration = Duration::from_secs(1);
 
-/// Of one thread. Results never depend on it.
+/// CPU limits of one background thread. They never change its results.
 pub(super) struct Share {
     /// Percent of a core.
     percent: u32,
     stop: Arc<AtomicBool>,
-    /// Whether somebody waits for what is being done: then it has all of a core.
+    /// Whether a client waits for this job. The job then gets a whole core.
     awaited: Arc<AtomicBool>,
-    /// Jobs that go first: while there are any, this one rests.
+    /// Number of jobs of higher priority. This job pauses while it is not 0.
     before: Arc<AtomicUsize>,
     rest: Rest,
-    /// Whether it goes on all the same: it stands in the way of something that somebody waits for. Asked while it should rest.
+    /// Whether the job goes on although it should pause, since a client waits for a job behind it.
     wanted: Arc<dyn Fn() -> bool>,
     since: Instant,
-    /// Processor time of this thread at `since`.
+    /// CPU time of this thread at `since`.
     spent: Duration,
-    /// Processor time of this thread when the job began.
+    /// CPU time of this thread when the job began.
     began: Duration,
-    /// Processor time that the job may take in all.
+    /// Most CPU time of the whole job.
     budget: Option<Duration>,
-    /// Processor time after which the job ends for whoever waits, if somebody does.
+    /// CPU time after which the job ends when another client waits.
     slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
 }
 
@@ -64,7 +64,7 @@ impl Share {
         }
     }
 
-    /// For what ends with [`Error::Stopped`] once it took `slice` of processor time and another client waits.
+    /// Ends the job with [`Error::Stopped`] once it took `slice` of CPU time and another client waits.
     pub(super) fn yielding(self, slice: Duration, waits: Box<dyn Fn() -> bool>) -> Self {
         Self {
             slice: Some((slice, waits)),
@@ -72,13 +72,13 @@ impl Share {
         }
     }
 
-    /// Gives the job so much more processor time; without this it has no bound.
+    /// Adds `more` to the CPU time budget of the job. A job without a budget has no bound.
     pub(super) fn allow(&mut self, more: Duration) {
         let budget = self.budget.unwrap_or_default();
         self.budget = Some(budget.saturating_add(more));
     }
 
-    /// Ends what took more than its budget, and what another client should have a turn before.
+    /// Fails when the job exceeds its budget, or when it must yield to another client.
     fn check_time(&self) -> Result<(), Error> {
         if self.budget.is_none() && self.slice.is_none() {
             return Ok(());

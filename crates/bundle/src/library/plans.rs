@@ -1,4 +1,4 @@
-//! The plans that are kept: found by what is asked for and what they are made of, and let go of.
+//! Plan cache: finds plans by request and inputs, and evicts them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -18,31 +18,31 @@ use crate::directory::Stage;
 use crate::format::Prelude;
 use crate::{Content, Error};
 
-/// Plans that are held open.
+/// Number of open plan files.
 const OPEN: usize = 32;
-/// Of what a plan says; another one makes other plans.
+/// Version of the plan format. Plans of another version are made anew.
 pub(super) const VERSION: &str = "1";
 
 /// Maximum number of base images in one plan. Planning reads the table of each of them.
 const MAX_BASES: usize = 16;
-/// The part of all plans that those of one client may take: so many clients fill it together.
+/// One client's plans take at most this fraction (1/n) of the bytes for plans.
 const SHARES: u64 = 4;
-/// Least bytes that a plan counts: a block on the disk.
+/// A plan counts at least one disk block.
 const MIN_PLAN: u64 = 4096;
 
-/// Plans that were made for requests, by their clients; the oldest first.
+/// Plans by the client whose request made them, oldest first.
 #[derive(Default)]
 pub(super) struct Owned(HashMap<ClientKey, VecDeque<OwnedPlan>>);
 
 struct OwnedPlan {
     key: Content,
-    /// Its second name, if it was handed out.
+    /// The hard link of a plan that was sent.
     sent: Option<Content>,
     len: u64,
 }
 
 impl Owned {
-    /// Adds a plan; returns the older ones of the same client that are over its share.
+    /// Adds a plan. Returns the oldest plans of the same client that exceed its share.
     fn add(&mut self, client: ClientKey, plan: OwnedPlan, share: u64) -> Vec<OwnedPlan> {
         let plans = self.0.entry(client).or_default();
         plans.retain(|it| it.key != plan.key);
@@ -61,8 +61,8 @@ impl Owned {
 }
 
 impl Inner {
-    /// The images of a request that its plan counts on: those that are known, each once, and in an order that does not depend on
-    /// that of the request. Those of the same repository come first, then those with most layers in common, then the latest.
+    /// The base images that the plan uses: known ones, without duplicates. Their order does not depend on the order in
+    /// the request: same repository first, then most layers in common, then latest.
     pub(super) fn base_images(&self, want: &Digest, have: &[Have]) -> Vec<Have> {
         let mut known: BTreeMap<Digest, Have> = BTreeMap::new();
         for have in have.iter().filter(|have| have.is_known) {
@@ -82,13 +82,13 @@ impl Inner {
             .map(|have| (Reverse(rank(&have.manifest)), have))
             .collect();
         drop(images);
-        // Stable: by digest where the ranks are equal.
+        // A stable sort: images of equal rank stay sorted by digest.
         ranked.sort_by_key(|(rank, _)| *rank);
         let bases = ranked.into_iter().map(|(_, have)| have);
         bases.take(MAX_BASES).collect()
     }
 
-    /// Counts a plan that was made for a client. What it had made before leaves when it has more than its share of the bytes.
+    /// Counts a plan towards the share of its client, and deletes that client's oldest plans above the share.
     pub(super) fn charge(
         &self,
         client: ClientKey,
@@ -265,7 +265,7 @@ impl Inner {
                 return Ok(());
             }
             row.row.stage = Stage::Waiting;
-            // Whoever asks from now on is seen to wait.
+            // From here on, a request registers as waiting.
             row.awaited.store(false, Ordering::Relaxed);
             row.client
         };
@@ -321,12 +321,12 @@ mod tests {
         assert!(add(2, 1000, 100).is_empty());
         assert!(add(1, 0, 40).is_empty());
         assert!(add(1, 1, 40).is_empty());
-        // Its oldest leaves, and nothing of the other client's.
+        // Only the oldest plan of the same client leaves.
         assert_eq!(add(1, 2, 40), [key(0)]);
-        // Made anew it counts once, and is the newest.
+        // A plan that is made again counts once, as the newest.
         assert!(add(1, 1, 40).is_empty());
         assert_eq!(add(1, 3, 60), [key(2)]);
-        // One that is over the share by itself is there for whoever asked for it.
+        // A single plan above the share stays for its request.
         assert_eq!(add(1, 4, 500), [key(1), key(3)]);
         assert_eq!(add(1, 5, 1), [key(4)]);
     }

@@ -1,4 +1,4 @@
-//! Room on demand: what the library has of images that are gone, and beyond that what was used least recently.
+//! Prune: deletes files of removed images, then the least recently used plans and packs.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -10,9 +10,9 @@ use crate::pack::Known as _;
 use crate::{Error, Table};
 
 impl Library {
-    /// Deletes what belongs to images whose manifest or config the cache no longer has. Then deletes plans and packs, the least
-    /// recently used first, until packs, plans and indexes take at most `target` bytes, as far as readers allow. Whatever
-    /// goes of an image that is still there is made again when somebody asks. Returns the bytes that are left.
+    /// Deletes the files of images whose manifest or config the cache no longer has. Then deletes plans and packs, least
+    /// recently used first, until packs, plans and indexes take at most `target` bytes. Files in use stay. A later request
+    /// makes deleted files of cached images again. Returns the bytes that are left.
     ///
     /// # Errors
     /// `Io`.
@@ -21,7 +21,7 @@ impl Library {
         inner.forget_gone()?;
         let (index, _) = inner.shelf.bytes();
         let room = target.saturating_sub(index);
-        // Plans first: a pack serves many of them.
+        // Plans first, since many plans use one pack.
         let packs = inner.packs.stat().bytes;
         inner.shrink_plans(room.saturating_sub(packs))?;
         let plans = inner.plans.load(Ordering::Relaxed);
@@ -33,14 +33,14 @@ impl Library {
 }
 
 impl Inner {
-    /// Forgets images that are gone, with their tables, traces and plans, the indexes of their layers, and the packs that no image
-    /// needs that is left.
+    /// Removes images that the cache no longer has, with their tables, traces, plans and layer indexes. Removes the packs
+    /// that no remaining image needs.
     fn forget_gone(&self) -> Result<(), Error> {
         let is_here =
             |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
         let known: Vec<_> = lock(&self.images)
             .iter()
-            // One that is being worked on settles by itself.
+            // Indexing settles an image in progress by itself.
             .filter(|(_, row)| row.progress.is_none())
             .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
             .collect();
@@ -65,8 +65,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops the packs that no image needs which is left, and the plans that name them. While images are packed that is put off: no
-    /// plan and no table tells yet what they need.
+    /// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
+    /// since no plan and no table names its packs yet.
     fn drop_unused_packs(&self) -> Result<(), Error> {
         let Ok(_packing) = self.packing.try_write() else {
             tracing::info!("packs of removed images are deleted once no image is being indexed");
@@ -77,13 +77,13 @@ impl Inner {
             self.has_unused_packs.store(true, Ordering::Relaxed);
             return Ok(());
         };
-        // Those of plans that somebody reads are held, and stay.
+        // Packs of plans in use are held, and stay.
         lock(&self.kept).clear();
         self.packs.retain(&|number| used.contains(&number))?;
-        // Of pairs and superseded plans: whatever names a pack that is gone can be sent no more.
+        // Deletes patches and superseded plans that name a deleted pack: they cannot be sent any more.
         self.shelf.retain_plans(|path| match Kept::open(path) {
             Ok(plan) => self.is_sound(&plan),
-            // Deletes proven damage only: a file that cannot be opened now may be intact.
+            // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
             Err(error) => !matches!(error, Error::Malformed { .. }),
         })?;
         let (_, plans) = self.shelf.bytes();
@@ -91,7 +91,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Does what was put off, once an image has been indexed.
+    /// Deletes unused packs that an earlier call left because an image was being packed.
     pub(super) fn drop_late(&self) -> Result<(), Error> {
         let is_ending = self.stop.load(Ordering::Relaxed);
         if is_ending || !self.has_unused_packs.swap(false, Ordering::Relaxed) {
@@ -101,8 +101,8 @@ impl Inner {
         self.forget_places()
     }
 
-    /// The packs that hold contents of the images that are known: those that their plans name, and those that the next plans will
-    /// name, since plans leave before packs. `None` when that cannot be told of one of them.
+    /// The packs that known images need: those that their plans name, and those that their next plans will name, since
+    /// plans leave before packs. `None` when the packs of an image cannot be determined.
     fn used_packs(&self) -> Result<Option<HashSet<u32>>, Error> {
         let images: Vec<_> = lock(&self.images)
             .iter()
@@ -114,7 +114,7 @@ impl Inner {
             used.extend(self.packs_of(&manifest));
             let table = match Table::open(&self.shelf.table(&manifest)) {
                 Ok(table) => table,
-                // It has packed nothing yet.
+                // The image has no packs yet.
                 Err(Error::Missing(_)) if !was_begun => continue,
                 Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
                 Err(error) => return Err(error),
@@ -127,7 +127,7 @@ impl Inner {
         Ok(Some(used))
     }
 
-    /// Forgets where contents lay whose pack is gone.
+    /// Removes the positions of contents whose pack is gone.
     fn forget_places(&self) -> Result<(), Error> {
         let packs = &self.packs;
         self.directory

@@ -1,4 +1,4 @@
-//! Who does what when: images first, then by turns pairs of them and better frames, and now and then the tidying.
+//! Job queue of the background threads: images first, then patches and recompression in turns, and periodic cleanup.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ const MAX_PAIRS: usize = 1000;
 pub(super) struct Queue {
     /// Clients take turns: see [`FairShare`].
     images: FairShare<ClientKey, Waiting>,
-    /// Where each of them waits, and whether somebody waits for it.
+    /// The queue position of each image, and whether a client waits for it.
     places: HashMap<Digest, (ClientKey, WaiterId, bool)>,
     pairs: VecDeque<(Digest, Digest)>,
     improve: VecDeque<Digest>,
@@ -40,7 +40,7 @@ pub(super) struct Queue {
 impl Default for Queue {
     fn default() -> Self {
         Self {
-            // The threads are the bound.
+            // No bound of its own: the number of threads bounds it.
             images: FairShare::new(usize::MAX),
             places: HashMap::new(),
             pairs: VecDeque::new(),
@@ -57,15 +57,15 @@ impl Default for Queue {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) manifest: Digest,
-    /// For whom.
+    /// The client on whose behalf the image is indexed.
     pub(super) client: ClientKey,
-    /// How often it was tried.
+    /// Number of attempts.
     pub(super) tries: u32,
-    /// How often it was interrupted for another client.
+    /// Number of interruptions by another client.
     pub(super) yields: u32,
-    /// Not before this.
+    /// Earliest start.
     pub(super) at: Option<Instant>,
-    /// Whether somebody waits for it.
+    /// Whether a client waits for it.
     pub(super) awaited: bool,
 }
 
@@ -123,14 +123,14 @@ impl Queue {
         self.push(Waiting::new(manifest, client));
     }
 
-    /// A client waits for this one: it comes before all that nobody waits for. It waits behind what that client
-    /// waits for, if that is less than what it waits behind now.
+    /// Marks an image as awaited by a client: it goes before all images that no client waits for. It moves into the queue
+    /// of that client when that queue is shorter.
     pub(super) fn first(&mut self, manifest: &Digest, client: ClientKey) {
         let Some((of, id, awaited)) = self.places.get(manifest).copied() else {
             return;
         };
         let is_shorter = self.images.waiting_of(&client) < self.images.waiting_of(&of);
-        // Else it keeps its place, however often somebody asks.
+        // Otherwise it keeps its position, however often clients ask.
         if awaited && !is_shorter {
             return;
         }
@@ -164,7 +164,7 @@ impl Queue {
         waiters.any(|(_, it)| it.awaited && it.is_due(now))
     }
 
-    /// Whether a client that holds fewer threads than `client` waits for an image that could be begun.
+    /// Whether a client with fewer threads than `client` waits for an image that is due.
     fn is_wanted_by_other(&self, client: &ClientKey, now: Instant) -> bool {
         let held = self.images.held_by(client);
         let mut waiters = self.images.waiters();
@@ -202,7 +202,7 @@ impl Queue {
         }
     }
 
-    /// What somebody waits for comes first; clients take turns.
+    /// Images that a client waits for come first. Clients take turns.
     fn take(&mut self, is_awaited: bool, now: Instant) -> Option<Job> {
         let is_next = |image: &Waiting| (image.awaited || !is_awaited) && image.is_due(now);
         let (_, image) = self.images.next(|_, _, image| is_next(image))?;
@@ -251,7 +251,7 @@ impl Queue {
     }
 }
 
-/// Whose panics are counted.
+/// Label of this task in the panic counter.
 const TASK: &str = "bundle-library";
 
 /// Starts the threads.
@@ -462,14 +462,14 @@ mod tests {
         let [wanted, ..] = digests();
         assert!(image_of(queue.next(Lane::Images, now)).is_some());
         assert!(!queue.is_wanted_by_other(&client(1), now));
-        // Another client's image, which the first one asks for as well: it is not behind the hundred.
+        // The first client also asks for the other client's image: it does not move behind the hundred.
         queue.image(wanted, client(1));
         queue.first(&wanted, client(1));
         queue.first(&wanted, client(2));
         queue.first(&wanted, client(1));
         assert!(queue.is_wanted_by_other(&client(1), now));
         assert_eq!(image_of(queue.next(Lane::Images, now)), Some(wanted));
-        // Both hold one: neither is interrupted for the other.
+        // Each client holds one thread, so neither is interrupted.
         assert!(!queue.is_wanted_by_other(&client(1), now));
     }
 

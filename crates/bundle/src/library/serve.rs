@@ -1,4 +1,4 @@
-//! What is handed out: plans that are there, plans that are made when they are asked for, single contents.
+//! Serves bundles and single files: finds a plan or makes one on request.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ impl Library {
         self.bundle_for(ClientKey::OPERATOR, want, have, layers)
     }
 
-    /// Plans a bundle, or finds the plan that was made before. At most a few at a time: each reads tables. What is made counts
-    /// towards the share of `client` in [`super::Config::plans`].
+    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each holds tables in memory. A new
+    /// plan counts towards the share of `client` in [`super::Config::plans`].
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more); `Io`.
@@ -66,7 +66,7 @@ impl Library {
         self.find(want, &self.inner.base_images(want, have), layers)
     }
 
-    /// The same of images that were sorted already.
+    /// As above, with `have` already reduced to the base images of the plan.
     fn find(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Option<Bundle>, Error> {
         let inner = &self.inner;
         let Some(key) = inner.key(want, have, layers)? else {
@@ -82,7 +82,7 @@ impl Library {
         Ok(Some(Bundle { kept, packs }))
     }
 
-    /// One content of an image; `None` when the image has none of that name.
+    /// One content of an image; `None` when the image has no such content.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
@@ -98,8 +98,8 @@ impl Library {
         Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
     }
 
-    /// Notes what a start of an image opened, in order, as the vote of that client. Files that the image does not have are left out;
-    /// an order with no other files is not noted.
+    /// Records the files that a start of an image opened, in order, as the vote of that client. Leaves out files that the
+    /// image does not have. Records nothing when no file is left.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready; `Io`.

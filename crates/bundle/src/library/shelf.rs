@@ -1,4 +1,4 @@
-//! Where the files of the library lie, and what of them nobody needs any more.
+//! Paths of the bundle server's files, and deletion of unused ones.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -151,7 +151,7 @@ impl Shelf {
     pub(super) fn shrink_plans(&self, most: u64) -> Result<u64, Error> {
         let mut plans = Vec::new();
         each(&self.plans, &mut |path, meta| {
-            // Somebody writes it.
+            // Another thread writes this file.
             if is_partial(path) {
                 return;
             }
@@ -171,17 +171,17 @@ impl Shelf {
         Ok(all)
     }
 
-    /// Deletes the plans that `keep` does not want, by their paths.
+    /// Deletes the plans whose path `keep` rejects.
     pub(super) fn retain_plans(&self, keep: impl Fn(&Path) -> bool) -> Result<(), Error> {
         each(&self.plans, &mut |path, _| {
-            // Somebody writes it.
+            // Another thread writes this file.
             if !is_partial(path) && !keep(path) {
                 remove(path);
             }
         })
     }
 
-    /// Deletes the second name of a plan.
+    /// Deletes the hard link of a plan that was sent.
     pub(super) fn remove_sent(&self, key: &Content) {
         remove(&self.sent(key));
     }

@@ -1,4 +1,4 @@
-//! In which order a start of an image is expected to open its files, and how far bundles follow it: for people.
+//! Reports the expected order of file opens at a container start, and whether bundles already follow it.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::plan::{self, Expected, Tree};
 use crate::{Error, Table};
 
 impl Library {
-    /// Reads what is expected of an image. Costs what ordering it costs: the programs that a start runs are read.
+    /// Determines the start order of an image. Reads the programs that a start runs, which costs as much as ordering.
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more); `Io`.
@@ -38,7 +38,7 @@ impl Library {
         let expected = inner.expected(manifest, &documents, &table, &source)?;
         let traced = inner.traced_for(manifest)?;
         let tree = Tree::of(plan::Image::mounted(&table))?;
-        // As the trace names them: a content may have several names.
+        // Uses the paths of the trace, since one content may have several paths.
         let mut names = HashMap::new();
         for path in traced.iter().flat_map(|(_, files)| files) {
             if let Some(number) = tree.file(path.as_bytes()) {
@@ -71,7 +71,7 @@ impl Library {
 }
 
 impl Inner {
-    /// Whether the plan for whoever has nothing has what is expected first. One that is not there is made so.
+    /// Whether the plan for a worker without base images starts with the expected files. A plan that does not exist yet will.
     fn follows(
         &self,
         manifest: &Digest,

@@ -149,7 +149,7 @@ impl Inner {
         }
         table.save(&path)?;
         self.wrote(table.bytes().len() as u64);
-        // Read again: this one lies behind all that the merge needed, and keeps the allocator from giving that back.
+        // Reads the table again: this copy lies above the merge's memory in the heap, and the allocator could not return that.
         drop(table);
         Table::open(&path)
     }
@@ -273,8 +273,8 @@ impl Inner {
         Expected::of(&tree, &traced, &documents.start, source)
     }
 
-    /// The trace that tells of starts of an image: its own, else that of the latest other version that has one. With the
-    /// image that was started.
+    /// The trace for starts of an image, with the image that was started: its own trace, else that of the latest other
+    /// version with one.
     pub(super) fn traced_for(
         &self,
         manifest: &pierhead_oci::Digest,

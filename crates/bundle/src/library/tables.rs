@@ -1,4 +1,4 @@
-//! Image tables of the library: in memory while somebody uses them, in a few blocks for single lookups.
+//! Image tables: whole in memory while in use, block by block for single lookups.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, Weak};
@@ -10,19 +10,19 @@ use super::{Inner, lock};
 use crate::table::{BlockCache, TableFile};
 use crate::{Content, Error, Table};
 
-/// Bytes of verified blocks that single lookups share.
+/// Size of the block cache that single lookups share, in bytes.
 const BLOCK_CACHE: usize = 4 << 20;
-/// Table files that are held open for single lookups.
+/// Maximum number of table files that stay open for single lookups.
 const OPEN: usize = 8;
-/// Images of which it is remembered that their tables could not be read.
+/// Maximum number of remembered images whose table the disk could not read.
 const MAX_UNREADABLE: usize = 1000;
 
 pub(super) struct Tables {
     blocks: BlockCache,
     open: Mutex<Vec<(Digest, Arc<TableFile>)>>,
-    /// Those that somebody uses: read once, whoever needs them at the same time.
+    /// Tables in use. Concurrent users share one read.
     loaded: Mutex<HashMap<Digest, Weak<Table>>>,
-    /// Those that the disk could not read: logged, and made anew, once for each start.
+    /// Images whose table the disk could not read. Each is logged and rebuilt once per process.
     unreadable: Mutex<HashSet<Digest>>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Closes the files: deleted ones take room as long as they are open.
+    /// Closes the files. A deleted file takes disk space as long as it is open.
     pub(super) fn close(&self) {
         lock(&self.open).clear();
         lock(&self.loaded).retain(|_, table| table.strong_count() > 0);
@@ -67,7 +67,7 @@ impl Tables {
         tables.map(|table| table.bytes().len() as u64).sum()
     }
 
-    /// Logs that the disk cannot read the table of an image; `false` when it was logged before.
+    /// Logs a table that the disk cannot read; `false` when it was logged before.
     pub(super) fn report_unreadable(&self, image: &Digest, error: &Error) -> bool {
         let mut unreadable = lock(&self.unreadable);
         if unreadable.len() >= MAX_UNREADABLE {
@@ -82,7 +82,7 @@ impl Tables {
 }
 
 impl Inner {
-    /// The table of an image that is ready. When it is damaged or lost, the image has to wait for another one.
+    /// The table of a ready image. When the table is damaged or lost, the image is queued for a new one.
     pub(super) fn made_table(&self, manifest: &Digest) -> Result<Arc<Table>, Error> {
         if let Some(table) = self.tables.loaded(manifest) {
             return Ok(table);
@@ -92,7 +92,7 @@ impl Inner {
         Ok(self.tables.load(manifest, table))
     }
 
-    /// The table of an image that a worker has; `None` when it is not there, or when [`super::Config::tables`] is used up.
+    /// The table of a base image; `None` when there is none, or when [`super::Config::tables`] is used up.
     pub(super) fn base_table(&self, manifest: &Digest) -> Option<Arc<Table>> {
         let room = || {
             let len = std::fs::metadata(self.shelf.table(manifest)).ok()?.len();
@@ -104,7 +104,7 @@ impl Inner {
         }
     }
 
-    /// The size of one content of an image that is ready, without reading all of its table.
+    /// The size of one content of a ready image. Reads only a few blocks of its table.
     pub(super) fn size_in(
         &self,
         manifest: &Digest,
@@ -135,8 +135,8 @@ impl Inner {
         Ok(file)
     }
 
-    /// Has the table of an image made anew: deleted only where it is proven to be damaged, replaced where the disk
-    /// cannot read it. What fails again for the same image stays an error.
+    /// Queues a rebuild of an image's table. Deletes the old file only when it is proven to be damaged. A second failure
+    /// of the same image stays an error.
     fn mend_table<T>(&self, manifest: &Digest, error: Error) -> Result<T, Error> {
         self.tables.forget(manifest);
         if error.is_damage() {

@@ -1,4 +1,4 @@
-//! The orders in which starts opened the files of images: one small file an image, with the order of each client that sent one.
+//! Recorded start orders: one small file per image, with the order that each client sent.
 //!
 //! Not in the directory: an order has up to a megabyte and may be sent as often as somebody likes, and sled keeps a
 //! value of that size in a file of its own, which it does not delete when another takes its place.
@@ -20,37 +20,37 @@ use crate::{Content, Error, durable};
 
 const WHAT: &str = "trace";
 
-/// Clients whose orders are kept for one image: each has one vote, and the vote that is oldest leaves first.
+/// Maximum number of clients with an order for one image. Each has one vote. The oldest vote leaves first.
 const MAX_CLIENTS: usize = 16;
-/// A vote that is older leaves with the next upload, unless it is the only one.
+/// Maximum age of a vote. The next upload removes older votes, unless the image has no other.
 const MAX_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What became of a trace.
+/// The result of recording a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// Its entries that are regular files of the image, each counted once. With none, nothing was noted.
+    /// Number of distinct entries that are regular files of the image. With 0, nothing was recorded.
     pub matched: usize,
-    /// Clients whose traces of the image are kept by now.
+    /// Number of clients with a recorded order for the image.
     pub clients: usize,
-    /// Whether the merged order is another one than before.
+    /// Whether the merged order changed.
     pub is_new: bool,
 }
 
 /// The orders of one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Votes {
-    /// Each path once.
+    /// All paths, without duplicates.
     paths: Vec<String>,
     votes: Vec<Vote>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Vote {
-    /// Tells clients apart.
+    /// Identifies the client.
     client: u64,
     /// Seconds since 1970.
     at: u64,
-    /// Positions in the paths, in the order of the first opens.
+    /// Indexes into the paths, in the order of first opens.
     files: Vec<u32>,
 }
 
@@ -60,8 +60,8 @@ impl Votes {
         vote.files.iter().filter_map(path)
     }
 
-    /// The merged order: what most clients opened comes first, and of what equally many opened, what they opened earlier on the
-    /// average. So one client alone delays nothing that two others agree on.
+    /// The merged order: sorted by number of clients that opened the file, then by average position. So one client never
+    /// delays files on which two others agree.
     fn merged(&self) -> Vec<String> {
         let mut seen: HashMap<&String, (usize, usize)> = HashMap::new();
         for vote in &self.votes {
@@ -80,7 +80,7 @@ impl Votes {
         order.into_iter().map(|(path, _)| path.clone()).collect()
     }
 
-    /// Replaces the vote of a client, and lets old ones go.
+    /// Replaces the vote of a client, and removes expired votes.
     fn put(&mut self, client: u64, now: u64, order: Vec<String>) {
         let mut orders: Vec<(u64, u64, Vec<String>)> = self
             .votes
@@ -107,7 +107,7 @@ impl Votes {
                 }
                 files.extend(numbers.get(&path));
             }
-            // The newest have room; an order has less than a document.
+            // Keeps the newest votes that fit. One order is smaller than the limit of a request body.
             if bytes > MAX_BYTES - 64 * MAX_CLIENTS && !self.votes.is_empty() {
                 self.paths.truncate(before);
                 break;
@@ -117,16 +117,16 @@ impl Votes {
     }
 }
 
-/// Bytes of the file of one image: about four orders of the longest kind that share no file, and any number of usual ones.
+/// Maximum size of the file of one image: four orders of maximum length without common files, or 16 usual ones.
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
 impl Inner {
-    /// What starts of that image opened, in the order that its clients agree on. One that is damaged is deleted.
+    /// The merged order of the image. Deletes a damaged file.
     pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         Ok(self.votes(image)?.map(|votes| votes.merged()))
     }
 
-    /// How many clients sent an order for that image.
+    /// Number of clients that sent an order for the image.
     pub(super) fn trace_clients(&self, image: &Digest) -> Result<u32, Error> {
         let votes = self.votes(image)?.map_or(0, |votes| votes.votes.len());
         Ok(u32::try_from(votes).unwrap_or(u32::MAX))
@@ -144,7 +144,7 @@ impl Inner {
         }
     }
 
-    /// Notes the files of a trace that the image has, each once, as the vote of its client.
+    /// Records the files of a trace that the image has, without duplicates, as the vote of its client.
     pub(super) fn note_trace(
         &self,
         client: ClientKey,
@@ -160,7 +160,7 @@ impl Inner {
             .cloned()
             .collect();
         let matched = files.len();
-        // One upload at a time: of two, the votes of both stay.
+        // One upload at a time, so that concurrent uploads do not overwrite each other's votes.
         let _noting = super::lock(&self.noting);
         let mut votes = self.votes(image)?.unwrap_or_default();
         let before = votes.merged();
@@ -172,13 +172,13 @@ impl Inner {
         Ok(Noted {
             matched,
             clients: votes.votes.len(),
-            // Bundles that are under way go on as they are.
+            // Responses in progress keep their order.
             is_new: votes.merged() != before,
         })
     }
 }
 
-/// Tells clients apart in a file that outlives the process.
+/// Identifies a client in a file that outlives the process.
 fn id(client: ClientKey) -> u64 {
     let hash = Content::of(format!("{client:?}").as_bytes());
     let bytes = hash.as_bytes().first_chunk();
@@ -233,7 +233,7 @@ mod tests {
         votes.put(1, 0, order("abcd"));
         assert_eq!(merged(&votes), "abcd");
         votes.put(2, 1, order("abcd"));
-        // However often one sends another order: what two agree on stays first.
+        // One client that uploads repeatedly never outvotes two that agree.
         for now in 2..20 {
             votes.put(3, now, order("xyda"));
         }

@@ -391,7 +391,7 @@ impl Packs {
         self.appended.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Drops the quick packs that `keep` does not want and nobody holds. Returns how many.
+    /// Deletes the fast packs that `keep` rejects and that are not in use. Returns their number.
     ///
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
@@ -399,7 +399,7 @@ impl Packs {
         self.retain(&|number| !is_quick(number) || keep(number))
     }
 
-    /// Drops the packs that `keep` does not want and nobody holds. Returns how many.
+    /// Deletes the packs that `keep` rejects and that are not in use. Returns their number.
     ///
     /// # Errors
     /// [`Error::Io`] when one cannot be deleted.
@@ -430,7 +430,7 @@ impl Packs {
         })
     }
 
-    /// Evicts what was used least recently until at most `most` bytes are left, as far as nobody holds them.
+    /// Evicts the least recently used packs until at most `most` bytes are left. Packs in use stay.
     ///
     /// # Errors
     /// [`Error::Io`] when a pack cannot be deleted.
@@ -440,7 +440,7 @@ impl Packs {
         Ok(())
     }
 
-    /// Evicts the pack that was used least recently; `false` when somebody holds each. Under `changes`.
+    /// Evicts the least recently used pack; `false` when all are in use. The caller holds `changes`.
     fn evict_oldest(&self) -> Result<bool, Error> {
         let oldest = |state: &State| {
             let free = state.packs.iter().filter(|(it, _)| state.is_free(**it));
