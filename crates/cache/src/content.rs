@@ -40,7 +40,7 @@ impl Clone for Tail {
 }
 
 impl Content {
-    /// Who waits for the fill under way; `None` of a committed object.
+    /// The readers that wait for the active fill; `None` for a committed object.
     pub fn readers(&self) -> Option<Readers> {
         match self {
             Self::Object(_) => None,
@@ -75,7 +75,7 @@ impl Content {
     }
 }
 
-/// Who waits for the bytes of one fill; by default nobody does. Does not keep the fill alive.
+/// The readers that wait for the bytes of one fill, by default none. Does not keep the fill alive.
 #[derive(Clone, Debug, Default)]
 pub struct Readers(Weak<watch::Sender<Progress>>);
 
@@ -84,15 +84,15 @@ impl Readers {
         Self(Arc::downgrade(&flight.progress))
     }
 
-    /// Whether nobody does. One load.
+    /// Whether no reader waits. Costs one atomic load.
     pub fn is_empty(&self) -> bool {
-        // Each reader holds one receiver; the fill itself holds one only at its end.
+        // Each reader holds one receiver. The fill itself holds one only while it ends.
         self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
     }
 }
 
 impl Tail {
-    /// Who waits for this fill, whoever holds this among them.
+    /// The readers of this fill, this one included.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.flight)
     }

@@ -69,7 +69,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
     Ok(())
 }
 
-/// Enters a blob of which only the file is known.
+/// Enters a blob that only its file describes.
 fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
     let slot = Slot {
         size,
@@ -84,18 +84,18 @@ fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaTy
     state.changed.push(found.digest);
 }
 
-/// Blobs that could not be read and are tried again at once, at most: a failing disk may take seconds for each.
+/// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for each.
 const RETRIED: usize = 16;
 
 impl Store {
-    /// Tries again to read blobs that could not be read at the start. Blocks.
+    /// Retries blobs that were unreadable at startup. Blocks.
     pub(crate) fn retry_unreadable(&self) {
         let retried = lock(&self.state).next_unreadable(RETRIED);
         for digest in retried {
             let _turn = self.turns.take(digest);
             {
                 let state = lock(&self.state);
-                // Fetched anew meanwhile, or about to be.
+                // Another fill fetched it meanwhile, or is about to.
                 if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
                     continue;
                 }
@@ -134,7 +134,7 @@ impl Store {
     }
 }
 
-/// Takes what is staged as partial fills. What nobody knows the registry of is deleted.
+/// Enters staged bytes as partial fills. Deletes those without a known registry.
 pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
     let mut staged = HashMap::new();
     tier.leftovers(&mut |found| {

@@ -49,7 +49,7 @@ pub struct Record {
 /// kept in memory and in the catalog, so that a revalidation costs no disk write.
 pub struct Names {
     inner: Arc<Inner>,
-    /// To the thread that writes the files: it ends when this is dropped.
+    /// Sends changes to the writer thread, which ends when this is dropped.
     queue: mpsc::Sender<Job>,
 }
 
@@ -61,17 +61,17 @@ struct Inner {
     watch: Mutex<Option<tests::Watch>>,
 }
 
-/// Changes that wait for the writer, at most. Who brings one more waits without a thread.
+/// Length of the writer's queue. When it is full, callers wait asynchronously.
 const QUEUE: usize = 256;
 
-/// Records that could not be read and are tried again at once, at most: a failing disk may take seconds for each.
+/// Maximum number of unreadable records in one round of retries. A failing disk may take seconds for each.
 const RETRIED: usize = 16;
 
 /// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
 pub(crate) type Key = [u8; 32];
 
 struct Slot {
-    /// Whose share of all names it counts in.
+    /// The registry whose share the record counts towards.
     registry: Arc<str>,
     digest: Digest,
     media_type: MediaType,
@@ -125,7 +125,7 @@ fn key(text: impl fmt::Display) -> Key {
     key
 }
 
-/// The registry of a name, from its text: what stands between the kind and the repository.
+/// The registry in the text of a name: the part between the kind and the repository.
 fn registry_of(text: &str) -> &str {
     let (_, rest) = text.split_once(' ').unwrap_or_default();
     rest.split_once('/').unwrap_or_default().0
@@ -139,7 +139,7 @@ fn key_of_file(path: &std::path::Path) -> Option<Key> {
 }
 
 impl Stored {
-    /// As it is held in memory; `None` of a media type that is none.
+    /// The record as the index holds it; `None` when its media type is invalid.
     fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
         let slot = Slot {
             registry: Arc::default(),
@@ -155,7 +155,7 @@ impl Stored {
 }
 
 impl Names {
-    /// Reads them, and has them counted. A record that cannot be read is left alone, and tried again later.
+    /// Reads and counts all records. Leaves an unreadable file in place; [`Self::retry_unreadable`] tries it again.
     pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
         let folder = store.config.data.join("names");
         let mut table = Table::default();
@@ -195,8 +195,8 @@ impl Names {
         Ok(Self { inner, queue })
     }
 
-    /// Says which registries the operator named: each of them has a share of all names for itself, all others have one
-    /// together. Before that, none is.
+    /// Sets the configured registries. Each has a share of its own, and all other registries have one together. Until the
+    /// first call, no registry counts as configured.
     pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
         let configured = registries.into_iter().map(|it| it.as_str().to_owned());
         lock(&self.inner.table).configured = configured.collect();
@@ -247,7 +247,7 @@ impl Names {
         self.change(key, Change::Remove).await
     }
 
-    /// Hands a change to the writer, and waits until it is durable. Cancelling it does not stop the change.
+    /// Sends a change to the writer and waits until it is durable. Cancelling the future does not stop the change.
     async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let job = Job {
@@ -258,7 +258,7 @@ impl Names {
         let sent = self.queue.send(job).await.is_ok();
         match answered.await {
             Ok(answer) if sent => answer,
-            // It panicked over this change, which is told there.
+            // The writer panicked over this change, and logged that.
             _ => {
                 let error = std::io::Error::other("the writer of names failed");
                 Err(Error::io("remember a name in", &self.inner.folder, error))
@@ -332,7 +332,7 @@ impl Names {
         };
         for key in retried {
             let file = self.inner.file(&key);
-            // One that is damaged is deleted at the next start: the writer may be replacing this very file now.
+            // The next start deletes a damaged file. Here the writer may be replacing that very file.
             let Ok((len, stored)) = record::read::<Stored>(&file) else {
                 continue;
             };
@@ -340,7 +340,7 @@ impl Names {
                 continue;
             };
             let mut table = lock(&self.inner.table);
-            // Replaced or removed meanwhile.
+            // The writer replaced or removed it meanwhile.
             let Some(bytes) = table.unreadable.remove(&key).filter(|_| stored_key == key) else {
                 continue;
             };

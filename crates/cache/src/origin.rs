@@ -1,4 +1,4 @@
-//! Which registry staged bytes come from: no fill goes on with what another registry began.
+//! Records which registry sent staged bytes, so that no fill resumes the bytes of another registry.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Digest, Registry};
 
-/// Whoever sends the bytes of a fill, by a hash of its name.
+/// The registry that sends the bytes of a fill, as a hash of its name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Origin([u8; 16]);
 
 impl Origin {
-    /// For bytes that no registry sends, such as a document that was checked before. They are staged for one process only.
+    /// Bytes from no registry, such as a verified document. They stay staged only during this process.
     pub const LOCAL: Self = Self([0; 16]);
 
     /// A registry, whatever addresses it has.
@@ -45,9 +45,8 @@ impl Origin {
     }
 }
 
-/// An empty file for each fill, which names its digest and its registry. It is made before the first byte is staged, and
-/// deleted after the last one has left the staging. So a kill at any point leaves staged bytes with the registry that sent
-/// them, with two, or with none; those of two or none are nobody's.
+/// One empty file per fill, named by digest and registry. It exists from before the first staged byte until after the
+/// last one. After a kill, staged bytes therefore have one registry, two, or none. Startup deletes those with two or none.
 pub(crate) struct Origins {
     folder: PathBuf,
 }
@@ -60,7 +59,7 @@ impl Origins {
         Ok(Self { folder })
     }
 
-    /// Notes where bytes will come from that are staged from now on.
+    /// Records the registry of bytes that are about to be staged.
     pub(crate) fn set(&self, digest: &Digest, origin: Origin) -> io::Result<()> {
         match self.path(digest, origin) {
             Some(path) => File::create(path).map(drop),
@@ -68,7 +67,7 @@ impl Origins {
         }
     }
 
-    /// Nothing of that digest is staged from there any more. What cannot be deleted is deleted at the next start.
+    /// Deletes the file of a digest that has no staged bytes any more. A file that cannot be deleted goes at the next start.
     pub(crate) fn clear(&self, digest: &Digest, origin: Origin) {
         if let Some(path) = self.path(digest, origin)
             && let Err(error) = fs::remove_file(&path)
@@ -78,8 +77,8 @@ impl Origins {
         }
     }
 
-    /// Where the bytes of each digest come from, and deletes the files of those that `is_staged` knows not, and of those with
-    /// more than one. For the start.
+    /// Startup: returns the registry of each staged digest. Deletes files of digests that are not staged, or that have
+    /// several registries.
     pub(crate) fn load(
         &self,
         is_staged: impl Fn(&Digest) -> bool,

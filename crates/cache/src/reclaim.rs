@@ -212,10 +212,10 @@ impl Store {
             .max(wanted.saturating_sub(free))
     }
 
-    /// Sets `bytes` aside, evicting for them down to the low watermark. `later`: what the caller will need after these.
+    /// Reserves `bytes`, and evicts down to the low watermark for them. `later`: bytes that the caller will need afterwards.
     ///
     /// # Errors
-    /// [`Error::NoRoom`]; nothing is evicted when evictions could not make room for all that is needed.
+    /// [`Error::NoRoom`]. Evicts nothing when evictions cannot make room for `bytes` and `later` together.
     pub(crate) fn reserve(&self, bytes: u64, later: u64) -> Result<(), Error> {
         enum Next {
             Sample,
@@ -281,8 +281,8 @@ impl Store {
         self.evict_while(|state| state.used + state.partials.bytes() > target, false)
     }
 
-    /// Deletes those of these blobs that no pin keeps; says how many bytes that frees (of what is being read, when the last reader
-    /// leaves).
+    /// Deletes those of the blobs that no pin keeps. Returns the freed bytes, which include blobs being read: these are
+    /// free when the last reader leaves.
     pub(crate) fn remove(&self, digests: &[Digest]) -> u64 {
         let _reclaim = lock(&self.reclaim);
         let mut freed = 0;
@@ -329,7 +329,7 @@ impl Store {
         lock(&self.state).reserved -= bytes;
     }
 
-    /// Deletes a victim for the room that it takes.
+    /// Deletes a victim to make room.
     fn evict(&self, victim: Victim) {
         let blob = match victim {
             Victim::Blob(_, bytes) => Some(bytes),
@@ -343,7 +343,7 @@ impl Store {
         }
     }
 
-    /// Deletes the file of a victim and frees its bytes; whether that could be done.
+    /// Deletes the file of a victim and frees its bytes; `false` when that failed.
     pub(crate) fn delete(&self, victim: Victim) -> bool {
         let (digest, bytes) = match victim {
             Victim::Blob(digest, bytes) => (digest, bytes),
@@ -369,7 +369,7 @@ impl Store {
                 self.release(bytes);
                 let state = lock(&self.state);
                 let flight = state.fills.get(&digest);
-                // Not that of a fill that stages anew what comes from there.
+                // Keeps the origin when a new fill stages bytes from the same registry.
                 if flight.is_none_or(|flight| flight.origin != partial.origin) {
                     drop(state);
                     self.origins.clear(&digest, partial.origin);

@@ -41,7 +41,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
     let mut text = serde_json::to_vec(value)?;
     let sum = crc32c::crc32c(&text);
     writeln!(text, "\n{sum:08x}")?;
-    // What is written can be read again.
+    // A record above the limit could not be read again.
     if text.len() as u64 > LONGEST {
         let what = "a record of more than 16 MiB";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
@@ -53,11 +53,11 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
 pub(crate) enum Found<T> {
     /// A record, with the length of its file.
     Whole(u64, T),
-    /// It cannot be read now, and may be whole: the file stays.
+    /// A file that cannot be read now. It may be intact, so it stays.
     Unreadable(Unreadable),
 }
 
-/// A record that the system does not give, for its permissions, a limit of open files or a failing disk.
+/// A file that the system cannot read: permissions, limit of open files, or a failing disk.
 pub(crate) struct Unreadable {
     pub(crate) path: PathBuf,
     /// Length of the file; 0 when that cannot be read either.
@@ -79,7 +79,8 @@ pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     }
 }
 
-/// Reads every record of a folder (made when missing). Only what was read whole and is damaged is deleted, with a line in the log.
+/// Reads every record of a folder, and creates a missing folder. Deletes and logs only files that were read completely
+/// and are damaged.
 pub(crate) fn load<T: DeserializeOwned>(
     folder: &Path,
     mut visit: impl FnMut(Found<T>),
@@ -137,10 +138,10 @@ pub(crate) fn each<T: DeserializeOwned>(
 /// A record with the length of its file.
 ///
 /// # Errors
-/// Those of [`is_proven_damage`] when the file is no record, and what the system says.
+/// One for which [`is_proven_damage`] holds when the file is no record; otherwise that of the system.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
-    // One byte more: a file that is too long does not pass for its beginning.
+    // Reads one byte more than the limit, to detect a file that is too long.
     open(path)?.0.take(LONGEST + 1).read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))
 }
@@ -188,14 +189,14 @@ pub(crate) struct Change {
     pub(crate) text: Option<Vec<u8>>,
 }
 
-/// Makes changes to different records of one folder, each all or nothing, and durable together: the folder is synced
-/// once. `step` is called before every change to the disk. Says of each change whether it is durable.
+/// Applies changes to different records of one folder. Each is atomic, and one sync of the folder makes all durable.
+/// Calls `step` before every change to the disk. Returns for each change whether it is durable.
 pub(crate) fn change(
     folder: &Path,
     changes: &[Change],
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> Vec<io::Result<()>> {
-    // All are written before the first is synced, so that the file system can sync them together.
+    // Writes all files before the first sync, so that the file system can sync them together.
     let written: Vec<_> = changes.iter().map(|it| write_partial(it, &step)).collect();
     let mut done: Vec<io::Result<()>> = changes
         .iter()

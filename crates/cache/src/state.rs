@@ -56,10 +56,10 @@ pub(crate) struct State {
     ghosts: HashMap<u64, u64>,
     /// How many labels pin a digest.
     pub(crate) pinned: HashMap<Digest, u32>,
-    /// Committed blobs that could not be read at the start, with their bytes on disk. They are not in the index: a claim
-    /// fetches them anew.
+    /// Committed blobs that were unreadable at startup, with their bytes on disk. The index does not have them, so a claim
+    /// fetches them again.
     unreadable: BTreeMap<Digest, u64>,
-    /// Where [`State::next_unreadable`] goes on.
+    /// Where [`State::next_unreadable`] continues.
     retried: Option<Digest>,
     /// Records of tags that could not be read at the start.
     pub(crate) unreadable_names: usize,
@@ -194,7 +194,7 @@ impl State {
             // The rename has deleted the older file.
             self.gone(&digest, bytes);
         }
-        // And so one that could not be read.
+        // That includes an unreadable file.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
         let slot = Slot {
@@ -249,13 +249,13 @@ impl State {
         self.ranking.restore(&access, later);
     }
 
-    /// Counts a blob that is there and cannot be read.
+    /// Counts an unreadable blob.
     pub(crate) fn set_unreadable(&mut self, digest: Digest, bytes: u64) {
         self.unreadable.insert(digest, bytes);
         self.reserved += bytes;
     }
 
-    /// It can be read, is replaced, or is gone.
+    /// Stops counting a blob as unreadable: it is readable again, replaced, or gone.
     pub(crate) fn clear_unreadable(&mut self, digest: &Digest) {
         if let Some(bytes) = self.unreadable.remove(digest) {
             self.reserved -= bytes;
@@ -266,18 +266,18 @@ impl State {
         self.unreadable.contains_key(digest)
     }
 
-    /// Blobs and records of tags that cannot be read.
+    /// Number of unreadable blobs and tag records.
     pub(crate) fn unreadable(&self) -> usize {
         self.unreadable.len() + self.unreadable_names
     }
 
-    /// Up to `count` blobs that cannot be read, to be tried again: each has its turn.
+    /// Up to `count` unreadable blobs to retry, round robin.
     pub(crate) fn next_unreadable(&mut self, count: usize) -> Vec<Digest> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = self.retried.map_or(Unbounded, Excluded);
         let later = self.unreadable.range((from, Unbounded));
         let next: Vec<_> = later.take(count).map(|(digest, _)| *digest).collect();
-        // Behind the last one it begins anew.
+        // After the last one, starts over.
         self.retried = next.last().copied();
         next
     }
@@ -288,7 +288,7 @@ impl State {
         self.change(&digest, |state| state.index.insert(digest, slot));
     }
 
-    /// Makes a change to whether a blob is in the index, pinned or being read, and keeps the sums of bytes in step.
+    /// Runs a change to a blob's index entry, pins or handle, and updates the byte sums.
     fn change<R>(&mut self, digest: &Digest, change: impl FnOnce(&mut Self) -> R) -> R {
         let (pinned, held) = self.held(digest);
         let result = change(self);
@@ -309,7 +309,7 @@ impl State {
         )
     }
 
-    /// Somebody reads a blob through this handle from now on.
+    /// Registers a handle through which a blob is read.
     pub(crate) fn opened(&mut self, open: &Arc<OpenBlob>) {
         let (digest, entry) = (open.digest, (open.handle, Arc::downgrade(open)));
         self.change(&digest, |state| state.open.insert(digest, entry));
@@ -455,7 +455,7 @@ impl State {
         self.used + self.reserved + self.names
     }
 
-    /// Most that evictions could free: what is neither pinned nor being read nor being filled.
+    /// Evictable bytes: of blobs that are neither pinned nor being read nor being filled.
     pub(crate) fn evictable(&self) -> u64 {
         debug_assert_eq!(
             self.held_bytes,

@@ -55,11 +55,11 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
     }
 }
 
-/// A flight that is entered and has no staging yet. A panic takes it out, as an error does.
+/// A registered flight without staged bytes yet. Dropping it, in a panic too, removes the flight.
 struct Entered<'a> {
     store: &'a Store,
     digest: Digest,
-    /// What was taken for it.
+    /// The partial fill that the flight takes over.
     partial: Option<Partial>,
 }
 
@@ -68,7 +68,7 @@ impl Entered<'_> {
         let mut state = lock(&self.store.state);
         state.fills.remove(&self.digest);
         if let Some(partial) = self.partial {
-            // The file is still there, so it stays counted, and can be deleted for room.
+            // The file still exists, so it stays counted and evictable.
             state.partials.insert(self.digest, partial);
         }
     }
@@ -127,7 +127,7 @@ impl Store {
         self.open_for(digest, true)
     }
 
-    /// The same; the fast tier learns of requests alone.
+    /// As [`Self::open`]. Only requests count as accesses in the fast tier.
     pub(crate) fn open_for(
         self: &Arc<Self>,
         digest: &Digest,
@@ -288,8 +288,8 @@ impl Store {
         }
     }
 
-    /// Opens the staged bytes of a digest whose flight is entered, with the bytes that are reserved for them. What another
-    /// registry sent is deleted first. After an error the flight is entered no more.
+    /// Opens the staged bytes of a digest with a registered flight, and their reservation. Deletes bytes of another
+    /// registry first. An error removes the flight.
     pub(crate) fn stage(
         &self,
         digest: &Digest,

@@ -17,7 +17,7 @@ const TRAIN_EVERY: Duration = Duration::from_secs(1);
 /// for so many steps of well under a millisecond: a tenth of a core at the very most.
 const TRAIN_STEPS: u32 = 100;
 
-/// The name of the thread, and of its panics.
+/// Name of the thread, and its label in the panic counter.
 const TASK: &str = "cache-upkeep";
 
 /// Dropping it stops the thread.
@@ -62,7 +62,7 @@ struct Stop {
 fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
-        // Training that is put off is a worker that rests.
+        // Postponed training counts as paused work.
         let resting = rest.is_due().then(|| rest.enter());
         if !stop.wait(wait) {
             return;
@@ -71,7 +71,7 @@ fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
         let Some(upkeep) = upkeep.upgrade() else {
             return;
         };
-        // An idle machine is not woken for it.
+        // Does not wake an idle machine.
         wait = match upkeep.train(&mut tick) {
             true => interval.min(TRAIN_EVERY),
             false => interval,
@@ -81,7 +81,7 @@ fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
         }
         written = Instant::now();
         upkeep.expire();
-        // What a lowered bound had to leave to its readers; they may be gone by now.
+        // Evicts what readers still held when the capacity was lowered.
         upkeep.store.shrink();
         upkeep.flush();
         upkeep.save_when_due();
@@ -92,7 +92,7 @@ fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
 }
 
 impl Upkeep {
-    /// Starts the thread. After a panic it begins anew.
+    /// Starts the thread. It starts over after a panic.
     pub(crate) fn start(
         store: Arc<Store>,
         names: Arc<Names>,

@@ -1,11 +1,11 @@
-//! The names in memory, and how many each registry has of them.
+//! Index of the names in memory, with the number of names per registry.
 
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Key, Slot, registry_of};
 
-/// Plain data under one lock.
+/// Plain data; the caller holds the lock.
 #[derive(Default)]
 pub(super) struct Table {
     pub(super) records: HashMap<Key, Slot>,
@@ -13,13 +13,13 @@ pub(super) struct Table {
     pub(super) unreadable: HashMap<Key, u64>,
     /// Number of records by registry. Registries without records have no entry.
     shares: HashMap<Arc<str>, usize>,
-    /// Registries that the operator named. Each has a share of its own; all others have one together, since anybody can make
-    /// any number of them up.
+    /// Configured registries. Each has a share of its own. All others have one share together, since clients can invent
+    /// any number of them.
     pub(super) configured: HashSet<String>,
 }
 
 impl Table {
-    /// Whether there is a file for it.
+    /// Whether a file of this key exists.
     pub(super) fn is_there(&self, key: &Key) -> bool {
         self.records.contains_key(key) || self.unreadable.contains_key(key)
     }
@@ -37,7 +37,7 @@ impl Table {
         replaced
     }
 
-    /// Takes a record out, and says how many bytes its file has.
+    /// Removes a record and returns its bytes on disk.
     pub(super) fn remove(&mut self, key: &Key) -> u64 {
         let unreadable = self.unreadable.remove(key).unwrap_or(0);
         let Some(slot) = self.records.remove(key) else {

@@ -18,7 +18,7 @@ use crate::{Cache, Config, lock};
 /// Called before each change to the disk that the writer makes.
 pub(super) type Watch = Arc<dyn Fn(Step<'_>) -> io::Result<()> + Send + Sync>;
 
-/// Far beyond what a working writer takes.
+/// Far longer than a working writer takes.
 const HANG: Duration = Duration::from_secs(60);
 
 fn open(folder: &Path) -> Cache {
@@ -42,7 +42,7 @@ fn watch(cache: &Cache, watch: impl Fn(Step<'_>) -> io::Result<()> + Send + Sync
     *lock(&cache.names().inner.watch) = Some(Arc::new(watch));
 }
 
-/// Holds back whoever syncs the folder, and counts how often that was.
+/// Blocks each sync of the folder, and counts the syncs.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -98,7 +98,7 @@ fn names_that_wait_hold_no_thread_and_share_one_sync() {
         puts.extend((1..=64).map(put));
         let waiting = || QUEUE - cache.names().queue.capacity();
         wait::until_async("64 names that wait", || waiting() == 64).await;
-        // The disk does not answer, and other work goes on.
+        // The disk hangs, and other work goes on.
         let other = tokio::time::timeout(HANG, tokio::task::spawn_blocking(|| 7)).await;
         assert_eq!(other.expect("the pool is free").unwrap(), 7);
         assert!(
@@ -132,18 +132,18 @@ async fn a_panic_of_the_writer_fails_one_batch_and_is_counted() {
     assert_eq!(panics.counts(), [("tag-writer", 1)]);
 }
 
-/// What the folder would hold after a loss of power.
+/// Simulates the folder after a power cut.
 #[derive(Default)]
 struct Disk {
     names: PathBuf,
     images: PathBuf,
     /// Files whose bytes are not synced.
     unsynced: Vec<PathBuf>,
-    /// Files whose names are not synced, with what was there before.
+    /// Files whose rename is not synced, with their earlier contents.
     unnamed: Vec<(PathBuf, Option<Vec<u8>>)>,
-    /// Made by now.
+    /// The change that the writer made last.
     last: Option<Made>,
-    /// What the names stood for when their changes were answered, and may stand for while others are made.
+    /// The values that each name may have: the last acknowledged one, or one in progress.
     promised: Promises,
     taken: Vec<(PathBuf, Promises)>,
 }
@@ -151,7 +151,7 @@ struct Disk {
 /// What each name may stand for.
 type Promises = HashMap<String, Vec<Option<Digest>>>;
 
-/// What a loss of power takes of what was not synced.
+/// Which unsynced parts a power cut loses.
 #[derive(Clone, Copy, PartialEq)]
 enum Lost {
     Nothing,
@@ -188,7 +188,7 @@ impl Disk {
         }
     }
 
-    /// Copies the folder, without what was not synced of that.
+    /// Copies the folder without its unsynced changes.
     fn image(&mut self, lost: Lost) {
         let image = self.images.join(self.taken.len().to_string());
         fs::create_dir_all(&image).unwrap();

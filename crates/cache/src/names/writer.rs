@@ -1,4 +1,4 @@
-//! The one thread that writes the files of names: all that wait are written together, and their folder is synced once.
+//! Writer thread for the files of names. It writes all waiting changes together and syncs the folder once (group commit).
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,16 +15,16 @@ use crate::store::Store;
 use crate::tier::Step;
 use crate::{Error, lock, record};
 
-/// Names take no more than one part in so many of the capacity: 100 000 of them are 400 MB on disk.
+/// Names take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
 const SHARE: u64 = 16;
 
-/// Changes that are made together, at most: each has a file open meanwhile.
+/// Maximum number of changes in one group commit. Each has a file open meanwhile.
 const BATCH: usize = 64;
 
-/// The name of the thread, and of its panics.
+/// Name of the thread, and its label in the panic counter.
 const TASK: &str = "tag-writer";
 
-/// A change that somebody waits for.
+/// A queued change; its caller waits for the result.
 pub(super) struct Job {
     pub(super) key: Key,
     pub(super) change: Change,
@@ -37,7 +37,7 @@ pub(super) enum Change {
     Remove,
 }
 
-/// The last change to one name, and those who wait for any of its changes.
+/// The last change to one name, with all callers that wait for a change to it.
 struct Merged {
     key: Key,
     change: Change,
@@ -47,20 +47,20 @@ struct Merged {
 impl Merged {
     fn answer(self, result: &Result<(), Error>) {
         for answer in self.answers {
-            // Nobody may wait any more.
+            // The caller may be gone.
             let _ = answer.send(result.clone());
         }
     }
 }
 
-/// A record that is to be written: what it is about, and the bytes that are set aside for it.
+/// A record to write, with the bytes reserved for it.
 struct Written<'a> {
     name: String,
     record: Record,
     bytes: Reserved<'a>,
 }
 
-/// Bytes that are set aside until they are counted otherwise: an error or a panic gives them back.
+/// Reserved bytes. Dropping this, in an error or a panic too, gives them back.
 struct Reserved<'a> {
     store: &'a Store,
     bytes: u64,
@@ -84,13 +84,13 @@ impl Drop for Reserved<'_> {
 /// Starts the thread. It ends when the sender is dropped.
 pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
     let (queue, mut jobs) = mpsc::channel(QUEUE);
-    // What waits for work holds nothing: else a cache that is dropped would keep its folder.
+    // While idle, the thread holds no reference to the cache. Otherwise a dropped cache would keep its folder locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
         .name(TASK.into())
         .spawn(move || {
             let pause = |wait| {
-                // Somebody waits for it.
+                // A caller waits for this change.
                 std::thread::sleep(Duration::from_secs(1).min(wait));
                 true
             };
@@ -112,7 +112,7 @@ fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
     }
 }
 
-/// Of several changes to one name the last one counts: who made an earlier one sees it replaced at once.
+/// Merges several changes to one name: the last one wins, as if it had replaced the earlier ones at once.
 fn merge(batch: Vec<Job>) -> Vec<Merged> {
     let mut merged: Vec<Merged> = Vec::with_capacity(batch.len());
     let mut places = HashMap::new();
@@ -144,7 +144,7 @@ impl Inner {
         self.folder.join(name)
     }
 
-    /// Makes the changes durable, then visible, then answers.
+    /// Makes the changes durable, then visible, then replies to the callers.
     fn write(&self, batch: Vec<Merged>) {
         let failed = |error| Error::io("remember a name in", &self.folder, error);
         let (mut changes, mut waiting) = (Vec::new(), Vec::new());
@@ -160,7 +160,7 @@ impl Inner {
                 Ok((written, text)) => {
                     let path = self.file(&merged.key);
                     changes.push(record::Change { path, text });
-                    // In this order: a panic frees the bytes before it answers.
+                    // In this order, so that a panic frees the bytes before callers learn of it.
                     waiting.push((written, merged));
                 }
                 Err(error) => merged.answer(&Err(error)),
@@ -190,7 +190,7 @@ impl Inner {
         }
     }
 
-    /// The text of a record, with room set aside for it.
+    /// The text of a record, with its disk space reserved.
     fn prepare(&self, name: String, record: Record) -> Result<(Written<'_>, Vec<u8>), Error> {
         let stored = Stored {
             digest: record.digest,
@@ -215,7 +215,7 @@ impl Inner {
         Ok((written, text))
     }
 
-    /// A record is durable: it counts from now on.
+    /// Enters a durable record into the index and the byte count.
     fn enter(&self, key: Key, written: Written<'_>) {
         let Written {
             name,
@@ -240,14 +240,14 @@ impl Inner {
         state.unreadable_names = table.unreadable.len();
     }
 
-    /// A record that is not durable may have its name already: of a name that nobody knows, it would be counted by nobody.
+    /// Deletes the file of a record that did not become durable. It may be renamed already, and nothing would count it.
     fn take_back(&self, key: &Key) {
         if !lock(&self.table).is_there(key) {
             let _ = std::fs::remove_file(self.file(key));
         }
     }
 
-    /// A name is forgotten. A file that could not be deleted stays counted.
+    /// Removes a name from the index. A file that could not be deleted stays counted.
     fn leave(&self, key: &Key, is_deleted: bool) {
         let mut table = lock(&self.table);
         let bytes = table.remove(key);
@@ -258,7 +258,7 @@ impl Inner {
         }
     }
 
-    /// Drops what is over the bounds on names.
+    /// Deletes names above the bounds.
     fn keep_bound(&self, newest: &HashSet<Key>) {
         let leaving = {
             let mut table = lock(&self.table);
@@ -271,7 +271,7 @@ impl Inner {
             if len == 0 || (len <= max && over == 0) {
                 return;
             }
-            // Nearly all take one block. A hundredth more than needed, so that the search is paid once in many.
+            // Nearly all records take one block. Deletes 1 % more than needed, so that the search runs rarely.
             let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
             let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
             table.shed(surplus.min(len - 1), newest)
