@@ -1,4 +1,4 @@
-//! An image as the cache has it. Reading it is no use of it: eviction does not learn of it, and it counts as no hit.
+//! Describes an image from the cache alone. Reading it counts neither as a hit nor as an access for eviction.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -8,39 +8,39 @@ use serde::Deserialize;
 
 use crate::manifest::is_distributable;
 
-/// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
+/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
 const MAX_PARTS: usize = 10_000;
-/// A config that is larger tells its platform to nobody here.
+/// Maximum size of a config that is read for its platform.
 const MAX_CONFIG: usize = 1 << 20;
 
 /// What the cache has of one image.
 #[derive(Clone, Debug)]
 pub struct CachedImage {
-    /// What its tag means: an index, or a manifest.
+    /// The digest of its tag: an index or a manifest.
     pub root: Digest,
-    /// The root and all that it points to, present or not.
+    /// The root and all digests that it references, cached or not.
     pub digests: Vec<Digest>,
-    /// The images in it whose manifest is present: one, or those of an index.
+    /// The platforms whose manifest is cached: one, or those of an index.
     pub platforms: Vec<CachedPlatform>,
 }
 
 /// What the cache has of an image for one platform.
 #[derive(Clone, Debug)]
 pub struct CachedPlatform {
-    /// `None` when neither the index nor the config tells it.
+    /// `None` when neither the index nor the config names it.
     pub platform: Option<Platform>,
     /// Its manifest.
     pub manifest: Digest,
-    /// Bytes of what is present: manifest, config and layers.
+    /// Cached bytes of manifest, config and layers.
     pub size: u64,
     /// Whether nothing is missing.
     pub is_complete: bool,
-    /// When a part of it was used last: seconds since 1970.
+    /// Last access to any part of it, in seconds since 1970.
     pub accessed: u64,
 }
 
 impl CachedImage {
-    /// Reads the manifests of an image that the cache has. Blocks.
+    /// Reads the manifests of a cached image. Blocks.
     ///
     /// # Errors
     /// A text for people: the image is not in the cache, or its root cannot be read.
@@ -64,7 +64,7 @@ impl CachedImage {
         while let Some((digest, platform, depth)) = next.pop_front() {
             let manifest = match manifest(cache, &digest) {
                 Ok(Some(manifest)) => manifest,
-                // Of an index, platforms that nobody pulled are known by name only.
+                // An index also lists platforms whose manifest no client pulled.
                 Ok(None) if digest == root => return Err(absent()),
                 Err(error) if digest == root => return Err(format!("{reference}: {error}")),
                 Ok(None) | Err(_) => continue,
@@ -120,14 +120,14 @@ impl CachedPlatform {
 /// What removing an image frees.
 #[derive(Clone, Debug)]
 pub struct Removal {
-    /// Its tags in that repository; of a tag, that one.
+    /// The tags to remove: the named tag, or for a digest all its tags in that repository.
     pub names: Vec<Reference>,
-    /// What no other image in the cache uses.
+    /// Digests that no other cached image uses.
     pub digests: Vec<Digest>,
 }
 
 impl Removal {
-    /// Looks for what only this image uses. Reads every manifest in the cache. Blocks.
+    /// Finds the digests that only this image uses. Reads every manifest in the cache. Blocks.
     ///
     /// # Errors
     /// As [`CachedImage::read`]; a name cannot be listed.
@@ -169,7 +169,7 @@ impl Removal {
                 }
             }
         }
-        // What others use is everything that can be reached from a manifest that stays.
+        // Other images use every digest that a remaining manifest reaches.
         let own: HashSet<_> = image.digests.iter().copied().collect();
         let stays = |digest: &&Digest| !own.contains(digest) || tagged.contains(digest);
         let mut next: Vec<Digest> = manifests.keys().filter(stays).copied().collect();
@@ -215,7 +215,7 @@ fn bytes(cache: &Cache, digest: &Digest, most: usize) -> Result<Option<Vec<u8>>,
     Ok(Some(bytes))
 }
 
-/// What the config of an image says.
+/// The platform that the config of an image names.
 #[derive(Deserialize)]
 struct Config {
     os: String,

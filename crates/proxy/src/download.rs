@@ -1,4 +1,4 @@
-//! The line of one download of a blob in the log.
+//! Logs each blob download as one line.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use crate::limits::Turn;
 use crate::refusals::{Refusal, RefusalLog};
 use crate::service::Inner;
 
-/// One download of a blob from its upstream. It writes its line when it is dropped, however it ended.
+/// One blob download from an upstream. Dropping it writes its log line.
 pub(crate) struct DownloadLog<'a> {
     refusals: RefusalLog,
     wanted: Wanted,
-    /// Of a download that yields when others need its slot.
+    /// The slot of a download that yields to other clients.
     turn: Option<&'a Turn>,
     started: Instant,
     address: Option<String>,
@@ -24,7 +24,7 @@ pub(crate) struct DownloadLog<'a> {
 }
 
 enum End {
-    /// Dropped on the way: the client left, or pierhead ends.
+    /// The client left or pierhead is shutting down.
     Cancelled,
     Stored,
     Streamed,
@@ -65,7 +65,7 @@ impl<'a> DownloadLog<'a> {
     }
 
     pub(crate) fn failed(&mut self, error: &Error) {
-        // What is not to be stored is no failure: it leaves for the client, by a download with a line of its own.
+        // A refusal to store is no failure: the client gets the blob by a download with its own line.
         let is_refused = matches!(error, Error::Cache(error) if matches!(**error, pierhead_cache::Error::TooLarge { .. }));
         self.end = match error.is_passed_on() || is_refused {
             true => End::HandedOver,

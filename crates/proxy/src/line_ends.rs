@@ -1,13 +1,14 @@
 //! Refuses a bare LF as a line end in the heads of HTTP/1 requests.
 //!
-//! hyper takes a bare LF for CR LF. A proxy before pierhead that does not would see another request than pierhead does (request
-//! smuggling). So each bare LF of a head becomes a NUL on its way to hyper: no head may have one, and hyper answers 400 and closes.
+//! hyper accepts a bare LF as CR LF. A stricter proxy in front of pierhead would see a different request (request
+//! smuggling). This filter therefore turns each bare LF of a head into a NUL. A NUL is invalid in a head, so hyper
+//! responds 400 and closes the connection.
 //!
-//! hyper reads ahead, and may find a head in what it has read that is longer than its limit. So it gets no more of a head than this limit,
-//! answers 431 and closes.
+//! hyper reads ahead, and so may accept a head above its limit. The filter passes at most that many bytes of a head.
+//! hyper then responds 431 and closes the connection.
 //!
-//! Bodies are passed as they are. Where one ends is known from a single `Content-Length`. Behind any other body there is no next head: see
-//! [`ends_unknown`].
+//! Bodies pass unchanged. A single `Content-Length` tells where a body ends. After any other body the connection
+//! closes: see [`ends_unknown`].
 
 use std::io;
 use std::pin::Pin;
@@ -17,19 +18,19 @@ use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The first line of the preface of HTTP/2, which has no lines behind it.
+/// The first line of the HTTP/2 preface. After it, HTTP/2 is binary.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\n";
 
 /// Whether a head has a line that does not end with CR LF.
 pub(crate) fn has_bare_lf(head: &[u8]) -> bool {
     let behind = head.get(1..).unwrap_or_default();
-    // Without an early end, so that many bytes are compared at once.
+    // No early exit, so that the compiler vectorizes the loop.
     let is_bare =
         |bare: bool, (before, byte): (&u8, &u8)| bare | ((*byte == b'\n') & (*before != b'\r'));
     head.first() == Some(&b'\n') || head.iter().zip(behind).fold(false, is_bare)
 }
 
-/// Whether nobody but hyper knows where the body of that request ends: the connection must close behind its answer.
+/// Whether only hyper can tell where the body ends. The connection must then close after the response.
 pub(crate) fn ends_unknown(headers: &HeaderMap) -> bool {
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let (first, more) = (lengths.next(), lengths.next());
@@ -55,16 +56,16 @@ struct Checker {
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     Head,
-    /// So many bytes of a body are still to come.
+    /// Remaining bytes of a body.
     Body(u64),
-    /// HTTP/2, or the last request of the connection.
+    /// All further bytes pass: HTTP/2, or the last request of the connection.
     Unchecked,
-    /// Behind `max` bytes of a head without end: nothing more is read.
+    /// The head exceeds `max` bytes: nothing more is read.
     TooLong,
 }
 
 impl<S> LineEnds<S> {
-    /// `max` bytes of the longest head that hyper reads.
+    /// `max`: the longest head that hyper reads, in bytes.
     pub(crate) fn new(io: S, max: usize) -> Self {
         Self {
             io,
@@ -83,7 +84,7 @@ impl Checker {
         }
     }
 
-    /// Looks at the next bytes of the connection. Says how many of them hyper may have.
+    /// Inspects the next bytes of the connection. Returns how many of them hyper may have.
     fn check(&mut self, bytes: &mut [u8]) -> usize {
         let mut seen = 0;
         while seen < bytes.len() {
@@ -106,7 +107,7 @@ impl Checker {
         seen
     }
 
-    /// Takes bytes of a head, to the end of a line at most, and says how many these are.
+    /// Takes bytes of a head, at most to the end of a line, and returns their number.
     fn line(&mut self, bytes: &mut [u8]) -> usize {
         let end = bytes.iter().position(|byte| *byte == b'\n');
         let len = end.map_or(bytes.len(), |at| at + 1);
@@ -122,7 +123,7 @@ impl Checker {
             }
         }
         self.head.extend_from_slice(&bytes[..len]);
-        // Empty lines before a request are none of its head.
+        // Empty lines before a request do not belong to its head.
         if self.head == b"\r\n" {
             self.head.clear();
         }
@@ -139,7 +140,7 @@ impl Checker {
         self.is_first = false;
     }
 
-    /// What follows the head that has just ended. Whether its lines are headers at all is hyper's matter.
+    /// The state after a complete head. hyper validates the header lines.
     fn framing(&self) -> State {
         if self.is_first && self.head == PREFACE {
             return State::Unchecked;
@@ -153,7 +154,7 @@ impl Checker {
             }
             if name.eq_ignore_ascii_case(CONTENT_LENGTH.as_str().as_bytes()) {
                 let length = length_of(value.get(1..).unwrap_or_default());
-                // Said twice, nobody but hyper knows which one counts.
+                // With two lengths, only hyper decides which one counts.
                 next = Some(next.map_or(length, |_| State::Unchecked));
             }
         }
@@ -184,7 +185,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for LineEnds<S> {
         let is_end = new.is_empty();
         let passed = this.checker.check(new);
         buffer.set_filled(before + passed);
-        // Nothing would pass for the end of the connection.
+        // A read of 0 bytes would mean the end of the connection.
         if passed == 0 && !is_end {
             let error = io::Error::new(io::ErrorKind::InvalidData, "the head is too long");
             return Poll::Ready(Err(error));
@@ -227,7 +228,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for LineEnds<S> {
 mod tests {
     use super::*;
 
-    /// What hyper sees of that text, read in pieces of each size.
+    /// The bytes that hyper gets of that text, for each read size.
     fn seen(text: &str) -> String {
         let mut all = Vec::new();
         for size in [1, 2, 3, 7, text.len()] {
@@ -270,7 +271,7 @@ mod tests {
         assert!(seen(&format!("{post}{bad}")).contains('\0'));
         let empty = "POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n";
         assert!(seen(&format!("{empty}{bad}")).contains('\0'));
-        // Whose end nobody else knows is the last one: see `ends_unknown`.
+        // A request whose end only hyper knows is the last one: see `ends_unknown`.
         for more in [
             "transfer-encoding: chunked",
             "content-length: 1\r\ncontent-length: 1",

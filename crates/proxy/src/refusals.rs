@@ -1,7 +1,7 @@
-//! Refusals and failures in the log: one line for the first, and one with the count when the window ends.
+//! Log dedup for refusals and failures: one line for the first, and one with the count at the end of the window.
 //!
-//! 1. The table has at most [`MAX_ENTRIES`] entries and one more for each cause, whatever clients send.
-//! 2. The task that the first repeat of an entry starts writes the count of that entry, once.
+//! 1. The table has at most [`MAX_ENTRIES`] entries plus one per cause, whatever clients send.
+//! 2. The first repeat of an entry starts a task, which writes the count of that entry once.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -17,16 +17,16 @@ use tokio::time::Instant;
 use crate::error::Cause;
 use pierhead_rest::ClientKey;
 
-/// How long repeats are counted instead of written.
+/// How long repeats are only counted.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Some 400 bytes each.
+/// Maximum number of entries, of about 400 bytes each.
 const MAX_ENTRIES: usize = 1024;
-/// Images that lines of one window name for one cause, client and registry. More are counted alone.
+/// Maximum number of images with a line of their own, for one window, cause, client and registry.
 const MAX_IMAGES: usize = 8;
 /// Bytes of an error's text in the line with the count.
 const MAX_TEXT: usize = 256;
 
-/// Decides which refusals have a line in the log; clones share one table. Cheap but for its lock: for refusals only.
+/// Decides which refusals are logged. Clones share one table. Takes a lock, so only refusals may use it.
 #[derive(Clone, Default)]
 pub(crate) struct RefusalLog(Arc<Shared>);
 
@@ -36,12 +36,12 @@ struct Shared {
     entries: Mutex<HashMap<Key, Entry>>,
 }
 
-/// What was refused to whom, or failed.
+/// A refusal or failure to log.
 pub(crate) struct Refusal<'a> {
     /// The message of the line, such as `pull refused`.
     pub(crate) event: &'static str,
     pub(crate) cause: Cause,
-    /// `None`: it is about the registry, whoever asks.
+    /// `None` when it concerns the registry and not a client.
     pub(crate) client: Option<IpAddr>,
     pub(crate) registry: Option<&'a Registry>,
 }
@@ -64,7 +64,7 @@ struct Entry {
 }
 
 impl RefusalLog {
-    /// Whether this refusal has a line of its own. If not it is counted, and the count is written when the window ends.
+    /// Whether to log this refusal now. Otherwise counts it for the line at the end of the window.
     pub(crate) fn is_new(
         &self,
         refusal: &Refusal<'_>,
@@ -122,7 +122,7 @@ impl RefusalLog {
     }
 
     fn count_later(&self, key: Key, until: Instant) {
-        // While the runtime ends nobody waits for a count.
+        // The count is not written during shutdown of the runtime.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };

@@ -43,21 +43,21 @@ const MAKING: usize = 2;
 #[derive(Clone)]
 pub struct Proxy {
     pub(crate) common: Arc<Common>,
-    /// What requests that begin now work with. A reload replaces it.
+    /// The snapshot for new requests. A reload replaces it.
     current: Arc<ArcSwap<Inner>>,
 }
 
-/// What a request works with: what all share, and in whose name upstreams are asked. Invariants:
-/// 1. A request keeps one `Inner`, or one made of it, from its admission to its end.
-/// 2. A reload replaces all parts at once. So a proxy that lets everybody in never asks with the credentials of a
-///    configuration that does not.
+/// The snapshot that a request works with: shared state, access rules and upstream client. Invariants:
+/// 1. A request uses one `Inner`, or one derived from it, from its admission to its end.
+/// 2. A reload replaces access rules and upstream client together. So requests under open access rules never use
+///    upstream credentials of a configuration that restricts access.
 pub(crate) struct Inner {
     common: Arc<Common>,
     pub(crate) trust: Arc<Trust>,
     pub(crate) client: Client,
     /// In the name of a client of ours: the cache holds what others were let in to, and not all is for it.
     is_guest: bool,
-    /// No client asked: what it reads of the cache counts as no use.
+    /// An operator's command and not a client's request: reads count neither as hits nor as accesses.
     pub(crate) is_upkeep: bool,
 }
 
@@ -69,13 +69,13 @@ impl Deref for Inner {
     }
 }
 
-/// Who is let in, and what upstreams answer to the credentials of one configuration. Requests of another one are not answered by it.
+/// Access rules and cached upstream responses of one configuration. Requests of another configuration never see them.
 pub(crate) struct Trust {
     /// `None`: everybody is let in.
     access: Option<Arc<Access>>,
     pub(crate) recent: Recent,
     pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
-    /// Questions for the sizes of blobs.
+    /// Shared requests for sizes of blobs.
     sizes: Flights<Subject, Result<Option<u64>, Error>>,
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct Common {
     pub(crate) cache: Cache,
     pub(crate) config: ArcSwap<Config>,
     pub(crate) metrics: Arc<crate::metrics::Metrics>,
-    /// What the binary reloads; requests ask by the snapshot in [`Inner`].
+    /// The client that the binary reloads. Requests use the snapshot in [`Inner`].
     client: Client,
     pub(crate) access_metrics: access::Metrics,
     pub(crate) said: Said,
-    /// Which refusals and failures have a line in the log.
+    /// Log dedup for refusals and failures.
     pub(crate) refusals: RefusalLog,
     /// Held by who has a large document in memory to parse it; never while waiting for an upstream.
     pub(crate) parsing: Semaphore,
@@ -170,12 +170,12 @@ impl Proxy {
         }
     }
 
-    /// What a request that begins now works with.
+    /// The snapshot for a new request.
     pub(crate) fn current(&self) -> Arc<Inner> {
         self.current.load_full()
     }
 
-    /// The same for an operator's command: what it reads of the cache counts as no use.
+    /// The same for an operator's command: its reads count neither as hits nor as accesses.
     fn upkeep(&self) -> Arc<Inner> {
         let current = self.current();
         Arc::new(Inner {
@@ -212,8 +212,8 @@ impl Proxy {
         }
     }
 
-    /// Takes a new configuration without dropping a connection, and with it what [`Client::apply`] has set. Requests under
-    /// way end with the old of both. Blocks as [`Proxy::new`].
+    /// Applies a new configuration, together with the client settings of [`Client::apply`]. Keeps all connections.
+    /// Requests in progress end with the old settings. Blocks like [`Proxy::new`].
     pub fn reload(&self, config: Config) {
         let common = &self.common;
         common.limits.reload(config.limits.clone());
@@ -271,7 +271,7 @@ impl Proxy {
         warmed
     }
 
-    /// What the cache has of an image. Reading it is no use of it.
+    /// Describes a cached image. Counts neither as a hit nor as an access.
     ///
     /// # Errors
     /// A text for people: the image is not in the cache.
@@ -280,7 +280,7 @@ impl Proxy {
         blocking(move || CachedImage::read(&cache, &reference)).await
     }
 
-    /// What removing an image from the cache frees; `known` are the images that have a tag.
+    /// The tags and digests to delete when an image is removed. `known`: all images with a tag.
     ///
     /// # Errors
     /// A text for people: the image is not in the cache.
@@ -458,7 +458,7 @@ mod tests {
         let new = proxy.current();
         assert!(!Arc::ptr_eq(&old, &new));
         assert!(Arc::ptr_eq(&new, &proxy.current()), "made once");
-        // A request from before learns that its credentials are refused.
+        // A request of the old configuration learns that the upstream refuses its credentials.
         let registry: Registry = "example.com".parse().unwrap();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"a");
         let subject = || Subject::Blob(registry.clone(), "app".parse().unwrap(), digest);

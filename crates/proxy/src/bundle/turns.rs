@@ -1,4 +1,4 @@
-//! Slots for those who make plans: clients take turns, and one client never holds all of them.
+//! Slots for making plans. Clients take turns, and one client never holds all slots.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,17 +26,17 @@ impl PlanSlots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a slot. Cancel safe: whoever leaves gives its place, or its slot, to others.
+    /// Waits for a slot. Cancel safe: dropping the future frees its position or its slot.
     pub(crate) async fn acquire(&self, client: ClientKey) -> Option<PlanSlot> {
         let (sender, receiver) = oneshot::channel();
         let waiter = self.share().wait(&client, sender);
         let _place = Place(self, client, waiter);
         self.grant();
-        // Never an error: a sender is dropped by its own waiter alone.
+        // Never an error: only its own waiter drops a sender.
         receiver.await.ok()
     }
 
-    /// Hands out what is free. The last slot is for another client than those that hold one.
+    /// Grants the free slots. The last one goes only to a client that holds none.
     fn grant(&self) {
         loop {
             let granted = {
@@ -48,7 +48,7 @@ impl PlanSlots {
                 return;
             };
             let slots = self.clone();
-            // Whoever left meanwhile drops it, which gives it to the next one.
+            // A waiter that left drops the slot, which grants it to the next waiter.
             let _ = sender.send(PlanSlot { slots, client });
         }
     }
@@ -61,12 +61,12 @@ impl Drop for PlanSlot {
     }
 }
 
-/// A place among those that wait.
+/// A position in the queue.
 struct Place<'a>(&'a PlanSlots, ClientKey, WaiterId);
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        // Nothing when it was granted.
+        // Does nothing after a grant.
         let _ = self.0.share().cancel(&self.1, self.2);
     }
 }
@@ -102,7 +102,7 @@ mod tests {
         }
         let mut other = pin!(slots.acquire(client(2)));
         let other = poll(other.as_mut()).expect("a slot is left for another client");
-        // A third one waits for the next slot that is free, and not behind the thousand.
+        // A third client waits only for the next free slot, not behind the thousand.
         let mut third = pin!(slots.acquire(client(3)));
         assert!(poll(third.as_mut()).is_none());
         drop(other);

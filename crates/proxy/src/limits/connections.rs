@@ -1,12 +1,12 @@
-//! Open connections: how many each client has, and which one is closed for a newcomer when all are in use.
+//! Open connections: counts them per client, and closes an idle one when a new connection needs a slot.
 //!
-//! 1. A connection that is being answered is never closed for another.
-//! 2. No client has more connections than the configuration allows, by default an eighth of all. For one more it loses its own that has
-//!    waited longest for its request.
-//! 3. When all connections are in use, the client that has most loses the one that has waited longest for its request. It loses none to a
-//!    client that has as many itself.
-//! 4. Clients that have an eighth of all connections answered leave an eighth of all to the others: a new request of theirs is answered
-//!    503 when no more than that is left.
+//! 1. A connection with a response in progress is never closed for another.
+//! 2. The configuration bounds the connections of one client, by default to an eighth of all. For one more, the client
+//!    loses its connection that has been idle longest.
+//! 3. When all slots are in use, the client with most connections loses the one that has been idle longest. It loses
+//!    none to a client that has as many.
+//! 4. An eighth of all slots is reserved for clients that have less than an eighth of all in responses. When no other
+//!    slot is left, a new request of any other client gets 503.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,7 +44,7 @@ impl Default for Open {
 #[derive(Debug, Default)]
 struct Totals {
     capacity: AtomicUsize,
-    /// Connections that are being answered.
+    /// Connections with a response in progress.
     answered: AtomicUsize,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Connected {
 #[derive(Debug)]
 pub(crate) struct Activity {
     client: Arc<Client>,
-    /// `None` of a connection that is refused.
+    /// `None` for a refused connection.
     totals: Option<Arc<Totals>>,
     state: Mutex<State>,
     closed: Notify,
@@ -71,12 +71,12 @@ pub(crate) struct Activity {
 #[derive(Debug)]
 struct State {
     answers: usize,
-    /// Since when there are no answers.
+    /// End of the last response.
     idle_since: Instant,
     is_closed: bool,
 }
 
-/// The connection is being answered until this is dropped.
+/// Marks a response in progress on the connection until dropped.
 #[derive(Debug)]
 pub(crate) struct Answering(Arc<Activity>);
 
@@ -85,7 +85,7 @@ impl Connections {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection of `client`, closing another one for it when need be; the limit, when there is no place for it.
+    /// Counts a connection of `client`, and closes another one for it if necessary. Fails with the limit that it exceeds.
     pub(super) fn admit(
         self: &Arc<Self>,
         client: &Arc<Client>,
@@ -135,7 +135,7 @@ impl Open {
             if self.close_idle(&client) {
                 return true;
             }
-            // Each that was idle has just been asked something.
+            // Every idle connection has just received a request.
         }
     }
 
@@ -150,7 +150,7 @@ impl Open {
                 self.remove(client, id);
                 return true;
             }
-            // It has just been asked something.
+            // It has just received a request.
         }
         false
     }
@@ -192,7 +192,7 @@ impl Activity {
         }
     }
 
-    /// Of a connection that is only told that it is one too many.
+    /// For a connection that only gets a refusal.
     pub(crate) fn uncounted(client: Arc<Client>) -> Self {
         Self::new(client, None)
     }
@@ -206,17 +206,17 @@ impl Activity {
         (state.answers == 0 && !state.is_closed).then_some(state.idle_since)
     }
 
-    /// How long the connection has waited for a request, from the end of the answer before; `None` while it is being answered.
+    /// How long the connection has waited for a request since its last response; `None` during a response.
     pub(crate) fn idle(&self) -> Option<Duration> {
         self.idle_since().map(|since| since.elapsed())
     }
 
-    /// Resolves when the connection was given to another client. For one task.
+    /// Resolves when the connection is closed for another client. Only one task may wait.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// Closes the connection unless it is being answered.
+    /// Closes the connection unless a response is in progress.
     fn close(&self) -> bool {
         let mut state = self.lock();
         if state.answers > 0 || state.is_closed {
@@ -227,27 +227,27 @@ impl Activity {
         true
     }
 
-    /// The head of a request has come: the time until the next one begins anew.
+    /// The head of a request arrived: restarts the idle time.
     pub(crate) fn heard(&self) {
         self.lock().idle_since = Instant::now();
     }
 
-    /// A whole request has come: the connection is being answered from now on.
+    /// A whole request arrived: the response begins.
     pub(crate) fn begin(self: &Arc<Self>) -> Result<Answering, Limit> {
         let state = self.lock();
-        // One that is being answered already takes nothing from others.
+        // A connection with a response in progress already has its slot.
         if state.answers == 0 && self.leaves_no_share() {
             return Err(Limit::Connections);
         }
         self.count(state).ok_or(Limit::Connections)
     }
 
-    /// The same for bytes of an answer that wait for the client; `None` when the connection was closed.
+    /// The same for response bytes that wait for the client; `None` when the connection was closed.
     pub(crate) fn hold(self: &Arc<Self>) -> Option<Answering> {
         self.count(self.lock())
     }
 
-    /// Whether its client has to leave what is free to clients that have less.
+    /// Whether the free slots are reserved for clients with fewer connections.
     fn leaves_no_share(&self) -> bool {
         let Some(totals) = &self.totals else {
             return false;
@@ -371,7 +371,7 @@ mod tests {
     fn the_client_that_holds_most_loses_its_longest_idle_connection() {
         let ([one, two, three], host) = (clients(), Host::new(16));
         let (most, some) = (host.fill(&one, 10), host.fill(&two, 6));
-        // The longest idle ones have just been asked something.
+        // The connections that were idle longest have just received a request.
         let _answering: Vec<_> = most[..3].iter().map(|it| it.activity.begin()).collect();
         let newcomer = host.connect(&three).ok().unwrap();
         assert!(newcomer.has_displaced);
@@ -382,7 +382,7 @@ mod tests {
             most[3].activity.begin().is_err(),
             "nothing is answered there"
         );
-        // Its end frees no place a second time.
+        // Its end does not release the slot a second time.
         let kept = most
             .into_iter()
             .filter(|it| !is_closed(it))

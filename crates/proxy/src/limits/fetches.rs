@@ -1,12 +1,12 @@
-//! Downloads from upstreams: how many run at once, whose turn is next, and which one yields.
+//! Downloads from upstreams: limits their number, orders the waiting ones, and chooses the one that yields.
 //!
-//! 1. No more downloads run than the configuration allows: in all, for one client, from one registry.
-//! 2. A quarter of all is kept for registries that the configuration names. A client that names slow registries of its own cannot stop the
-//!    pulls of others.
-//! 3. An eighth of all slots, and an eighth of those of each registry, is kept for clients that have less than an eighth of them.
-//! 4. A free slot goes to the client that holds fewest. A download that nobody waits for comes after those that are awaited.
-//! 5. A running download that nobody waits for yields as soon as its slot lets another one begin. Of several, one of the client that holds
-//!    most yields. Its bytes stay staged.
+//! 1. The configuration bounds the running downloads: in total, for one client, from one registry.
+//! 2. A quarter of all slots is reserved for configured registries. A client that names slow registries of its own
+//!    cannot stop the pulls of others.
+//! 3. An eighth of all slots, and of those of each registry, is reserved for clients that hold less than an eighth.
+//! 4. A free slot goes to the client that holds fewest. Downloads that a client waits for go first.
+//! 5. A running download that no client waits for yields when its slot lets another download start. The client that
+//!    holds most yields first. The bytes of the download stay staged.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -25,9 +25,9 @@ use super::{Client, Limit, Limits, leaves_no_share};
 /// has dozens of layers, and a client that wants hundreds at once is told to come back.
 const QUEUED: usize = 4;
 
-/// One part in so many of all slots is kept for registries that the configuration names.
+/// This fraction (1/n) of all slots is reserved for configured registries.
 const CONFIGURED_PARTS: usize = 4;
-/// How often a waiter looks for a download that nobody waits for any more. All waiters together look as often.
+/// Interval at which waiters look for a running download without readers. All waiters share one look.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// A place in the queue of one client, kept until the fetch has ended.
@@ -40,7 +40,7 @@ pub(crate) struct Download {
     pub(crate) digest: Digest,
     /// Whether the configuration names the registry.
     pub(crate) is_configured: bool,
-    /// Who waits for its bytes; `None` when somebody does as long as it lasts.
+    /// The readers that wait for its bytes; `None` when a reader waits until the end.
     pub(crate) readers: Option<Readers>,
 }
 
@@ -62,7 +62,7 @@ impl Turn {
         Arc::ptr_eq(&self.ticket.0, client)
     }
 
-    /// Who waits for the bytes from now on; `None` when somebody does as long as this lasts.
+    /// Sets the readers that wait for the bytes; `None` when a reader waits until the end.
     pub(crate) fn awaited_by(&self, readers: Option<Readers>) {
         let mut inner = self.slot.fetches.lock();
         if let Some(holder) = inner.running.by_id.get_mut(&self.slot.id) {
@@ -71,7 +71,7 @@ impl Turn {
         }
     }
 
-    /// Whether another client needs the slot and nobody waits for this download.
+    /// Whether another client needs the slot and no reader waits for this download.
     pub(crate) fn is_yielding(&self) -> bool {
         let inner = self.slot.fetches.lock();
         let holder = inner.running.by_id.get(&self.slot.id);
@@ -82,7 +82,7 @@ impl Turn {
     pub(crate) async fn yields(&self) {
         loop {
             self.slot.wanted.notified().await;
-            // Somebody may wait for it again.
+            // A reader may wait for it again.
             if self.is_yielding() {
                 return;
             }
@@ -90,7 +90,7 @@ impl Turn {
     }
 }
 
-/// All downloads that run, and those that wait.
+/// All running and waiting downloads.
 #[derive(Default)]
 pub(super) struct Fetches(Mutex<Inner>);
 
@@ -98,7 +98,7 @@ struct Inner {
     share: FairShare<ClientKey, Waiter>,
     bounds: Bounds,
     running: Running,
-    /// When a waiter last looked for a download that nobody waits for.
+    /// When a waiter last looked for a download without readers.
     looked: Option<Instant>,
 }
 
@@ -136,7 +136,7 @@ struct Waiter {
     granted: oneshot::Sender<Slot>,
 }
 
-/// One slot, given back by its drop.
+/// One download slot; dropping it releases it.
 struct Slot {
     fetches: Arc<Fetches>,
     id: u64,
@@ -162,8 +162,8 @@ impl Default for Inner {
 }
 
 impl Bounds {
-    /// What keeps a client that holds `own` of `held` slots from another one for `download`; `None` when nothing does. As if `without` had
-    /// ended.
+    /// The limit that stops a client with `own` of `held` slots from taking one for `download`; `None` when it may.
+    /// Computed as if the download `without` had ended.
     fn obstacle(
         &self,
         running: &Running,
@@ -188,7 +188,7 @@ impl Bounds {
         let held = held - less(without.is_some());
         let unconfigured =
             running.unconfigured - less(without.is_some_and(|it| !it.download.is_configured));
-        // Where there is only one slot, nothing can be kept back.
+        // A single slot cannot be reserved.
         let reserve = (self.all / CONFIGURED_PARTS).max(less(self.all > 1));
         let is_full = leaves_no_share(own, held, self.all)
             || (!download.is_configured && unconfigured >= self.all - reserve);
@@ -197,7 +197,7 @@ impl Bounds {
 }
 
 impl Inner {
-    /// Grants what is free. The caller sends the slots once the lock is gone.
+    /// Grants the free slots. The caller sends them after it releases the lock.
     fn grant(&mut self, fetches: &Arc<Fetches>) -> Vec<(oneshot::Sender<Slot>, Slot)> {
         let mut granted = Vec::new();
         self.share.set_capacity(self.bounds.all);
@@ -232,7 +232,7 @@ impl Inner {
         }
     }
 
-    /// The same, unless another waiter has done so just now.
+    /// As above, unless another waiter did so within the interval.
     fn look(&mut self) {
         let now = Instant::now();
         if self.looked.is_none_or(|it| now >= it + LOOK) {
@@ -241,7 +241,7 @@ impl Inner {
         }
     }
 
-    /// Asks downloads that nobody waits for to yield to those that somebody waits for.
+    /// Asks downloads without readers to yield to downloads with readers.
     fn ask_to_yield(&mut self) {
         let running = self.running.by_id.values();
         let mut yielding = running.filter(|it| it.is_yielding).count();
@@ -254,7 +254,7 @@ impl Inner {
             let idle = self.running.by_id.iter().filter(|(_, it)| {
                 !it.is_yielding && !it.download.is_awaited() && yielding < awaited
             });
-            // The order among those of one client is that in which they began.
+            // Within one client, the oldest download comes first.
             let most = idle
                 .filter(|(_, holder)| self.lets_another_begin(holder))
                 .max_by_key(|(id, it)| (self.share.held_by(&it.client), std::cmp::Reverse(**id)))
@@ -282,7 +282,7 @@ impl Inner {
 }
 
 impl Running {
-    /// Downloads from `registry` that run: those of `client`, and all.
+    /// Number of running downloads from `registry`: of `client`, and in total.
     fn of_registry(&self, registry: &Registry, client: &ClientKey) -> (usize, usize) {
         let of_registry = self.by_registry.get(registry);
         of_registry.map_or((0, 0), |it| {
@@ -334,7 +334,7 @@ impl Fetches {
     fn grant(self: &Arc<Self>) {
         let granted = self.lock().grant(self);
         for (granted, slot) in granted {
-            // Whoever waited may have left: then the slot is given back by its drop.
+            // The waiter may be gone. Dropping the slot then releases it.
             let _ = granted.send(slot);
         }
     }
@@ -355,7 +355,7 @@ impl Fetches {
         loop {
             match tokio::time::timeout(LOOK, &mut slot).await {
                 Ok(Ok(slot)) => return slot,
-                // The sender is dropped with the waiter only, which is this future's.
+                // Only this future drops the waiter, and with it the sender.
                 Ok(Err(_)) => std::future::pending().await,
                 Err(_) => self.lock().look(),
             }
@@ -393,7 +393,7 @@ impl Limits {
         Ok(ticket)
     }
 
-    /// Waits until a download may begin, of so many that may run at once. Cancel safe.
+    /// Waits for one of `all` download slots. Cancel safe.
     pub(crate) async fn turn(&self, ticket: Ticket, download: Download, all: usize) -> Turn {
         let bounds = self.bounds.load();
         self.downloads.lock().bounds = Bounds {
@@ -406,7 +406,7 @@ impl Limits {
         Turn { slot, ticket }
     }
 
-    /// Why a download for `client` has not begun; `None` when it has, or when nobody wants it.
+    /// The limit that delays the downloads of `client`; `None` when none of them waits.
     pub(crate) fn why_waiting(
         &self,
         client: &Client,
@@ -421,7 +421,7 @@ impl Limits {
         }
         let mut waiters = inner.share.waiters();
         let (_, waiter) = waiters.find(|(_, waiter)| is_it(&waiter.download))?;
-        // Another client's waiter may wait for something else than this one does.
+        // Waiters of other clients may wait for other limits.
         let key = &client.key;
         let own = (key, inner.share.held_by(key), inner.share.held());
         (inner.bounds).obstacle(&inner.running, own, &waiter.download, None)

@@ -29,10 +29,10 @@ pub(crate) use memory::{Held, admit};
 use connections::Connections;
 use table::Table;
 
-/// One part in so many of what all clients share is kept for those that have less of it.
+/// This fraction (1/n) of each shared resource is reserved for clients that hold less than it.
 const PARTS: usize = 8;
 
-/// Whether a client that holds `own` of `held` slots, of so many in all, has to leave what is free to clients that have less.
+/// Whether a client with `own` slots gets none of the free ones: none is free, or all free ones are reserved.
 fn leaves_no_share(own: usize, held: usize, all: usize) -> bool {
     let share = all / PARTS;
     held >= all || (own >= share && held >= all - share)
@@ -154,7 +154,7 @@ impl Limits {
         }
     }
 
-    /// Takes new bounds. What is under way keeps what it has.
+    /// Applies new bounds. Connections and downloads in progress keep their slots.
     pub(crate) fn reload(&self, bounds: config::Limits) {
         self.bounds.store(Arc::new(bounds));
     }
