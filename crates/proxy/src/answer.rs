@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::header::HOST;
+use http::header::{CONNECTION, HOST};
 use http::request::Parts;
-use http::{Method, Response, StatusCode, Version};
+use http::{HeaderValue, Method, Response, StatusCode, Version};
 use http_body::Body as _;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
 
@@ -139,7 +139,14 @@ impl Request<'_> {
             self.inner.metrics.limited(*limit);
         }
         tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
-        respond::error(self.kind, &self.parts.method, error)
+        let mut response = respond::error(self.kind, &self.parts.method, error);
+        // As for a head that the parser refuses: such a client gets no second answer on this connection.
+        let is_head = matches!(error, Error::Limited(Limit::Headers | Limit::Uri));
+        if is_head && self.parts.version < Version::HTTP_2 {
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
     }
 
     async fn answer(&mut self) -> Result<Response<Body>, Error> {

@@ -257,6 +257,51 @@ async fn heads_that_are_too_long_are_told_which_key_to_raise() {
     eventually(async || limited(&stage, "headers", 3)).await;
 }
 
+/// hyper answers `OPTIONS`, and all that follows on its connection.
+#[tokio::test]
+async fn a_head_that_is_too_long_closes_the_connection() {
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.headers = 10;
+            config.limits.header_size = 2000;
+            config.limits.uri = 300;
+        })
+        .open()
+        .await;
+    let many = "x: 1\r\n".repeat(11);
+    let large = format!("x: {}\r\n", "y".repeat(2000));
+    // Beyond what is parsed at all.
+    let larger = format!("x: {}\r\n", "y".repeat(50_000));
+    let long = format!("?x={}", "x".repeat(300));
+    for before in ["", "OPTIONS /v2/ HTTP/1.1\r\nhost: a\r\n\r\n"] {
+        for (query, headers, status) in [
+            ("", &*many, 431),
+            ("", &large, 431),
+            ("", &larger, 431),
+            (&long, "", 414),
+        ] {
+            let head = format!("GET /v2/{query} HTTP/1.1\r\nhost: a\r\n{headers}\r\n");
+            let second = "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n";
+            let mut stream = from(&stage, 2).await;
+            let requests = format!("{before}{head}{second}");
+            stream.write_all(requests.as_bytes()).await.unwrap();
+            let mut answers = Vec::new();
+            let read = soon(stream.read_to_end(&mut answers)).await;
+            let answers = String::from_utf8_lossy(&answers);
+            let context = format!("{status} after {before:?}: {read:?}, {answers}");
+            let statuses: Vec<_> = answers.match_indices("HTTP/1.1 ").collect();
+            let count = if before.is_empty() { 1 } else { 2 };
+            assert_eq!(statuses.len(), count, "{context}");
+            let last = &answers[statuses[count - 1].0..];
+            assert!(
+                last.starts_with(&format!("HTTP/1.1 {status} ")),
+                "{context}"
+            );
+            assert!(last.contains("\r\nconnection: close\r\n"), "{context}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn answers_that_nobody_reads_do_not_fill_the_memory() {
     let frame = 128 << 10;

@@ -17,6 +17,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use http::header::CONNECTION;
 use http::{Method, Response, StatusCode};
 use http_body::Body as _;
 use tokio::net::TcpStream;
@@ -143,7 +144,9 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             let answer = pin!(answer(&inner, peer, &parts, question));
             socket.unless_gone(answer).await?
         };
-        close |= peer.over.is_some() || socket.clock.is_draining();
+        close |= peer.over.is_some()
+            || socket.clock.is_draining()
+            || response.headers().contains_key(CONNECTION);
         // Closing sends what is left, then the end.
         if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
             return Ok(End::Over);
