@@ -40,8 +40,7 @@ pub(crate) struct Lasting {
     pub(crate) resolvers: Resolvers,
 }
 
-/// Who is asked for addresses. Each has bounds and a cache of its own, so that names that clients make up take
-/// nothing from configured upstreams.
+/// The two resolvers. Each has its own limits and cache, so that names that clients invent never delay configured upstreams.
 #[derive(Clone)]
 pub(crate) struct Resolvers {
     /// Configured upstreams and Docker Hub.
@@ -131,7 +130,7 @@ impl Client {
         })
     }
 
-    /// This client as it is configured now: no later [`apply`](Self::apply) reaches it. Limits are shared.
+    /// A snapshot of this client: a later [`apply`](Self::apply) does not change it. Limits are shared.
     pub fn snapshot(&self) -> Self {
         Self {
             upstreams: Arc::new(ArcSwap::new(self.upstreams.load_full())),

@@ -40,8 +40,8 @@ pub struct Config {
     /// addresses judges the name, and the addresses that it has here, if any. A name that means something
     /// else to the proxy is for the proxy to refuse.
     pub https_proxy: Option<String>,
-    /// Asked for the addresses of hosts; `None`: the name servers of the system. What a client was made with
-    /// holds: a reload does not change it.
+    /// Resolver for host addresses; `None`: the name servers of the system. Fixed for the life of a client: a reload does
+    /// not change it.
     pub resolver: Option<Arc<dyn Resolve>>,
     /// Hosts that go direct: the words of `no_proxy`.
     pub no_proxy: Vec<String>,

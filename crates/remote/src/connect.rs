@@ -38,7 +38,7 @@ const GLANCE: Duration = Duration::from_millis(500);
 
 /// Turns names into addresses.
 pub trait Resolve: Send + Sync + std::fmt::Debug {
-    /// All addresses of a host, with that port, the preferred one first. Every new connection asks.
+    /// All addresses of a host, with that port, the preferred one first. Called for every new connection.
     fn resolve(&self, host: String, port: u16) -> Resolving;
 }
 
@@ -65,7 +65,7 @@ pub(crate) enum ConnectError {
     /// The guard forbids the target.
     #[error("{0}")]
     Forbidden(String),
-    /// A client names a registry, and there is no such host.
+    /// The host of a registry that a client named does not exist.
     #[error("{0}")]
     NoSuchHost(String),
     /// DNS, TCP, the proxy or TLS failed.
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Makes a name that does not exist look like one that leads to an internal address, where clients choose names.
+    /// Maps a missing name to the error of an internal address when the client chose the name.
     fn conceal(&self, host: &str, error: ConnectError) -> ConnectError {
         match error {
             ConnectError::Failed {

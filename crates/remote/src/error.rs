@@ -87,8 +87,8 @@ pub enum Error {
         /// What makes no sense, and where.
         what: String,
     },
-    /// There is no host of a name that a client chose. Its text is that of [`Forbidden`](Self::Forbidden), so that
-    /// no answer tells internal names from those that do not exist.
+    /// A host name that a client chose does not exist. The text equals that of [`Forbidden`](Self::Forbidden), so that a
+    /// client cannot tell internal names from missing ones.
     #[error("{upstream} is refused: {what}")]
     NoSuchHost {
         /// The registry asked.

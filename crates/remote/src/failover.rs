@@ -184,7 +184,7 @@ where
                 return Ok(value);
             }
             Some((nth, Err(error))) => {
-                // A circuit that is open has its line, and a mirror may lack an image.
+                // An open circuit was logged already, and a mirror may lack an image.
                 if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
                     failed = Some((nth, error.to_string()));
                 }

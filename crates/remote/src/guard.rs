@@ -172,8 +172,8 @@ fn is_internal_name(host: &str) -> bool {
         || last.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// The reason given for an internal address, and for a name that does not exist: a client that may name any
-/// registry must not learn from the answer which names exist inside.
+/// The reason in the response for an internal address and for a missing name. They are equal, since a client must not
+/// learn which internal names exist.
 pub(crate) fn no_public_address(host: &str) -> String {
     format!(
         "{host} has no public address, as far as pierhead can see: to allow a private one, name it in the url of an \

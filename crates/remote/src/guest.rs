@@ -170,7 +170,7 @@ pub(crate) async fn authorize(
             .await?;
             if matches!(wanted, Wanted::Blob(_)) && is_doubtful(&answer) {
                 headers.insert(RANGE, HeaderValue::from_static("bytes=0-0"));
-                // Its body is not read: dropped, it closes the connection if it is long.
+                // Drops the body unread. A long body thereby closes the connection.
                 answer = request(&origin, kind, &Method::GET, uri, headers, repository).await?;
             }
             match answer.response.status().as_u16() {

@@ -41,8 +41,8 @@ pub(crate) struct Token {
     expires: Instant,
 }
 
-/// What a token is good for. A token goes to no other address than the one that asked for it: a mirror must not
-/// see that of the registry, and the registry refuses that of a mirror.
+/// The scope of a token. A token goes only to the address that demanded it: a mirror must not see the registry's
+/// token, and the registry refuses a mirror's.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     /// As configured: two upstreams may share an address, with credentials of their own.

@@ -1,19 +1,20 @@
-//! Divides a number of equal slots (connections, downloads, plans) between clients: whoever holds fewest comes first, and whoever holds
-//! most yields first.
+//! Divides equal slots (connections, downloads, plans) between clients. The client that holds fewest slots is served
+//! first, and the client that holds most yields first.
 //!
 //! 1. No more slots are granted than the capacity.
-//! 2. A free slot goes to a waiter of the client that holds fewest. Clients that hold equally many take turns, however many waiters each
-//!    has: start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
-//! 3. A holder yields only to a client that has none, or that will have no more than the holder afterwards. So two clients never take the
-//!    same slot from each other in turns.
+//! 2. A free slot goes to a waiter of the client that holds fewest. Clients with equally many slots take turns, however
+//!    many waiters each has: start-time fair queueing (Goyal, Vin, Cheng 1996) with a cost of 1 for each grant.
+//! 3. A holder yields only to a client without slots, or to one that has no more than the holder afterwards. So two
+//!    clients never take the same slot from each other in turns.
 //!
-//! The value is pure: it knows no clock, no lock and no task. The caller says which waiters are eligible and which holders can yield.
+//! The type is a pure value without clock, lock or task. The caller decides which waiters are eligible and which holders
+//! can yield.
 
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A client, as far as its address tells clients apart.
+/// Identifies a client by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientKey(Kind);
 
@@ -24,10 +25,10 @@ enum Kind {
 }
 
 impl ClientKey {
-    /// The operator of this host, who acts for no client.
+    /// The operator of this host, on behalf of no client.
     pub const OPERATOR: Self = Self(Kind::Operator);
 
-    /// An IPv4 address, or the /64 of an IPv6 address: whoever has one address of a /64 has all of them.
+    /// An IPv4 address, or the /64 of an IPv6 address, since a host controls its whole /64.
     pub fn of(address: IpAddr) -> Self {
         Self(Kind::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -51,10 +52,10 @@ pub struct FairShare<K, W> {
     waiting: usize,
     /// Clients that hold or wait, and those whose next start lies ahead of `virtual_time`.
     clients: HashMap<K, Account<W>>,
-    /// Where a client starts that comes anew: one behind the start of the waiter that was granted a slot last.
+    /// The start of a new client: one after the start of the waiter that was granted a slot last.
     virtual_time: u64,
     next_id: u64,
-    /// Number of accounts at which those that say nothing any more are removed.
+    /// Number of accounts above which expired accounts are removed.
     sweep_at: usize,
 }
 
@@ -73,11 +74,11 @@ struct Waiter<W> {
     value: W,
 }
 
-/// Accounts that may be kept without need.
+/// Number of expired accounts that may stay.
 const SLACK: usize = 64;
 
 impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
-    /// Room for `capacity` slots. With a capacity of 0, nothing is ever granted.
+    /// Creates a share of `capacity` slots. A capacity of 0 grants nothing.
     pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -128,7 +129,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         })
     }
 
-    /// Takes a free slot at once, past all waiters. `false` when there is none.
+    /// Takes a free slot at once and bypasses all waiters; `false` when there is none.
     pub fn take(&mut self, client: &K) -> bool {
         if self.held >= self.capacity {
             return false;
@@ -138,7 +139,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         true
     }
 
-    /// Gives one slot of `client` back. The caller asks [`Self::next`] who gets it.
+    /// Releases one slot of `client`. The caller then grants it through [`Self::next`].
     pub fn release(&mut self, client: &K) {
         let Some(account) = self.clients.get_mut(client) else {
             return;
@@ -150,7 +151,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         self.forget(client);
     }
 
-    /// Adds a waiter of `client`, behind those that it has.
+    /// Adds a waiter at the end of the queue of `client`.
     pub fn wait(&mut self, client: &K, value: W) -> WaiterId {
         let (id, now) = (self.next_id, self.virtual_time);
         self.next_id += 1;
@@ -162,12 +163,12 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         WaiterId(id)
     }
 
-    /// Removes a waiter that no longer waits. `None` when it has got its slot.
+    /// Removes a waiter; `None` when it already got its slot.
     pub fn cancel(&mut self, client: &K, waiter: WaiterId) -> Option<W> {
         let account = self.clients.get_mut(client)?;
         let at = account.waiters.iter().position(|it| it.id == waiter.0)?;
         let removed = account.waiters.remove(at)?;
-        // Those behind it move up, so that a client is not charged for what it did not get.
+        // Later waiters of the client move up: it pays only for granted slots.
         for later in account.waiters.range_mut(at..) {
             later.start -= 1;
         }
@@ -177,8 +178,8 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         Some(removed.value)
     }
 
-    /// Grants a free slot to the next waiter that is eligible, given its client, the slots that this client holds, and what it waits with.
-    /// `None` when no slot is free or nobody is eligible.
+    /// Grants a free slot to the next eligible waiter. `is_eligible` gets the client, the number of its slots, and the
+    /// waiter. `None` when no slot is free or no waiter is eligible.
     pub fn next(&mut self, mut is_eligible: impl FnMut(&K, usize, &W) -> bool) -> Option<(K, W)> {
         if self.held >= self.capacity {
             return None;
@@ -202,13 +203,13 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
         account.held += 1;
         self.held += 1;
         self.waiting -= 1;
-        // One behind, not at it: an endless row of new clients would be before whoever was served once.
+        // Adds one, since otherwise an endless row of new clients would starve clients that were served once.
         self.virtual_time = self.virtual_time.max(waiter.start + 1);
         Some((client, waiter.value))
     }
 
-    /// The client that has to give a slot to `newcomer`: of those that `can_yield`, the one that holds most. `None` when `newcomer` would
-    /// have more than that one afterwards.
+    /// The client that must yield a slot to `newcomer`: the one with most slots of those that `can_yield`. `None` when
+    /// `newcomer` would have more slots than that client afterwards.
     pub fn yields_to(&self, newcomer: &K, mut can_yield: impl FnMut(&K) -> bool) -> Option<&K> {
         let own = self.held_by(newcomer);
         let holders: Vec<_> = self
@@ -216,7 +217,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             .iter()
             .filter(|(_, account)| account.held > own + usize::from(own > 0))
             .collect();
-        // A heap, since usually the first can yield: a whole sort is not worth its time.
+        // A heap and no sort, since usually the first client can yield.
         let by_held = holders.iter().enumerate();
         let mut most: BinaryHeap<_> = by_held.map(|(at, (_, it))| (it.held, at)).collect();
         while let Some((_, at)) = most.pop() {
@@ -243,7 +244,7 @@ impl<K: Eq + Hash + Clone, W> FairShare<K, W> {
             })
     }
 
-    /// Removes the account of `client` unless it still says something.
+    /// Removes the account of `client` when it has expired.
     fn forget(&mut self, client: &K) {
         let now = self.virtual_time;
         if self

@@ -1,4 +1,4 @@
-//! Panics of work in the background: each is logged and counted by its task, and the work goes on or ends as its owner says.
+//! Panics of background tasks: logs and counts each by task. The owner of the task decides whether it restarts.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Pauses before a task that panicked runs again: the first, and the longest, each twice the one before.
+/// First and longest pause before a task restarts after a panic. Each pause is twice the previous one.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
-/// How many panics each task had. Clones share the counts.
+/// Number of panics by task. Clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Panics(Arc<Mutex<BTreeMap<&'static str, u64>>>);
 
@@ -30,7 +30,7 @@ impl Panics {
             .collect()
     }
 
-    /// Notes a panic of `task` that somebody caught.
+    /// Counts a panic of `task` that the caller caught.
     pub fn note(&self, task: &'static str, panic: &(dyn Any + Send)) {
         self.count(task);
         let message = message(panic);
@@ -41,7 +41,7 @@ impl Panics {
         );
     }
 
-    /// Notes a panic of `task` that unwinds while the watch is held: for a thread, or a future, that ends by it.
+    /// Counts a panic of `task` that unwinds through the returned guard: for threads and futures that a panic ends.
     pub fn watch(&self, task: &'static str) -> Watch {
         Watch {
             panics: self.clone(),
@@ -49,14 +49,14 @@ impl Panics {
         }
     }
 
-    /// Does `work`; `None` when it panics, which is noted.
+    /// Runs `work`; counts its panic and returns `None` then.
     pub fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work));
         done.inspect_err(|panic| self.note(task, &**panic)).ok()
     }
 
-    /// Does `work` until it returns, and again after each panic. `pause` waits in between, longer each time, and says
-    /// whether to go on.
+    /// Runs `work` until it returns, and again after each panic. `pause` waits before each restart, longer each time, and
+    /// returns whether to restart.
     pub fn restart(
         &self,
         task: &'static str,

@@ -1,7 +1,7 @@
-//! Access logs of registries and of proxies before them: nginx, and CNCF distribution.
+//! Access logs of nginx and of CNCF distribution.
 //!
-//! A successful GET of a whole blob is a request; a key is the blob's hash, the size is what was sent. All else is left out:
-//! other methods, other paths, redirects to a CDN, and parts of blobs, which do not tell the size.
+//! Only a successful GET of a whole blob is a request. Its key is the hash of the blob, its size the number of bytes
+//! sent. The reader skips other methods, other paths, redirects to a CDN, and ranges, which do not tell the blob's size.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,17 @@ use serde::Deserialize;
 use super::{Parsed, Wrong, fields, key};
 use crate::Access;
 
-/// Blobs whose longest time is remembered; those beyond cost what their own line says.
+/// Maximum number of blobs with a remembered longest time. Any other blob costs the time of its own line.
 const MAX_TIMES: usize = 1 << 20;
 
 /// A reader of lines.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLog {
-    /// Seconds that the slowest request for each blob took: the others may have been answered from a cache.
+    /// Seconds of the slowest request for each blob. Faster requests may have been cache hits.
     longest: HashMap<u64, f32>,
 }
 
-/// What one line says.
+/// One parsed line.
 struct Entry<'a> {
     second: u64,
     method: &'a str,
@@ -46,7 +46,7 @@ impl AccessLog {
         let mut words = rest.split(' ');
         let status = fields::size(words.next().unwrap_or_default())?;
         let sent = match words.next().ok_or_else(wrong)? {
-            // Apache's, of which distribution writes such lines, has no zero.
+            // Apache's format, which distribution writes, has `-` in place of 0.
             "-" => 0,
             bytes => fields::size(bytes)?,
         };
@@ -57,7 +57,7 @@ impl AccessLog {
             "" | "-" => None,
             seconds => Some(fields::cost(seconds)?),
         };
-        // What is no HTTP has other words, or none.
+        // A request that is no HTTP has other words, or none.
         let mut words = request.split(' ');
         let (method, target) = (words.next(), words.next());
         Ok(self.access(&Entry {
@@ -70,7 +70,7 @@ impl AccessLog {
         }))
     }
 
-    /// A line of distribution's own log, as text or JSON. Its access log in Apache's format says the same once more, and less.
+    /// A line of distribution's own log, as text or JSON. Its access log in Apache's format repeats a part of it.
     pub(crate) fn distribution(&mut self, line: &str) -> Result<Parsed, Wrong> {
         let found = match line.trim_start().starts_with('{') {
             true => json(line)?,
@@ -103,7 +103,7 @@ impl AccessLog {
             return Parsed::Skipped;
         };
         let mut access = Access::new(key::of(hash), entry.sent, entry.second);
-        // A clock that stands still tells nothing.
+        // A time of 0 means that the clock did not advance.
         if let Some(took) = entry.took.filter(|took| *took > 0.0) {
             let is_full = self.longest.len() >= MAX_TIMES;
             access.cost = match self.longest.get_mut(&access.key) {
@@ -186,7 +186,7 @@ fn shifted(local: u64, zone: &str) -> Option<u64> {
     }
 }
 
-/// The fields of distribution's log that matter here.
+/// The used fields of distribution's log.
 #[derive(Default)]
 struct Completed {
     message: Option<String>,
@@ -239,7 +239,7 @@ fn json(line: &str) -> Result<Completed, Wrong> {
     })
 }
 
-/// `key=value key="quoted value" …`, as logrus writes it. A line of another kind has none of these.
+/// Parses `key=value key="quoted value" …`, the text format of logrus. Other lines yield no fields.
 fn logfmt(line: &str) -> Completed {
     let mut found = Completed::default();
     let mut rest = line;
@@ -267,7 +267,7 @@ fn logfmt(line: &str) -> Completed {
     found
 }
 
-/// A quoted text whose first quote is gone, and what follows it.
+/// Splits quoted text, without its opening quote, from the text after it.
 fn unquoted(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices();

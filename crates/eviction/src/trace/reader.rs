@@ -39,7 +39,7 @@ impl std::ops::AddAssign for Notes {
     }
 }
 
-/// Turns bytes into requests. Holds one line at most, and of access logs the longest time of each blob.
+/// Parses bytes into requests. Holds at most one line, and for access logs the longest time of each blob.
 #[derive(Debug)]
 pub struct Reader {
     parser: Parser,

@@ -3,8 +3,8 @@
 //! 1. A lookup ends within [`LOOKUP_LIMIT`], whatever the name servers do.
 //! 2. One resolver runs at most [`MAX_LOOKUPS`] lookups at once. Configured upstreams have one resolver, all
 //!    other registries another. So names that clients choose never delay lookups of configured upstreams.
-//! 3. A cached answer waits for no name server. It waits up to [`CHECK_LIMIT`] each [`CHECK_INTERVAL`] for a look at the
-//!    files of the system, and at the first lookup until they are read.
+//! 3. A cached lookup never waits for a name server. Once per [`CHECK_INTERVAL`] it waits up to [`CHECK_LIMIT`] for a
+//!    check of the system files. The first lookup waits until they are read.
 
 mod name_servers;
 #[cfg(test)]
@@ -26,34 +26,34 @@ use crate::metrics::DnsMetrics;
 use name_servers::NameServers;
 pub(crate) use name_servers::SystemFiles;
 
-/// Time for one lookup, the wait for its turn included.
+/// Time limit of one lookup, queueing included.
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 
-/// How long a lookup waits for its turn. What is left of its time is enough to ask.
+/// How long a lookup queues. The rest of its time is enough for a query.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Lookups of one resolver that run at once: as many as eight clients may have requests that wait for upstreams.
-/// A silent name server costs each up to eight UDP sockets.
+/// Maximum number of concurrent lookups of one resolver: enough for the waiting requests of eight clients. With a
+/// silent name server, each takes up to eight UDP sockets.
 const MAX_LOOKUPS: usize = 512;
 
-/// Cached answers of one resolver.
+/// Maximum number of cached answers of one resolver.
 const CACHE_SIZE: u64 = 1024;
 
-/// Bounds on the time that addresses are cached; between them, the TTL of the records counts.
+/// Bounds on the cache time of addresses. Within them the TTL of the records applies.
 const MIN_TTL: Duration = Duration::from_secs(1);
 const MAX_TTL: Duration = Duration::from_secs(60);
 
-/// How long "there is no such name" is cached.
+/// How long a negative answer is cached.
 const NEGATIVE_TTL: Duration = Duration::from_secs(5);
 
-/// How long a failure is cached: retries of one request ask a silent name server once.
+/// How long a failure is cached, so that the retries of one request query a silent name server once.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// How often the files of the system are looked at for changes, and how long a lookup waits for that.
+/// Interval between checks of the system files for changes, and how long a lookup waits for a check.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const CHECK_LIMIT: Duration = Duration::from_millis(250);
 
-/// Asks the name servers of the system: `/etc/hosts` first, then `/etc/resolv.conf`. Clones share everything.
+/// Resolves names like the system: `/etc/hosts` first, then the name servers of `/etc/resolv.conf`. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct SystemResolver(Arc<Shared>);
 
@@ -61,7 +61,7 @@ struct Shared {
     files: SystemFiles,
     /// `None` before the first lookup.
     name_servers: ArcSwapOption<NameServers>,
-    /// When the files were last looked at.
+    /// Time of the last check of the files.
     checked: Mutex<Option<Instant>>,
     cache: Cache<String, Cached>,
     running: Semaphore,
@@ -74,7 +74,7 @@ impl std::fmt::Debug for SystemResolver {
     }
 }
 
-/// Why a lookup brought no address.
+/// Why a lookup found no address.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LookupError {
     /// A name server says that the name does not exist, or has no address.
@@ -103,7 +103,7 @@ impl From<LookupError> for io::Error {
     }
 }
 
-/// What a lookup brings: addresses, the preferred ones first.
+/// The addresses that a lookup found, preferred ones first.
 type Answer = Result<Arc<[IpAddr]>, LookupError>;
 
 #[derive(Clone)]
@@ -126,7 +126,7 @@ impl Cached {
     }
 }
 
-/// Each answer lives as long as it says.
+/// Each answer expires after its own TTL.
 struct ByLifetime;
 
 impl Expiry<String, Cached> for ByLifetime {
@@ -199,8 +199,8 @@ impl SystemResolver {
         cached.answer
     }
 
-    /// The name servers of the system as its files name them now. A disk that hangs delays one lookup each
-    /// [`CHECK_INTERVAL`] by [`CHECK_LIMIT`], once they were read.
+    /// The current name servers of the system. After the first read, a hanging disk delays only one lookup per
+    /// [`CHECK_INTERVAL`], by [`CHECK_LIMIT`].
     async fn name_servers(&self) -> Arc<NameServers> {
         let current = self.0.name_servers.load_full();
         if current.is_none() || self.is_check_due() {
@@ -239,7 +239,7 @@ impl SystemResolver {
                     tracing::info!(servers = %new, "the name servers have changed");
                 }
                 shared.name_servers.store(Some(Arc::new(new)));
-                // What the old ones said may not hold.
+                // Answers of the old name servers may be wrong now.
                 shared.cache.invalidate_all();
             }
             Err(error) => tracing::warn!(

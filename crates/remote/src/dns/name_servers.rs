@@ -22,24 +22,24 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{LOOKUP_LIMIT, LookupError};
 
-/// As many servers as resolv.conf(5) allows.
+/// Maximum number of name servers, as in resolv.conf(5).
 const MAX_SERVERS: usize = 3;
 
-/// The next name server is asked beside a silent one after so long.
+/// Silence of a name server after which the next one is queried too.
 const SERVER_DELAY: Duration = Duration::from_millis(500);
 
-/// How long a lookup with addresses of one family waits for the other: some name servers never answer AAAA queries.
+/// How long a lookup waits for the second address family. Some name servers never answer AAAA queries.
 const FAMILY_DELAY: Duration = Duration::from_millis(50);
 
-/// Bytes of a file that are read.
+/// Maximum number of bytes read from a file.
 const MAX_FILE: u64 = 8 << 20;
 
-/// Where the configuration of the system is.
+/// Paths of the system's configuration files.
 #[derive(Clone, Debug)]
 pub(crate) struct SystemFiles {
     pub(crate) resolv_conf: PathBuf,
     pub(crate) hosts: PathBuf,
-    /// Of each name server.
+    /// Port of all name servers.
     pub(crate) port: u16,
 }
 
@@ -53,11 +53,11 @@ impl Default for SystemFiles {
     }
 }
 
-/// When a file was last written, and its size; `None` when there is none.
+/// Modification time and size of a file; `None` when it is missing.
 type FileStamp = Option<(SystemTime, u64)>;
 
 impl SystemFiles {
-    /// Another value after each change. Blocks.
+    /// A value that differs after each change. Blocks.
     pub(super) fn stamp(&self) -> [FileStamp; 2] {
         [&self.resolv_conf, &self.hosts].map(|path| {
             let metadata = std::fs::metadata(path).ok()?;
@@ -66,7 +66,7 @@ impl SystemFiles {
     }
 }
 
-/// Addresses, and how long they are good.
+/// Addresses and their TTL.
 pub(super) struct Found {
     pub(super) addresses: Arc<[IpAddr]>,
     pub(super) ttl: Duration,
@@ -143,7 +143,7 @@ impl NameServers {
         &self.stamp
     }
 
-    /// The addresses that the file of hosts has for that name.
+    /// The addresses of that name in `/etc/hosts`.
     pub(super) fn host(&self, host: &str) -> Option<Arc<[IpAddr]>> {
         let name = Name::from_utf8(host).ok()?;
         let lookups = [RecordType::AAAA, RecordType::A].into_iter();
@@ -161,14 +161,14 @@ impl NameServers {
         (!addresses.is_empty()).then_some(addresses)
     }
 
-    /// Asks the servers in their order until one knows an address. That a server knows none counts when each server before it has
-    /// failed, or is silent until the deadline: the first one alone may know internal names.
+    /// Queries the servers in order until one returns an address. A negative answer counts only when all earlier servers
+    /// failed, or stay silent until the deadline: the first server alone may know internal names.
     pub(super) async fn lookup(&self, host: &str, deadline: Instant) -> Result<Found, LookupError> {
         let names = self.names(host)?;
         let mut waiting = self.servers.iter().enumerate();
         let (mut running, mut unanswered) = (FuturesUnordered::new(), Vec::new());
         let mut failed = LookupError::Failed("there is no name server".into());
-        // The first server that says no.
+        // The first server with a negative answer.
         let mut refusing = None;
         loop {
             if refusing.is_none()
@@ -205,7 +205,7 @@ impl NameServers {
         }
     }
 
-    /// The names that a host may stand for, in the order of resolv.conf(5).
+    /// The candidate names of a host, in the order of resolv.conf(5).
     fn names(&self, host: &str) -> Result<Vec<Name>, LookupError> {
         let failed = |error: ProtoError| LookupError::Failed(format!("{host}: {error}"));
         let name = Name::from_utf8(host).map_err(failed)?;
@@ -214,7 +214,7 @@ impl NameServers {
         }
         let mut whole = name.clone();
         whole.set_fqdn(true);
-        // Too long with its domain, it is no name.
+        // A name that is too long with its search domain is invalid.
         let searched = self.search.iter();
         let searched = searched.filter_map(|domain| name.clone().append_domain(domain).ok());
         let mut names: Vec<_> = searched.collect();
@@ -225,7 +225,7 @@ impl NameServers {
 }
 
 impl NameServer {
-    /// Asks for one name after the other until one has an address.
+    /// Queries the names in order until one has an address.
     async fn lookup(&self, names: &[Name]) -> Result<Found, LookupError> {
         let mut failed = LookupError::NotFound;
         for name in names {
@@ -238,7 +238,7 @@ impl NameServer {
         Err(failed)
     }
 
-    /// The addresses of both families, or of one when the other is late or fails. A name has none when both say so.
+    /// The addresses of both families, or of one when the other is late or fails. The answer is negative only when both are.
     async fn addresses(&self, name: &Name) -> Result<Found, LookupError> {
         let families = [RecordType::AAAA, RecordType::A];
         let mut questions: FuturesUnordered<_> = families
@@ -282,7 +282,7 @@ impl NameServer {
 }
 
 impl Found {
-    /// With the addresses of the other family; those of the sixth version come first.
+    /// Adds the addresses of the other family. IPv6 addresses come first.
     fn and(self, other: Option<Self>) -> Self {
         let Some(other) = other else { return self };
         let mut addresses = [&*self.addresses, &*other.addresses].concat();
@@ -294,7 +294,7 @@ impl Found {
     }
 }
 
-/// Whether the server says that there is no such name, or no address of it.
+/// Whether the server answered that the name, or an address of it, does not exist.
 fn is_verdict(error: &NetError) -> bool {
     matches!(
         error,
@@ -315,13 +315,13 @@ fn resolver(address: IpAddr, port: u16, options: &ResolverOpts) -> Result<TokioR
     *own = options.clone();
     own.use_hosts_file = ResolveHosts::Never;
     own.cache_size = 0;
-    // A question is sent anew each third of a second until then.
+    // hickory resends the query each third of a second until then.
     own.attempts = 0;
     own.timeout = LOOKUP_LIMIT;
     builder.build()
 }
 
-/// Nothing when there is no such file.
+/// Empty when the file is missing.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

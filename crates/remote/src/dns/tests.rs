@@ -10,10 +10,10 @@ use tokio::net::UdpSocket;
 
 use super::*;
 
-/// Far more than any lookup takes. What takes so long hangs.
+/// Far more than any lookup takes: a lookup above it hangs.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Lookups of one resolver at once. Each has two questions and thus several sockets.
+/// Number of concurrent lookups of one resolver. Each sends two queries and so has several sockets.
 const LOOKUPS: usize = 32;
 
 /// How the fake server answers a query. Names have no trailing dot.
@@ -22,15 +22,15 @@ enum FakeAnswer {
     /// With this TTL in seconds.
     Lasting(u8, u32),
     NoSuchName,
-    /// After so long.
+    /// Answers after this delay.
     Late(Duration, u8),
     Failure,
     Nothing,
-    /// To questions for addresses of the fourth version one thing, to those of the sixth the other.
+    /// Different answers to A and AAAA queries.
     Apart(&'static FakeAnswer, &'static FakeAnswer),
 }
 
-/// A name server on loopback; it counts the questions for addresses of the fourth version.
+/// A name server on loopback that counts A queries.
 struct NameServer {
     questions: Arc<AtomicUsize>,
     port: u16,
@@ -56,7 +56,7 @@ impl NameServer {
                 let question = Message::from_vec(&buffer[..length]).expect("a question");
                 let query = question.queries[0].clone();
                 let is_v4 = query.query_type() == RecordType::A;
-                // Sent anew, it has the same number.
+                // A resent query has the same ID.
                 if is_v4 && seen.insert(question.id) {
                     count.fetch_add(1, Ordering::SeqCst);
                 }
@@ -336,7 +336,7 @@ async fn each_family_of_addresses_has_its_own_answer() {
     }
     let refused = lookup(&resolver, "refused.example.").await;
     assert_eq!(refused.unwrap(), ["192.0.2.2"]);
-    // Whoever waited for the other family would hear the second server.
+    // A lookup that waited for the other family would get the answer of the second server.
     let _second = NameServer::start("127.0.0.2", server.port, |_| FakeAnswer::Address(9)).await;
     let conf = "nameserver 127.0.0.1\nnameserver 127.0.0.2\n";
     let system = System::new(conf, "", server.port);
@@ -411,7 +411,7 @@ async fn a_change_of_the_files_is_noticed() {
     // As after the interval.
     *resolver.0.checked.lock().unwrap() = None;
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.2"]);
-    // What makes no sense changes nothing.
+    // Malformed files change nothing.
     system.write(
         "resolv.conf",
         &format!("nameserver 127.0.0.1\nsearch {}", "x".repeat(100)),
