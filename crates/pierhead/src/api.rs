@@ -28,7 +28,7 @@ pub(crate) struct Stat {
     pub(crate) blobs: u64,
     /// Bytes of committed blobs on disk.
     pub(crate) used: u64,
-    /// Bytes of downloads under way or cut short, and of files deleted but still read.
+    /// Reserved bytes, as `downloads` of [`Disk`].
     pub(crate) reserved: u64,
     /// The bound of both.
     pub(crate) capacity: u64,
@@ -205,7 +205,7 @@ pub(crate) struct Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Images {
     pub(crate) images: Vec<Image>,
-    /// Whether there are more.
+    /// Whether more images exist.
     #[serde(default)]
     pub(crate) more: bool,
 }
@@ -215,9 +215,9 @@ pub(crate) struct Images {
 pub(crate) struct Image {
     /// The complete reference.
     pub(crate) image: String,
-    /// What of it is in the cache.
+    /// Its cached digests.
     pub(crate) digests: Vec<Digest>,
-    /// What the tag means: an index or a manifest.
+    /// The digest of the tag: an index or a manifest.
     #[serde(default)]
     pub(crate) digest: Option<Digest>,
     /// Bytes of `digests`.
@@ -225,7 +225,7 @@ pub(crate) struct Image {
     pub(crate) size: u64,
     #[serde(default)]
     pub(crate) pinned: bool,
-    /// Those whose manifest is in the cache.
+    /// Platforms whose manifest is cached.
     #[serde(default)]
     pub(crate) platforms: Vec<ImagePlatform>,
 }
@@ -233,25 +233,25 @@ pub(crate) struct Image {
 /// One platform of [`Image`].
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ImagePlatform {
-    /// `os/architecture[/variant]`, where that is known.
+    /// `os/architecture[/variant]`, where known.
     pub(crate) platform: Option<String>,
     /// Its manifest.
     pub(crate) digest: Digest,
-    /// Bytes of it in the cache.
+    /// Its cached bytes.
     pub(crate) size: u64,
-    /// Whether no part is missing.
+    /// Whether all parts are cached.
     pub(crate) complete: bool,
-    /// When a client last used a part: seconds since 1970.
+    /// Last use of any part by a client, in seconds since 1970.
     pub(crate) accessed: u64,
 }
 
-/// The answer to `DELETE /v1/images?image=REFERENCE`.
+/// The response to `DELETE /v1/images?image=REFERENCE`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Removed {
     pub(crate) image: String,
-    /// The tags that are forgotten.
+    /// The deleted tags.
     pub(crate) names: Vec<String>,
-    /// Bytes of blobs that no other image uses, and of bundles.
+    /// Freed bytes: of blobs that no other image uses, and of bundles.
     pub(crate) freed: u64,
 }
 
@@ -273,16 +273,16 @@ pub(crate) struct Pin {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Prune {
-    /// Bytes of the data folder that may stay, `other` of [`Disk`] not counted; 0: delete whatever can be.
+    /// Target size of the data folder in bytes, without `other` of [`Disk`]. 0 deletes everything that is not pinned.
     pub(crate) target: u64,
 }
 
-/// Its answer.
+/// The response to `POST /v1/prune`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pruned {
-    /// Bytes of blobs, downloads cut short, and bundles.
+    /// Freed bytes: of blobs, interrupted downloads and bundles.
     pub(crate) freed: u64,
-    /// Bytes of the data folder that stayed.
+    /// Bytes that the data folder takes afterwards.
     pub(crate) used: u64,
 }
 

@@ -56,8 +56,8 @@ pub(crate) fn start(log: &Log) -> Level {
     Level(handle)
 }
 
-/// Writes `message name=value …` as the default does, but for control characters, and bounds each value: no text of a client or
-/// a registry begins a line of its own or steers a terminal. The JSON format escapes by itself.
+/// Writes `message name=value …` like the default, but escapes control characters and truncates long values. So text from
+/// clients or registries cannot forge a log line or control a terminal. The JSON format escapes by itself.
 struct Escaped;
 
 impl<'writer> FormatFields<'writer> for Escaped {
@@ -95,7 +95,7 @@ impl Line<'_> {
             left: MAX_VALUE_CHARS,
         };
         match value_writer.write_fmt(value) {
-            // Its own end, not the writer's.
+            // The value exceeded its own limit; the writer did not fail.
             Err(fmt::Error) if value_writer.left == 0 => self.writer.write_char('…'),
             result => result,
         }
@@ -117,7 +117,7 @@ impl Visit for Line<'_> {
     }
 }
 
-/// Escapes what begins a line, steers a terminal or changes the direction of text. Fails after `left` characters.
+/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails after `left` characters.
 struct EscapingWriter<'a> {
     writer: &'a mut dyn fmt::Write,
     left: usize,

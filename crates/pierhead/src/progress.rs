@@ -1,4 +1,4 @@
-//! The progress bar of all commands: on standard error if that is a terminal, within 80 columns, of one unit at a time.
+//! Progress bar of all commands: on standard error when that is a terminal, at most 80 columns wide.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -11,7 +11,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// With [`MAX_SUBJECT_CHARS`] characters of a message, at most 80 columns.
+    /// Bar template. With a subject of [`MAX_SUBJECT_CHARS`] it takes at most 80 columns.
     const fn template(self) -> &'static str {
         match self {
             Self::Bytes => "{bar:16} {bytes:>10}/{total_bytes:<10} {bytes_per_sec:>13} {wide_msg}",
@@ -24,13 +24,13 @@ impl Unit {
 /// Longest subject that fits beside bytes and rate in 80 columns.
 const MAX_SUBJECT_CHARS: usize = 24;
 
-/// See the head of this module. Clones are of the same bar.
+/// A progress bar. Clones share it.
 pub(crate) struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// Shows nothing where `hidden`, with `--quiet`, or without a terminal.
+    /// Shows nothing when `hidden`, with `--quiet`, or without a terminal.
     pub(crate) fn new(hidden: bool) -> Self {
         Self::on(match hidden || crate::quiet::is_set() {
             true => ProgressDrawTarget::hidden(),
@@ -43,45 +43,45 @@ impl Progress {
         Self { bar }
     }
 
-    /// A part of the work begins, of so many units.
+    /// Begins a part of the work with `total` units.
     pub(crate) fn begin(&self, subject: &str, unit: Unit, total: u64) {
         let style = ProgressStyle::with_template(unit.template());
-        // The templates are constants: a test draws each.
+        // Cannot fail: a test draws each constant template.
         self.bar
             .set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         self.bar.reset();
         self.update(subject, 0, total);
     }
 
-    /// How far it is; the total may grow.
+    /// Sets the progress. The total may grow.
     pub(crate) fn update(&self, subject: &str, done: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(done);
         self.bar.set_message(end_of(subject));
     }
 
-    /// So many units are done.
+    /// Sets the number of finished units.
     pub(crate) fn at(&self, done: u64) {
         self.bar.set_position(done);
     }
 
-    /// So many more are done; from any thread.
+    /// Adds finished units. Any thread may call it.
     pub(crate) fn more(&self, units: u64) {
         self.bar.inc(units);
     }
 
-    /// Runs what prints lines: the bar comes back below them.
+    /// Hides the bar while `print` prints lines, and redraws it below them.
     pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// The end of a long name tells more than its beginning; of a digest, the beginning is enough.
+/// Shortens a subject. Keeps the end of a long name, but the beginning of a digest.
 fn end_of(subject: &str) -> String {
     let length = subject.chars().count();
     if length <= MAX_SUBJECT_CHARS {
@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// A terminal of 80 columns that keeps what is drawn.
+    /// A fake terminal of 80 columns that records its text.
     #[derive(Clone, Debug, Default)]
     struct Terminal(Arc<Mutex<Vec<String>>>);
 
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// The bar as it is drawn in the end.
+    /// The last drawn state of the bar.
     fn drawn(subject: &str, unit: Unit, done: u64, total: u64) -> String {
         let terminal = Terminal::default();
         let target = ProgressDrawTarget::term_like_with_hz(Box::new(terminal.clone()), 255);

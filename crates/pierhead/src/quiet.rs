@@ -1,10 +1,10 @@
-//! `--quiet`: one setting of the process, as its standard error is one.
+//! `--quiet`: process-wide, like standard error.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Once, at the start.
+/// Called once, at startup.
 pub(crate) fn set(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
@@ -14,7 +14,7 @@ pub(crate) fn is_set() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// As `eprintln!`, for what a user can do without: `--quiet` takes it away.
+/// Prints like `eprintln!`, unless `--quiet` is set. For notes that a user can do without.
 macro_rules! note {
     ($($text:tt)*) => {
         if !$crate::quiet::is_set() {

@@ -1,4 +1,4 @@
-//! What the data folder takes of the disk, by kind.
+//! Disk usage of the data folder, by kind.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::Disk;
 
-/// Walks all of `data` but blobs, downloads and tags, of which there may be very many: the cache counts these. Blocks.
+/// Disk usage of `data`. Takes blobs, downloads and tags from the cache's own count, since they may be many. Blocks.
 pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     let mut disk = Disk {
         blobs: cache.used,
@@ -39,11 +39,11 @@ pub(super) fn usage(data: &Path, cache: &pierhead_cache::Stat) -> Disk {
     disk
 }
 
-/// Bytes of the blocks of a file, or of all files in a folder. A file of two names counts half for each.
+/// Allocated bytes of a file, or of all files in a folder. A file with two hard links counts half for each.
 fn allocated(path: PathBuf) -> u64 {
     let (mut sum, mut next) = (0, vec![path]);
     while let Some(path) = next.pop() {
-        // It may be gone by now.
+        // The file may have been deleted meanwhile.
         let Ok(meta) = fs::symlink_metadata(&path) else {
             continue;
         };

@@ -12,7 +12,7 @@ use super::{Admin, disk};
 use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
 use crate::config::human_bytes;
 
-/// Images listed at once: each is a file and a manifest or two.
+/// Maximum number of listed images. Each takes reading one file and one or two manifests.
 const MAX_IMAGES: usize = 1000;
 
 fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
@@ -20,7 +20,7 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
 }
 
 impl Admin {
-    /// Reads a name and a manifest or two of each image from the disk. No use of any of them.
+    /// Reads one name and one or two manifests of each image from the disk. Counts neither as hits nor as accesses.
     pub(super) async fn images(&self) -> Outcome {
         let known = self.cache.names().images(MAX_IMAGES + 1).await;
         let mut known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
@@ -29,7 +29,7 @@ impl Admin {
         let pins = self.cache.pins();
         let mut images = Vec::new();
         for reference in known {
-            // Of one that was evicted the name is left.
+            // The name of an evicted image stays.
             let Ok(cached) = self.proxy.cached(&reference).await else {
                 continue;
             };
@@ -47,7 +47,7 @@ impl Admin {
                 size: entries.iter().map(|entry| entry.size).sum(),
                 digests: entries.into_iter().map(|entry| entry.digest).collect(),
                 platforms: platforms
-                    // BuildKit's attestations are of no platform.
+                    // BuildKit's attestation manifests have no platform.
                     .filter(|it| !it.platform.as_ref().is_some_and(|of| of.is_unknown()))
                     .map(|it| ImagePlatform {
                         platform: it.platform.map(|of| of.to_string()),
@@ -63,7 +63,7 @@ impl Admin {
         Ok(json(&Images { images, more }))
     }
 
-    /// Forgets an image, and deletes what no other image uses of it.
+    /// Deletes an image: its tags, the blobs that no other image uses, and its bundles.
     pub(super) async fn remove_image(self: Arc<Self>, reference: &Reference) -> Outcome {
         let image = reference.to_string();
         let pinned = self.cache.pins().into_iter().find(|(label, digests)| {
@@ -107,7 +107,7 @@ impl Admin {
         }))
     }
 
-    /// Makes room. Bundles leave first, since they are made again from blobs; blobs cost a download.
+    /// Frees disk space. Deletes bundles first, since pierhead rebuilds them from blobs; a blob costs a download.
     pub(super) async fn prune(self: Arc<Self>, prune: &Prune) -> Outcome {
         let Disk {
             tags,
@@ -116,7 +116,7 @@ impl Admin {
             catalog,
             ..
         } = self.disk().await?;
-        // What is not the cache's counts neither for nor against: no eviction makes up for it.
+        // Ignores files that are not the cache's: no eviction can free them.
         let fixed = tags + pins + catalog;
         if prune.target > 0 && fixed > prune.target {
             let fixed = human_bytes(fixed);
@@ -130,7 +130,7 @@ impl Admin {
         }
         let room = prune.target.saturating_sub(fixed);
         let stat = self.cache.stat();
-        // The directory of bundles does not shrink with them.
+        // The bundle directory does not shrink when bundles leave.
         let kept = bundles.saturating_sub(self.bundle_bytes().await?);
         let for_bundles = room.saturating_sub(stat.used + stat.reserved + kept);
         let mut freed = self.prune_bundles(for_bundles).await?;
@@ -139,7 +139,7 @@ impl Admin {
         let blobs = blobs.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         freed += blobs;
         if blobs > 0 {
-            // What belongs to the images that have just gone.
+            // Deletes the bundles of the images that the prune just removed.
             freed += self.prune_bundles(u64::MAX).await?;
         }
         let used = self.disk().await?.total;
@@ -147,7 +147,7 @@ impl Admin {
         Ok(json(&Pruned { freed, used }))
     }
 
-    /// See [`pierhead_bundle::library::Library::prune`]; the bytes that it freed.
+    /// Calls [`pierhead_bundle::library::Library::prune`] and returns the freed bytes.
     async fn prune_bundles(&self, target: u64) -> Result<u64, Box<super::body::Answer>> {
         let before = self.bundle_bytes().await?;
         let Some(library) = self.library.clone() else {

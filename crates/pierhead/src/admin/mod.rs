@@ -62,7 +62,7 @@ pub(crate) struct Admin {
     readiness: Readiness,
     /// One verification at a time: each reads the whole disk.
     verifying: Arc<Semaphore>,
-    /// One walk over the files of the data folder at a time: the threads that do it serve blobs, too.
+    /// Limits walks over the data folder to one at a time, since they run on the threads that serve blobs.
     walking: Arc<Semaphore>,
 }
 

@@ -1,4 +1,4 @@
-//! How often background tasks panicked, as a metric: read when asked for.
+//! Metric of background task panics, collected at each scrape.
 
 use std::fmt;
 

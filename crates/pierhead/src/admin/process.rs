@@ -28,7 +28,7 @@ pub(crate) fn register(metrics: &mut Metrics, started: Instant, offload: &Offloa
         "What hashes and decompresses (docs/offload.md)",
         engine,
     );
-    // Once: a value that moves by a second between two scrapes looks like a restart.
+    // Computed once: a value that moves by a second between two scrapes looks like a restart.
     let start_time = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -60,7 +60,7 @@ impl Collector for Process {
         // The entry of the folder being read is one of them.
         let open =
             fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count().saturating_sub(1));
-        // No limit is a large one: the name stands for a number.
+        // Reports `unlimited` as the largest number, since the metric must be a number.
         let max_open = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let mut gauge = |name, help, unit: Option<&Unit>, value: u64| {
             let metric = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));

@@ -1,4 +1,4 @@
-//! Whether this process can serve: a small read by the threads and from the disk that serve clients.
+//! Readiness: a small read from the data folder, on the threads that serve clients.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,13 +11,13 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Clients have their answer within five seconds; the probes of Kubernetes wait for one second by default.
+/// Below 1 s, the default timeout of Kubernetes probes.
 const PROBE_LIMIT: Duration = Duration::from_millis(900);
 
-/// What direct reads are aligned to. No common disk has larger blocks.
+/// Alignment of direct reads. No common disk has larger blocks.
 const BLOCK: usize = 4096;
 
-/// See the head of this module. At most one read is under way, however many ask and however long it hangs.
+/// The readiness check. Concurrent probes share one read, however long it hangs.
 pub(super) struct Readiness {
     file: PathBuf,
     limit: Duration,
@@ -25,7 +25,7 @@ pub(super) struct Readiness {
 }
 
 impl Readiness {
-    /// Of the cache in that data folder.
+    /// A check of that data folder.
     pub(super) fn new(data: &Path) -> Self {
         Self {
             file: data.join("version"),
@@ -34,7 +34,7 @@ impl Readiness {
         }
     }
 
-    /// Why it cannot serve, if it cannot. Takes no longer than its limit.
+    /// Fails with the reason why this process cannot serve. Returns within its time limit.
     pub(super) async fn check(&self) -> Result<(), String> {
         let probe = async {
             let mut running = self.running.lock().await;
@@ -58,7 +58,7 @@ impl Readiness {
     }
 }
 
-/// Reads one block past the page cache, where the file system can.
+/// Reads one block, around the page cache where the file system supports it.
 fn read_directly(path: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let mut buffer = vec![0; 2 * BLOCK];
@@ -71,7 +71,7 @@ fn read_directly(path: &Path) -> io::Result<()> {
     let direct = direct.map(|file| File::from(file).read(block));
     match direct {
         Ok(Ok(_)) => Ok(()),
-        // A file system in memory, or on the network, may have no direct reads.
+        // File systems in memory or on the network may not support direct reads.
         Ok(Err(_)) | Err(rustix::io::Errno::INVAL) => {
             let file = rustix::fs::open(path, flags, Mode::empty())?;
             File::from(file).read(block).map(drop)

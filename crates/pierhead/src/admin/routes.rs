@@ -91,7 +91,7 @@ impl Admin {
         }
     }
 
-    /// Whether this process can serve what it has. Upstreams do not count: a cache without them still serves.
+    /// Whether this process can serve its cache. Ignores upstreams, since the cache serves without them.
     async fn ready(&self) -> Answer {
         const TEXT: &str = "text/plain; charset=utf-8";
         let unready = |why: String| document(StatusCode::SERVICE_UNAVAILABLE, TEXT, why);
@@ -121,9 +121,9 @@ impl Admin {
         document(StatusCode::OK, "application/toml; charset=utf-8", text)
     }
 
-    /// Looks at files: those of bundles, and what else is in the data folder.
+    /// Walks over the files of bundles and over the rest of the data folder.
     async fn stat(self: Arc<Self>) -> Outcome {
-        // Held by the walk itself, which goes on when whoever asked is gone.
+        // The walk itself holds the permit, since it goes on when the requester is gone.
         let turn = Arc::clone(&self.walking).acquire_owned().await;
         let read = move || {
             let _turn = turn;

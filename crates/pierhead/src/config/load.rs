@@ -40,7 +40,7 @@ pub(crate) struct Overrides {
     pub(crate) log_format: Option<LogFormat>,
 }
 
-/// A configuration that will not do: one line a problem, each with its mend.
+/// An invalid configuration: one line per problem, each with its fix.
 #[derive(Debug)]
 pub(crate) struct Refused {
     file: Option<PathBuf>,
@@ -117,16 +117,16 @@ fn load_by(
         None => Zeroizing::default(),
         Some(path) => read(path).map_err(|unfit| refuse(vec![unfit.at(None)]))?,
     };
-    // What is shown of the configuration is read in other folders, too.
+    // The shown configuration may be read from another folder, so its paths must be absolute.
     let absolute = file.and_then(|file| std::path::absolute(file).ok());
     let base = absolute.as_deref().or(file).and_then(Path::parent);
     let base = base.unwrap_or(Path::new(""));
     checked(&text, (file, base), overrides, old, (default_data, machine))
 }
 
-/// The configuration that a running pierhead shows ([`show()`](super::show())). Whoever has its port may have sent `text`, so that no
-/// login is taken from there: an upstream has the login of `file` as long as `file` says the same of it, and else none. Names what
-/// is left without its login.
+/// Parses the configuration that a running pierhead shows ([`show()`](super::show())). `text` is untrusted, since any
+/// process may have the port. So upstreams get their login from `file`, and only where both describe the upstream
+/// equally. Also returns the upstreams that stay without their login.
 pub(crate) fn load_shown(
     text: &str,
     file: &Config,

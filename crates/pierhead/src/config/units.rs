@@ -87,8 +87,8 @@ impl fmt::Display for Size {
     }
 }
 
-/// `10GiB`, `1.5 GB`, `4096B`. Case does not matter; `k`, `M`, `G`, `T` alone are powers of 1000. A number without a unit
-/// is refused: most people who write 50 mean more than 50 bytes. 0 needs none.
+/// Parses `10GiB`, `1.5 GB`, `4096B`. Ignores case; `k`, `M`, `G`, `T` alone are powers of 1000. Refuses a number
+/// without a unit, since 50 rarely means 50 bytes. 0 needs no unit.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || {
         format!("{text:?} is not a size: write a number with a unit such as 4096B, 500MB or 10GiB")
@@ -121,9 +121,9 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes).map_err(|_| format!("{text:?} is more bytes than there are"))
 }
 
-/// A number that nobody wrote a unit to: 0 alone means the same in every unit. The refusal suggests what was meant.
+/// Parses a number without a unit. Accepts 0 only; the error suggests the likely meaning.
 pub(crate) fn unitless(number: u64) -> Result<u64, String> {
-    // More GiB than this are more than any disk here holds: bytes were meant.
+    // No disk holds more GiB than this, so the user meant bytes.
     const MAX_GIB: u64 = 100_000;
     match number {
         0 => Ok(0),

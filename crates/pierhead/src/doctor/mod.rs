@@ -1,7 +1,7 @@
-//! `pierhead doctor`: what is well, what is not, and the mend for each finding.
+//! `pierhead doctor`: checks configuration, machine and clients, and names the fix for each finding.
 //!
-//! Each check has a time limit of its own and none waits for another, so that the whole ends in seconds
-//! whatever hangs. Nothing is changed.
+//! The checks run concurrently, each with its own time limit, so the command ends in seconds whatever hangs. It changes
+//! nothing.
 
 mod certificate;
 mod clients;
@@ -74,7 +74,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
         ));
         None
     });
-    // Somebody who names another file asks what that file would do.
+    // With another file on the command line, the user asks what that file would do.
     let is_its_file = match (&args.serve.config, running.file()) {
         (None, _) => true,
         (Some(named), Some(its)) => {
@@ -114,7 +114,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     if config.admin != admin {
         running = daemon::ask(config.admin).await;
     }
-    // Flags of its command line stand in no file.
+    // The file does not have the flags of the daemon's command line.
     if let Some(shown) = running.config().filter(|_| is_its_file) {
         let (data, machine) = (&environment.default_data, &environment.machine);
         match config::load_shown(shown, &config, &overrides, data, machine) {
@@ -129,7 +129,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
                 }
                 findings.extend(without.iter().map(no_login));
             }
-            // Another version's keys: the file is all that there is.
+            // The daemon is of another version with other keys, so only the file is checked.
             Err(error) => findings.push(Finding::warn(
                 "configuration",
                 format!(
@@ -189,7 +189,7 @@ async fn examine(args: &DoctorArgs, environment: &Environment) -> Vec<Finding> {
     findings
 }
 
-/// What has a login that is not looked at.
+/// A finding for an upstream whose login is not checked.
 fn no_login(about: &String) -> Finding {
     Finding::warn(
         about,
@@ -199,8 +199,8 @@ fn no_login(about: &String) -> Finding {
     )
 }
 
-/// Whether nobody but root and this user can change a file. Whoever has the admin port can name any file, and the file any secret
-/// with an address that it is sent to. One that this user cannot read is as good: reading it says so.
+/// Whether only root and this user can change a file. An untrusted process on the admin port could name any file, and
+/// that file could send any secret to any address. An unreadable file counts as trusted: reading it fails later.
 fn is_trusted(file: &Path) -> bool {
     let us = rustix::process::geteuid().as_raw();
     let is_ours = |path: &Path| {
@@ -263,7 +263,7 @@ mod tests {
             (1000, 0o100_600, true),
             (1001, 0o100_600, false),
             (0, 0o100_646, false),
-            // As /tmp: nobody can replace what is another's.
+            // A sticky folder such as /tmp: users cannot replace files of others.
             (0, 0o041_777, true),
             (0, 0o040_777, false),
         ] {

@@ -94,7 +94,7 @@ impl Pulled {
             .unwrap_or((3, usize::MAX))
     }
 
-    /// Records a pull; whoever else pulls into the store meanwhile records its own.
+    /// Records a pull. Concurrent pulls into the same store do not overwrite each other's records.
     ///
     /// # Errors
     /// The file system's.
@@ -107,7 +107,7 @@ impl Pulled {
         let new = name(image, platform, Some(*digest));
         let max = usize::try_from(MAX_SIZE).unwrap_or(usize::MAX);
         store.update_document(NAME, max, |old| {
-            // A damaged one begins anew.
+            // Replaces a damaged record.
             let mut names: Vec<Name> = serde_json::from_slice(&old).unwrap_or_default();
             names.retain(|name| *name != new);
             names.push(new);
@@ -190,7 +190,7 @@ mod tests {
             .map(|nth| format!("app:{nth}").parse().expect("a name"))
             .collect();
         let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
-        // Each with descriptors of its own, as processes have them.
+        // Each uses its own descriptors, like separate processes.
         let stores: Vec<_> = images
             .iter()
             .map(|_| Store::open(folder.path(), &[]).expect("a store"))

@@ -19,7 +19,7 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::quiet::note;
 
-/// Most bytes of a start order: paths of [`MAX_TRACE`] files.
+/// Maximum size of a start order: [`MAX_TRACE`] paths.
 const MAX_ORDER: usize = MAX_TRACE * 4096;
 
 /// See the head of this module.
@@ -67,7 +67,7 @@ impl Place {
         })
     }
 
-    /// Of a server alone.
+    /// Looks images up at a server only.
     pub(in super::super) fn of_server(server: &Server, platform: Platform) -> Self {
         Self {
             session: Some(Session::new(server)),
@@ -116,7 +116,7 @@ impl Place {
         })
     }
 
-    /// The order in which bundles of an image carry its files first; `None` of a server that does not tell it.
+    /// The start order of an image; `None` when the server does not support it.
     pub(super) fn start_order(&self, seen: &Seen) -> Result<Option<StartOrder>, Error> {
         let Some(session) = &self.session else {
             return Ok(None);
@@ -160,7 +160,7 @@ impl Place {
                 }
                 Ok(Answered::None(why)) => return Err(Error::Said(why)),
                 Err(error) => {
-                    // Asked again every second; each stage is a line.
+                    // Polls every second and prints a line for each stage.
                     let mut show = |what: &str, _: &Progress| {
                         if last != what {
                             note!("{image} {what}");

@@ -36,7 +36,7 @@ pub(in super::super) enum Answered {
 /// Asks once; a cut is the caller's to try again.
 ///
 /// # Errors
-/// Those of the exchange; that the caller may not have it; [`Error::NotFound`].
+/// Those of the HTTP exchange, a denied access, and [`Error::NotFound`].
 pub(in super::super) fn once(
     session: &Session,
     image: &Reference,
@@ -80,7 +80,7 @@ pub(in super::super) fn once(
                     | StatusCode::NOT_IMPLEMENTED,
                     _,
                 ) => {
-                    // Either the endpoint is missing or the image: its manifest tells.
+                    // The endpoint or the image is missing. A request for the manifest tells which.
                     plain::exists(session, image)?;
                 }
                 _ => return Ok(Answered::None(refusal.to_string())),

@@ -100,7 +100,7 @@ impl View {
         self.bar.begin(what, Unit::Bytes, total);
     }
 
-    /// The same of work that the server counts in another unit.
+    /// As [`Self::begin`], for work that the server counts in another unit.
     pub(super) fn begin_of(&self, what: &str, unit: Unit, total: u64) {
         self.bar.begin(what, unit, total);
     }
@@ -122,7 +122,7 @@ impl View {
         }
     }
 
-    /// The end. With `--quiet` the warnings alone, unless there is an object for programs.
+    /// Prints the result. With `--quiet` prints only warnings, unless `--json` asks for the object.
     pub(super) fn report(&self, report: &Report) -> std::io::Result<()> {
         self.bar.finish();
         if quiet::is_set() && !self.json {

@@ -26,7 +26,7 @@ use watch::{Root, Watch};
 /// A command that was told to end has so long for it.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Most bytes of what a server says of an order.
+/// Maximum size of the server's response to an order.
 const MAX_REPORT: usize = 64 << 10;
 
 /// Runs it.
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
     let (paths, status) = match &args.send {
         Some(file) => (order::read(file).map_err(super::failed)?, None),
         None => {
-            // Before anything runs: it may run for long.
+            // Fails before the command runs, since that may take long.
             if let Some(server) = &server {
                 pull::exists(&Session::new(server), &args.image)?;
             }
@@ -74,13 +74,13 @@ pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Fai
 type Recorded = (Vec<Vec<u8>>, Option<ExitStatus>);
 
 fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
-    // Opened before the root, and looked at once that is open.
+    // Opens the pidfd before the root, and checks it after the root is open.
     let joined = args.pid.map(Started::join).transpose()?;
     let root = match (&args.root, args.pid) {
         (Some(root), _) => Root::open(root).map_err(super::failed)?,
         (None, Some(pid)) => {
             let root = of_container(pid)?;
-            // If it has ended, another process may have its number, and that root.
+            // When the process has ended, another one may have its PID, and the opened root is that one's.
             if joined.as_ref().map_or(Ok(false), Started::has_ended)? {
                 return Err(super::failed(format!("process {pid} has ended")));
             }
@@ -159,7 +159,7 @@ impl Started {
         })
     }
 
-    /// Holds a process that runs already.
+    /// Attaches to a running process.
     fn join(pid: u32) -> Result<Self, Failure> {
         let pidfd = pidfd(pid).map_err(|error| match error {
             Errno::SRCH => Failure::Refused(format!("there is no process {pid}")),
@@ -259,8 +259,8 @@ fn wait(
     }
 }
 
-/// Sends the order of the image's own files; how many they are, and how many the server says are the image's, too. An
-/// older one does not say.
+/// Sends the order of the image's own files. Returns their number, and how many of them the server matched; an older
+/// server does not tell.
 fn send(
     server: &Server,
     args: &TraceArgs,
@@ -277,7 +277,7 @@ fn send(
         )));
     }
     let trace = Trace {
-        // The manifest whose files these are: the tag may move meanwhile.
+        // Sends the digest of the manifest, since the tag may move meanwhile.
         image: seen.digest.to_string(),
         platform: Some(platform.to_string()),
         files,

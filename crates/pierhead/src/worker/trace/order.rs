@@ -73,8 +73,8 @@ pub(super) fn read(from: &Path) -> Result<Vec<Vec<u8>>, String> {
     Ok(paths)
 }
 
-/// The paths that are regular files of the image, as a server is told them. All others stay on this machine: they may
-/// name what only this machine has. So does a path that is no UTF-8, since the document has none.
+/// The paths to send: regular files of the image. No other path leaves this machine, since it may reveal local files.
+/// Paths that are not UTF-8 stay too, since JSON cannot hold them.
 pub(super) fn within(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
     let tree = Tree::of(Image::mounted(table))?;
     let own = paths.iter().filter(|path| tree.file(path).is_some());

@@ -1,7 +1,7 @@
-//! Opens of files below a folder, in order, as the kernel reports them (fanotify).
+//! Records the opens of files below a folder, in order, through fanotify.
 //!
-//! The folder is held open, and the watch is set on that descriptor. A path such as `/proc/PID/root` leads into another
-//! mount namespace; its resolved text names a folder of this machine.
+//! The watch uses an open descriptor of the folder and no path. A path such as `/proc/PID/root` leads into another mount
+//! namespace, but its resolved text names a folder of this machine.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,12 +19,12 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, opena
 #[derive(Debug)]
 pub(super) struct Root {
     folder: File,
-    /// For messages only.
+    /// The path for messages.
     shown: PathBuf,
 }
 
 impl Root {
-    /// A folder by its path.
+    /// Opens a folder by its path.
     ///
     /// # Errors
     /// For people.
@@ -38,7 +38,7 @@ impl Root {
         })
     }
 
-    /// The root of a process, in its own mount namespace.
+    /// Opens the root of a process, in the process's own mount namespace.
     ///
     /// # Errors
     /// For people, with what to do.
@@ -47,27 +47,27 @@ impl Root {
             .map_err(|error| format!("{error}: reading it needs root (sudo)"))
     }
 
-    /// Whether it is the root of this machine, which no image is.
+    /// Whether it is the root of this machine, and so of no image.
     ///
     /// # Errors
     /// The file system's.
     pub(super) fn is_of_this_machine(&self) -> std::io::Result<bool> {
         let id = |file: &File| file.metadata().map(|it| (it.dev(), it.ino()));
         let own = id(&self.folder)?;
-        // Process 1 tells where this process runs in a container of its own.
+        // Process 1 tells whether this process itself runs in a container.
         let mut machine = ["/", "/proc/1/root"]
             .into_iter()
             .filter_map(|path| File::open(path).ok());
         Ok(machine.any(|folder| id(&folder).is_ok_and(|id| id == own)))
     }
 
-    /// As messages name it.
+    /// Its name in messages.
     pub(super) fn shown(&self) -> std::path::Display<'_> {
         self.shown.display()
     }
 
-    /// Opens a path below it to look at, on the same mount: what is mounted inside (volumes, `/proc`, a bind mount over
-    /// `/etc/resolv.conf`) is no part of the image.
+    /// Opens a path below it (`O_PATH`) on the same mount. Mounts inside (volumes, `/proc`, a bind mount over
+    /// `/etc/resolv.conf`) do not belong to the image.
     fn look(&self, relative: &Path) -> rustix::io::Result<File> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
@@ -75,7 +75,7 @@ impl Root {
     }
 }
 
-/// The path of an open file as the kernel tells it: from the root of the mount namespace that it was opened in.
+/// The kernel's path of an open file, relative to the root of the opener's mount namespace.
 fn path_of(file: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
@@ -180,7 +180,7 @@ impl Watch {
     /// that very file is there.
     fn below(&self, file: BorrowedFd<'_>, key: (u64, u64)) -> Option<Vec<u8>> {
         let path = path_of(file)?;
-        // Asked each time: it changes when the mount namespace of a container ends.
+        // Not cached: it changes when the mount namespace of a container ends.
         let root = path_of(self.root.folder.as_fd());
         let mut candidates = [
             root.as_ref().and_then(|root| path.strip_prefix(root).ok()),
