@@ -5,6 +5,7 @@
 mod apt;
 mod chart;
 mod check;
+mod console;
 mod corpus;
 mod dist;
 mod dpu_vm;

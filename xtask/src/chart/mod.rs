@@ -25,6 +25,7 @@ use serde_json::Value;
 
 use crate::{
     check::{count::Count, programs},
+    console::say,
     exec, install, place,
 };
 
@@ -126,7 +127,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
     let schema = place::root().join("bluefield/chart/values.schema.json");
     let schema: Value = serde_json::from_str(&fs::read_to_string(schema)?)?;
     names::check(daemon, &schema["properties"]["config"], &mut count)?;
-    println!("  {} passed, {} failed: helm", count.passed, count.failed);
+    say!("  {} passed, {} failed: helm", count.passed, count.failed);
     for sample in place::files(&place::root().join("bluefield/dpf"), "yaml")? {
         let stem = sample.file_stem().unwrap_or_default().to_string_lossy();
         fs::copy(&sample, manifests.path().join(format!("-.dpf-{stem}.yaml")))?;
@@ -144,9 +145,10 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
             .arg(place::root().join("bluefield/schemas"))
             .arg(manifests.path()),
     )?;
-    println!(
+    say!(
         "  {} passed, {} failed: schemas of Kubernetes {VERSION}",
-        schemas.passed, schemas.failed
+        schemas.passed,
+        schemas.failed
     );
     count += &schemas;
     Ok(count)

@@ -4,6 +4,8 @@ use std::ops::AddAssign;
 
 use anyhow::Result;
 
+use crate::console::say;
+
 /// Why a test is ignored that another starts as a process of its own: it runs all the same.
 const CHILD: &str = "a child of";
 
@@ -60,7 +62,7 @@ impl Count {
 impl Count {
     /// Runs one check of ours, counts it, and tells what it found.
     pub(crate) fn tell(&mut self, name: &str, check: impl FnOnce() -> Result<String>) {
-        let outcome = check().map(|what| println!("  {name}: {what}"));
+        let outcome = check().map(|what| say!("  {name}: {what}"));
         self.note(name, outcome);
     }
 
@@ -70,7 +72,7 @@ impl Count {
         match outcome {
             Ok(()) => self.passed += 1,
             Err(error) => {
-                println!("  {name}: {error:#}");
+                say!("  {name}: {error:#}");
                 self.failed += 1;
                 self.failures.push(name.to_owned());
             }

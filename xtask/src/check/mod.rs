@@ -1,23 +1,30 @@
 //! `cargo xtask test`: every check there is, the same for everybody and for CI.
 //!
-//! A failing step does not keep the next ones from running, so that one run tells all there is to
-//! mend. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
+//! A failing step does not keep the others from running, so that one run tells all there is to fix. Steps that compile
+//! run beside steps that wait; what a step prints comes in one piece when it ends. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
 
 pub(crate) mod aarch64;
 pub(crate) mod count;
+mod lanes;
 pub(crate) mod programs;
 mod steps;
 
 use std::{
     io::Write as _,
-    time::{Duration, Instant},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Mutex, PoisonError},
+    time::Instant,
 };
 
 use anyhow::{Result, bail};
 
-use crate::install;
+use crate::{
+    console::{self, say},
+    install,
+};
 use count::Count;
-use programs::Built;
+use lanes::Lane;
+use steps::Shared;
 
 /// Which checks to run, and how.
 #[derive(clap::Args)]
@@ -49,9 +56,18 @@ impl Options {
 struct Step {
     name: &'static str,
     about: &'static str,
-    /// On two cores that have nothing else to do, from an empty build folder.
+    /// On two cores, with what runs beside it in a run of all steps, from an empty build folder.
     seconds: u64,
-    run: fn(&mut State) -> Result<Outcome>,
+    lane: Lane,
+    /// The steps that must have ended before.
+    after: &'static [&'static str],
+    run: fn(&Shared) -> Result<Outcome>,
+}
+
+impl Step {
+    fn head(&self) -> String {
+        format!("\n=== {}: {}", self.name, self.about)
+    }
 }
 
 /// What became of a step that could be carried out.
@@ -66,94 +82,118 @@ enum Outcome {
     Cannot(String),
 }
 
-/// What steps leave for later ones.
-#[derive(Default)]
-struct State {
-    /// Whether a virtual machine is going to be used: it is much to install.
-    machine: bool,
-    /// Test programs and the daemon, once built.
-    built: Option<Built>,
-    /// Parts with their times, for the list of the slowest.
-    times: Vec<(String, Duration)>,
-}
-
 const STEPS: &[Step] = &[
     Step {
         name: "install",
         about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         seconds: 300,
+        lane: Lane::Daemons,
+        after: &[],
         run: steps::install,
     },
     Step {
         name: "fmt",
         about: "cargo fmt --check",
         seconds: 5,
+        lane: Lane::Compilers,
+        after: &[],
         run: steps::fmt,
     },
     Step {
-        name: "deny",
-        about: "licences, sources, bans and advisories of what we depend on",
-        seconds: 5,
-        run: steps::deny,
+        name: "build",
+        about: "the daemon and all tests",
+        seconds: 330,
+        lane: Lane::Compilers,
+        after: &[],
+        run: steps::build,
     },
     Step {
         name: "clippy",
         about: "cargo clippy, warnings are errors",
         seconds: 155,
+        lane: Lane::Compilers,
+        after: &[],
         run: steps::clippy,
     },
     Step {
         name: "doc",
         about: "cargo doc, warnings are errors, and the examples in it",
         seconds: 175,
+        lane: Lane::Compilers,
+        after: &[],
         run: steps::doc,
     },
     Step {
         name: "unit",
         about: "unit, property and architecture tests",
-        seconds: 465,
+        seconds: 135,
+        lane: Lane::Compilers,
+        after: &["install", "build"],
         run: steps::unit,
+    },
+    Step {
+        name: "deny",
+        about: "licences, sources, bans and advisories of what we depend on",
+        seconds: 5,
+        lane: Lane::Daemons,
+        after: &["install"],
+        run: steps::deny,
+    },
+    Step {
+        name: "corpus",
+        about: "the images that the end-to-end tests pull",
+        seconds: 40,
+        lane: Lane::Daemons,
+        after: &["install"],
+        run: steps::corpus,
     },
     Step {
         name: "chart",
         about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
         seconds: 45,
+        lane: Lane::Daemons,
+        after: &["install"],
         run: steps::chart,
     },
     Step {
         name: "dist",
         about: "the container image, the Debian package and the bill of materials, of the program under test",
         seconds: 20,
+        lane: Lane::Daemons,
+        after: &["install", "build"],
         run: steps::dist,
-    },
-    Step {
-        name: "corpus",
-        about: "the images that the end-to-end tests pull",
-        seconds: 40,
-        run: steps::corpus,
     },
     Step {
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
         seconds: 675,
+        lane: Lane::Daemons,
+        after: &["install", "build", "corpus", "dist"],
         run: steps::end_to_end,
-    },
-    Step {
-        name: "pmem",
-        about: "persistent memory, in a virtual machine that has some: what survives is there",
-        seconds: 145,
-        run: steps::pmem,
     },
     Step {
         name: "aarch64",
         about: "the binary for the DPU: built, and pulled through under emulation",
         seconds: 210,
+        lane: Lane::Compilers,
+        // It packages, too, and apt's folder is for one at a time.
+        after: &["install", "build", "corpus", "dist"],
         run: steps::aarch64,
+    },
+    Step {
+        name: "pmem",
+        about: "persistent memory, in a virtual machine that has some: what survives is there",
+        seconds: 145,
+        lane: Lane::Daemons,
+        after: &["install", "build"],
+        run: steps::pmem,
     },
     Step {
         name: "dpu",
         about: "a whole simulated DPU: pulled through, restarted, and its power cut",
         seconds: 50,
+        lane: Lane::Daemons,
+        after: &["install", "build", "aarch64"],
         run: steps::dpu,
     },
 ];
@@ -183,35 +223,53 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         .collect();
     println!("{}", expectation(&chosen));
     let started = Instant::now();
-    let mut state = State {
-        machine: options.chooses("pmem") || options.chooses("dpu"),
-        ..State::default()
-    };
-    let mut report = Report::default();
-    for step in chosen {
-        println!("\n=== {}: {}", step.name, step.about);
+    let chosen_any = |is: &dyn Fn(&Step) -> bool| chosen.iter().any(|step| is(step));
+    let shared = Shared::new(
+        chosen_any(&|step| matches!(step.name, "pmem" | "dpu")),
+        chosen_any(&|step| step.name == "build" || step.after.contains(&"build")),
+    );
+    let report = Mutex::new(Report::default());
+    let alone = chosen.len() == 1;
+    lanes::run(&chosen, |step| {
         let begun = Instant::now();
-        let outcome = (step.run)(&mut state);
+        let (outcome, text) = if alone {
+            println!("{}", step.head());
+            (attempt(step, &shared), Vec::new())
+        } else {
+            println!("... {} begins", step.name);
+            console::gather(|| {
+                say!("{}", step.head());
+                attempt(step, &shared)
+            })
+            .unwrap_or_else(|error| (Err(error), Vec::new()))
+        };
         let time = begun.elapsed();
-        state.times.push((step.name.to_owned(), time));
+        shared.took(step.name, time);
+        let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
+        print!("{}", String::from_utf8_lossy(&text));
         report.add(step.name, outcome);
         println!("=== {}: {:.1} s", step.name, time.as_secs_f64());
-    }
-    state
-        .times
-        .sort_by_key(|(_, time)| std::cmp::Reverse(*time));
+    });
+    let mut times = shared.times();
+    times.sort_by_key(|(_, time)| std::cmp::Reverse(*time));
     println!("\nSlowest of {:.0} s:", started.elapsed().as_secs_f64());
-    for (name, time) in state.times.iter().take(12) {
+    for (name, time) in times.iter().take(12) {
         println!("{:8.1} s  {name}", time.as_secs_f64());
     }
-    Ok(report.close())
+    let report = report.into_inner();
+    Ok(report.unwrap_or_else(PoisonError::into_inner).close())
+}
+
+/// Runs a step; one that panics has failed.
+fn attempt(step: &Step, shared: &Shared) -> Result<Outcome> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| (step.run)(shared)));
+    outcome.unwrap_or_else(|_| bail!("it panicked"))
 }
 
 /// What somebody who waits wants to know first.
 fn expectation(chosen: &[&Step]) -> String {
-    let seconds: u64 = chosen.iter().map(|step| step.seconds).sum();
     let steps = chosen.len();
-    let minutes = seconds.div_ceil(60);
+    let minutes = lanes::seconds(chosen).div_ceil(60);
     format!("{steps} steps, about {minutes} min on two idle cores")
 }
 
@@ -317,6 +375,21 @@ mod tests {
             "2 steps, about 6 min on two idle cores"
         );
         assert!(STEPS.iter().all(|step| step.seconds > 0));
+    }
+
+    #[test]
+    fn a_step_that_panics_has_failed() {
+        let step = Step {
+            name: "panics",
+            about: "",
+            seconds: 1,
+            lane: Lane::Daemons,
+            after: &[],
+            run: |_| panic!("for the test"),
+        };
+        let mut report = Report::default();
+        report.add(step.name, attempt(&step, &Shared::new(false, false)));
+        assert_eq!(report.failures, ["panics: it panicked"]);
     }
 
     #[test]

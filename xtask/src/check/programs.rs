@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read},
     os::unix::process::CommandExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
@@ -15,7 +15,10 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::count::Count;
-use crate::place;
+use crate::{
+    console::{self, say},
+    place,
+};
 
 /// A program longer at it than this hangs: the whole of CI has 90 minutes.
 const TIME_LIMIT: Duration = Duration::from_secs(20 * 60);
@@ -39,18 +42,33 @@ pub(crate) struct Built {
     /// The daemon, which its own package's tests start, too. A `cargo build` would compile all that it
     /// is made of a second time: what tests ask of tokio is more than the daemon does.
     pub(crate) daemon: PathBuf,
+    /// The programs of `examples` folders.
+    examples: Vec<PathBuf>,
 }
 
-/// Compiles every target of the workspace.
+impl Built {
+    /// An example program.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub(crate) fn example(&self, name: &str) -> Result<&Path> {
+        let example = self.examples.iter().find(|path| path.ends_with(name));
+        let example = example.with_context(|| format!("cargo built no example {name}"))?;
+        Ok(example)
+    }
+}
+
+/// Compiles every program and every test of the workspace.
 ///
 /// # Errors
 /// When something does not compile; the compiler has said what.
 pub(crate) fn build() -> Result<Built> {
-    let targets = ["--lib", "--bins", "--tests", "--examples"];
-    let messages = compile(["--workspace"].iter().chain(&targets))?;
+    // Without a choice of targets, cargo makes programs of the examples, not tests without a test.
+    let messages = compile(["--workspace"].iter())?;
     let daemon = messages.lines().find_map(daemon);
     Ok(Built {
         programs: programs(&messages)?,
+        examples: messages.lines().filter_map(example).collect(),
         daemon: daemon.context("cargo built no pierhead")?,
     })
 }
@@ -96,6 +114,7 @@ fn cargo<'a>(command: &[&str], what: impl Iterator<Item = &'a &'a str>) -> Resul
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(console::stdio()?)
         .spawn()
         .context("start cargo")?;
     let mut messages = String::new();
@@ -119,12 +138,21 @@ fn programs(messages: &str) -> Result<Vec<Program>> {
 
 /// Reads a message of cargo about the daemon's program.
 fn daemon(line: &str) -> Option<PathBuf> {
+    executable(line, "bin").filter(|path| path.ends_with("pierhead"))
+}
+
+/// Reads a message of cargo about an example program.
+fn example(line: &str) -> Option<PathBuf> {
+    executable(line, "example")
+}
+
+/// Reads a message of cargo about a program of this kind that is no test.
+fn executable(line: &str, kind: &str) -> Option<PathBuf> {
     let message: Value = serde_json::from_str(line).ok()?;
-    let is_daemon =
-        message["target"]["kind"][0] == "bin" && message["target"]["name"] == "pierhead";
+    let is_kind = message["target"]["kind"][0] == kind;
     let is_test = message["profile"]["test"].as_bool()?;
     let path = message["executable"].as_str()?;
-    (is_daemon && !is_test).then(|| path.into())
+    (is_kind && !is_test).then(|| path.into())
 }
 
 /// Reads a message of cargo about a test program.
@@ -191,6 +219,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
         .env("PIERHEAD_SKIPPED", skipped.path())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(console::stdio()?)
         // A group of its own: if it hangs, the daemons that it started end with it.
         .process_group(0)
         .spawn()
@@ -216,7 +245,7 @@ pub(crate) fn count(command: &mut Command) -> Result<Count> {
                     || line.starts_with("test result: ok")
                     || line.starts_with("running ");
                 if !line.is_empty() && !good {
-                    println!("  {line}");
+                    say!("  {line}");
                 }
                 continue;
             }
@@ -263,5 +292,8 @@ mod tests {
             daemon(&message("bin", false)),
             Some("/target/debug/pierhead".into())
         );
+        assert!(example(&message("bin", false)).is_none());
+        assert!(example(&message("example", true)).is_none());
+        assert!(example(&message("example", false)).is_some());
     }
 }

@@ -1,25 +1,100 @@
 //! The steps of `cargo xtask test`, each a few calls of other programs.
 
-use std::{path::PathBuf, process::Command, time::Instant};
+use std::{
+    path::PathBuf,
+    process::Command,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use super::{
-    Outcome, State,
+    Outcome,
     aarch64::Dpu,
     count::Count,
     programs::{self, Built, Program},
 };
-use crate::{chart, corpus, dist, dpu_vm, exec, install, place, pmem_vm};
+use crate::{
+    chart,
+    console::{self, say},
+    corpus, dist, dpu_vm, exec, install, place, pmem_vm,
+};
 
 /// The package whose tests start daemons; its architecture tests count as unit tests.
 const END_TO_END: &str = "pierhead-tests";
 const STORIES: &str = "pierhead-tests::e2e";
 const ARCHITECTURE: &str = "pierhead-tests::architecture";
 
-pub(super) fn install(state: &mut State) -> Result<Outcome> {
+/// What steps share. What one compiles, whichever comes first, serves the others; a failure to compile fails them all.
+pub(super) struct Shared {
+    /// Whether a virtual machine is going to be used: it is much to install.
+    machine: bool,
+    /// Whether a chosen step takes the tests that cargo compiles.
+    tests: bool,
+    built: OnceLock<Result<Built, String>>,
+    /// The daemon for the DPU's cores.
+    cross_built: OnceLock<Result<PathBuf, String>>,
+    /// Steps and parts of them, for the list of the slowest.
+    times: Mutex<Vec<(String, Duration)>>,
+}
+
+impl Shared {
+    /// Nothing is compiled yet.
+    pub(super) fn new(machine: bool, tests: bool) -> Self {
+        Self {
+            machine,
+            tests,
+            built: OnceLock::new(),
+            cross_built: OnceLock::new(),
+            times: Mutex::default(),
+        }
+    }
+
+    /// Notes how long something took.
+    pub(super) fn took(&self, name: &str, time: Duration) {
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        times.push((name.to_owned(), time));
+    }
+
+    /// All that was noted.
+    pub(super) fn times(self) -> Vec<(String, Duration)> {
+        let times = self.times.into_inner();
+        times.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that tests need.
+    fn built(&self) -> Result<&Built> {
+        let built = self
+            .built
+            .get_or_init(|| programs::build().map_err(|error| format!("{error:#}")));
+        built.as_ref().map_err(|error| anyhow!("{error}"))
+    }
+
+    /// The daemon. With no tests around, nothing else is compiled.
+    fn daemon(&self) -> Result<PathBuf> {
+        if self.tests {
+            Ok(self.built()?.daemon.clone())
+        } else {
+            programs::build_daemon()
+        }
+    }
+
+    /// The daemon for the DPU's cores.
+    fn cross_built(&self, dpu: &Dpu) -> Result<PathBuf> {
+        let build = || {
+            let built = show(&mut dpu.cargo("build", "pierhead"));
+            built.map_err(|error| format!("{error:#}"))?;
+            Ok(Dpu::binary())
+        };
+        let binary = self.cross_built.get_or_init(build);
+        binary.clone().map_err(|error| anyhow!("{error}"))
+    }
+}
+
+pub(super) fn install(shared: &Shared) -> Result<Outcome> {
     let wanted = install::Wanted {
-        machine: state.machine,
+        machine: shared.machine,
     };
     match install::all(wanted) {
         Ok(()) => Ok(Outcome::Passed),
@@ -27,11 +102,15 @@ pub(super) fn install(state: &mut State) -> Result<Outcome> {
     }
 }
 
-pub(super) fn fmt(_: &mut State) -> Result<Outcome> {
+pub(super) fn fmt(_: &Shared) -> Result<Outcome> {
     show(cargo().args(["fmt", "--all", "--check"]))
 }
 
-pub(super) fn clippy(_: &mut State) -> Result<Outcome> {
+pub(super) fn build(shared: &Shared) -> Result<Outcome> {
+    shared.built().map(|_| Outcome::Passed)
+}
+
+pub(super) fn clippy(_: &Shared) -> Result<Outcome> {
     show(
         cargo()
             .args(["clippy", "--workspace", "--all-targets", "--quiet"])
@@ -40,7 +119,7 @@ pub(super) fn clippy(_: &mut State) -> Result<Outcome> {
     )
 }
 
-pub(super) fn doc(_: &mut State) -> Result<Outcome> {
+pub(super) fn doc(_: &Shared) -> Result<Outcome> {
     show(
         cargo()
             .env("RUSTDOCFLAGS", "-D warnings")
@@ -54,7 +133,7 @@ pub(super) fn doc(_: &mut State) -> Result<Outcome> {
     })
 }
 
-pub(super) fn deny(_: &mut State) -> Result<Outcome> {
+pub(super) fn deny(_: &Shared) -> Result<Outcome> {
     let Some(program) = place::find("cargo-deny") else {
         return Ok(Outcome::Cannot("no cargo-deny".into()));
     };
@@ -82,7 +161,7 @@ pub(super) fn deny(_: &mut State) -> Result<Outcome> {
     show(deny().args(["check", "--disable-fetch", "advisories"]))
 }
 
-pub(super) fn chart(state: &mut State) -> Result<Outcome> {
+pub(super) fn chart(shared: &Shared) -> Result<Outcome> {
     let Some(helm) = place::find("helm") else {
         return Ok(Outcome::Cannot("no helm".into()));
     };
@@ -95,31 +174,25 @@ pub(super) fn chart(state: &mut State) -> Result<Outcome> {
     if !place::tools().join(install::SCHEMAS.0).exists() {
         return Ok(Outcome::Cannot(format!("no {}", install::SCHEMAS.0)));
     }
-    // Alone, this step needs no more than the daemon; behind others that is there.
-    let daemon = match &state.built {
-        Some(built) => built.daemon.clone(),
-        None => programs::build_daemon()?,
-    };
-    chart::check(&helm, &promtool, &daemon).map(Outcome::Tests)
+    chart::check(&helm, &promtool, &shared.daemon()?).map(Outcome::Tests)
 }
 
-pub(super) fn unit(state: &mut State) -> Result<Outcome> {
-    run(state, &[], |program| {
+pub(super) fn unit(shared: &Shared) -> Result<Outcome> {
+    run(shared, &[], |program| {
         program.package != END_TO_END || program.name == ARCHITECTURE
     })
 }
 
-pub(super) fn dist(state: &mut State) -> Result<Outcome> {
+pub(super) fn dist(shared: &Shared) -> Result<Outcome> {
     let missing = dist::missing_for_trial();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }
-    let program = built(state)?.daemon.clone();
-    dist::trial(&[&program], &place::dist_trial())?;
+    dist::trial(&[&shared.built()?.daemon], &place::dist_trial())?;
     Ok(Outcome::Passed)
 }
 
-pub(super) fn corpus(_: &mut State) -> Result<Outcome> {
+pub(super) fn corpus(_: &Shared) -> Result<Outcome> {
     let missing = corpus::missing_tools();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
@@ -128,8 +201,8 @@ pub(super) fn corpus(_: &mut State) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
-    let mut environment = vec![("PIERHEAD_BIN".to_owned(), built(state)?.daemon.clone())];
+pub(super) fn end_to_end(shared: &Shared) -> Result<Outcome> {
+    let mut environment = vec![("PIERHEAD_BIN".to_owned(), shared.built()?.daemon.clone())];
     if place::corpus().join("index.json").exists() {
         environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
     }
@@ -140,38 +213,42 @@ pub(super) fn end_to_end(state: &mut State) -> Result<Outcome> {
     if let Some(bin) = place::go_bin() {
         environment.push(("GOBIN".to_owned(), bin));
     }
-    run(state, &environment, |program| {
+    run(shared, &environment, |program| {
         program.package == END_TO_END && program.name != ARCHITECTURE
     })
 }
 
-pub(super) fn pmem(state: &mut State) -> Result<Outcome> {
+pub(super) fn pmem(shared: &Shared) -> Result<Outcome> {
     let missing = pmem_vm::missing();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
     }
-    let built = built(state)?;
-    pmem_vm::suite_of(&built.programs, &built.daemon).map(Outcome::Tests)
+    let built = shared.built()?;
+    let survivor = built.example("survivor")?;
+    pmem_vm::suite_of(&built.programs, &built.daemon, survivor).map(Outcome::Tests)
 }
 
 const NO_CROSS: &str = "no aarch64-linux-gnu-gcc or no qemu-aarch64-static";
 
-pub(super) fn aarch64(state: &mut State) -> Result<Outcome> {
+pub(super) fn aarch64(shared: &Shared) -> Result<Outcome> {
     let Some(dpu) = Dpu::find() else {
         return Ok(Outcome::Cannot(NO_CROSS.into()));
     };
-    show(&mut dpu.cargo("build", "pierhead"))?;
-    println!("  {}", dpu.version()?);
+    let binary = shared.cross_built(&dpu)?;
+    say!("  {}", dpu.version()?);
     // What differs there are copies, flushes and faults.
     show(dpu.cargo("test", "pierhead-pmem").arg("--lib"))?;
     if dist::missing_for_trial().is_empty() {
         // Both platforms in one image, as it is released: nothing of one may slip into the other.
         let scratch = tempfile::tempdir_in(place::target())?;
-        let native = built(state)?.daemon.clone();
-        dist::trial(&[&native, &Dpu::binary()], &scratch.path().join("both"))?;
+        dist::trial(
+            &[&shared.built()?.daemon, &binary],
+            &scratch.path().join("both"),
+        )?;
     }
     let environment = [("PIERHEAD_BIN".to_owned(), dpu.program()?)];
-    let program = built(state)?
+    let program = shared
+        .built()?
         .programs
         .iter()
         .find(|it| it.name == STORIES)
@@ -183,7 +260,7 @@ pub(super) fn aarch64(state: &mut State) -> Result<Outcome> {
     Ok(Outcome::Tests(count))
 }
 
-pub(super) fn dpu(_: &mut State) -> Result<Outcome> {
+pub(super) fn dpu(shared: &Shared) -> Result<Outcome> {
     let missing = dpu_vm::missing();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
@@ -191,44 +268,23 @@ pub(super) fn dpu(_: &mut State) -> Result<Outcome> {
     let Some(dpu) = Dpu::find() else {
         return Ok(Outcome::Cannot(NO_CROSS.into()));
     };
-    show(&mut dpu.cargo("build", "pierhead"))?;
-    dpu_vm::suite_of(Dpu::binary()).map(Outcome::Tests)
-}
-
-/// All that tests need, compiled once.
-fn built(state: &mut State) -> Result<&Built> {
-    if state.built.is_none() {
-        let begun = Instant::now();
-        let built = programs::build()?;
-        state
-            .times
-            .push(("compiling the tests".to_owned(), begun.elapsed()));
-        state.built = Some(built);
-    }
-    state.built.as_ref().context("it was just built")
+    let peer = shared.built()?.example("peer")?;
+    dpu_vm::suite_of(shared.cross_built(&dpu)?, peer).map(Outcome::Tests)
 }
 
 /// Runs the test programs that are wanted.
 fn run(
-    state: &mut State,
+    shared: &Shared,
     environment: &[(String, PathBuf)],
     wanted: impl Fn(&Program) -> bool,
 ) -> Result<Outcome> {
-    built(state)?;
-    let State {
-        built: Some(built),
-        times,
-        ..
-    } = state
-    else {
-        bail!("nothing was built");
-    };
     let mut sum = Count::default();
-    for program in built.programs.iter().filter(|program| wanted(program)) {
+    let programs = shared.built()?.programs.iter();
+    for program in programs.filter(|program| wanted(program)) {
         let begun = Instant::now();
         match program.run(environment) {
             Ok(count) => {
-                println!(
+                say!(
                     "  {:4} passed, {} failed: {} ({:.1} s)",
                     count.passed,
                     count.failed,
@@ -238,12 +294,12 @@ fn run(
                 sum += &count;
             }
             Err(error) => {
-                println!("  {}: {error:#}", program.name);
+                say!("  {}: {error:#}", program.name);
                 sum.failed += 1;
                 sum.failures.push(format!("{}: {error:#}", program.name));
             }
         }
-        times.push((program.name.clone(), begun.elapsed()));
+        shared.took(&program.name, begun.elapsed());
     }
     if sum.passed + sum.failed == 0 {
         bail!("no test ran");
@@ -262,6 +318,8 @@ fn show(command: &mut Command) -> Result<Outcome> {
     let name = exec::describe(command);
     let status = command
         .stdin(std::process::Stdio::null())
+        .stdout(console::stdio()?)
+        .stderr(console::stdio()?)
         .status()
         .with_context(|| format!("start {name}"))?;
     if !status.success() {

@@ -11,7 +11,7 @@ use std::{fs, path::Path, time::Instant};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-use crate::{apt, image::layout, place};
+use crate::{apt, console::say, image::layout, place};
 use images::Builder;
 pub(crate) use images::missing_tools;
 
@@ -35,7 +35,7 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
     let stamp = recipe();
     let found = fs::read_to_string(out.join(STAMP)).ok();
     if found.as_deref() == Some(stamp.as_str()) && !anew {
-        println!("{}: complete", out.display());
+        say!("{}: complete", out.display());
         return Ok(());
     }
     if out.exists() && found.is_none() && out.read_dir()?.next().is_some() {
@@ -65,7 +65,7 @@ pub(crate) fn build(out: &Path, anew: bool) -> Result<()> {
         fs::remove_dir_all(out)?;
     }
     fs::rename(&partial, out)?;
-    println!(
+    say!(
         "{}: built in {:.1} s",
         out.display(),
         started.elapsed().as_secs_f64()

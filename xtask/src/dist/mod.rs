@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest as _, Sha256};
 
-use crate::{apt::Apt, exec, install, place};
+use crate::{apt::Apt, console::say, exec, install, place};
 pub(crate) use arch::Arch;
 use licenses::Licenses;
 use linked::Linked;
@@ -56,7 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let trial = !programs.is_empty();
     if !trial {
         for arch in Arch::ALL {
-            println!("cargo zigbuild --release --target {}", arch.target());
+            say!("cargo zigbuild --release --target {}", arch.target());
             programs.push(Program::build(arch)?);
         }
     }
@@ -166,7 +166,7 @@ fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch]) -> Result<
     oci::examine(&partial.join(IMAGE), platforms.len())?;
     for (program, size) in programs.iter().zip(sizes) {
         let arch = program.elf.arch;
-        println!("{}: an image of {size} bytes", arch.name());
+        say!("{}: an image of {size} bytes", arch.name());
         if bounded.contains(&arch) && size >= oci::LARGEST {
             bail!("{} bytes are the most that is promised", oci::LARGEST);
         }
@@ -181,7 +181,7 @@ fn assemble(mut programs: Vec<Program>, out: &Path, bounded: &[Arch]) -> Result<
         fs::remove_dir_all(out)?;
     }
     fs::rename(&partial, out)?;
-    println!("{}", out.display());
+    say!("{}", out.display());
     Ok(())
 }
 

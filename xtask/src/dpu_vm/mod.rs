@@ -91,13 +91,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
 }
 
-/// Runs the suite with a pierhead that was built for the DPU's cores.
+/// Runs the suite with a pierhead that was built for the DPU's cores, and with the example `peer`.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(binary: PathBuf) -> Result<Count> {
+pub(crate) fn suite_of(binary: PathBuf, peer: &Path) -> Result<Count> {
     let (machine, _scratch) = machine(binary, None, Duration::from_secs(600))?;
-    suite::run(&machine, &Peer::built()?)
+    suite::run(&machine, peer)
 }
 
 /// The programs that it takes and that are not here.

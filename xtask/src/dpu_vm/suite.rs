@@ -7,6 +7,7 @@ use anyhow::{Result, bail, ensure};
 use super::machine::Machine;
 use crate::{
     check::count::Count,
+    console::say,
     guest::{Peer, Up},
 };
 
@@ -61,7 +62,7 @@ pub(super) fn run(machine: &Machine, peer: &Path) -> Result<Count> {
     });
     checks.tell("restart, without an upstream", || {
         let begun = Instant::now();
-        let status = dpu.shell("begin", |line| println!("  | {line}"))?;
+        let status = dpu.shell("begin", |line| say!("  | {line}"))?;
         ensure!(status == 0, "pierhead did not start");
         let took = begun.elapsed().as_secs_f64();
         let pulled = peer.pull(dpu.address)?;
@@ -84,7 +85,7 @@ pub(super) fn run(machine: &Machine, peer: &Path) -> Result<Count> {
 fn boot(machine: &Machine, name: &str, peer: &Peer) -> Result<Up> {
     let dpu = machine.boot(name, Some(&peer.url))?;
     let (ready, took) = dpu.ready();
-    println!(
+    say!(
         "  {name} boot: serves after {:.1} s, {ready} s of its own clock",
         took.as_secs_f64()
     );

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::exec;
+use crate::{console, exec};
 
 /// Lines of the guest's console that a failure shows.
 const CONSOLE_LINES: usize = 30;
@@ -75,6 +75,7 @@ impl Boot {
         let mut child = qemu
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(console::stdio()?)
             .spawn()
             .with_context(|| format!("start {name}"))?;
         let input = child.stdin.take();

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use super::{modules::Modules, newc::Archive};
 use crate::{
     apt::{self, Apt, Package},
+    console::say,
     exec,
 };
 
@@ -58,7 +59,7 @@ impl Image {
                 kernel,
             });
         }
-        println!(
+        say!(
             "  fetching a kernel of {} for the virtual machine from Debian (70 MB, kept)",
             recipe.arch
         );

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::{exec, place};
+use crate::{console, exec, place};
 
 /// Running; ended when it is dropped.
 pub(crate) struct Peer {
@@ -70,6 +70,7 @@ impl Peer {
         let mut child = Command::new(program)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(console::stdio()?)
             .spawn()
             .with_context(|| format!("start {}", program.display()))?;
         let mut peer = Self {

