@@ -175,7 +175,7 @@ const UNSAFE_IN: &[(&str, &str, &str)] = &[(
     "nothing safe maps a file for stores, flushes a cache line or survives SIGBUS",
 )];
 
-/// Where a `static` may be mutable, each with the reason.
+/// Allowed mutable `static`s, each with the reason.
 const GLOBAL_IN: &[(&str, &str)] = &[
     (
         "crates/pmem/src/sys/sigbus.rs",

@@ -574,7 +574,7 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     let root = &image.image.root;
     let name = root.to_string().replace(':', "-");
     let table = folder.path().join("index/tables").join(name);
-    // Opening it is an error of the file system, and no sign that it is damaged.
+    // Opening it fails with an error of the file system, which proves no damage.
     std::fs::remove_file(&table).unwrap();
     std::os::unix::fs::symlink(&table, &table).unwrap();
     let file = |image: &TreeImage| {
@@ -589,7 +589,7 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     assert_eq!(settled(&library, root), State::Ready);
     assert!(file(&image).unwrap());
     assert!(table.symlink_metadata().unwrap().is_file());
-    // Once only: what cannot be read again is not made anew without end, and is never deleted.
+    // Only once: a file that stays unreadable is neither rebuilt in a loop nor deleted.
     library.close();
     std::fs::remove_file(&table).unwrap();
     std::os::unix::fs::symlink(&table, &table).unwrap();
@@ -598,7 +598,7 @@ fn a_table_that_cannot_be_read_is_an_error_of_its_image_and_made_anew() {
     assert!(table.is_symlink());
 }
 
-/// Some versions of one tree, all of them ready.
+/// Several versions of one tree, all ready.
 fn versions(library: &Library, blobs: &InMemory, count: u32) -> Vec<TreeImage> {
     let version = |version| {
         let options = TreeOptions {
@@ -631,7 +631,7 @@ fn permutations_of_what_a_worker_has_are_one_plan() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut etags = std::collections::BTreeSet::new();
     for _ in 0..1000 {
-        // What nobody knows, and what is named twice, makes no other plan either.
+        // Unknown and duplicate digests make no other plan either.
         let mut have: Vec<_> = had.iter().chain(&had[..2]).map(self::have).collect();
         have.push(Have {
             manifest: Content::of(&random.u64(..).to_le_bytes()).into(),
@@ -654,7 +654,7 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = Config::new(folder.path(), 256 << 20, 64 << 20);
     (config.share, config.level) = (100, 3);
-    // Whatever takes any time takes long.
+    // Any CPU time exceeds this slice.
     config.turn = Duration::ZERO;
     let library = Library::open(config, blobs.clone()).unwrap();
     for image in [&slow, &other] {
@@ -670,7 +670,7 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
         library.offer_for(client(nth), of);
     };
     let [config_blob, layer] = [0, 1].map(|at| slow.image.blobs[at].digest);
-    // Its work stops at its layer.
+    // Indexing blocks at its layer.
     blobs.1.close(Some(layer));
     offer(1, &slow);
     let until = |is_it: &dyn Fn() -> bool| {
@@ -683,14 +683,14 @@ fn an_image_that_takes_long_is_interrupted_for_another_client() {
             std::thread::sleep(Duration::from_millis(2));
         }
     };
-    // Its work has begun.
+    // Indexing has begun.
     until(
         &|| matches!(library.state(&slow.image.root), State::Working(it) if it.stage == Stage::Index),
     );
     offer(2, &other);
-    // Nobody waits for the slow one: the other is not interrupted in turn.
+    // No client waits for the slow image, so it does not interrupt the other one.
     library.awaited_by(client(2), &other.image.root);
-    // When it begins once more it stops at its config.
+    // On its second attempt it blocks at its config.
     blobs.1.close(Some(config_blob));
     assert_eq!(settled(&library, &other.image.root), State::Ready);
     assert!(matches!(library.state(&slow.image.root), State::Working(_)));
@@ -918,7 +918,7 @@ fn a_prune_frees_what_belongs_to_images_that_are_gone() {
     assert!(!table(&gone) && table(&kept));
     library.bundle(&kept.image.root, &[], false).unwrap();
 
-    // Down to the index, which is of images that are there; and what is needed is made again.
+    // Prunes all but the indexes of cached images. A later request rebuilds the rest.
     let least = library.prune(0).unwrap();
     let stat = library.stat();
     assert_eq!((stat.packs, stat.plans, stat.index), (0, 0, least));

@@ -58,7 +58,7 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again()
     let folder = tempfile::tempdir().unwrap();
     let faults = Faulty::new(Arc::new(MemoryTier::default()));
     let cache = on(faults.clone(), &folder);
-    // Before it has anything staged, and with what an earlier fill left.
+    // Without staged bytes, and with those of an earlier fill.
     faults.panic(Op::Stage, 0);
     let (digest, content) = blob(2, 5_000);
     let error = cache.claim(&digest, common::origin()).await.err().unwrap();
@@ -69,7 +69,7 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again()
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!((cache.stat().fills, cache.stat().reserved), (0, 503_808));
     assert_eq!(cache.panics().counts(), [("cache-fill", 2)]);
-    // In the task that brings the bytes.
+    // The task that writes the bytes panics.
     let (mut fill, tail) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     let panics = cache.panics().clone();

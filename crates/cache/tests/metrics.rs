@@ -58,7 +58,7 @@ async fn events_and_fullness_are_counted() {
     assert!(free > Some(0_u64), "no cache_free_bytes in\n{text}");
     drop(fill);
 
-    // An operator's removal tells nothing of the size of the cache.
+    // An operator's removal is no sign of a small cache.
     cache.remove(vec![digest]).await.unwrap();
     text.clear();
     encode(&mut text, &registry).unwrap();

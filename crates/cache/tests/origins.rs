@@ -1,4 +1,4 @@
-//! Staged bytes belong to the registry that sent them, over a restart and a kill too.
+//! Staged bytes belong to the registry that sent them, even after a restart or a kill.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -22,7 +22,7 @@ async fn lead(cache: &Cache, digest: &Digest, origin: Origin) -> Fill {
     }
 }
 
-/// Stages so many bytes of another content, and gives up.
+/// Stages `len` bytes of another content, then aborts.
 async fn cut(cache: &Cache, digest: &Digest, origin: Origin, len: usize) {
     let mut fill = lead(cache, digest, origin).await;
     assert_eq!(fill.offset(), 0);
@@ -34,7 +34,7 @@ async fn cut(cache: &Cache, digest: &Digest, origin: Origin, len: usize) {
     }
 }
 
-/// Fills it whole from the offset that is offered, which is to be that.
+/// Checks the resume offset, and fills the blob from there to its end.
 async fn complete(cache: &Cache, seed: u64, origin: Origin, offset: u64) {
     let (digest, content) = blob(seed, 1_000_000);
     let mut fill = lead(cache, &digest, origin).await;
@@ -57,7 +57,7 @@ async fn another_registry_starts_anew_and_is_right() {
     let (evil, honest) = (registry("evil.example"), registry("honest.example"));
     cut(&cache, &digest, evil, 500_000).await;
     assert_eq!(cache.stat().reserved, 503_808, "the bound counts them");
-    // The one that sent them may go on.
+    // The registry that sent them may resume.
     let fill = lead(&cache, &digest, evil).await;
     assert_eq!(fill.offset(), 458_752);
     fill.abandon("cut again");
@@ -85,7 +85,7 @@ async fn a_restart_and_a_kill_keep_them_with_their_registry() {
         fill.write(content.slice(..500_000)).await.unwrap();
         let killed = tempfile::tempdir().unwrap();
         let data = match kills {
-            // What a kill in the middle of that fill leaves.
+            // The files that a kill in the middle of that fill leaves.
             true => {
                 while fs::metadata(staged(folder.path(), &own)).unwrap().len() < 500_000 {
                     tokio::task::yield_now().await;
@@ -140,7 +140,7 @@ async fn staged_bytes_of_nobody_are_deleted_at_the_start() {
             .find(|it| it.to_str().unwrap().contains(&hex))
             .unwrap()
     };
-    // One lost, and one of two registries.
+    // One without an origin, and one with two registries.
     fs::remove_file(of(&digests[0])).unwrap();
     let other = of(&digests[1]).with_extension("0123456789abcdef0123456789abcdef");
     fs::write(other, "").unwrap();

@@ -507,7 +507,7 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     assert!(cache.names().get(&of("flood.example", 100)).is_none());
     cache.close().await;
     drop(cache);
-    // A restart knows whose they are.
+    // After a restart, the cache knows the registry of each record.
     let cache = open_with(config);
     for number in 150..200 {
         let name = of("flood.example", number);
@@ -544,7 +544,7 @@ async fn registries_that_nobody_configured_share_one_share_of_the_names() {
     for number in 0..20 {
         cache.names().put(&good(number), record(1)).await.unwrap();
     }
-    // Each of another registry.
+    // Each name has another registry.
     for number in 0..150 {
         let name = Name::Manifest(format!("r{number}.example/image:1").parse().unwrap());
         let put = cache.names().put(&name, record(1000 + number)).await;

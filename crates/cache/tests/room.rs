@@ -382,7 +382,7 @@ async fn a_full_disk_in_the_middle_of_a_fill_loses_nothing_else() {
     store(&cache, &digest, &content).await;
 }
 
-/// Ten blobs of 1 MB and one of 6 MB, in a cache that has room for no more.
+/// A full cache with ten blobs of 1 MB and one of 6 MB.
 async fn full(folder: &Path) -> (Cache, Digest) {
     const ONE: u64 = 1_000_000_u64.div_ceil(4096) * 4096;
     let mut config = Config::new(folder, 16 * ONE + 50_000);
@@ -418,7 +418,7 @@ async fn nothing_leaves_for_a_blob_that_what_is_read_keeps_out() {
             .is_err_and(|error| error.is_storage())
     );
     assert_eq!(cache.stat().blobs, 11, "nothing has left for nothing");
-    // Once it is read no more, there is room.
+    // After its reader leaves, there is room.
     drop(reader);
     store(&cache, &digest, &content).await;
 }

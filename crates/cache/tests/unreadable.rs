@@ -1,4 +1,4 @@
-//! What cannot be read at the start is not damaged: it is left alone, and served again when it can be read.
+//! Files that are unreadable at startup: the cache keeps them, and serves them again once they are readable.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
@@ -18,14 +18,14 @@ use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, Op};
 use pierhead_testkit::wait;
 
-/// A file that the system does not give: `open` fails (ELOOP), or `read` does (EIO).
+/// How a file is unreadable: `open` fails (ELOOP), or `read` does (EIO).
 #[derive(Clone, Copy)]
 enum Broken {
     Open,
     Read,
 }
 
-/// Puts an unreadable file in the place of each; undone by [`repair`].
+/// Replaces each file by an unreadable one. [`repair`] undoes it.
 fn break_files(files: &[PathBuf], how: Broken) {
     for file in files {
         fs::rename(file, saved(file)).unwrap();
@@ -43,7 +43,7 @@ fn repair(files: &[PathBuf]) {
     }
 }
 
-/// Beside the data folder's own folders, where nothing looks.
+/// A folder beside the data folder, which the cache does not scan.
 fn saved(file: &Path) -> PathBuf {
     let data = file.parent().unwrap().parent().unwrap();
     let name = file.file_name().unwrap().to_str().unwrap();
@@ -55,7 +55,7 @@ fn files(folder: &Path, name: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(path, _)| path).collect()
 }
 
-/// A data folder in a folder of its own.
+/// A data folder inside its own temporary folder.
 fn data() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
@@ -116,7 +116,7 @@ async fn names_that_cannot_be_read_stay_and_come_back() {
         config.flush_interval = Duration::from_millis(20);
         let cache = open_with(config);
         assert_eq!(cache.names().len(), 0);
-        // One is learned anew: that replaces what cannot be read.
+        // A new record replaces one of the unreadable files.
         let anew = cache.names().put(&tag(3), record(30)).await;
         anew.unwrap();
         let old = names.iter().find(|file| !file.is_symlink()).unwrap();
@@ -136,7 +136,7 @@ async fn names_that_cannot_be_read_stay_and_come_back() {
     }
 }
 
-/// Three blobs, which no catalog knows.
+/// Three blobs without catalog entries.
 async fn three(data: &Path) -> Vec<(Digest, bytes::Bytes)> {
     let cache = open(data);
     let blobs: Vec<_> = (0..3).map(|seed| blob(seed, 100_000)).collect();
@@ -169,7 +169,7 @@ async fn a_blob_that_cannot_be_read_stops_no_start_and_comes_back() {
         let stat = cache.stat();
         assert_eq!((stat.blobs, stat.used), (0, 0));
         assert_eq!(stat.reserved, 3 * 102_400, "they stay counted");
-        // One is fetched anew.
+        // A fill replaces one of the unreadable files.
         store(&cache, &blobs[1].0, &blobs[1].1).await;
         assert_eq!(cache.stat().reserved, 2 * 102_400);
         faults.mend();
@@ -214,7 +214,7 @@ async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     let tier = Arc::new(faults);
     let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(tier)).unwrap();
     assert_eq!(cache.stat().blobs, 0);
-    // Who panicked in its first round does its work in a later one.
+    // The thread panicked in its first round, and works in a later one.
     let all = || cache.stat().blobs == 3;
     wait::until_async("the upkeep", all).await;
     assert_eq!(cache.panics().counts(), [("cache-upkeep", 1)]);

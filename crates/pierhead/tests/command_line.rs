@@ -219,7 +219,7 @@ fn completions_and_manual() {
         );
     }
     assert!(fails(&["man", "cache", "nothing"], 2).contains("cache nothing"));
-    // The section of the version is that and no more.
+    // The version section contains only the version.
     for words in [&["man"][..], &["man", "cache", "warm"]] {
         let page = succeeds(words);
         let section = page.split(".SH VERSION\n").nth(1).unwrap_or_default();
@@ -241,7 +241,7 @@ fn what_is_quiet_says_what_is_wrong_alone() {
     }
     let bad = file(folder.path(), "bad.toml", "nothing = 1\n");
     assert!(fails(&["config", "check", "--quiet", &bad], 2).contains("nothing"));
-    // A result stays.
+    // Results are printed all the same.
     assert!(succeeds(&["config", "show", "--default", "--quiet"]).contains("[cache]"));
     let root = folder.path().join("root");
     let root = root.to_str().expect("UTF-8");

@@ -419,7 +419,7 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
             "10.0.0.7 - - [23/Nov/2026:06:{minute:02}:00 +0000] \"GET /v2/team/app/blobs/sha256:{hash}?ns=docker.io HTTP/1.1\" {end}\n"
         )
     };
-    // One blob is asked for every other time, and others once each: who forgets it waits for it again.
+    // Every other request is for one blob, the rest are for distinct blobs. A policy that evicts the one waits for it again.
     let mut log = line(0, 'a', "206 5 \"-\" \"containerd/2.4\" 0.1");
     for (minute, other) in ('b'..='f').enumerate() {
         let minute = u32::try_from(minute).expect("few");

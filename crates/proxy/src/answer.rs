@@ -45,7 +45,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Of a connection that has a place among the others.
+    /// For a connection with a slot.
     pub(crate) fn new(address: SocketAddr, client: Arc<Client>, activity: Arc<Activity>) -> Self {
         Self {
             address: address.ip(),
@@ -58,7 +58,7 @@ impl Peer {
         }
     }
 
-    /// Of a connection that is only told which limit it is over.
+    /// For a connection that only gets the refusal of its limit.
     pub(crate) fn refused(address: SocketAddr, client: Arc<Client>, limit: Limit) -> Self {
         let activity = Arc::new(Activity::uncounted(client.clone()));
         Self {
@@ -124,7 +124,7 @@ struct Request<'a> {
     peer: &'a Peer,
     parts: &'a Parts,
     question: &'a Result<Bytes, Error>,
-    /// The connection may not be answered for this.
+    /// The limit that the connection exceeds, if any.
     over: Option<Limit>,
     deadline: Deadline,
     /// Which endpoint, as far as it was understood.
@@ -293,7 +293,7 @@ impl Request<'_> {
         }
     }
 
-    /// Whether a refusal has a line of its own in the log.
+    /// Whether to log this refusal now.
     fn is_new(
         &self,
         event: &'static str,
@@ -460,7 +460,7 @@ impl Request<'_> {
         };
         let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
             Ok(found) => found?,
-            // A registry that was not asked is not to blame.
+            // When a limit delayed the request, the error names the limit and not the registry.
             Err(_) => match self.inner.limits.why_waiting(&client, &registry, &digest) {
                 Some(limit) => return Err(limit.into()),
                 None => return Err(self.deadline.slow(&registry)),

@@ -126,7 +126,7 @@ pub(crate) struct Body {
     content: Content,
     /// Set once the answer is on its way; says what became of it when dropped.
     account: Option<Account>,
-    /// Keeps the connection from being closed for another client.
+    /// Protects the connection from being closed for another client.
     answering: Option<Answering>,
 }
 
@@ -246,7 +246,7 @@ impl Body {
         self
     }
 
-    /// Says that the connection is being answered until all of this has been handed over.
+    /// Marks a response in progress until this whole body is sent.
     pub(crate) fn answering(mut self, answering: Option<Answering>) -> Self {
         self.answering = answering;
         self

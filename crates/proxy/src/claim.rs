@@ -30,7 +30,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Whose staged bytes a fill of it may go on with.
+    /// The registry whose staged bytes a fill may resume.
     pub(crate) fn origin(&self) -> Origin {
         Origin::of(&self.registry)
     }

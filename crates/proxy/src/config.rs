@@ -17,22 +17,22 @@ pub struct Config {
     pub known: Vec<Registry>,
     /// What may be pulled.
     pub rules: Rules,
-    /// How long a tag is served without asking the upstream again.
+    /// How long the proxy serves a tag without revalidation.
     pub tag_freshness: Duration,
-    /// An answer (data, stale, or an error) leaves within so long.
+    /// Deadline of every response: data, stale data, or an error.
     pub answer_within: Duration,
-    /// Connections at once; more are answered 503 and closed.
+    /// Maximum number of connections. Further ones get 503 and are closed.
     pub max_connections: usize,
     /// What one client, one registry, one request may take.
     pub limits: Limits,
-    /// A client that takes no byte of its answer for so long is cut.
+    /// The proxy disconnects a client that reads no byte of its response for this long.
     pub client_stall: Duration,
-    /// A request's head takes at most so long, from its first byte or from the end of the answer before (so also how
-    /// long a connection may idle), and all of its body as long again.
+    /// Time limit of a request's head, from its first byte or from the end of the previous response. So it also bounds how
+    /// long a connection may idle. The body has the same time again.
     pub client_head: Duration,
     /// How clients prove who they are.
     pub auth: Auth,
-    /// After SIGTERM, requests under way may take so long.
+    /// How long requests in progress may take after SIGTERM.
     pub drain: Duration,
     /// Processor time that bytes of blobs keep within, so that the kernel never stops the process; `None` where nobody bounds it. What the
     /// proxy was made with holds: it does not change while it runs.
@@ -42,7 +42,8 @@ pub struct Config {
 /// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections of one client at once. For one more, its longest idle one is closed; without one, it is answered 503 and closed.
+    /// Connections of one client at once. For one more, the proxy closes the client's longest idle one. Without an idle
+    /// one, it responds 503 and closes the new one.
     pub connections_per_client: usize,
     /// Downloads at once for one client. Four times as many may be under way or wait; more are answered 503.
     pub fetches_per_client: usize,
@@ -61,19 +62,19 @@ pub struct Limits {
 }
 
 impl Config {
-    /// Whether that registry is configured, not only named by a client.
+    /// Whether that registry is configured.
     pub(crate) fn names(&self, registry: &Registry) -> bool {
         self.configured().any(|known| known == registry)
     }
 
-    /// The registries that are configured.
+    /// The configured registries.
     pub(crate) fn configured(&self) -> impl Iterator<Item = &Registry> {
         std::iter::once(&self.default_upstream).chain(&self.known)
     }
 }
 
 impl Limits {
-    /// The default of `connections_per_client`: an eighth of all. Many machines behind one address are one client, and need more.
+    /// Default of `connections_per_client`: an eighth of all. Machines behind one address count as one client and may need more.
     pub fn connections_of_one(all: usize) -> usize {
         (all / 8).max(1)
     }

@@ -95,7 +95,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Says that a connection ends so that another client can connect.
+/// Logs that a connection was closed for another client.
 pub(crate) fn displaced(address: impl Display) {
     tracing::debug!(%address, "idle connection closed: another client, which has fewer, connects");
 }
@@ -120,7 +120,7 @@ where
         async move {
             let (parts, body) = request.into_parts();
             let is_last = line_ends::ends_unknown(&parts.headers);
-            // Its body has time of its own.
+            // The body has its own time limit.
             peer.activity.heard();
             let question = match peer.over {
                 None => question::read(&inner, &peer, &parts, body).await,
@@ -141,7 +141,7 @@ where
         TokioIo::new(Watched::new(stream, stall, activity.clone())),
         service
     ));
-    // A tick for whoever stalls or says nothing; how long is too long, `is_stalled` and `idle` say.
+    // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
     let head = config.client_head;
     let period = stall.min(head).max(Duration::from_millis(100));
     let mut tick = tokio::time::interval(period);
@@ -172,7 +172,7 @@ where
                     tracing::debug!(%address, "client takes nothing: connection cut");
                     return;
                 }
-                // hyper keeps time for a head over HTTP/1.1 only.
+                // hyper limits the time of a head only over HTTP/1.1.
                 match activity.idle() {
                     Some(idle) if idle > head + period => {
                         tracing::debug!(%address, "client asks nothing: connection cut");

@@ -206,7 +206,7 @@ fn repository_of(name: &Name) -> &Repository {
     }
 }
 
-/// The image that a name is about, for the log.
+/// The image of a name, for the log.
 fn image_of(name: &Name) -> String {
     match name {
         Name::Manifest(reference) => reference.to_string(),

@@ -99,7 +99,7 @@ pub(crate) enum Cause {
     Text(&'static str),
 }
 
-/// The kind of what an [`Error`] comes of.
+/// The kind of the source of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Detail {
     Upstream(Discriminant<pierhead_remote::Error>),

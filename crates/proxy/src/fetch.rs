@@ -28,7 +28,7 @@ pub(crate) fn start(
 ) -> oneshot::Receiver<Passed> {
     let (pass, passed) = oneshot::channel();
     tokio::spawn(async move {
-        // Its readers are told by the fill, which is dropped, and the digest can be fetched again.
+        // Dropping the fill fails its readers. The next request fetches the digest again.
         let _watch = inner.cache.panics().watch("fill-owner");
         let readers = Some(fill.readers());
         let turn = turn(&inner, (&wanted, readers), ticket, &lead).await;
@@ -115,7 +115,7 @@ impl Keep {
         }
     }
 
-    /// Who waits for the bytes of `fill`; `None` when somebody does as long as it lasts.
+    /// The readers of `fill`; `None` when a reader waits until its end.
     fn readers(self, fill: &Fill) -> Option<Readers> {
         match self {
             Self::IfAdmitted => Some(fill.readers()),
@@ -143,7 +143,7 @@ pub(crate) async fn run(
             match inner.cache.claim(&wanted.digest, wanted.origin()).await? {
                 Claim::Leader(mut fill, _) => {
                     keep.tell(&mut fill);
-                    // Those who wait for the first fill have left it, and wait for this one.
+                    // The readers of the first fill now wait for this one.
                     turn.awaited_by(keep.readers(&fill));
                     into(inner, wanted, fill, (turn, arrived), passed).await
                 }
@@ -186,7 +186,7 @@ async fn into(
             Err(error) => {
                 // Whoever asks again gets it from an address that has not lied, where there is one.
                 let mut elsewhere = false;
-                // What an earlier fill left may be what was wrong: then no address is known to have lied.
+                // Bytes of an earlier fill may have been wrong, so no address is to blame.
                 if is_wrong(&error) && !is_leftover(&error) {
                     senders.sent_wrong();
                     let (registry, digest) = (&wanted.registry, &wanted.digest);
@@ -274,12 +274,12 @@ async fn transfer(
     if let Some(first) = first {
         inner.costs.learn(registry, first, waited, rest);
     }
-    // The last one, when several took turns.
+    // The last address, when several sent parts.
     download.from(stream.address());
     Ok(stream.senders())
 }
 
-/// Whether bytes that an earlier fill left may be what was wrong.
+/// Whether bytes of an earlier fill may have caused the mismatch.
 fn is_leftover(error: &CacheError) -> bool {
     matches!(error, CacheError::WrongDigest { resumed: true, .. })
 }

@@ -48,12 +48,12 @@ pub(crate) struct Recent {
     lies: Mutex<Table<Subject, Error>>,
     unstorable: Mutex<Table<Digest, ()>>,
     failing: Mutex<Table<Registry, ()>>,
-    /// Upstreams answer each client by its own rights: what one may not, or not now, says nothing of others.
+    /// Each client has its own rights at upstreams, so a refusal to one client does not apply to others.
     is_personal: bool,
 }
 
 impl Recent {
-    /// `is_personal`: upstreams answer each client by its own rights.
+    /// `is_personal`: upstreams respond by the rights of each client.
     pub(crate) fn new(is_personal: bool) -> Self {
         Self {
             is_personal,

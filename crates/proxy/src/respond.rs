@@ -140,11 +140,11 @@ pub(crate) fn error(kind: Kind, method: &Method, error: &Error) -> Response<Body
     response
 }
 
-/// Longer texts are cut in the status line: the body has all of it.
+/// The status line truncates longer texts; the body has the whole text.
 const MAX_REASON: usize = 300;
 
-/// The status line with the cause. Docker, podman and skopeo read no body of a 5xx, and show its status line (over HTTP/1.1; HTTP/2 has
-/// none).
+/// Writes the cause into the status line. Docker, podman and skopeo print the status line of a 5xx and not its body.
+/// HTTP/2 has no status line.
 fn reason(status: StatusCode, cause: &str) -> Option<ReasonPhrase> {
     let printable = |c: char| match c.is_ascii_graphic() {
         true => c,
@@ -199,7 +199,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         | Error::Upstream(
             RemoteError::Denied { .. }
             | RemoteError::Forbidden { .. }
-            // As `Forbidden`: a client must not learn which names exist inside.
+            // Same response as `Forbidden`, so that a client cannot find out which internal names exist.
             | RemoteError::NoSuchHost { .. },
         ) => (StatusCode::FORBIDDEN, ErrorCode::Denied),
         Error::Cache(cache)

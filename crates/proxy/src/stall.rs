@@ -25,7 +25,7 @@ pub(crate) struct Watched<S> {
     stuck: Option<Pin<Box<Sleep>>>,
     is_stuck: bool,
     activity: Arc<Activity>,
-    /// While bytes of an answer wait for the other side.
+    /// Set while response bytes wait for the client.
     answering: Option<Answering>,
 }
 

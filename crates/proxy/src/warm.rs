@@ -1,4 +1,4 @@
-//! Whole images, pulled into the cache ahead of time. What an operator warms and is there already is no hit: nobody used it.
+//! Warming: pulls whole images into the cache in advance. A cached blob that an operator warms again counts as no hit.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

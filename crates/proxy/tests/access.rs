@@ -420,7 +420,7 @@ async fn the_first_lines_of_a_list_tell_who_may_read_lists() {
     assert_eq!((pages("1"), pages("1000")), (1, 1));
 }
 
-/// A configuration that logs in at the upstream as ann.
+/// A configuration with the upstream login `ann`.
 fn with_credentials(stage: &Stage) -> pierhead_remote::Config {
     let mut remote = stage.remote.clone();
     for upstream in remote.upstreams.values_mut() {
@@ -432,7 +432,7 @@ fn with_credentials(stage: &Stage) -> pierhead_remote::Config {
     remote
 }
 
-/// The proxy of `stage`, by certificate from now on: nobody on a plain connection is let in.
+/// Switches the proxy of `stage` to client certificates, so that no plain connection has access.
 fn closed(stage: &Stage) -> pierhead_proxy::Config {
     pierhead_proxy::Config {
         default_upstream: stage.upstream.addr().to_string().parse().unwrap(),
@@ -456,17 +456,17 @@ async fn a_reload_gives_no_credentials_to_an_open_listener() {
         .upstream
         .configure(|settings| settings.auth = private_app());
     let image = stage.push(1, &[1000]);
-    // The two steps of a reload, and a request between them.
+    // A request between the two steps of a reload.
     stage.client.reload(with_credentials(&stage)).unwrap();
     let path = blob_path(&image.blobs[0].digest);
     let between = get(&stage, &path, NOBODY).await;
     assert_ne!(between.status, 200, "with the credentials of the operator");
     stage.proxy.reload(closed(&stage));
     assert_eq!(get(&stage, MANIFEST, NOBODY).await.status, 403);
-    // The credentials have arrived: the proxy itself may use them.
+    // After the reload, the proxy itself may use the credentials.
     let warmed = stage.proxy.warm(&stage.reference(":1"), &[], |_| ()).await;
     assert!(warmed.is_ok(), "{warmed:?}");
-    // And back: from here on everybody is let in, and the credentials are gone.
+    // Back to open access, without the credentials.
     stage.client.reload(stage.remote.clone()).unwrap();
     let config = pierhead_proxy::Config {
         auth: Auth::Open,
@@ -494,7 +494,7 @@ async fn a_request_that_was_let_in_before_a_reload_gets_no_credentials_of_it() {
     let gate = Gate::new();
     let halt = Fault::GateBody(100_000, gate.clone()).on_blob(&digest);
     stage.upstream.inject(halt);
-    // It holds the only download of this client, so that the next one waits behind its admission.
+    // It holds the only download slot of this client, so that the next request waits.
     let mut first = Connection::open(stage.addr).await.unwrap();
     let held = request(&format!("/v2/public/blobs/{digest}"), NOBODY);
     let mut held = soon(first.start(&held)).await.unwrap();

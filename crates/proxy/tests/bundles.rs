@@ -42,7 +42,7 @@ fn tree(seed: u64) -> TreeImage {
     Image::tree(seed, &TreeOptions::default())
 }
 
-/// Two regular files of it.
+/// Two regular files of the image.
 fn paths(image: &TreeImage) -> Vec<String> {
     let files = image.tree.iter().filter_map(|entry| {
         let is_file = matches!(entry.kind, Kind::File { .. });
@@ -421,7 +421,7 @@ async fn traces_are_taken_of_images_that_are_here() {
     let noted = stage.ask(some).await;
     assert_eq!(noted.status, 200, "{noted:?}");
     assert_eq!(noted.json(), json!({"matched": 2, "clients": 1}));
-    // As `pierhead inspect` asks.
+    // The request of `pierhead inspect`.
     let ask = json!({"want": "1", "start_order": true});
     let order = stage.ask(post(BUNDLE, &ask)).await.json();
     assert_eq!(order["source"]["clients"], 1, "{order}");

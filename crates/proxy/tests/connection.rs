@@ -461,7 +461,7 @@ async fn a_drain_ends() {
     assert_eq!(rest.end, End::Cut);
 }
 
-/// A TLS handshake that is never ended holds a place as any half-sent request does.
+/// An unfinished TLS handshake counts as a half-sent request.
 #[tokio::test]
 async fn handshakes_that_are_never_ended_leave_connections_to_others() {
     let identity = Identity::new();

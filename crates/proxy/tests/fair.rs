@@ -1,4 +1,4 @@
-//! Two clients that hold all there is, and others that come meanwhile: the client that holds most yields first.
+//! Fairness: when two clients hold all connections or downloads, they yield to new clients.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;
@@ -30,7 +30,7 @@ enum Hold {
     /// One request was answered.
     KeptAlive,
     HalfSent,
-    /// Handed over to hyper, since `OPTIONS` is no request that the own loop answers.
+    /// hyper handles the connection, since the fast path does not take `OPTIONS`.
     HalfSentToHyper,
 }
 
@@ -79,7 +79,7 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
             held.push(hold(&stage, if nth % 2 == 0 { 2 } else { 3 }, how).await);
         }
         eventually(async || metric(&stage, &format!("connections {ALL}"))).await;
-        // Forty pulls of what is cached, with connections that stay open as those of containerd do.
+        // Forty pulls of cached blobs, over connections that stay open like containerd's.
         let mut kept = Vec::new();
         for nth in 0..40_u8 {
             let (last, path) = (4 + nth % 10, blob_path(&digest));
@@ -94,7 +94,7 @@ async fn two_clients_that_hold_all_connections_lose_them_to_others() {
         }
         assert!(!metric(&stage, "connections_displaced_total 0"), "{how:?}");
         assert!(metric(&stage, "connections_refused_total 0"), "{how:?}");
-        // The longest idle ones were closed, and the hostile clients yielded, not the others.
+        // The proxy closed only the longest idle connections of the hostile clients.
         let mut byte = [0; 512];
         let first = soon(held.remove(0).read(&mut byte)).await;
         if matches!(how, Hold::Silent | Hold::HalfSent) {
@@ -149,7 +149,7 @@ async fn a_connection_that_is_being_answered_is_not_closed_for_another() {
     }
 }
 
-/// Neither hyper nor `h2` keep time for a client of HTTP/2 that answers pings and asks nothing.
+/// Neither hyper nor `h2` disconnects an idle HTTP/2 client that answers pings.
 #[tokio::test]
 async fn a_head_that_is_never_ended_has_a_deadline() {
     let stage = Plan::default()
@@ -183,7 +183,7 @@ async fn a_head_that_is_never_ended_has_a_deadline() {
     }
 }
 
-/// Asks for a blob of another registry, and says nothing more.
+/// Requests a blob of another registry, then stays silent.
 async fn begin(stage: &Stage, last: u8, digest: &Digest, registry: &str) -> TcpStream {
     let mut stream = from(stage, last).await;
     let path = format!("{}?ns={registry}", blob_path(digest));
@@ -192,7 +192,7 @@ async fn begin(stage: &Stage, last: u8, digest: &Digest, registry: &str) -> TcpS
     stream
 }
 
-/// The other registry, which sends a little of each blob and then nothing, and what it has.
+/// A registry that sends the beginning of each blob and then stalls, and its blobs.
 async fn slow_registry(gate: &Gate, blobs: usize) -> (FakeRegistry, Vec<Digest>) {
     let slow = FakeRegistry::builder().start().await;
     slow.inject(Fault::GateBody(100_000, gate.clone()).on_blobs());
@@ -231,7 +231,7 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
         let answer = ask(&stage, 4 + nth, &blob_path(&digest)).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{nth}: {answer:.300}");
     }
-    // Whoever names another registry of his own waits, and learns for what.
+    // A client that names another registry waits, and its 503 names the limit.
     let digest = Digest::of(Algorithm::Sha256, b"other");
     let path = format!("{}?ns=other.test", blob_path(&digest));
     let answer = ask(&stage, 20, &path).await;
@@ -260,7 +260,7 @@ async fn a_download_that_nobody_waits_for_yields_and_is_resumed() {
         })
         .open()
         .await;
-    // Both downloads of that registry are held by a client that leaves one of them.
+    // A client holds both downloads of that registry, and leaves one.
     let mut held = vec![
         begin(&stage, 2, &blobs[0], "slow.test").await,
         begin(&stage, 2, &blobs[1], "slow.test").await,
@@ -275,7 +275,7 @@ async fn a_download_that_nobody_waits_for_yields_and_is_resumed() {
     assert_eq!([0, 1, 2].map(|nth| slow.gets_of(&blobs[nth])), [1, 1, 1]);
     eventually(async || stage.cache.stat().fills == 2).await;
     gate.release();
-    // What was staged is resumed, not fetched again.
+    // The download resumes its staged bytes.
     stage.committed(&blobs[1]).await;
     let path = format!("{}?ns=slow.test", blob_path(&blobs[0]));
     let answer = ask(&stage, 2, &path).await;

@@ -314,7 +314,7 @@ async fn an_internal_address_is_403_and_never_called() {
     assert!(other.requests().is_empty());
 }
 
-/// Knows one name, which leads inside.
+/// A resolver with a single, internal name.
 #[derive(Debug)]
 struct Inside;
 
@@ -327,8 +327,8 @@ impl pierhead_remote::Resolve for Inside {
     }
 }
 
-/// Of names that a client makes up, it must not learn which ones exist inside: neither from the first answer nor from
-/// later ones, which caches and the circuit breaker may have changed.
+/// A client cannot find out which internal names exist, neither from the first response nor from later ones, which
+/// caches and the circuit breaker may change.
 #[tokio::test]
 async fn a_name_inside_and_one_that_does_not_exist_are_refused_alike() {
     let plan = Plan {
@@ -352,7 +352,7 @@ async fn a_name_inside_and_one_that_does_not_exist_are_refused_alike() {
             }
             answers
         };
-        // Of the same length, since lengths are in headers.
+        // Names of equal length, since the headers contain lengths.
         let (inside, nowhere) = (told("one.example").await, told("two.example").await);
         assert_eq!(inside, nowhere, "{path}");
         assert!(

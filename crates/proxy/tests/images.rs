@@ -148,7 +148,7 @@ async fn a_closure_is_all_that_an_image_is_made_of() {
         .map(|(platform, is_complete)| (platform.architecture.as_str(), is_complete))
         .collect();
     assert_eq!(platforms, [("amd64", true), ("arm64", true)]);
-    // Warmed again, and looked at: nobody used it.
+    // Warming it again and listing it count as no use.
     stage
         .proxy
         .warm(&stage.reference(":1"), &[], |_| {})
@@ -251,12 +251,12 @@ async fn what_is_removed_leaves_what_others_use() {
             .unwrap();
     }
     let known = async || stage.cache.names().images(100).await.unwrap();
-    // The other tag has all of it.
+    // The other tag uses all blobs.
     let tag = stage.reference(":1");
     let removal = stage.proxy.removal(&tag, known().await).await.unwrap();
     assert_eq!(removal.names, [stage.reference(":1")]);
     assert_eq!(removal.digests, []);
-    // By digest, both tags go.
+    // Removal by digest deletes both tags.
     let by_digest = stage.reference(&format!("@{}", one.root));
     let removal = stage
         .proxy

@@ -203,8 +203,8 @@ async fn an_upstream_that_restarts_amid_a_blob_is_resumed_unseen() {
     assert_eq!(stage.upstream.gets_of(&digest), 2);
 }
 
-/// What a liar staged under a digest and was cut is nobody else's: the next registry is asked for all of it, its bytes
-/// arrive, and it is not taken for the liar.
+/// A hostile registry sends wrong bytes and disconnects. Another registry is then asked for the whole blob, serves it,
+/// and is not blamed.
 #[tokio::test]
 async fn what_a_liar_left_half_is_not_gone_on_with_by_another_registry() {
     for restarts in [false, true] {

@@ -49,7 +49,7 @@ async fn one_address_does_not_take_all_connections() {
     let gate = Gate::new();
     let held = Fault::GateBody(200_000, gate.clone());
     stage.upstream.inject(held.on_blob(&digest));
-    // Two that are idle make room for others of the same address.
+    // Two idle connections yield to new ones of the same address.
     let mut kept = Vec::new();
     for _ in 0..4 {
         let mut connection = Connection::open(stage.addr).await.unwrap();
@@ -59,7 +59,7 @@ async fn one_address_does_not_take_all_connections() {
     }
     assert!(metric(&stage, "connections_displaced_total 2"));
     assert!(metric(&stage, "connections_refused_total 0"));
-    // Those that are being answered do not.
+    // Connections with a response in progress do not.
     let mut answered = Vec::new();
     for _ in 0..2 {
         answered.push(begin(&stage, 1, &digest).await);

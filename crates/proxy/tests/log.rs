@@ -1,4 +1,4 @@
-//! What an operator reads in the log of pulls: one line for each download, none for a hit, and repeats as a count.
+//! Log lines of pulls: one for each download, none for a hit, and a count for repeats.
 
 mod stage;
 
@@ -107,7 +107,7 @@ async fn a_refusal_that_repeats_is_one_line() {
         refused.contains("app:none") && refused.contains("status=404"),
         "{refused}"
     );
-    // Names that a client makes up do not fill the log.
+    // Invented names do not flood the log.
     for nth in 0..100 {
         let path = format!("/v2/app/manifests/none-{nth}");
         assert_eq!(stage.get(&path).await.status, 404);

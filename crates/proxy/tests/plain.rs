@@ -429,7 +429,7 @@ async fn nothing_is_smuggled() {
     assert_eq!(stage.get("/v2/").await.status, 200);
 }
 
-/// All that comes back for these bytes until the connection is closed.
+/// Sends these bytes and returns all bytes until the connection closes.
 async fn talk(stage: &Stage, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(stage.addr).await.unwrap();
     stream.write_all(bytes).await.unwrap();
@@ -441,7 +441,7 @@ async fn talk(stage: &Stage, bytes: &[u8]) -> String {
 #[tokio::test]
 async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
     let stage = Stage::open().await;
-    // The own loop answers the first; hyper answers the second, and all that follows it.
+    // The fast path serves the first request, hyper the second and all later ones.
     for first in [
         "",
         "GET /v2/ HTTP/1.1\r\nhost: a\r\n\r\n",
@@ -466,7 +466,7 @@ async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
             }
         }
     }
-    // Chunks of a body: the connection ends with its request, whatever follows.
+    // A chunked body: the connection closes after this request, whatever follows.
     for chunks in [
         "2\n{}\r\n0\r\n\r\n",
         "2\r\n{}\n0\r\n\r\n",
@@ -488,7 +488,7 @@ async fn a_bare_lf_as_a_line_end_is_refused_wherever_it_is() {
     }
 }
 
-/// hyper reads more than the longest head at once, and takes what it has read for a head.
+/// hyper may read more than the longest allowed head at once, and accept it.
 #[tokio::test]
 async fn a_request_behind_a_head_that_is_too_long_is_not_answered() {
     let stage = Stage::open().await;

@@ -1,4 +1,4 @@
-//! What the code under test logs, as the text of the daemon's log.
+//! Captures the log of the code under test, in the daemon's text format.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Captures what this thread logs, from level info on, until it is dropped. Tasks of a current-thread runtime are on it, too.
+/// Captures the log of this thread, from level info on, until dropped. Includes tasks of a current-thread runtime.
 pub fn capture() -> Lines {
     let text = Text::default();
     let subscriber = tracing_subscriber::fmt()

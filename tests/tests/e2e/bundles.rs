@@ -425,7 +425,7 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
         }
     }
     ensure!(!Path::new(started).exists(), "the command ran");
-    // What is there, and is no bundle, stays another matter.
+    // A server without bundles is another error.
     let run = Command::new(place::pierhead()?)
         .args(["inspect", "app:1", "--via", &plain])
         .output()?;
@@ -589,7 +589,7 @@ fn shell() -> Result<Files> {
         .collect()
 }
 
-/// Passes connections on and keeps what is asked.
+/// Forwards connections and records the requests.
 fn listening(target: SocketAddr) -> Result<(SocketAddr, Arc<Mutex<Vec<u8>>>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -629,7 +629,7 @@ struct Container {
 }
 
 impl Container {
-    /// The root is a folder of this machine. A volume and a file lie over it, on the same file system.
+    /// The root is a folder of this machine. A volume and a file are mounted over it, from the same file system.
     fn start(folder: &Path, root: &Path) -> Result<Self> {
         const SCRIPT: &str = "\
 read line < /volume/go
@@ -669,7 +669,7 @@ read line < /usr/share/doc-3";
         });
         fs::write(folder.join("config.json"), serde_json::to_vec(&config)?)?;
         let file = folder.join("pid");
-        // runc's state is one for all of a machine, so the ID must be nobody else's.
+        // runc has one state for the whole machine, so the ID must be unique.
         let id = folder.file_name().context("a folder without a name")?;
         let runc = tool::find(&["runc"]).map_err(|missing| anyhow::anyhow!("{missing}"))?;
         let mut runc = Command::new(runc)
@@ -698,7 +698,7 @@ read line < /usr/share/doc-3";
         Ok(Self { runc, pid, volume })
     }
 
-    /// Lets it open its files.
+    /// Tells the container to open its files.
     fn go(&self) -> Result<()> {
         Ok(fs::write(self.volume.join("go"), "go\n")?)
     }
@@ -742,7 +742,7 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     let order = folder.path().join("order");
     let mut trace = Command::new(place::pierhead()?)
         .args(["trace", "--image", "app:shell", "--via", &http(relay)])
-        // It ends with the container; a hang ends it, too.
+        // It ends with the container, or after a timeout.
         .args(["--pid", &container.pid, "--seconds", "60", "--output"])
         .arg(&order)
         .stderr(Stdio::piped())
@@ -755,7 +755,7 @@ fn the_start_of_a_container_is_recorded_and_its_machine_is_not() -> Result<()> {
     let mut rest = String::new();
     said.read_to_string(&mut rest)?;
     ensure!(trace.wait()?.success(), "{line}{rest}");
-    // A file that the container made is in its root, and in no image.
+    // A file that the container created is not part of the image.
     let recorded = "usr/share/doc-7\nmade\nusr/share/doc-3\n";
     assert_eq!(fs::read_to_string(&order)?, recorded, "{rest}");
     let told = "sent the order of 2 files of docker.io/library/app:shell, of 3 that were opened; the server matched 2";
@@ -828,7 +828,7 @@ fn images_are_shown_and_compared() -> Result<()> {
         "{seen}"
     );
     assert_eq!(seen["shared"][0]["contents"], 41, "{seen}");
-    // Its config has no command, and nobody has recorded a start.
+    // Its config has no command, and no client recorded a start.
     assert_eq!(seen["start_order"]["source"]["kind"], "config", "{seen}");
     assert_eq!(seen["hot"], json!([]), "{seen}");
     let order = folder.path().join("order");

@@ -1,4 +1,4 @@
-//! What clients print when an upstream fails: each of them shows the cause that pierhead gives.
+//! Error output of clients when an upstream fails: each client prints pierhead's cause.
 //!
 //! docker, podman and skopeo read no body of a 5xx and print its status line; containerd and crane print its body, or the status line of a
 //! HEAD.
@@ -13,7 +13,7 @@ use pierhead_tests::{
 
 use crate::ask::behind;
 
-/// Pulls an image of an upstream that answers 500, and gives what the client printed.
+/// Pulls an image from an upstream that responds 500, and returns the output of the client.
 fn printed<C: Client>(start: impl FnOnce(std::net::SocketAddr) -> Result<C>) -> Result<()> {
     let (hub, pierhead) = behind(FakeRegistry::builder(), Options::new())?;
     hub.inject(Fault::Status(500).on("*").before_auth());

@@ -1,4 +1,4 @@
-//! A name server that answers nothing: whoever names registries that do not resolve delays nobody else.
+//! A silent name server: clients that name unresolvable registries do not delay others.
 
 use std::{
     collections::HashSet,
@@ -30,13 +30,13 @@ const CLIENTS: u8 = 2;
 /// Requests per client; exceeds the per-client queue.
 const REQUESTS: usize = 70;
 
-/// The first label of the name that a question is about.
+/// The first label of the queried name.
 fn label(question: &[u8]) -> Option<&[u8]> {
     let length = usize::from(*question.get(12)?);
     question.get(13..13 + length)
 }
 
-/// Asks from that address, and waits for no answer.
+/// Sends a request from that address without waiting for the response.
 async fn ask(from: Ipv4Addr, to: SocketAddr, path: &str) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind((from, 0).into())?;
@@ -104,7 +104,7 @@ fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
         let mut lines = text.lines().filter(|line| line.starts_with(start));
         Ok(lines.any(|line| !line.ends_with(" 0")))
     };
-    // Each client may have no more than its share waiting, tags included.
+    // Each client has a limit of waiting requests, tags included.
     let limit = "pierhead_proxy_limited_total{limit=\"fetches_per_client\"}";
     ensure!(metric(limit)?, "no client met its limit");
     wait::until("lookups that time out", || {

@@ -101,7 +101,7 @@ fn what_was_not_there_is_seen_within_seconds() -> Result<()> {
     Ok(())
 }
 
-/// A client that has as many connections as it may loses its longest idle one for the next.
+/// A client at its connection limit loses its longest idle connection to the next one.
 #[test]
 fn one_client_takes_not_all_connections() -> Result<()> {
     let options =

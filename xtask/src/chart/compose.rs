@@ -1,4 +1,4 @@
-//! `compose.yaml`, held against the program and the image that it names.
+//! Checks `compose.yaml` against the program and its image.
 
 use std::{path::Path, process::Command};
 
@@ -14,7 +14,7 @@ use crate::{
 /// Checks it with `docker compose`, where that is installed, and against the program `daemon`.
 ///
 /// # Errors
-/// When a program cannot be started; what is wrong with the file is a failed test.
+/// When a program cannot be started. An error in the file is a failed test.
 pub(super) fn check(daemon: &Path, python: &Path, count: &mut Count) -> Result<()> {
     let file = place::root().join("compose.yaml");
     let json = exec::output(
@@ -34,7 +34,7 @@ pub(super) fn check(daemon: &Path, python: &Path, count: &mut Count) -> Result<(
     Ok(())
 }
 
-/// Whether every flag, path and port of the one service is one that there is.
+/// Whether every flag, path and port of the service exists.
 fn service(compose: &Value, daemon: &Path) -> Result<()> {
     let service = &compose["services"]["pierhead"];
     let image = format!(
@@ -86,7 +86,7 @@ fn words(list: &Value) -> Result<Vec<&str>> {
     words.map(|it| it.as_str().context("no text")).collect()
 }
 
-/// Whether the program has this command with these flags: what its help lists, and nothing else.
+/// Whether the help of the program lists this command and all these flags.
 fn accepts(daemon: &Path, line: &[&str]) -> Result<()> {
     let is_command = |word: &&&str| !word.starts_with('-');
     let command: Vec<&&str> = line.iter().take_while(is_command).collect();

@@ -233,7 +233,7 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Whether the page for clusters without DPUs shows the values for every node that are tested.
+    /// Whether `docs/kubernetes.md` shows the tested values for every node.
     fn on_page(&self) -> Result<()> {
         let values = fs::read_to_string(self.folder.join("ci/says/every-node.yaml"))?;
         let lines = values.lines().filter(|line| !line.starts_with('#'));

@@ -266,7 +266,7 @@ fn attempt(step: &Step, shared: &Shared) -> Result<Outcome> {
     outcome.unwrap_or_else(|_| bail!("it panicked"))
 }
 
-/// What somebody who waits wants to know first.
+/// The number of steps and the expected time, for the developer who waits.
 fn expectation(chosen: &[&Step]) -> String {
     let steps = chosen.len();
     let minutes = lanes::seconds(chosen).div_ceil(60);

@@ -18,7 +18,7 @@ pub(crate) fn open_with(config: Config) -> Cache {
     Cache::open(config, Box::new(Lru::default())).expect("the folder opens")
 }
 
-/// The registry that all bytes come from.
+/// The registry that sends all bytes.
 pub(crate) fn origin() -> Origin {
     Origin::of(&"registry.example".parse().expect("a registry"))
 }

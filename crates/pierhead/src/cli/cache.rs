@@ -24,17 +24,17 @@ What each line says:
   used        bytes on the disk of blobs and of downloads under way or cut short, of the most
               that may be (cache.size); at 100 % the next download evicts
   blobs       layers, configs and manifests that are stored whole, and their bytes
-  downloads   how many are under way, and the bytes kept for them and for those that were cut
+  downloads   how many are active, and the bytes reserved for them and for interrupted ones
   pinned      bytes that no eviction takes (`pierhead cache pin`)
   on disk     bytes of the whole data folder, by kind
   bundles     images that can be sent as bundles, wait for it, cannot; the bytes kept for them
   memory      of this process, resident
   requests    for blobs since the start: hits were answered from the cache, misses began a
               download
-  eviction    the policy that chooses who leaves (eviction.policy), how many blobs it let go
-              since the start, and what it shows of itself
-  admission   the rule for who enters (eviction.admission), and the downloads that were passed
-              on to the client and not kept, by who refused them
+  eviction    the policy that chooses the blobs to evict (eviction.policy), the number of
+              evicted blobs since the start, and the policy's own figures
+  admission   the rule that chooses the blobs to store (eviction.admission), and the downloads
+              that went to the client without being stored, by the rule that refused them
   written     bytes written to the disk since midnight (UTC), of
               eviction.max_written_per_day if that is set
 
@@ -46,20 +46,21 @@ Example:
   pierhead cache stat --json | jq '.eviction.hits'";
 
 const LS: &str = "\
-A line for each image and platform. SIZE is what of it is in the cache. Layers that images share count for each.
-Images are known by their tags; what was pulled by digest alone is in --blobs only. Listing is no use of an image.";
+One line for each image and platform. SIZE is its cached size; a layer that several images share counts for each.
+The list has images with a tag. --blobs also lists images that were pulled by digest only. Listing does not count
+as a use of an image.";
 
 const RM: &str = "\
-Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. By digest, all tags
-of that image in its repository go. A pinned image is refused: unpin it first.";
+Deletes the tag, the blobs that no other cached image uses, and the bundles of the image. With a digest, it deletes
+all tags of that image in its repository. It refuses a pinned image: unpin it first.";
 
 const WARM: &str = "\
-It makes no bundle: an image is indexed when a client pulls it, or asks for a bundle of it.";
+It makes no bundle: pierhead indexes an image when a client pulls it, or asks for a bundle of it.";
 
 const PRUNE: &str = "\
-Bundles leave first, those of images that are gone before all, then the least recently used: pierhead makes them
-again from blobs. Then blobs leave, by the eviction policy. Tags, pins and the
-catalog stay and count, too; a size below theirs is refused. Files that are not the cache's do not count.";
+Deletes bundles first, since pierhead rebuilds them from blobs: those of deleted images, then the least recently
+used. Then evicts blobs by the eviction policy. Tags, pins and the catalog stay and count; it refuses a smaller
+size. Files that are not the cache's do not count.";
 
 const TIER_STAT: &str = "\
 What each line says:
@@ -100,11 +101,11 @@ pub(crate) enum CacheCommand {
     /// List cached images: platform, size, whether they are complete and pinned, and their last use
     #[command(after_help = LS)]
     Ls {
-        /// Blobs instead of images, with the images that they are part of
+        /// List blobs instead of images, with the images that use them
         #[arg(long, conflicts_with = "pins")]
         blobs: bool,
 
-        /// Pinned images, with the number of blobs that each pin keeps
+        /// List pinned images, with the number of blobs that each pin protects
         #[arg(long)]
         pins: bool,
     },
@@ -115,7 +116,7 @@ pub(crate) enum CacheCommand {
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// How full the cache is, what it was asked for, and who leaves and enters
+    /// Show how full the cache is, hits and misses, eviction and admission
     #[command(after_help = STAT)]
     Stat,
     /// Keep cached images from eviction, until unpin
@@ -133,10 +134,10 @@ pub(crate) enum CacheCommand {
         #[arg(required = true, value_name = "IMAGE", value_parser = parse_reference)]
         images: Vec<Reference>,
     },
-    /// Make room: bundles first, then blobs by the eviction policy, pins excepted
+    /// Free disk space: delete bundles first, then evict unpinned blobs
     #[command(after_help = PRUNE)]
     Prune {
-        /// How many bytes of the data folder may stay, such as 10GiB
+        /// Target size of the cache's files, such as 10GiB
         #[arg(long, value_name = "SIZE", required_unless_present = "all", value_parser = config::parse_bytes)]
         to: Option<u64>,
         /// Evict every blob that is not pinned, and all bundles
@@ -151,7 +152,7 @@ pub(crate) enum CacheCommand {
     /// Read every blob against its digest; damaged ones are removed and fetched again when asked for
     #[command(after_help = "Exit code 1 when something was damaged.")]
     Verify,
-    /// Pull the manifests and blobs of images into the cache beforehand
+    /// Pull the manifests and blobs of images into the cache in advance
     #[command(after_help = WARM)]
     Warm {
         /// References such as docker.io/library/redis:7

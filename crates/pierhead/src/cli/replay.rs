@@ -43,8 +43,8 @@ What was left out or changed is said at the end.
 Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady and
 belady-size, which know the future. A size in % is of the footprint: the bytes of all different objects.
 The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
-The verdict names, for each size, the policy whose misses make clients wait the least, and how much less than with
---current. Policies that know the future are no choice.
+The verdict names, for each size, the policy with the least client waiting time, and how much less that is than with
+--current. It leaves out policies that know the future.
 requests/s is of one core when --jobs is not above the cores that are free.";
 
 /// Flags of `replay`.

@@ -139,14 +139,14 @@ Examples:
   pierhead trace --image redis:7 --root rootfs --output order.txt -- chroot rootfs redis-cli --version
   pierhead trace --image redis:7 --via http://pierhead.example:5000 --send order.txt
 
-It records which files of the image a start opens, in which order. From then on, bundles of the image and of later
-versions carry these first. It watches the file system of the root with fanotify, which needs root
-(CAP_SYS_ADMIN) and Linux 5.6; opens by other programs in the same tree are recorded, too.
+It records which files of the image a start opens, and in which order. Bundles of the image and of later versions
+then carry these files first. It watches the file system of the root with fanotify, which needs root
+(CAP_SYS_ADMIN) and Linux 5.6. It also records opens by other programs in the same tree.
 
 The root is --root, or with --pid the root of that process in its own mount namespace: a container's process has the
-image as its root. A process whose root is the root of this machine is refused. What is mounted below the root
-(volumes, /proc, /etc/resolv.conf) is left out, and only files that the image has are sent.
-An order is text: one path a line, relative to the root.
+image as its root. It refuses a process whose root is the root of this machine. It leaves out mounts below the root
+(volumes, /proc, /etc/resolv.conf), and sends only paths of the image's own files.
+An order is text: one path per line, relative to the root.
 
 Exit codes: 0 recorded and sent; else that of the command; 1 failed, 2 wrong usage, 66 no such image.";
 

@@ -1,4 +1,4 @@
-//! `pierhead cache ls`: a table of images, one line a platform.
+//! `pierhead cache ls`: a table of images, one line per platform.
 
 use std::io;
 
@@ -26,7 +26,7 @@ fn table(images: &[Image]) -> Vec<String> {
     let mut rows = vec![HEADING.map(str::to_owned)];
     for image in images {
         rows.extend(image.platforms.iter().map(|it| row(image, Some(it))));
-        // An index none of whose images is here.
+        // An index without any cached image.
         if image.platforms.is_empty() {
             rows.push(row(image, None));
         }

@@ -27,7 +27,7 @@ impl Output {
         writeln!(io::stdout().lock(), "{}", text.as_ref())
     }
 
-    /// One line about what was done; `--quiet` takes it away.
+    /// Prints one line about the result, unless `--quiet` is set.
     fn done(self, text: impl AsRef<str>) -> io::Result<()> {
         match crate::quiet::is_set() {
             true => Ok(()),

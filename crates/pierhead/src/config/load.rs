@@ -150,7 +150,7 @@ pub(crate) fn load_shown(
             without.push(format!("upstream {registry}"));
         }
         *upstream = std::mem::take(upstream).without_credentials();
-        // Its logins are for names, whatever address one has.
+        // A Docker config file has logins by registry name, whatever its address.
         if config.docker_config.take().is_some() {
             without.push("docker_config".to_owned());
         }

@@ -55,7 +55,7 @@ impl Upstream {
             .collect()
     }
 
-    /// Whether both name the same addresses, trust the same, and log in as the same; inline secrets, which are shown to nobody, aside.
+    /// Whether both have the same addresses, trust anchors and login. Ignores inline secrets, since they are masked when shown.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         fn told(of: &Upstream) -> impl PartialEq + '_ {
             let Upstream {

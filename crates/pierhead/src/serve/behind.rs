@@ -13,7 +13,7 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// None yet. Where they panic, that is counted.
+    /// No tasks yet. `panics` counts their panics.
     pub(super) fn new(panics: Panics) -> Self {
         Self {
             panics,

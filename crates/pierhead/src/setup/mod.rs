@@ -408,7 +408,7 @@ fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     if args.yes {
         return Ok(true);
     }
-    // A diff that nobody sees is not agreed to.
+    // Without a terminal nobody can see and confirm the diff.
     if !io::stdin().is_terminal() {
         return Err(Told::new(
             Exit::Refused,

@@ -39,7 +39,7 @@ async fn health_and_metrics() {
     assert_eq!((head.status, head.body.len()), (200, 0));
 }
 
-/// A pipe that nobody writes to stands for a disk that hangs: whoever opens it waits.
+/// A pipe without a writer simulates a hanging disk: opening it blocks.
 #[tokio::test]
 async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
     let daemon = Daemon::start("", &[]).await;
@@ -57,7 +57,7 @@ async fn a_disk_that_hangs_makes_it_unready_until_it_answers() {
         assert!(why.contains("did not answer"), "{why}");
     }
     assert_eq!(daemon.get("/livez").await.status, 200);
-    // Both ends, so that nothing waits here: the reader is let go.
+    // Opens both ends, which does not block, and releases the waiting reader.
     let pipe = std::fs::File::options().read(true).write(true).open(&file);
     std::fs::rename(&away, &file).expect("renamed");
     drop(pipe.expect("the pipe"));

@@ -284,9 +284,9 @@ async fn doctor_looks_at_what_the_daemon_runs_with() {
             of.next().is_none(),
         )
     };
-    // In no file: the flag of the daemon says where it is.
+    // Only a flag of the daemon names this upstream.
     assert_eq!(level("upstream flag.lab"), ("ok".into(), true), "{report}");
-    // In the file alone: what is shown has no password.
+    // Only the file has the password: the shown configuration masks it.
     assert_eq!(level("upstream hub.lab"), ("ok".into(), true), "{report}");
     assert_eq!(level("configuration").0, "ok", "{report}");
     assert!(!report.to_string().contains("hunter2"));
@@ -345,7 +345,7 @@ async fn doctor_sends_secrets_to_addresses_of_the_file_alone() {
         let response = daemon.get(path).await;
         String::from_utf8(response.body.to_vec()).expect("UTF-8")
     };
-    // Whoever has the port while pierhead is stopped names the file, and another address.
+    // While pierhead is stopped, a process on its port names the file and another address.
     let shown = text("/v1/config").await;
     let moved = shown.replace(&hub.url(), &thief.url());
     assert_ne!(moved, shown);
@@ -401,7 +401,7 @@ async fn what_a_prune_cannot_free_evicts_nothing() {
     daemon.cached(&["warm", IMAGE]).await;
     let used = async || daemon.get("/v1/stat").await.json()["used"].clone();
     let before = used().await;
-    // Of nobody that a prune knows.
+    // A file that is not the cache's.
     std::fs::write(daemon.data().join("backup"), vec![1; 4 << 20]).expect("written");
     daemon.cached(&["prune", "--to", "2MiB"]).await;
     assert_eq!(used().await, before, "there is room for all that counts");
@@ -452,7 +452,7 @@ async fn an_image_is_removed_unless_it_is_pinned() {
     );
 }
 
-/// Bytes that pierhead keeps for bundles, files of the directory aside.
+/// Bytes of bundle files, without the directory.
 async fn bundle_bytes(daemon: &Daemon) -> u64 {
     let stat = &objects(&daemon.cached(&["stat", "--json"]).await)[0];
     let kind = |name: &str| stat["bundle"][name].as_u64().expect("bytes");
@@ -469,7 +469,7 @@ async fn bundles_leave_with_their_images() {
     let image = Image::tree(3, &options);
     registry.push("team/app", "1", &image.image);
     let upstream = format!("lab:5000={}", registry.url());
-    // As they are packed at first: nothing is packed again meanwhile.
+    // Final level from the start, so that no pack is recompressed during the test.
     let daemon = Daemon::start(
         "default_upstream = \"lab:5000\"\n[bundle]\nlevel = 3",
         &["--upstream", &upstream],

@@ -1,4 +1,4 @@
-//! The rules that every metric keeps, whichever crate registers it.
+//! Naming rules for the metrics of all crates.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{ErrorKind, Seek as _, Write as _};
@@ -43,7 +43,7 @@ fn is_snake_case(name: &str) -> bool {
     starts && name.chars().all(is_allowed) && !name.contains("__") && !name.ends_with('_')
 }
 
-/// What is wrong with the name of a family of that type.
+/// The naming errors of a metric family of that type.
 fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     let mut faults = Vec::new();
     let words: Vec<&str> = name.split('_').collect();
@@ -94,14 +94,14 @@ fn faults_of_name(name: &str, kind: &str) -> Vec<&'static str> {
     faults
 }
 
-/// What is wrong with one sample.
+/// The errors of one sample.
 fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
     let mut faults = Vec::new();
     for (label, value) in &sample.labels {
         if !is_snake_case(label) {
             faults.push(format!("{label} is not snake_case"));
         }
-        // An address is what the configuration says, and the last bucket is `+Inf`.
+        // An address is as in the configuration, and the last bucket is `+Inf`.
         if !["address", "le"].contains(label) && value.chars().any(char::is_uppercase) {
             faults.push(format!("{label}={value:?} is not lower case"));
         }
@@ -109,7 +109,7 @@ fn faults_of_labels(sample: &Sample<'_>) -> Vec<String> {
         if *label == "status" && !is_class {
             faults.push(format!("{label}={value:?} is no class"));
         }
-        // The class of an answer has the label `status`.
+        // The label `status` has the class of a response.
         if *label == "class" && value.starts_with(|first: char| first.is_ascii_digit()) {
             faults.push(format!("{label}={value:?} is spelled in a second way"));
         }
@@ -147,7 +147,7 @@ fn as_text_format(text: &str) -> String {
     converted
 }
 
-/// What Prometheus' own tool finds wrong, where it is installed.
+/// The errors that `promtool` finds, where it is installed.
 fn promtool(text: &str) -> Option<String> {
     let mut file = tempfile::tempfile().expect("a file");
     file.write_all(as_text_format(text).as_bytes())
@@ -264,7 +264,7 @@ async fn every_metric_keeps_the_rules() {
         let is_there = names.iter().any(|name| name.starts_with(&prefix));
         assert!(is_there, "nothing of {prefix} was looked at: {names:?}");
     }
-    // As Prometheus' own client libraries name them.
+    // The names of Prometheus' own client libraries.
     for name in [
         "process_cpu_seconds_total",
         "process_max_fds",
@@ -293,7 +293,7 @@ async fn every_metric_keeps_the_rules() {
         started(&text),
         started(&String::from_utf8_lossy(&again.body))
     );
-    // Two, when the second request came before the blob was committed.
+    // Two misses when the second request arrived before the commit of the blob.
     let line = "pierhead_proxy_requests_total{endpoint=\"blob\",cache=\"miss\",status=\"2xx\"} ";
     let misses = text.lines().find_map(|it| it.strip_prefix(line));
     assert!(

@@ -77,7 +77,7 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     assert!(blob.body == two.image.blobs[1].bytes);
     two.daemon.logs("upstream down").await;
     assert!(two.has_metric(&state(2)).await);
-    // Each address that fails is told with the image; once its circuit is open, no more.
+    // The log names each failing address with the image, until its circuit opens.
     two.daemon
         .logs("another address answered upstream=reg.example image=reg.example/app:1")
         .await;

@@ -211,7 +211,7 @@ pub(crate) async fn admit(
     }
 }
 
-/// Names no user: people type passwords into the wrong field.
+/// Logs no user name, since users type passwords into the wrong field.
 fn note_refused_login(inner: &Inner, client: IpAddr, error: &Error) {
     let event = "a login was refused";
     let refusal = Refusal {

@@ -86,7 +86,7 @@ impl Asked<'_> {
         self.ready(library, &image).await?;
         let ticket = self.inner.limits.queue(&self.peer.client)?;
         let client = self.client();
-        // Each reads a whole table, as a plan does.
+        // Takes a planning slot, since it reads a whole table.
         let slot = self.inner.planning.acquire(client).await;
         let (noting, entries) = (library.clone(), trace.files.len());
         let noted = blocking(move || {
@@ -121,7 +121,7 @@ impl Asked<'_> {
         self.json(&report, Outcome::None)
     }
 
-    /// The order in which bundles of an image carry its files first.
+    /// Responds with the start order of an image.
     async fn start_order(&self, library: &Library, image: &Found) -> Answer {
         let ticket = self.inner.limits.queue(&self.peer.client)?;
         let permit = self.inner.making.clone().acquire_owned().await;
@@ -336,7 +336,7 @@ impl Asked<'_> {
         admitted.map(drop)
     }
 
-    /// Whose turn it is.
+    /// The client on whose behalf the library works.
     fn client(&self) -> ClientKey {
         ClientKey::of(self.peer.address)
     }

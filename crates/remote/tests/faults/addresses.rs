@@ -161,8 +161,8 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
     .await;
 }
 
-/// Each address has a token server of its own. A token is sent to no other address than the one that asked for
-/// it: neither is the mirror shown the registry's, nor does a fail-over end in a refusal.
+/// Each address has its own token server. A token goes only to the address that demanded it: the mirror never sees the
+/// registry's token, and a failover does not end in a refusal.
 #[tokio::test]
 async fn a_token_is_sent_only_to_the_address_that_asked_for_it() {
     let two = Two::start().await;

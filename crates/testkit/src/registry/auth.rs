@@ -151,7 +151,7 @@ pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
         .collect();
     let mut issued = lock(&shared.issued);
     issued.count += 1;
-    // Of this registry alone: another one that issues as many must not take it for one of its own.
+    // Unique to this registry: another fake registry must not accept the token as its own.
     let port = shared
         .bases
         .get()
