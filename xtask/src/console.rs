@@ -57,7 +57,7 @@ impl Console {
     }
 }
 
-/// Runs `what` and gives what was printed, too.
+/// Runs `what`, and also returns its output.
 ///
 /// # Errors
 /// When there is no room for a temporary file; then `what` did not run.

@@ -6,7 +6,7 @@
 //! DIR/unsynced     the boot in which contents were written that no sync has followed yet
 //! DIR/contents/ab/ab…   sealed files, see `contents`
 //! DIR/lent         stamps of those that were lent to trees, see `lent`
-//! DIR/NAME, DIR/NAME.lock   a document that its user keeps here, and the lock of who replaces it
+//! DIR/NAME, DIR/NAME.lock   a document of the store's user, and its write lock
 //! DIR/images/HEX/  manifest, config, table, image.json of a complete image
 //! DIR/fetches/HEX/ a fetch that was begun, see `fetch`
 //! ```
@@ -180,8 +180,8 @@ impl Store {
         Ok(Some(image))
     }
 
-    /// Reads a document of at most `limit` bytes, empty when there is none, and replaces it by what `change` makes of it.
-    /// Processes and threads that do so take turns, so that none overwrites what another has added.
+    /// Reads a document of at most `limit` bytes (empty when missing), and replaces it by the result of `change`. A lock
+    /// serializes processes and threads, so that no update is lost.
     ///
     /// # Errors
     /// Those of `change`; the file system's, after which the document is as it was.

@@ -194,8 +194,8 @@ impl Cache {
         lock(&self.store.state).index.contains_key(digest)
     }
 
-    /// Single flight: exactly one caller per digest becomes the leader at a time. Its bytes will come from `origin`: what an
-    /// earlier fill staged is gone on with only if it came from there. Cancel safe.
+    /// Single flight: exactly one caller per digest becomes the leader at a time. Its bytes come from `origin`; a fill
+    /// resumes only staged bytes of the same origin. Cancel safe.
     ///
     /// # Errors
     /// [`Error::Io`]: staging cannot be opened ([`Error::is_storage`]: stream without storing).

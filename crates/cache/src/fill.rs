@@ -32,7 +32,7 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// Opens the staging of a flight that was just entered. A panic ends that flight, as an error does. Blocks.
+    /// Opens the staged file of a newly registered flight. A panic ends that flight, like an error. Blocks.
     pub(crate) fn lead(flight: &Arc<Flight>) -> Result<Self, Error> {
         let panics = flight.store.config.rest.panics();
         let led = panics.catch("cache-fill", || Self::open(flight));
@@ -83,7 +83,7 @@ impl Fill {
         Tail::new(self.flight.clone())
     }
 
-    /// Who waits for this fill.
+    /// The readers of this fill.
     pub fn readers(&self) -> Readers {
         Readers::of(&self.flight)
     }

@@ -31,7 +31,7 @@ const LINGER: Duration = Duration::from_millis(3);
 
 pub(crate) struct Flight {
     pub(crate) digest: Digest,
-    /// Who sends its bytes.
+    /// The registry that sends its bytes.
     pub(crate) origin: Origin,
     /// Since when, and how many bytes all fills had brought by then.
     pub(crate) begun: (Instant, u64),
@@ -249,7 +249,7 @@ impl Flight {
         let lacking = blocks(need - held);
         let rest = self.expected.load(Ordering::Relaxed).saturating_sub(held);
         let step = self.store.config.step.min(blocks(rest)).max(lacking);
-        // Bytes that will be needed after these; of an unknown length nobody knows.
+        // Bytes that the fill needs afterwards. For an unknown length, assumes one step.
         let rest = match self.expected.load(Ordering::Relaxed) {
             u64::MAX => step,
             _ => blocks(rest),

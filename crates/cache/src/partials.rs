@@ -12,7 +12,7 @@ pub(crate) struct Partial {
     pub(crate) bytes: u64,
     /// Seconds since 1970.
     pub(crate) modified: u64,
-    /// Who sent them.
+    /// The registry that sent the bytes.
     pub(crate) origin: Origin,
 }
 

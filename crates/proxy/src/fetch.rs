@@ -124,8 +124,8 @@ impl Keep {
     }
 }
 
-/// Fetches to the end and commits, in that turn. `arrived` counts bytes as they come; `passed` gets the stream when the cache
-/// had rather not keep it.
+/// Fetches the whole blob in that slot, and commits it. `arrived` counts bytes on arrival. `passed` gets the stream when
+/// the cache refuses to store the blob.
 ///
 /// Not cancel safe in one respect: when dropped, the fill ends for its readers. What is staged stays.
 pub(crate) async fn run(

@@ -381,7 +381,7 @@ impl Inner {
                 .is_led_by_another(&wanted.digest, &wanted.registry)
     }
 
-    /// Waits until the download of a blob may begin. `readers`: who waits for its bytes, `None` when somebody does as long as it lasts.
+    /// Waits for a slot to download a blob. `readers`: the readers of its bytes; `None` when a reader waits until the end.
     /// Cancel safe.
     pub(crate) async fn turn(
         &self,

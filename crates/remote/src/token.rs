@@ -49,7 +49,7 @@ pub(crate) struct Key {
     pub(crate) registry: Registry,
     /// The base URL that demands the token.
     pub(crate) address: String,
-    /// Who issues it, and for which service.
+    /// The token server, and the service.
     pub(crate) realm: Uri,
     pub(crate) service: Option<String>,
     /// `None`: the configured credentials, or none.

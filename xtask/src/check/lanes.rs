@@ -122,7 +122,7 @@ mod tests {
         *,
     };
 
-    /// Nobody waits for an answer longer than that.
+    /// Longest wait for a response.
     const LONG: Duration = Duration::from_secs(60);
 
     fn step(name: &'static str, lane: Lane, after: &'static [&'static str]) -> Step {
@@ -208,7 +208,7 @@ mod tests {
             step("e2e", Lane::Daemons, &["install", "clippy"]),
         ];
         assert_eq!(seconds(&steps.iter().collect::<Vec<_>>()), 30);
-        // What was not chosen takes no time and is not waited for.
+        // Steps that were not chosen take no time, and other steps do not wait for them.
         assert_eq!(seconds(&[&steps[3]]), 10);
     }
 

@@ -165,7 +165,7 @@ impl Inner {
                 return Ok((Some(plan), Some(at)));
             }
         }
-        // The first is the most like what is wanted.
+        // The first base image is the most similar one.
         let known = (0..)
             .zip(bases)
             .find(|(_, base): &(u16, &Base)| base.table.is_some());

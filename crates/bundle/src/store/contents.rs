@@ -283,7 +283,7 @@ impl Contents {
         self.in_part(name, create).map(File::from)
     }
 
-    /// Does what puts a name into one of the 256 folders, and makes the folder if somebody has deleted it.
+    /// Runs an operation that creates a name in one of the 256 folders. Creates the folder if it was deleted.
     fn in_part<T>(
         &self,
         name: &str,

@@ -1,6 +1,6 @@
-//! A table's file in blocks: each is read by `pread` and verified by its own checksum before anything in it is used.
+//! Table file in blocks. A reader loads each block by `pread` and verifies its checksum before use.
 //!
-//! An unreadable sector is an error of the read that meets it, and of that file alone.
+//! An unreadable sector fails only the reads that touch it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -15,10 +15,10 @@ use super::contents::Index;
 use super::layout::{DIGEST, HEAD, Layout, widen};
 use super::{MAX_TABLE, WHAT};
 
-/// Bytes that one checksum covers: a page, so that a lookup reads no more than the kernel does.
+/// Bytes per checksum: one page, so that a lookup reads no more than the kernel.
 pub(super) const BLOCK: usize = 4096;
 
-/// The last bytes of every file; the last one is the version of the file's format.
+/// The last bytes of every file. The very last byte is the format version.
 const MAGIC: [u8; 8] = *b"phtfile\x02";
 
 /// Length of the body, checksum of the list of checksums and of that length, magic.
@@ -27,7 +27,7 @@ const TRAILER: usize = 8 + 4 + 8;
 /// Bytes of one checksum.
 const SUM: usize = 4;
 
-/// What stands behind the body: a checksum for each block of it, and the trailer.
+/// The bytes after the body: a checksum for each of its blocks, and the trailer.
 pub(super) fn sums(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     let (mut sum, mut filled, mut len) = (0, 0, 0_u64);
@@ -62,7 +62,7 @@ pub(super) struct Blocks {
     sums: Vec<u8>,
     /// Bytes of the body.
     len: u64,
-    /// Of the file, for people.
+    /// Name of the file, for messages.
     name: String,
 }
 
@@ -100,7 +100,7 @@ impl Blocks {
             return Err(wrong("its file is none, or of another version"));
         }
         let body = u64::from_le_bytes(len.try_into().map_err(|_| wrong("its trailer"))?);
-        // What follows from the canonical bytes takes less than they do.
+        // The derived data is smaller than the canonical bytes.
         let most = 2 * MAX_TABLE as u64;
         let list = body.div_ceil(BLOCK as u64).saturating_mul(SUM as u64);
         if body > most || body.checked_add(list) != Some(at) {
@@ -171,7 +171,7 @@ type Key = (u64, usize);
 
 struct Lru {
     blocks: HashMap<Key, (u64, Arc<[u8]>)>,
-    /// By their last use.
+    /// Blocks by their last use.
     uses: BTreeMap<u64, Key>,
     clock: u64,
     next_id: u64,
@@ -179,7 +179,7 @@ struct Lru {
 }
 
 impl BlockCache {
-    /// Holds at most so many bytes of blocks, and one block at least.
+    /// Creates a cache of at most `bytes` bytes of blocks, but of at least one block.
     pub(crate) fn new(bytes: usize) -> Self {
         Self(Arc::new(Mutex::new(Lru {
             blocks: HashMap::new(),
@@ -233,7 +233,7 @@ impl Lru {
     }
 }
 
-/// A table's file for single lookups: they read some blocks, however many contents the table has.
+/// A table file for single lookups, each of which reads only a few blocks.
 pub(crate) struct TableFile {
     id: u64,
     blocks: Blocks,
@@ -331,11 +331,11 @@ mod tests {
     use crate::Table;
     use crate::table::LayerEntries;
 
-    /// Bytes in memory, one of which cannot be read; counts the bytes that were.
+    /// A fake file in memory with one unreadable byte. Counts the bytes read.
     #[derive(Default)]
     struct Disk {
         bytes: Vec<u8>,
-        /// Where `EIO` is.
+        /// Offset of the unreadable byte (`EIO`).
         bad: Option<usize>,
         read: Arc<AtomicUsize>,
     }
@@ -362,7 +362,7 @@ mod tests {
         Content::of(&nth.to_le_bytes())
     }
 
-    /// Of so many contents, as its file has it.
+    /// A table of that many contents, and the bytes of its file.
     fn table(contents: u32) -> (Table, Vec<u8>) {
         let files = (0..contents).map(|nth| Ok((content(nth), u64::from(nth) + 1)));
         let table = Table::merge([LayerEntries {
@@ -426,14 +426,14 @@ mod tests {
                     assert!(number.is_some());
                     found += 1;
                 }
-                // No damage: nothing is deleted for that.
+                // A read error proves no damage, so nothing is deleted.
                 Err(error) => {
                     assert!(matches!(error, Error::Io { .. }) && !error.is_damage());
                     assert!(error.to_string().contains("disk"), "{error}");
                     failed += 1;
                 }
             }
-            // The other file is not concerned.
+            // The other file is not affected.
             assert!(sound.find(&content(7)).expect("readable").is_some());
         }
         assert!(failed > 0 && found > 0, "{failed} and {found}");

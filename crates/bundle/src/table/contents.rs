@@ -89,7 +89,7 @@ impl Index {
         widen(contents).saturating_mul(12)
     }
 
-    /// From a file, as [`Self::bytes`] gave it.
+    /// Decodes the result of [`Self::bytes`] from a file.
     pub(super) const fn read(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }

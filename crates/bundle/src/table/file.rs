@@ -1,4 +1,4 @@
-//! A table as a file: canonical bytes, what follows from them, and a checksum for each block.
+//! Table file: canonical bytes, derived data, and a checksum for each block.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -29,7 +29,7 @@ impl Table {
         file.write_all(&sums)
     }
 
-    /// Reads all of a file that [`Table::save`] wrote into memory, and verifies it.
+    /// Reads a file that [`Table::save`] wrote into memory, and verifies all of it.
     ///
     /// # Errors
     /// `Missing` when there is none, `Malformed` when it is damaged, `Io`.

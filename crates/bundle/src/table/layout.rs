@@ -51,7 +51,8 @@ impl Layout {
         ]
     }
 
-    /// Of the first bytes of a table that has `len` bytes: every section lies within these and no count is over its section.
+    /// Parses the first bytes of a table of `len` bytes. Checks that each section lies within the table and each count
+    /// within its section.
     pub(super) fn read(bytes: &[u8], len: usize) -> Result<Self, Error> {
         let wrong = |why: &str| Error::malformed(WHAT, why);
         let (magic, rest) = bytes

@@ -244,8 +244,7 @@ fn files(folder: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     Ok(all)
 }
 
-/// What is known of a file without opening it. Of one that the system says nothing about that is nothing: whoever opens
-/// it learns why.
+/// Metadata of a file, without opening it. Missing metadata counts as zero; opening the file later shows the error.
 fn found(digest: Digest, path: &Path) -> Found {
     let about = fs::metadata(path).or_else(|_| fs::symlink_metadata(path));
     let modified = about.as_ref().ok().and_then(|it| it.modified().ok());

@@ -88,8 +88,8 @@ pub(crate) fn is_damage(error: &io::Error) -> bool {
     is_proven_damage(error) || error.raw_os_error() == Some(EIO)
 }
 
-/// Whether an error says that bytes were read and are not what was written. A disk that does not give them proves
-/// nothing: it may give them later.
+/// Whether an error proves damage: the bytes were read and differ from the written ones. A read error proves nothing,
+/// since a later read may succeed.
 pub(crate) fn is_proven_damage(error: &io::Error) -> bool {
     matches!(
         error.kind(),

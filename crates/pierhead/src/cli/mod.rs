@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Cache(cache::CacheArgs),
     /// Make docker, containerd, podman or CRI-O of this machine pull through pierhead, or no longer
     Setup(setup::SetupArgs),
-    /// Look for what is wrong with pierhead, its disk, its upstreams and the clients here, and name the fix
+    /// Check pierhead, its disk, its upstreams and the clients of this machine, and name the fix for each problem
     Doctor(doctor::DoctorArgs),
     /// Pull an image as a delta bundle: just the file contents that this machine lacks
     Pull(Box<worker::PullArgs>),

@@ -36,12 +36,12 @@ pub(crate) enum Error {
         /// Of a registry's error body.
         code: Option<ErrorCode>,
     },
-    /// The server has no such image: by no other way either.
+    /// The server does not have the image, neither as a bundle nor as layers.
     #[error("{image}: not found on {server}; check its name and tag")]
     NotFound {
-        /// As it was asked for, with its registry.
+        /// The requested name, with its registry.
         image: String,
-        /// Who was asked.
+        /// The server.
         server: String,
     },
     /// No TLS, for the certificate of the other end: a retry meets the same one.

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// A place in the queue of one client, kept until the fetch has ended.
 pub(crate) struct Ticket(Arc<Client>);
 
-/// What is to be downloaded.
+/// A download that waits or runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Download {
     pub(crate) registry: Registry,

@@ -170,8 +170,8 @@ impl Limits {
         self.own.clone()
     }
 
-    /// Counts a connection of `client`, of so many that all may have. When these are in use, an idle one of the client that has most is
-    /// closed for it, and one of its own when it has as many as it may. The limit, when it is one too many.
+    /// Counts a connection of `client`, of at most `all`. Closes an idle one of the client with most connections when all are
+    /// in use, or one of the client's own at its limit. Fails with the limit when there is none to close.
     pub(crate) fn connect(&self, client: &Arc<Client>, all: usize) -> Result<Connected, Limit> {
         let per_client = self.bounds.load().connections_per_client;
         self.connections.admit(client, all, per_client)

@@ -1,8 +1,8 @@
-//! From bytes to the head of a request: the ordinary ones are understood, all others are left to hyper.
+//! Parses the heads of common requests, and leaves all others to hyper.
 //!
-//! What is ordinary has one meaning only: a GET or HEAD over HTTP/1.1 without a body, or a POST to the two endpoints
-//! that take one, with its length said once. Whatever could be understood in two ways (lengths, codings, expectations, upgrades, line ends, what is no HTTP) goes to hyper
-//! untouched, so that there is one place that decides about it.
+//! A common request is a GET or HEAD over HTTP/1.1 without a body, or a POST to the two endpoints that take a body, with a
+//! single length. Every ambiguous input goes to hyper unchanged: lengths, codings, expectations, upgrades, line ends, no
+//! HTTP. So only hyper decides about it.
 
 use std::mem::MaybeUninit;
 

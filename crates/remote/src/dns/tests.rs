@@ -179,7 +179,7 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
     while resolver.0.running.available_permits() > 0 {
         tokio::task::yield_now().await;
     }
-    // Neither what is cached, nor hosts, nor blocking work waits for them.
+    // Cached names, hosts entries and blocking work do not wait for them.
     assert_eq!(
         lookup(&resolver, "known.example").await.unwrap(),
         ["192.0.2.1"]

@@ -39,13 +39,13 @@ fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
     }
 }
 
-/// A turn when there is one at once.
+/// A slot, if one is free at once.
 fn at_once(limits: &Limits, client: &Arc<Client>, download: Download, all: usize) -> Option<Turn> {
     let ticket = limits.queue(client).ok()?;
     now(std::pin::pin!(limits.turn(ticket, download, all)))
 }
 
-/// As many turns as there are for that client, which names a registry for each.
+/// All slots that the client gets, each for a registry of its own.
 fn greedy(limits: &Limits, client: &Arc<Client>, name: &str) -> Vec<Turn> {
     let registry = |nth| format!("{name}-{nth}.example");
     (0..2 * ALL)
@@ -177,7 +177,7 @@ async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_firs
     let first = take(&one, abandoned(1));
     let second = take(&one, abandoned(2));
     let other = take(&two, abandoned(3));
-    // Nobody yields to what is not awaited itself.
+    // No download yields to one without readers.
     let ticket = |client| limits.queue(client).unwrap();
     let mut idle = std::pin::pin!(limits.turn(ticket(&three), abandoned(4), 4));
     assert!(tokio::time::timeout(2 * LOOK, idle.as_mut()).await.is_err());
@@ -211,7 +211,7 @@ async fn a_download_that_its_client_reads_itself_does_not_yield() {
     assert!(now(std::pin::pin!(turn.yields())).is_none());
 }
 
-/// A fill that fails with wrong content is begun anew in the same turn.
+/// A fill with wrong content restarts in the same slot.
 #[tokio::test]
 async fn a_download_that_is_awaited_anew_does_not_yield() {
     let data = tempfile::tempdir().unwrap();
@@ -241,7 +241,7 @@ async fn a_download_that_is_awaited_anew_does_not_yield() {
     assert!(now(waiting.as_mut()).is_none());
     drop((fill, content));
     let ask = || limits.downloads.lock().ask_to_yield();
-    // Asked before it is awaited again, and not afterwards.
+    // It yields before a reader waits again, and not afterwards.
     ask();
     assert!(turn.is_yielding());
     let (fill, content) = claim(0).await;
