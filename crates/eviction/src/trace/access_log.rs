@@ -354,8 +354,9 @@ mod tests {
             found(log.nginx(&timed("0.002"))),
             Some((1_000_000, second, 2.5))
         );
+        let head = get.replace("GET", "HEAD");
         for (request, end) in [
-            ("HEAD /v2/a/blobs/sha256:", "200 0 \"-\" \"c\""),
+            (&*head, "200 0 \"-\" \"c\""),
             (
                 "GET /v2/library/redis/manifests/7 HTTP/1.1",
                 "200 5 \"-\" \"c\"",
@@ -385,7 +386,7 @@ mod tests {
         let mut log = AccessLog::default();
         let text = format!(
             "time=\"2026-11-23T06:25:24.123456789Z\" level=info msg=\"response completed\" go.version=go1.24 http.request.method=GET \
-             http.request.uri=\"/v2/team/app/blobs/sha256:{HASH}\" http.request.useragent=\"a \\\"b\\\" c=d\" \
+             http.request.uri=\"/v2/team/app/blobs/sha256:{HASH}\" http.request.useragent=\"a \\\" http.request.method=PUT\" \
              http.response.duration=1.25s http.response.status=200 http.response.written=70000"
         );
         assert_eq!(

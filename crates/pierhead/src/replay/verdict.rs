@@ -167,10 +167,14 @@ mod tests {
         // Half a percent is noise.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
         assert!(said(close, Named::Lru).contains("keep lru"));
-        // No client waits, so no policy can save waiting.
-        assert!(
-            said(vec![row("lru", 1, 0.0), row("gdsf", 1, 0.0)], Named::Lru).contains("keep lru")
-        );
+        // No client waits, so no policy can save waiting. JSON needs a number for it.
+        let idle = Report {
+            rows: vec![row("lru", 1, 0.0), row("gdsf", 1, 0.0)],
+            ..Report::default()
+        };
+        let verdict = &of(&idle, Named::Lru)[0];
+        assert_eq!(verdict.waits_less_percent, Some(0.0));
+        assert!(verdict.to_string().contains("keep lru"), "{verdict}");
         assert_eq!(
             said(vec![row("lru", 1, 2.0), row("belady", 1, 1.0)], Named::Lru),
             ""

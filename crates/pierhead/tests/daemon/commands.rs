@@ -420,6 +420,9 @@ async fn an_image_is_removed_unless_it_is_pinned() {
     registry.push("team/app", "2", &other);
     daemon.cached(&["warm", "--pin", IMAGE]).await;
     daemon.cached(&["warm", "lab:5000/team/app:2"]).await;
+    let rows = objects(&daemon.cached(&["ls", "--json"]).await);
+    let pinned: Vec<_> = rows.iter().map(|it| &it["pinned"]).collect();
+    assert_eq!(pinned, [true, false], "in the order of their names");
 
     let (code, _, err) = daemon.cache(&["rm", IMAGE]).await;
     assert_eq!(code, Some(1));
@@ -430,7 +433,10 @@ async fn an_image_is_removed_unless_it_is_pinned() {
     assert!(code == Some(1) && err.contains(&fix), "{err}");
 
     daemon.cached(&["unpin", IMAGE]).await;
+    let tag_bytes = async || daemon.get("/v1/stat").await.json()["disk"]["tags"].as_u64();
+    let before = tag_bytes().await;
     let out = daemon.cached(&["rm", IMAGE]).await;
+    assert!(tag_bytes().await < before, "its tag is gone, too");
     daemon
         .logs(&format!("image removed image={IMAGE} freed_bytes="))
         .await;
