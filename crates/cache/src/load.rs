@@ -59,7 +59,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 tier.remove(&digest)?;
             }
             Err(error) => {
-                tracing::error!(%digest, %error, "a stored blob cannot be read: its file stays, and it is tried again later");
+                tracing::error!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
                 state.set_unreadable(digest, blocks(bytes));
             }
         }

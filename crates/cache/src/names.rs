@@ -169,7 +169,7 @@ impl Names {
             }
             Found::Unreadable(file) => {
                 all += blocks(file.len);
-                tracing::error!(file = %file.path.display(), error = %file.source, "a record of a tag cannot be read: it stays, and is tried again later");
+                tracing::error!(file = %file.path.display(), error = %file.source, "cannot read the record of a tag: keeping its file, retrying later");
                 if let Some(key) = key_of_file(&file.path) {
                     table.unreadable.insert(key, blocks(file.len));
                 }

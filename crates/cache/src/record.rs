@@ -99,7 +99,7 @@ pub(crate) fn load<T: DeserializeOwned>(
         match read(&path) {
             Ok((len, value)) => visit(Found::Whole(len, value)),
             Err(error) if is_proven_damage(&error) => {
-                tracing::error!(file = %path.display(), %error, "a damaged record is ignored and deleted");
+                tracing::error!(file = %path.display(), %error, "deleting a damaged record");
                 remove(&path)?;
             }
             Err(source) => {

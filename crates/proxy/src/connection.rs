@@ -175,7 +175,7 @@ where
                 // hyper limits the time of a head only over HTTP/1.1.
                 match activity.idle() {
                     Some(idle) if idle > head + period => {
-                        tracing::debug!(%address, "client asks nothing: connection cut");
+                        tracing::debug!(%address, "idle client: connection closed");
                         return;
                     }
                     Some(idle) if idle > head => connection.as_mut().graceful_shutdown(),

@@ -131,7 +131,7 @@ pub(crate) fn refused(log: &RefusalLog, address: SocketAddr, error: &io::Error) 
             }
             _ => "the client's certificate is not good",
         },
-        Some(rustls::Error::AlertReceived(_)) => "the client does not take our certificate",
+        Some(rustls::Error::AlertReceived(_)) => "the client rejects the server's certificate",
         _ => return tracing::debug!(%address, %error, "TLS handshake failed"),
     };
     note(log, address, why, error);

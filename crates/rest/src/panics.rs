@@ -37,7 +37,7 @@ impl Panics {
         tracing::error!(
             task,
             message,
-            "a background task panicked, which is a fault of pierhead"
+            "a background task panicked, which is a bug in pierhead"
         );
     }
 
@@ -85,7 +85,7 @@ impl Drop for Watch {
             // The runtime's panic hook prints the message.
             tracing::error!(
                 task = self.task,
-                "a background task panicked, which is a fault of pierhead"
+                "a background task panicked, which is a bug in pierhead"
             );
         }
     }

@@ -69,7 +69,7 @@ impl Inner {
     /// since no plan and no table names its packs yet.
     fn drop_unused_packs(&self) -> Result<(), Error> {
         let Ok(_packing) = self.packing.try_write() else {
-            tracing::info!("packs of removed images are deleted once no image is being indexed");
+            tracing::info!("unused packs stay until no image is being indexed");
             self.has_unused_packs.store(true, Ordering::Relaxed);
             return Ok(());
         };

@@ -140,7 +140,7 @@ impl Inner {
             Err(error @ Error::Io { .. }) => {
                 self.tables.report_unreadable(manifest, &error);
             }
-            Err(error) => tracing::warn!(%error, "the table of an image is made anew"),
+            Err(error) => tracing::warn!(%error, "rebuilding the table of an image"),
         }
         let layers: Vec<&LayerIndex> = layers.iter().map(|layer| &layer.index).collect();
         let table = Table::build_at(&layers, share)?;

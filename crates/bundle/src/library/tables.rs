@@ -75,7 +75,7 @@ impl Tables {
         }
         let is_first = unreadable.insert(*image);
         if is_first {
-            tracing::error!(%image, %error, "the table of an image cannot be read; it is made anew once");
+            tracing::error!(%image, %error, "cannot read the table of an image; rebuilding it once");
         }
         is_first
     }
@@ -140,7 +140,7 @@ impl Inner {
     fn mend_table<T>(&self, manifest: &Digest, error: Error) -> Result<T, Error> {
         self.tables.forget(manifest);
         if error.is_damage() {
-            tracing::warn!(%error, %manifest, "the table of an image is made anew");
+            tracing::warn!(%error, %manifest, "rebuilding the table of an image");
             remove(&self.shelf.table(manifest));
         } else if matches!(error, Error::Io { .. }) {
             if !self.tables.report_unreadable(manifest, &error) {

@@ -97,7 +97,7 @@ impl Blocks {
         let (len, rest) = trailer.split_at(8);
         let (check, magic) = rest.split_at(4);
         if magic != MAGIC {
-            return Err(wrong("its file is none, or of another version"));
+            return Err(wrong("not a table file, or of another version"));
         }
         let body = u64::from_le_bytes(len.try_into().map_err(|_| wrong("its trailer"))?);
         // The derived data is smaller than the canonical bytes.

@@ -279,7 +279,9 @@ impl Inner {
         for (key, bytes) in leaving {
             match std::fs::remove_file(self.file(&key)) {
                 Ok(()) => lock(&self.store.state).names -= bytes,
-                Err(error) => tracing::warn!(%error, "cannot delete a dropped name"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot delete the record of a name above the bounds")
+                }
             }
         }
     }

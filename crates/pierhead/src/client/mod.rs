@@ -106,7 +106,7 @@ pub(crate) fn run(args: &CacheArgs) -> Result<(), Failure> {
 
 fn warn_of_more(known: &Images) {
     if known.more {
-        eprintln!("warning: the cache knows more images: 1000 of them are listed");
+        eprintln!("warning: the cache has more images than the 1000 listed");
     }
 }
 

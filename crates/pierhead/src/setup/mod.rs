@@ -99,7 +99,7 @@ fn hold(args: &SetupArgs, place: &Place) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let done = match set_up(args, place).and_then(|()| held::begin(args.client, place)) {
             Ok(held) => {
-                note!("it stays so until this process is told to end");
+                note!("the setup stays until this process gets SIGTERM or SIGINT");
                 tokio::select! {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
@@ -412,7 +412,7 @@ fn agreed(args: &SetupArgs, changes: &[Change]) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
         return Err(Told::new(
             Exit::Refused,
-            "there is no terminal to ask on: pass --yes to write without a question, or --dry-run to see what would change",
+            "no terminal for a confirmation: pass --yes to write without a question, or --dry-run to see what would change",
         )
         .into());
     }
@@ -473,7 +473,7 @@ fn reload(args: &SetupArgs, place: &Place, changes: &[Change]) -> anyhow::Result
         if let (Client::Docker, Some(pid), false) = (args.client, pid, forgets) {
             rustix::process::kill_process(pid, rustix::process::Signal::HUP)
                 .context("cannot send SIGHUP to dockerd")?;
-            note!("dockerd was told to read its file again");
+            note!("dockerd reloads its configuration");
             return Ok(());
         }
         bail!(

@@ -94,10 +94,10 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Connections => {
-                "all connections that this address may have now are in use: raise limits.connections, or try again"
+                "all connections available to this address are in use: raise limits.connections, or try again"
             }
             Self::ConnectionsPerClient => {
-                "this address has as many connections as it may, and all are in use: raise limits.connections_per_client, or use fewer"
+                "this address has its maximum number of connections, and all are in use: raise limits.connections_per_client, or use fewer"
             }
             Self::BytesInFlight => {
                 "too many bytes wait for clients to take them: raise limits.answer_memory, or try again"
@@ -109,10 +109,10 @@ impl fmt::Display for Limit {
                 "this address waits for too many downloads: raise limits.upstream_fetches_per_client, or try again"
             }
             Self::FetchesPerRegistry => {
-                "as many downloads from this registry run as may: raise limits.upstream_fetches_per_registry, or try again"
+                "all download slots of this registry are in use: raise limits.upstream_fetches_per_registry, or try again"
             }
             Self::Downloads => {
-                "as many downloads run for others as may, so the registry was not asked: raise limits.upstream_fetches, or try again"
+                "all download slots are in use, so the registry was not asked: raise limits.upstream_fetches, or try again"
             }
             Self::Fetches => "too many requests wait for upstreams; try again",
             Self::Headers => {

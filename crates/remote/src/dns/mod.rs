@@ -78,7 +78,7 @@ impl std::fmt::Debug for SystemResolver {
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum LookupError {
     /// A name server says that the name does not exist, or has no address.
-    #[error("there is no such name, or it has no address")]
+    #[error("the name does not exist, or has no address")]
     NotFound,
     /// Each name server failed or refused.
     #[error("{0}")]
@@ -245,7 +245,7 @@ impl SystemResolver {
             Err(error) => tracing::warn!(
                 file = %shared.files.resolv_conf.display(),
                 %error,
-                "the name servers cannot be read; those known before are asked"
+                "cannot read the name servers; using the previous ones"
             ),
         }
     }

@@ -62,7 +62,7 @@ impl Shared {
     /// Treats a panic as a failed copy: the thread retries or skips the blob, and continues with the next one.
     fn guarded<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let done = self.rest.panics().catch("tier-write-back", work);
-        done.unwrap_or_else(|| Err(io::Error::other("a panic, which was told before")))
+        done.unwrap_or_else(|| Err(io::Error::other("a panic, which was logged before")))
     }
 
     /// Until it is stopped.
