@@ -352,7 +352,7 @@ impl Store {
         let _turn = self.turns.take(digest);
         let removed = match victim {
             // Committed again meanwhile: then the rename has deleted the old file.
-            Victim::Blob(..) if lock(&self.state).index.contains_key(&digest) => Ok(()),
+            Victim::Blob(..) if !lock(&self.state).is_deleting(&digest) => Ok(()),
             Victim::Blob(..) => self.tier.remove(&digest),
             // Claimed again meanwhile: then [`Store::stage`] empties it.
             Victim::Partial(..) if lock(&self.state).fills.contains_key(&digest) => Ok(()),
@@ -364,7 +364,7 @@ impl Store {
             return false;
         }
         match victim {
-            Victim::Blob(..) => lock(&self.state).gone(&digest, bytes),
+            Victim::Blob(..) => lock(&self.state).gone(&digest),
             Victim::Partial(_, partial) => {
                 self.release(bytes);
                 let state = lock(&self.state);
@@ -382,5 +382,52 @@ impl Store {
     /// Bytes that the medium can still take; the most there can be when it does not say.
     pub(crate) fn free(&self) -> u64 {
         self.tier.free().unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use pierhead_eviction::Lru;
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+    use crate::{Cache, Claim, Config, Object, Origin};
+
+    async fn stored(cache: &Cache, content: &Bytes) -> Object {
+        let digest = Digest::of(Algorithm::Sha256, content);
+        let Ok(Claim::Leader(mut fill, _)) = cache.claim(&digest, Origin::LOCAL).await else {
+            panic!("nobody has it");
+        };
+        fill.begin(Some(content.len() as u64)).await.unwrap();
+        fill.write(content.clone()).await.unwrap();
+        fill.finish().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_blob_that_is_committed_again_during_its_eviction_keeps_its_handle() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::new(folder.path(), 64 << 20);
+        let cache = Cache::open(config, Box::new(Lru::default())).unwrap();
+        let content = Bytes::from(vec![7; 100_000]);
+        let digest = Digest::of(Algorithm::Sha256, &content);
+        let older = stored(&cache, &content).await;
+        let store = cache.store.clone();
+        let used = lock(&store.state).used;
+        let victim = lock(&store.state).victim(false).expect("the only blob");
+        let newer = stored(&cache, &content).await;
+        assert!(store.delete(victim));
+        {
+            let state = lock(&store.state);
+            assert!(state.open.contains_key(&digest), "its reader is forgotten");
+            assert_eq!(state.evictable(), 0);
+            assert_eq!((state.used, state.reserved), (used, used));
+        }
+        // The older file is on the disk until its own reader leaves.
+        drop(older);
+        assert_eq!(lock(&store.state).reserved, 0);
+        assert!(newer.read_all(1 << 20).await.unwrap() == content);
+        drop(newer);
+        assert_eq!(lock(&store.state).evictable(), used);
     }
 }

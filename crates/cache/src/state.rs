@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) open: HashMap<Digest, (u64, Weak<OpenBlob>)>,
     /// Handles whose file is deleted: their bytes are on the disk until they are dropped.
     ghosts: HashMap<u64, u64>,
+    /// Bytes of blobs that left the index and whose file is not deleted yet.
+    deleting: HashMap<Digest, u64>,
     /// How many labels pin a digest.
     pub(crate) pinned: HashMap<Digest, u32>,
     /// Committed blobs that were unreadable at startup, with their bytes on disk. The index does not have them, so a claim
@@ -121,6 +123,7 @@ impl State {
             partials: Partials::default(),
             open: HashMap::new(),
             ghosts: HashMap::new(),
+            deleting: HashMap::new(),
             pinned: HashMap::new(),
             unreadable: BTreeMap::new(),
             retried: None,
@@ -190,10 +193,9 @@ impl State {
         (cost, joined): (Option<f32>, u32),
         now: u64,
     ) {
-        if let Some(bytes) = self.take(&digest) {
-            // The rename has deleted the older file.
-            self.gone(&digest, bytes);
-        }
+        self.take(&digest);
+        // The rename has deleted the older file, even if an eviction was about to delete it. The open handle is of that file.
+        self.gone(&digest);
         // That includes an unreadable file.
         self.clear_unreadable(&digest);
         let tick = self.next_tick();
@@ -399,12 +401,22 @@ impl State {
         let bytes = slot.footprint();
         self.used -= bytes;
         self.reserved += bytes;
+        *self.deleting.entry(*digest).or_default() += bytes;
         self.changed.push(*digest);
         Some(bytes)
     }
 
-    /// The file of a blob that was taken out is deleted: frees its bytes, unless a reader still has it open.
-    pub(crate) fn gone(&mut self, digest: &Digest, bytes: u64) {
+    /// Whether the file of a blob that was taken out is still to be deleted. Not when the blob was committed again.
+    pub(crate) fn is_deleting(&self, digest: &Digest) -> bool {
+        self.deleting.contains_key(digest)
+    }
+
+    /// The file of a blob that was taken out is deleted: frees its bytes, unless a reader still has it open. Does nothing when that was
+    /// said before.
+    pub(crate) fn gone(&mut self, digest: &Digest) {
+        let Some(bytes) = self.deleting.remove(digest) else {
+            return;
+        };
         match self.forget_open(digest) {
             Some((handle, _)) => {
                 self.ghosts.insert(handle, bytes);

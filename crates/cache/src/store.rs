@@ -354,11 +354,13 @@ impl Store {
         }
         // Under its turn nobody opens it anew.
         let taken = lock(&self.state).take(digest);
-        let Some(bytes) = taken else { return };
+        if taken.is_none() {
+            return;
+        }
         self.metrics.rot.inc();
         tracing::error!(%digest, "a stored blob is damaged: removed, it will be fetched again");
         match self.tier.remove(digest) {
-            Ok(()) => lock(&self.state).gone(digest, bytes),
+            Ok(()) => lock(&self.state).gone(digest),
             Err(error) => {
                 tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart")
             }
