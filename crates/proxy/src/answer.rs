@@ -11,6 +11,7 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, Version};
 use http_body::Body as _;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
+use pierhead_rest::ClientKey;
 
 use crate::access::{self, Channel};
 use crate::body::{Account, Body};
@@ -405,7 +406,8 @@ impl Request<'_> {
                 client: self.peer.client.clone(),
             };
             if self.parts.method == Method::GET {
-                bundle::Arrivals::note(self.inner, &document, reference);
+                let client = ClientKey::of(self.peer.address);
+                bundle::Arrivals::note(self.inner, client, &document, reference);
             }
             let entity = match document.object() {
                 _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),

@@ -14,11 +14,13 @@ use pierhead_bundle::library::State;
 use pierhead_bundle::{Content, Kind, RECORD_HEAD, Table, pack, table};
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
+use pierhead_rest::Rest;
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
 use serde_json::{Value, json};
-use stage::{Plan, Stage, blob_path, code, eventually, metric, soon};
+use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const BUNDLE: &str = "/v2/app/_pierhead/bundle";
 const TRACE: &str = "/v2/app/_pierhead/trace";
@@ -175,6 +177,40 @@ async fn a_pull_by_layers_is_indexed_unasked() {
         .await;
     let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
+    let rest = Rest::default();
+    rest.set(true);
+    let plan = Plan {
+        rest: rest.clone(),
+        ..Plan::default()
+    };
+    let stage = bundles(plan).open().await;
+    let library = stage.library.clone().unwrap();
+    let pulled = [(2, 31), (2, 32), (2, 33), (3, 34)].map(|(client, seed)| (client, tree(seed)));
+    for (client, TreeImage { image, .. }) in &pulled {
+        stage.upstream.push("app", "1", image);
+        let mut stream = from(&stage, *client).await;
+        let head = format!("GET /v2/app/manifests/{} HTTP/1.1", image.root);
+        let request = format!("{head}\r\nhost: a\r\nconnection: close\r\n\r\n");
+        soon(stream.write_all(request.as_bytes())).await.unwrap();
+        let mut answer = String::new();
+        soon(stream.read_to_string(&mut answer)).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        for blob in &image.blobs {
+            assert_eq!(stage.get(&blob_path(&blob.digest)).await.status, 200);
+        }
+        // It waits in the queue before the next one is pulled.
+        eventually(async || library.state(&image.root) != State::Unknown).await;
+    }
+    rest.set(false);
+    let is_ready = |image: &TreeImage| library.state(&image.image.root) == State::Ready;
+    let [_, _, (_, last), (_, other)] = &pulled;
+    eventually(async || is_ready(last)).await;
+    // Clients take turns: the other one's image is not behind all three.
+    assert!(is_ready(other));
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::library::{Image, Library, State};
 use pierhead_oci::{Body, Digest, Manifest, Reference};
+use pierhead_rest::ClientKey;
 
 use crate::document::{Document, EAGER};
 use crate::service::Inner;
@@ -28,6 +29,8 @@ struct Awaited {
 }
 
 struct Arrival {
+    /// Who pulls it. Its indexing counts for this client.
+    client: ClientKey,
     repository: String,
     blobs: Vec<Digest>,
     since: Instant,
@@ -38,8 +41,13 @@ impl Arrivals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The manifest was handed out: whoever got it asks for the blobs next. Below a microsecond when it is known.
-    pub(crate) fn note(inner: &Arc<Inner>, document: &Document, reference: &Reference) {
+    /// The manifest was handed out to `client`, which asks for the blobs next. Below a microsecond when it is known.
+    pub(crate) fn note(
+        inner: &Arc<Inner>,
+        client: ClientKey,
+        document: &Document,
+        reference: &Reference,
+    ) {
         let Some(library) = &inner.library else {
             return;
         };
@@ -70,6 +78,7 @@ impl Arrivals {
                 return;
             }
             let arrival = Arrival {
+                client,
                 repository,
                 blobs: manifest.children().map(|child| child.digest).collect(),
                 since: Instant::now(),
@@ -113,16 +122,19 @@ fn look(inner: &Inner, library: &Library) -> bool {
         awaited.images.retain(|digest, arrival| {
             let is_whole = arrival.blobs.iter().all(|blob| inner.cache.holds(blob));
             if is_whole {
-                whole.push(Image {
+                let image = Image {
                     manifest: *digest,
                     repository: std::mem::take(&mut arrival.repository),
-                });
+                };
+                whole.push((arrival.client, image));
             }
             !is_whole && arrival.since.elapsed() < PATIENCE
         });
         awaited.is_watched = !awaited.images.is_empty();
         !awaited.is_watched
     };
-    whole.into_iter().for_each(|image| library.offer(image));
+    for (client, image) in whole {
+        library.offer_for(client, image);
+    }
     is_done
 }

@@ -15,6 +15,7 @@ use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, Reference};
 use pierhead_proxy::{Config, Proxy, Tls};
 use pierhead_remote::{Client, Upstream};
+use pierhead_rest::Rest;
 use pierhead_testkit::http::{End, Request, Response};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry};
@@ -58,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) resolver: Option<Arc<dyn pierhead_remote::Resolve>>,
     /// Whether there are bundles.
     pub(crate) bundles: bool,
+    /// While it is due, images that nobody waits for are not indexed.
+    pub(crate) rest: Rest,
     /// Bytes of a fast tier; 0: there is none.
     pub(crate) fast: u64,
     /// What a cache left behind.
@@ -77,6 +80,7 @@ impl Default for Plan {
             stall_timeout: Duration::from_secs(20),
             resolver: None,
             bundles: false,
+            rest: Rest::default(),
             fast: 0,
             data: None,
         }
@@ -145,6 +149,7 @@ impl Plan {
             let mut config =
                 pierhead_bundle::library::Config::new(data.path(), 256 << 20, 32 << 20);
             (config.share, config.level) = (100, 3);
+            config.rest = self.rest;
             Library::open(config, Proxy::blobs(&cache)).unwrap()
         });
         let proxy = Proxy::with_library(cache.clone(), client.clone(), config, library.clone());
