@@ -124,10 +124,11 @@ impl Asked<'_> {
     /// Responds with the start order of an image.
     async fn start_order(&self, library: &Library, image: &Found) -> Answer {
         let ticket = self.inner.limits.queue(&self.peer.client)?;
-        let permit = self.inner.making.clone().acquire_owned().await;
+        // It reads a whole table and programs of the image, as a plan does.
+        let slot = self.inner.planning.acquire(self.client()).await;
         let (of, digest) = (library.clone(), image.digest);
         let order = blocking(move || {
-            let _held = (permit, ticket);
+            let _held = (slot, ticket);
             of.start_order(&digest)
         })
         .await?
@@ -461,5 +462,60 @@ fn bundle_error(error: pierhead_bundle::Error) -> Error {
     match error.fault() {
         Fault::Theirs => Error::Unbundled(error.to_string()),
         Fault::Ours | Fault::Nobody => Error::Bundle(Arc::new(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use pierhead_cache::Cache;
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+    use crate::limits::{Client, Limit};
+    use crate::{Config, Proxy};
+
+    #[tokio::test]
+    async fn the_order_of_a_start_waits_for_a_planning_slot() {
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
+        let client = pierhead_remote::Client::new(pierhead_remote::Config::default()).unwrap();
+        let config = library::Config::new(data.path(), 64 << 20, 16 << 20);
+        let library = Library::open(config, Proxy::blobs(&cache)).unwrap();
+        let proxy = Proxy::with_library(cache, client, Config::default(), Some(library.clone()));
+        let inner = proxy.current();
+        let address = ([10, 0, 0, 1], 1).into();
+        let client = Arc::new(Client::operator());
+        let (parts, ()) = http::Request::new(()).into_parts();
+        let asked = Asked {
+            inner: &inner,
+            peer: &Peer::refused(address, client, Limit::Fetches),
+            parts: &parts,
+            name: &"app".parse().unwrap(),
+            registry: "registry.example".parse().unwrap(),
+            repository: "app".parse().unwrap(),
+            deadline: Deadline::new(std::time::Duration::from_secs(60)),
+        };
+        let image = Found {
+            digest: Digest::of(Algorithm::Sha256, b"no image"),
+            blobs: Vec::new(),
+            outcome: Outcome::Hit,
+        };
+        let other = |nth| ClientKey::of([10, 0, 0, nth].into());
+        let held = [
+            inner.planning.acquire(other(2)).await,
+            inner.planning.acquire(other(3)).await,
+        ];
+        let mut order = pin!(asked.start_order(&library, &image));
+        let poll = order.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll.is_pending());
+        assert_eq!(inner.planning.waiting(), 1);
+        drop(held);
+        let refused = order.await.map(drop);
+        assert!(matches!(refused, Err(Error::Bundle(_))), "{refused:?}");
+        library.close();
     }
 }

@@ -36,6 +36,12 @@ impl PlanSlots {
         receiver.await.ok()
     }
 
+    /// Requests that wait for a slot.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.share().waiting()
+    }
+
     /// Grants the free slots. The last one goes only to a client that holds none.
     fn grant(&self) {
         loop {
@@ -125,7 +131,7 @@ mod tests {
             let mut left = pin!(slots.acquire(client(2)));
             assert!(poll(left.as_mut()).is_none());
         }
-        assert_eq!(slots.share().waiting(), 0);
+        assert_eq!(slots.waiting(), 0);
         let mut granted = Box::pin(slots.acquire(client(2)));
         assert!(poll(granted.as_mut()).is_none());
         drop(first);
