@@ -656,6 +656,19 @@ async fn an_image_that_is_none_is_said_to_be() {
 }
 
 #[tokio::test]
+async fn a_layer_beyond_the_compression_ratio_is_not_bundled_and_is_served() {
+    let stage = with_bundles().await;
+    let image = Image::of_zeros(96 << 20);
+    stage.upstream.push("app", "1", &image);
+    let refused = bundle(&stage, &json!({"want": "1"})).await;
+    assert_eq!((refused.status, &*code(&refused)), (422, "UNSUPPORTED"));
+    let why = refused.json()["errors"][0]["message"].to_string();
+    assert!(why.contains("limit of 200 times its bytes"), "{why}");
+    // A plain pull does not unpack it.
+    stage.pull(&image).await;
+}
+
+#[tokio::test]
 async fn without_a_library_there_is_no_extension() {
     let stage = Stage::open().await;
     let image = tree(11);

@@ -76,7 +76,12 @@ impl Layer {
 
 /// One member, quickly.
 pub(super) fn gzip(tar: &[u8]) -> Vec<u8> {
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip_at(Compression::fast(), tar)
+}
+
+/// One member at a level of compression.
+pub(super) fn gzip_at(level: Compression, tar: &[u8]) -> Vec<u8> {
+    let mut gzip = GzEncoder::new(Vec::new(), level);
     gzip.write_all(tar).expect("memory takes everything");
     gzip.finish().expect("memory takes everything")
 }

@@ -510,6 +510,24 @@ impl Image {
             .collect();
         Self::of_layers(architecture, &diff_ids, layers)
     }
+
+    /// An image of one layer that holds one file of `len` zeros. Gzip compresses it about a thousand times.
+    ///
+    /// # Panics
+    /// When memory does not hold that many bytes.
+    pub fn of_zeros(len: u64) -> Self {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(len);
+        let zeros = std::io::Read::take(std::io::repeat(0), len);
+        let added = tar.append_data(&mut header, "zeros", zeros);
+        let tar = added.and_then(|()| tar.into_inner());
+        let tar = tar.expect("memory takes everything");
+        let diff_id = super::digest_of(&tar).to_string();
+        let layer = super::layer::gzip_at(flate2::Compression::best(), &tar);
+        Self::of_layers("amd64", &[diff_id], vec![layer])
+    }
 }
 
 /// The compressed layer of a random image, for tests that need one alone.
