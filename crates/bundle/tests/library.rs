@@ -855,6 +855,95 @@ fn a_prune_keeps_packs_of_images_whose_plans_were_evicted() {
 }
 
 #[test]
+fn a_prune_keeps_superseded_plans_of_images_that_are_here_and_no_others() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
+    let mut config = staged_config(folder.path());
+    config.earlier = Duration::from_secs(3600);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let of = |seed| images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(seed))])]);
+    let [kept, gone, blocked] = [1, 2, 3].map(of);
+    for image in [&kept, &gone, &blocked] {
+        blobs.put(image);
+    }
+    // What can wait rests as long as this one waits.
+    blobs.1.close(Some(blocked.root));
+    for image in [&kept, &gone, &blocked] {
+        library.offer(Image {
+            manifest: image.root,
+            repository: "registry/app".into(),
+        });
+    }
+    let begun = [&kept, &gone].map(|image| {
+        assert_eq!(settled(&library, &image.root), State::Ready);
+        let bundle = library.bundle(&image.root, &[], false).unwrap();
+        let sent = bytes(bundle.stream(None).unwrap());
+        (image.root, bundle.etag().to_owned(), sent)
+    });
+    blobs.take(&blocked.root);
+    blobs.1.close(None);
+    until(|| library.stat().improved == 2);
+    let earlier = |(root, etag, _): &(Digest, String, Vec<u8>)| {
+        library.earlier(root, &[], false, etag).unwrap()
+    };
+    for one in &begun {
+        let now = library.bundle(&one.0, &[], false).unwrap();
+        assert_ne!(now.etag(), one.1);
+        assert!(earlier(one).is_some());
+    }
+    blobs.take(&gone.root);
+    library.prune(u64::MAX).unwrap();
+    assert!(earlier(&begun[1]).is_none(), "its image is gone");
+    let again = earlier(&begun[0]).expect("its image is here");
+    assert!(bytes(again.stream(None).unwrap()) == begun[0].2);
+    library.close();
+}
+
+/// Blobs in memory, and how many prunes looked for one at the same time.
+#[derive(Default)]
+struct Crowd {
+    blobs: InMemory,
+    here: AtomicUsize,
+    most: AtomicUsize,
+}
+
+const PRUNE: &str = "prune";
+
+impl Blobs for Crowd {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        if std::thread::current().name() != Some(PRUNE) {
+            return self.blobs.open(digest);
+        }
+        let here = self.here.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(here, Ordering::Relaxed);
+        // Time for another one to come.
+        std::thread::sleep(Duration::from_millis(5));
+        let found = self.blobs.open(digest);
+        self.here.fetch_sub(1, Ordering::Relaxed);
+        found
+    }
+}
+
+#[test]
+fn a_prune_waits_for_the_one_before_it() {
+    let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<Crowd>::default());
+    let config = Config::new(folder.path(), 256 << 20, 64 << 20);
+    let library = Library::open(config, blobs.clone()).unwrap();
+    let image = tree(37);
+    blobs.blobs.put(&image.image);
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    let prunes = [(); 4].map(|()| {
+        let library = library.clone();
+        let thread = std::thread::Builder::new().name(PRUNE.to_owned());
+        thread.spawn(move || library.prune(u64::MAX)).unwrap()
+    });
+    for prune in prunes {
+        prune.join().unwrap().unwrap();
+    }
+    assert_eq!(blobs.most.load(Ordering::Relaxed), 1);
+    library.close();
+}
+
+#[test]
 fn packs_that_nobody_needs_leave_when_the_indexing_ends() {
     let folder = tempfile::tempdir().unwrap();
     let blobs = Arc::<InMemory>::default();
@@ -1124,10 +1213,15 @@ fn when_enough_was_written_what_can_wait_does_and_all_is_counted() {
 }
 
 /// With packs made in two stages.
-fn open_staged(folder: &Path, blobs: &Arc<InMemory>) -> Library {
+fn staged_config(folder: &Path) -> Config {
     let mut config = Config::new(folder, 256 << 20, 64 << 20);
     config.share = 100;
     (config.quick, config.level) = (1, 12);
+    config
+}
+
+fn open_staged(folder: &Path, blobs: &Arc<InMemory>) -> Library {
+    let mut config = staged_config(folder);
     // Nobody goes on with what was made of quick packs.
     config.earlier = Duration::ZERO;
     Library::open(config, blobs.clone()).unwrap()

@@ -3,12 +3,14 @@
 //! A plan that is handed out gets a second name (a hard link) by its `ETag`: once a trace, a pair or better frames make
 //! another plan in its place, that name is all that is left of it, for a while.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
 use super::kept::{Kept, packed};
+use super::shelf::remove;
 use super::{Bundle, Have, Inner, Library};
 use crate::{Content, Error};
 
@@ -51,6 +53,24 @@ impl Inner {
     /// Lets go of those that nobody went on with for long enough.
     pub(super) fn tidy_earlier(&self) -> Result<(), Error> {
         self.shelf.retain_sent(MOST, self.config.earlier)
+    }
+
+    /// Deletes those of images that are none of `images`: nobody can ask for them before the image is ready again.
+    pub(super) fn forget_earlier(&self, images: &HashSet<Digest>) -> Result<(), Error> {
+        self.tidy_earlier()?;
+        for path in self.shelf.only_sent(self.config.earlier)? {
+            let Ok(plan) = Kept::open(&path) else {
+                continue;
+            };
+            let is_of = |want: &Digest| {
+                let key = name(want, plan.prelude.layers, &plan.etag);
+                self.shelf.sent(&key) == path
+            };
+            if !images.iter().any(is_of) {
+                remove(&path);
+            }
+        }
+        Ok(())
     }
 
     /// The packs of those that can be gone on with.

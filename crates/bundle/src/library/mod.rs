@@ -216,6 +216,8 @@ pub(crate) struct Inner {
     owned: Mutex<plans::Owned>,
     /// Serializes the updates of traces: each reads, changes and writes a file.
     noting: Mutex<()>,
+    /// Held by [`Library::prune`].
+    pruning: Mutex<()>,
     /// Plans that a request or a response may still use.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
@@ -316,6 +318,7 @@ impl Library {
                 kept: Mutex::default(),
                 owned: Mutex::default(),
                 noting: Mutex::default(),
+                pruning: Mutex::default(),
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),

@@ -14,10 +14,14 @@ impl Library {
     /// recently used first, until packs, plans and indexes take at most `target` bytes. Files in use stay. A later request
     /// makes deleted files of cached images again. Returns the bytes that are left.
     ///
+    /// Takes no planning slot, since the operator asks for it and no client. A second call waits for the first one: all
+    /// calls together hold one table in memory. No image is indexed while packs are deleted.
+    ///
     /// # Errors
     /// `Io`.
     pub fn prune(&self, target: u64) -> Result<u64, Error> {
         let inner = &self.inner;
+        let _pruning = lock(&inner.pruning);
         inner.forget_gone()?;
         let (index, _) = inner.shelf.bytes();
         let room = target.saturating_sub(index);
@@ -73,14 +77,18 @@ impl Inner {
             self.has_unused_packs.store(true, Ordering::Relaxed);
             return Ok(());
         };
-        let Some(used) = self.used_packs()? else {
+        let images = lock(&self.images).keys().copied().collect();
+        self.forget_earlier(&images)?;
+        let Some(mut used) = self.used_packs()? else {
             self.has_unused_packs.store(true, Ordering::Relaxed);
             return Ok(());
         };
+        // Clients resume downloads with superseded plans.
+        used.extend(self.earlier_packs()?);
         // Packs of plans in use are held, and stay.
         lock(&self.kept).clear();
         self.packs.retain(&|number| used.contains(&number))?;
-        // Deletes patches and superseded plans that name a deleted pack: they cannot be sent any more.
+        // Deletes patches that name a deleted pack: they cannot be sent any more.
         self.shelf.retain_plans(|path| match Kept::open(path) {
             Ok(plan) => self.is_sound(&plan),
             // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.

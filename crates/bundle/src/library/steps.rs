@@ -349,6 +349,7 @@ impl Inner {
         self.tidy_earlier()?;
         self.shrink_plans(self.config.plans)?;
         self.give_up()?;
+        self.drop_late()?;
         // What had no room, or failed for another passing reason, is looked at again.
         {
             let images = lock(&self.images);
