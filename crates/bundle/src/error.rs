@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustix::io::Errno;
+
 /// See the head of this module. Its own level only: the cause is the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -85,6 +87,17 @@ impl Error {
         match self {
             Self::Malformed { .. } => true,
             Self::Io { source, .. } => source.kind() == io::ErrorKind::InvalidData,
+            _ => false,
+        }
+    }
+
+    /// Whether this process or the system has no more descriptors or memory for now. What was to be read may be intact.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        const SHORT: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+        match self {
+            Self::Io { source, .. } => SHORT
+                .iter()
+                .any(|it| source.raw_os_error() == Some(it.raw_os_error())),
             _ => false,
         }
     }

@@ -84,6 +84,9 @@ impl Inner {
                 let path = self.shelf.layer(digest);
                 match LayerIndex::open(&path) {
                     Ok(index) => layers.push(&index, path, blob),
+                    Err(error) if error.is_exhausted() => {
+                        tracing::warn!(%error, "a layer is not read");
+                    }
                     Err(error) => {
                         tracing::warn!(%error, "the index of a layer is made anew");
                         // It opens the index once more, and deletes it.

@@ -52,7 +52,7 @@ impl Inner {
         for have in have {
             let mut have = *have;
             let table = match have.is_known {
-                true => self.base_table(&have.manifest),
+                true => self.base_table(&have.manifest)?,
                 false => None,
             };
             have.is_known = table.is_some();

@@ -137,6 +137,7 @@ impl Inner {
         match Table::open(&path) {
             Ok(table) => return Ok(table),
             Err(Error::Missing(_)) => {}
+            Err(error) if error.is_exhausted() => return Err(error),
             Err(error @ Error::Io { .. }) => {
                 self.tables.report_unreadable(manifest, &error);
             }
@@ -256,7 +257,7 @@ impl Inner {
         let tree = Tree::of(plan::Image::mounted(table))?;
         let mut traced = Vec::new();
         if let Some((image, files)) = self.traced_for(manifest)? {
-            let its_own = self.base_table(&image);
+            let its_own = self.base_table(&image)?;
             let old = its_own
                 .as_ref()
                 .map(|it| Tree::of(plan::Image::mounted(it)));

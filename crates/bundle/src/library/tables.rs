@@ -93,14 +93,23 @@ impl Inner {
     }
 
     /// The table of a base image; `None` when there is none, or when [`super::Config::tables`] is used up.
-    pub(super) fn base_table(&self, manifest: &Digest) -> Option<Arc<Table>> {
+    ///
+    /// # Errors
+    /// `Io` when descriptors or memory are used up: a plan without the base image would be stored.
+    pub(super) fn base_table(&self, manifest: &Digest) -> Result<Option<Arc<Table>>, Error> {
         let room = || {
             let len = std::fs::metadata(self.shelf.table(manifest)).ok()?.len();
             (self.tables.bytes().saturating_add(len) <= self.config.tables).then_some(())
         };
-        match self.tables.loaded(manifest) {
-            Some(table) => Some(table),
-            None => room().and_then(|()| self.made_table(manifest).ok()),
+        if let Some(table) = self.tables.loaded(manifest) {
+            return Ok(Some(table));
+        }
+        if room().is_none() {
+            return Ok(None);
+        }
+        match self.made_table(manifest) {
+            Err(error) if error.is_exhausted() => Err(error),
+            read => Ok(read.ok()),
         }
     }
 
@@ -136,9 +145,12 @@ impl Inner {
     }
 
     /// Queues a rebuild of an image's table. Deletes the old file only when it is proven to be damaged. A second failure
-    /// of the same image stays an error.
+    /// of the same image stays an error, and so does a lack of descriptors or memory.
     fn mend_table<T>(&self, manifest: &Digest, error: Error) -> Result<T, Error> {
         self.tables.forget(manifest);
+        if error.is_exhausted() {
+            return Err(error);
+        }
         if error.is_damage() {
             tracing::warn!(%error, %manifest, "rebuilding the table of an image");
             remove(&self.shelf.table(manifest));

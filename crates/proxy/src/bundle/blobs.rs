@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use pierhead_bundle::{Blob, Blobs};
-use pierhead_cache::{Cache, Handle};
+use pierhead_cache::{Cache, Error, Handle};
 use pierhead_oci::Digest;
 
 /// See the head of this module.
@@ -14,7 +14,14 @@ struct CacheBlob(Handle);
 
 impl Blobs for CacheBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let handle = self.0.open_quietly(digest).map_err(io::Error::other)?;
+        let failed = |error| match &error {
+            // With the code of the system, which tells a lack of descriptors from a damaged file.
+            Error::Io { source, .. } if let Some(code) = source.raw_os_error() => {
+                io::Error::from_raw_os_error(code)
+            }
+            _ => io::Error::other(error),
+        };
+        let handle = self.0.open_quietly(digest).map_err(failed)?;
         Ok(handle.map(|handle| Arc::new(CacheBlob(handle)) as Arc<dyn Blob>))
     }
 }
