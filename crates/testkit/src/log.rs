@@ -3,28 +3,44 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tracing::Subscriber;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Captures the log of this thread, from level info on, until dropped. Includes tasks of a current-thread runtime.
 pub fn capture() -> Lines {
     let text = Text::default();
-    let subscriber = tracing_subscriber::fmt()
+    let guard = tracing::subscriber::set_default(subscriber(&text));
+    Lines {
+        text,
+        _guard: Some(guard),
+    }
+}
+
+/// Captures what all threads of this process log, from level info on, until it ends.
+///
+/// # Panics
+/// When it is called twice in one process.
+pub fn capture_process() -> Lines {
+    let text = Text::default();
+    let set = tracing::subscriber::set_global_default(subscriber(&text));
+    set.expect("one capture in a process");
+    Lines { text, _guard: None }
+}
+
+fn subscriber(text: &Text) -> impl Subscriber + Send + Sync + use<> {
+    tracing_subscriber::fmt()
         .with_writer(text.clone())
         .with_ansi(false)
         .with_target(false)
         .without_time()
-        .finish();
-    Lines {
-        text,
-        _guard: tracing::subscriber::set_default(subscriber),
-    }
+        .finish()
 }
 
 /// See [`capture`].
 pub struct Lines {
     text: Text,
-    _guard: DefaultGuard,
+    _guard: Option<DefaultGuard>,
 }
 
 impl Lines {
