@@ -34,6 +34,11 @@ pub(crate) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
+        // Each label value has a series before its first event, else no rate sees that event.
+        let refused = Family::default();
+        for by in REFUSED_BY {
+            drop(refused.get_or_create(&RefusedBy { by }));
+        }
         Self {
             hits: Counter::default(),
             memory_hits: Counter::default(),
@@ -44,12 +49,15 @@ impl Default for Metrics {
             evictions: Counter::default(),
             evicted_bytes: Counter::default(),
             rot: Counter::default(),
-            refused: Family::default(),
+            refused,
             // 0.5 ms (a fast disk) to 8 s (a large blob on a slow one).
             commit_seconds: Histogram::new(exponential_buckets(0.0005, 2.0, 15)),
         }
     }
 }
+
+/// The values of the label `by`.
+const REFUSED_BY: [&str; 3] = ["admission", "policy", "written"];
 
 /// Why something that would fit was passed on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -69,8 +77,7 @@ impl Metrics {
 
     /// All refusals so far, by who refused.
     pub(crate) fn refusals(&self) -> [(&'static str, u64); 3] {
-        ["admission", "policy", "written"]
-            .map(|by| (by, self.refused.get_or_create(&RefusedBy { by }).get()))
+        REFUSED_BY.map(|by| (by, self.refused.get_or_create(&RefusedBy { by }).get()))
     }
 
     pub(crate) fn register(&self, registry: &mut Registry) {

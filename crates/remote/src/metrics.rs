@@ -136,6 +136,38 @@ struct ByResult {
     result: &'static str,
 }
 
+/// How a lookup ended: the values of the label `result`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookupResult {
+    Found,
+    NotFound,
+    /// By each name server.
+    Failed,
+    Timeout,
+    /// Too many others were running.
+    Busy,
+}
+
+impl LookupResult {
+    const ALL: [Self; 5] = [
+        Self::Found,
+        Self::NotFound,
+        Self::Failed,
+        Self::Timeout,
+        Self::Busy,
+    ];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Found => "found",
+            Self::NotFound => "not_found",
+            Self::Failed => "failed",
+            Self::Timeout => "timeout",
+            Self::Busy => "busy",
+        }
+    }
+}
+
 /// Metrics of name resolution; clones share them.
 #[derive(Clone)]
 pub(crate) struct DnsMetrics {
@@ -145,8 +177,14 @@ pub(crate) struct DnsMetrics {
 
 impl Default for DnsMetrics {
     fn default() -> Self {
+        // Each label value has a series before its first event, else no rate sees that event.
+        let lookups = Family::default();
+        for result in LookupResult::ALL {
+            let result = result.as_str();
+            drop(lookups.get_or_create(&ByResult { result }));
+        }
         Self {
-            lookups: Family::default(),
+            lookups,
             duration: Histogram::new([0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5]),
         }
     }
@@ -154,7 +192,8 @@ impl Default for DnsMetrics {
 
 impl DnsMetrics {
     /// One lookup that the cache did not answer.
-    pub(crate) fn ended(&self, result: &'static str, took: Duration) {
+    pub(crate) fn ended(&self, result: LookupResult, took: Duration) {
+        let result = result.as_str();
         self.lookups.get_or_create(&ByResult { result }).inc();
         self.duration.observe(took.as_secs_f64());
     }

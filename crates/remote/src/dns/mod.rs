@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
 use crate::connect::{Resolve, Resolving};
-use crate::metrics::DnsMetrics;
+use crate::metrics::{DnsMetrics, LookupResult};
 use name_servers::NameServers;
 pub(crate) use name_servers::SystemFiles;
 
@@ -183,15 +183,15 @@ impl SystemResolver {
         let started = Instant::now();
         // The semaphore is never closed.
         let Ok(_turn) = timeout(TURN_LIMIT, shared.running.acquire()).await else {
-            shared.metrics.ended("busy", started.elapsed());
+            shared.metrics.ended(LookupResult::Busy, started.elapsed());
             return Err(LookupError::Busy);
         };
         let found = name_servers.lookup(host, deadline).await;
         let result = match &found {
-            Ok(_) => "found",
-            Err(LookupError::NotFound) => "not_found",
-            Err(LookupError::Timeout) => "timeout",
-            Err(_) => "failed",
+            Ok(_) => LookupResult::Found,
+            Err(LookupError::NotFound) => LookupResult::NotFound,
+            Err(LookupError::Timeout) => LookupResult::Timeout,
+            Err(_) => LookupResult::Failed,
         };
         shared.metrics.ended(result, started.elapsed());
         let cached = Cached::new(found);

@@ -52,6 +52,19 @@ async fn metrics_tell_what_was_done() {
     assert!(received.is_some_and(|bytes| bytes >= SIZE), "{text}");
 }
 
+#[tokio::test]
+async fn each_result_of_a_lookup_has_a_series_before_its_first_event() {
+    let pair = Pair::start().await;
+    let mut registry = Metrics::with_prefix("x");
+    pair.client.register_dns(&mut registry);
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("text");
+    for result in ["found", "not_found", "failed", "timeout", "busy"] {
+        let line = format!("x_lookups_total{{result=\"{result}\"}} 0\n");
+        assert!(text.contains(&line), "{line} in\n{text}");
+    }
+}
+
 /// A 429 is the proxy's to answer at once, with what it has.
 #[tokio::test]
 async fn a_limited_manifest_is_told_at_once_and_a_limited_blob_waits() {
