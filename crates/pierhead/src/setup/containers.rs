@@ -55,45 +55,62 @@ pub(crate) fn read(text: &str, entries: &mut Entries) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Our file: for each registry pierhead, then the mirrors that it had before, then itself.
+/// Our file: for each registry pierhead, then the mirrors that it had before, then itself. Where pierhead speaks plain
+/// HTTP, an entry for its own name allows that.
 pub(crate) fn drop_in(address: &Address, registries: &[String], others: &Entries) -> String {
     let mut text = "# Written by `pierhead setup`; `pierhead setup podman --undo` takes it away. When pierhead\n\
                     # is down or refuses, the registry itself is asked.\n"
         .to_owned();
     for registry in registries {
-        let mut entry = others.get(registry).cloned().unwrap_or_default();
-        let mirrors = match entry.remove("mirror") {
-            Some(Value::Array(mirrors)) => mirrors,
-            _ => Vec::new(),
-        };
-        entry.remove("prefix");
-        let location = entry
-            .remove("location")
-            .and_then(|it| it.as_str().map(str::to_owned));
-        text.push_str(&format!(
-            "\n[[registry]]\nprefix = {}\n",
-            toml_text::quoted(registry)
-        ));
-        // An empty one, with a wildcard prefix, stays as it is.
-        let location = location.unwrap_or_else(|| registry.clone());
-        text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
-        keys(&mut text, &entry);
-        let ours = format!("{}/{registry}", address.authority());
+        let mirror = format!("{}/{registry}", address.authority());
+        let others = others.get(registry).cloned().unwrap_or_default();
+        entry(&mut text, registry, others, Some((&mirror, address)));
+    }
+    if !address.is_tls() {
+        // Images that a user pulls by the name of pierhead.
+        let name = address.authority();
+        let mut others = others.get(name).cloned().unwrap_or_default();
+        others.insert("insecure".to_owned(), true.into());
+        entry(&mut text, name, others, None);
+    }
+    text
+}
+
+/// One `[[registry]]` with what other files say of it, and with our mirror before theirs.
+fn entry(text: &mut String, prefix: &str, mut others: Table, ours: Option<(&str, &Address)>) {
+    let mirrors = match others.remove("mirror") {
+        Some(Value::Array(mirrors)) => mirrors,
+        _ => Vec::new(),
+    };
+    others.remove("prefix");
+    let location = others
+        .remove("location")
+        .and_then(|it| it.as_str().map(str::to_owned));
+    text.push_str(&format!(
+        "\n[[registry]]\nprefix = {}\n",
+        toml_text::quoted(prefix)
+    ));
+    // An empty one, with a wildcard prefix, stays as it is.
+    let location = location.unwrap_or_else(|| prefix.to_owned());
+    text.push_str(&format!("location = {}\n", toml_text::quoted(&location)));
+    keys(text, &others);
+    if let Some((mirror, address)) = ours {
         text.push_str(&format!(
             "[[registry.mirror]]\nlocation = {}\n",
-            toml_text::quoted(&ours)
+            toml_text::quoted(mirror)
         ));
         if !address.is_tls() {
             text.push_str("insecure = true\n");
         }
-        for mirror in mirrors.iter().filter_map(Value::as_table) {
-            if mirror.get("location").and_then(Value::as_str) != Some(ours.as_str()) {
-                text.push_str("[[registry.mirror]]\n");
-                keys(&mut text, mirror);
-            }
+    }
+    let ours = ours.map(|(mirror, _)| mirror);
+    for mirror in mirrors.iter().filter_map(Value::as_table) {
+        let location = mirror.get("location").and_then(Value::as_str);
+        if ours.is_none() || location != ours {
+            text.push_str("[[registry.mirror]]\n");
+            keys(text, mirror);
         }
     }
-    text
 }
 
 /// The mirrors in effect, by prefix.

@@ -228,7 +228,29 @@ fn what_somebody_else_configured_is_carried_on() {
         ["127.0.0.1:5000/quay.io", "mirror.lab/q"]
     );
     assert_eq!(found["quay.io"]["blocked"], false.into());
-    assert_eq!(ours.matches("insecure = true").count(), 2, "{ours}");
+    assert_eq!(ours.matches("insecure = true").count(), 3, "{ours}");
+}
+
+/// podman asks a registry by HTTPS alone, unless an entry for its name allows plain HTTP.
+#[test]
+fn podman_may_pull_by_the_name_of_pierhead() {
+    let registries = ["quay.io".to_owned()];
+    let theirs = "[[registry]]\nlocation = \"p.example:5000\"\ninsecure = false\nblocked = false\n\
+                  [[registry.mirror]]\nlocation = \"mirror.lab/p\"\n";
+    let mut others = Entries::new();
+    containers::read(theirs, &mut others).expect("it is read");
+    for (others, mirrors) in [(Entries::new(), 0), (others, 1)] {
+        let ours = containers::drop_in(&address("http://p.example:5000"), &registries, &others);
+        let mut found = Entries::new();
+        containers::read(&ours, &mut found).expect("it is read");
+        let entry = &found["p.example:5000"];
+        assert_eq!(entry["location"], "p.example:5000".into(), "{ours}");
+        assert_eq!(entry["insecure"], true.into(), "{ours}");
+        assert_eq!(containers::mirrors(&found)["p.example:5000"].len(), mirrors);
+    }
+    let with_tls = address("https://p.example:5000");
+    let ours = containers::drop_in(&with_tls, &registries, &Entries::new());
+    assert!(!ours.contains("insecure"), "{ours}");
 }
 
 #[test]
