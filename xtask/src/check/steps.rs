@@ -1,6 +1,7 @@
 //! The steps of `cargo xtask test`, each a few calls of other programs.
 
 use std::{
+    num::NonZero,
     path::PathBuf,
     process::Command,
     sync::{Mutex, OnceLock, PoisonError},
@@ -201,8 +202,16 @@ pub(super) fn corpus(_: &Shared) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// How many end-to-end tests run at once. Each uses less than half of a core: it waits for time limits, for mounts and
+/// for programs to start. More than these, and answers come later than clients wait for them.
+fn story_threads() -> String {
+    let cores = std::thread::available_parallelism().map_or(2, NonZero::get);
+    (2 * cores).to_string()
+}
+
 pub(super) fn end_to_end(shared: &Shared) -> Result<Outcome> {
     let mut environment = vec![("PIERHEAD_BIN".to_owned(), shared.built()?.daemon.clone())];
+    environment.push(("RUST_TEST_THREADS".to_owned(), story_threads().into()));
     if place::corpus().join("index.json").exists() {
         environment.push(("PIERHEAD_CORPUS".to_owned(), place::corpus()));
     }
