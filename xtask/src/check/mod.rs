@@ -35,6 +35,9 @@ pub(crate) struct Options {
     /// All but these steps (repeatable).
     #[arg(long, value_name = "STEP")]
     skip: Vec<String>,
+    /// Only format, clippy and unit tests: installs nothing, needs no root and no other program than Rust's.
+    #[arg(long, conflicts_with = "only")]
+    quick: bool,
     /// Install nothing: what misses a program fails or is skipped.
     #[arg(long)]
     no_install: bool,
@@ -43,10 +46,14 @@ pub(crate) struct Options {
     list: bool,
 }
 
+/// The steps of `--quick`.
+const QUICK: [&str; 4] = ["fmt", "build", "clippy", "unit"];
+
 impl Options {
     fn chooses(&self, name: &str) -> bool {
         let among = |names: &[String]| names.iter().any(|it| it == name);
         (self.only.is_empty() || among(&self.only))
+            && (!self.quick || QUICK.contains(&name))
             && !among(&self.skip)
             && !(self.no_install && name == "install")
     }
@@ -166,7 +173,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
-        seconds: 675,
+        seconds: 500,
         lane: Lane::Daemons,
         after: &["install", "build", "corpus", "dist"],
         run: steps::end_to_end,
@@ -359,6 +366,8 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
     #[test]
@@ -375,6 +384,38 @@ mod tests {
             "2 steps, about 6 min on two idle cores"
         );
         assert!(STEPS.iter().all(|step| step.seconds > 0));
+    }
+
+    #[test]
+    fn quick_is_what_needs_nothing_but_rust() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        let chosen = |words: &[&str]| {
+            let line = Line::try_parse_from(["test"].iter().chain(words)).ok()?;
+            let names = STEPS.iter().map(|step| step.name);
+            Some(
+                names
+                    .filter(|name| line.options.chooses(name))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(
+            chosen(&["--quick"]),
+            Some(vec!["fmt", "build", "clippy", "unit"])
+        );
+        assert_eq!(
+            chosen(&["--quick", "--skip", "clippy"]),
+            Some(vec!["fmt", "build", "unit"])
+        );
+        assert_eq!(chosen(&["--quick", "--only", "e2e"]), None);
+        assert_eq!(chosen(&[]).map(|it| it.len()), Some(STEPS.len()));
+        // None of them waits for a step that installs or starts something.
+        for step in STEPS.iter().filter(|step| QUICK.contains(&step.name)) {
+            assert_eq!(step.lane, Lane::Compilers, "{}", step.name);
+        }
     }
 
     #[test]
