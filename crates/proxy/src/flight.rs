@@ -28,12 +28,8 @@ where
     K: Eq + Hash + Clone + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    pub(crate) fn new() -> Self {
-        Self::counted(Panics::default())
-    }
-
-    /// The same, where panics are counted.
-    pub(crate) fn counted(panics: Panics) -> Self {
+    /// `panics` counts the flights that die.
+    pub(crate) fn new(panics: Panics) -> Self {
         Self {
             under_way: Arc::default(),
             panics,
@@ -114,7 +110,7 @@ mod tests {
     #[tokio::test]
     async fn those_who_ask_meanwhile_share_one_flight() {
         let (flights, count, gate) = (
-            Flights::new(),
+            Flights::new(Panics::default()),
             Arc::new(AtomicU32::new(0)),
             Arc::new(Semaphore::new(0)),
         );
@@ -139,7 +135,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_leaves_cancels_nothing() {
-        let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
+        let (flights, gate) = (Flights::new(Panics::default()), Arc::new(Semaphore::new(0)));
         let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
         drop(flights.join(&1, || Ok(fly(gate.clone()))));
         let second = flights.join(&1, || Ok(async { unreachable!("the first is under way") }));
@@ -150,7 +146,7 @@ mod tests {
     #[tokio::test]
     async fn a_flight_that_dies_is_off_the_list() {
         let panics = Panics::default();
-        let flights: Flights<u8, u8> = Flights::counted(panics.clone());
+        let flights: Flights<u8, u8> = Flights::new(panics.clone());
         let died = flights.join(&1, || Ok(async { panic!("on purpose") }));
         assert_eq!(died.unwrap().answer().await, None);
         let next = flights.join(&1, || Ok(async { 7 })).unwrap();
@@ -160,7 +156,7 @@ mod tests {
 
     #[tokio::test]
     async fn their_number_is_bounded_and_those_under_way_can_be_joined() {
-        let (flights, gate) = (Flights::new(), Arc::new(Semaphore::new(0)));
+        let (flights, gate) = (Flights::new(Panics::default()), Arc::new(Semaphore::new(0)));
         let fly = |gate: Arc<Semaphore>| async move { gate.acquire().await.is_ok() };
         for key in 0..LIMIT {
             assert!(flights.join(&key, || Ok(fly(gate.clone()))).is_ok());

@@ -140,7 +140,7 @@ impl Proxy {
         let metrics = Arc::<crate::metrics::Metrics>::default();
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
         let gate = |quota| Arc::new(Gate::new(quota, threads, metrics.quota_waited.clone()));
-        let access = Access::new(&config.auth, &access_metrics);
+        let access = Access::new(&config.auth, &access_metrics, cache.panics());
         cache.names().set_configured(config.configured());
         let common = Common {
             client,
@@ -219,7 +219,7 @@ impl Proxy {
         common.limits.reload(config.limits.clone());
         let old = self.current();
         let access = if common.config.load().auth != config.auth {
-            Access::new(&config.auth, &common.access_metrics)
+            Access::new(&config.auth, &common.access_metrics, common.cache.panics())
         } else {
             if let Some(access) = old.access() {
                 access.look_again();
@@ -323,8 +323,8 @@ impl Inner {
         let trust = Trust {
             access,
             recent: Recent::new(is_personal),
-            flights: Flights::counted(panics.clone()),
-            sizes: Flights::counted(panics.clone()),
+            flights: Flights::new(panics.clone()),
+            sizes: Flights::new(panics.clone()),
         };
         Self {
             client: common.client.snapshot(),

@@ -15,6 +15,7 @@ use http::request::Parts;
 use pierhead_cache::Fill;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{ClientCredentials, Verdict as Upstream, Wanted};
+use pierhead_rest::Panics;
 
 use super::basic::Basic;
 use super::known::{Known, Seal, Sealer};
@@ -68,6 +69,7 @@ impl Guests {
         anonymous: bool,
         sealer: Sealer,
         metrics: Metrics,
+        panics: Panics,
     ) -> Self {
         Self(Arc::new(State {
             lifetime,
@@ -75,7 +77,7 @@ impl Guests {
             sealer,
             granted: Table::default(),
             denied: Table::default(),
-            flights: Flights::new(),
+            flights: Flights::new(panics),
             holds: Known::default(),
             origins: Known::default(),
             clean: Mutex::default(),
@@ -362,5 +364,24 @@ impl Asked<'_> {
                 .authorize(&registry, &repository, wanted, &credentials)
                 .await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn panics_of_questions_to_upstreams_are_counted() {
+        let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
+        let panics = Panics::default();
+        let guests = Guests::new(lifetime, true, sealer, Metrics::default(), panics.clone());
+        let seal = guests.0.sealer.seal(&[b"question"]);
+        let died = guests
+            .0
+            .flights
+            .join(&seal, || Ok(async { panic!("by intent") }));
+        assert!(died.unwrap().answer().await.is_none());
+        assert_eq!(panics.counts(), [("shared-request", 1)]);
     }
 }

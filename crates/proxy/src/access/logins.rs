@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
+use pierhead_rest::Panics;
 use tokio::sync::Semaphore;
 
 use super::basic::Basic;
@@ -49,11 +50,18 @@ struct State {
     /// Milliseconds after `born` at which the file is to be looked at again.
     due: AtomicU64,
     metrics: Metrics,
+    panics: Panics,
 }
 
 impl Logins {
     /// Reads the file, which blocks.
-    pub(crate) fn new(file: PathBuf, lifetime: Duration, sealer: Sealer, metrics: Metrics) -> Self {
+    pub(crate) fn new(
+        file: PathBuf,
+        lifetime: Duration,
+        sealer: Sealer,
+        metrics: Metrics,
+        panics: Panics,
+    ) -> Self {
         let stamp = stamp(&file);
         let users = read(&file).unwrap_or_else(Users::none);
         Self(Arc::new(State {
@@ -65,10 +73,11 @@ impl Logins {
             wrong: Table::default(),
             throttle: Throttle::default(),
             turns: Semaphore::new(TURNS),
-            flights: Flights::new(),
+            flights: Flights::new(panics.clone()),
             born: Instant::now(),
             due: AtomicU64::new(0),
             metrics,
+            panics,
         }))
     }
 
@@ -85,8 +94,8 @@ impl Logins {
     pub(crate) async fn ask(&self, header: &HeaderValue, address: IpAddr) -> Result<(), Error> {
         if self.0.take_look() {
             let state = self.0.clone();
-            // A panic in there was logged; the users that we have are still good.
-            let _ = tokio::task::spawn_blocking(move || state.look()).await;
+            // After a panic the users that are known stay.
+            let _ = self.0.blocking(move || state.look()).await;
         }
         let state = &self.0;
         let seal = state.seal(header);
@@ -111,6 +120,16 @@ impl Logins {
 }
 
 impl State {
+    /// Does `work` on a thread that may block; `None` when it panics, which is counted.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let panics = self.panics.clone();
+        let done = tokio::task::spawn_blocking(move || panics.catch("login", work));
+        done.await.ok().flatten()
+    }
+
     fn seal(&self, header: &HeaderValue) -> Seal {
         self.sealer.seal(&[header.as_bytes()])
     }
@@ -169,13 +188,11 @@ impl State {
             return Err(Error::Internal);
         };
         let users = self.users.load_full();
-        let tried = tokio::task::spawn_blocking({
+        let verified = self.blocking({
             let users = users.clone();
             move || users.0.verify(basic.user(), basic.password())
         });
-        let Ok(right) = tried.await else {
-            return Err(Error::Internal);
-        };
+        let right = verified.await.ok_or(Error::Internal)?;
         let (table, lifetime) = match right {
             true => (&self.right, self.lifetime),
             false => (&self.wrong, WRONG.min(self.lifetime)),
@@ -245,7 +262,13 @@ mod tests {
         let file = folder.path().join("users");
         write(&file, users);
         let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
-        let logins = Logins::new(file.clone(), lifetime, sealer, Metrics::default());
+        let logins = Logins::new(
+            file.clone(),
+            lifetime,
+            sealer,
+            Metrics::default(),
+            Panics::default(),
+        );
         (logins, file, folder)
     }
 
@@ -330,6 +353,20 @@ mod tests {
                 .await
                 .is_err()
         );
+    }
+
+    #[tokio::test]
+    async fn panics_of_logins_are_counted() {
+        let (logins, _, _folder) = open(&[("ann", "pw")]);
+        let state = &logins.0;
+        assert_eq!(state.blocking(|| panic!("by intent")).await, None::<()>);
+        let seal = state.seal(&header("ann", "pw"));
+        let died = state
+            .flights
+            .join(&seal, || Ok(async { panic!("by intent") }));
+        assert!(died.unwrap().answer().await.is_none());
+        assert_eq!(state.panics.counts(), [("login", 1), ("shared-request", 1)]);
+        assert!(logins.ask(&header("ann", "pw"), HERE.into()).await.is_ok());
     }
 
     #[tokio::test]

@@ -22,6 +22,7 @@ use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Response};
 use pierhead_oci::Endpoint;
+use pierhead_rest::Panics;
 use rustls::ServerConnection;
 
 use crate::Error;
@@ -107,13 +108,14 @@ pub(crate) enum Access {
 
 impl Access {
     /// `None`: everybody is let in. Reads files, so it blocks; one that cannot be read lets nobody in.
-    pub(crate) fn new(auth: &Auth, metrics: &Metrics) -> Option<Arc<Self>> {
-        Self::with(auth, metrics, Sealer::new).map(Arc::new)
+    pub(crate) fn new(auth: &Auth, metrics: &Metrics, panics: &Panics) -> Option<Arc<Self>> {
+        Self::with(auth, metrics, panics, Sealer::new).map(Arc::new)
     }
 
     fn with(
         auth: &Auth,
         metrics: &Metrics,
+        panics: &Panics,
         sealer: impl FnOnce() -> Option<Sealer>,
     ) -> Option<Self> {
         let sealed = |make: &dyn Fn(Sealer) -> Self| {
@@ -132,7 +134,13 @@ impl Access {
                 lifetime,
                 anonymous,
             } => sealed(&|sealer| {
-                Self::Guests(Guests::new(*lifetime, *anonymous, sealer, metrics.clone()))
+                Self::Guests(Guests::new(
+                    *lifetime,
+                    *anonymous,
+                    sealer,
+                    metrics.clone(),
+                    panics.clone(),
+                ))
             }),
             Auth::Htpasswd { file, lifetime } => sealed(&|sealer| {
                 Self::Logins(Logins::new(
@@ -140,6 +148,7 @@ impl Access {
                     *lifetime,
                     sealer,
                     metrics.clone(),
+                    panics.clone(),
                 ))
             }),
         })
@@ -260,7 +269,7 @@ mod tests {
             file: "/absent/users".into(),
             lifetime: Duration::from_secs(60),
         };
-        Access::new(&auth, &Metrics::default()).unwrap()
+        Access::new(&auth, &Metrics::default(), &Panics::default()).unwrap()
     }
 
     /// The challenge goes with `Login`, so it must not arise where a password could be read on the way.
@@ -268,7 +277,13 @@ mod tests {
     fn passwords_travel_over_tls_or_within_this_machine_only() {
         let access = htpasswd();
         let (lifetime, sealer) = (Duration::from_secs(60), Sealer::new().unwrap());
-        let guests = Guests::new(lifetime, true, sealer, Metrics::default());
+        let guests = Guests::new(
+            lifetime,
+            true,
+            sealer,
+            Metrics::default(),
+            Panics::default(),
+        );
         for address in ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"] {
             let plain = peer(address, Channel::Plain);
             for login in [true, false] {
@@ -309,13 +324,19 @@ mod tests {
             lifetime: Duration::from_secs(60),
             anonymous: true,
         };
-        let access = Access::with(&pass_through, &Metrics::default(), || None).unwrap();
+        let access = Access::with(
+            &pass_through,
+            &Metrics::default(),
+            &Panics::default(),
+            || None,
+        )
+        .unwrap();
         for channel in [Channel::Plain, Channel::Tls, Channel::Certified] {
             let verdict = access.at_once(&peer("127.0.0.1", channel), &request(true));
             assert!(matches!(verdict, Some(Err(Error::Internal))), "{channel:?}");
         }
         // Nothing is remembered about these.
-        let with = |auth| Access::with(auth, &Metrics::default(), || None);
+        let with = |auth| Access::with(auth, &Metrics::default(), &Panics::default(), || None);
         assert!(with(&Auth::Open).is_none());
         assert!(matches!(
             with(&Auth::Certificate),
@@ -330,7 +351,8 @@ mod tests {
             htpasswd().at_once(&certified, &request(false)),
             Some(Ok(()))
         ));
-        let access = Access::new(&Auth::Certificate, &Metrics::default()).unwrap();
+        let access =
+            Access::new(&Auth::Certificate, &Metrics::default(), &Panics::default()).unwrap();
         assert!(matches!(
             access.at_once(&certified, &request(false)),
             Some(Ok(()))
@@ -342,6 +364,6 @@ mod tests {
                 "{channel:?}"
             );
         }
-        assert!(Access::new(&Auth::Open, &Metrics::default()).is_none());
+        assert!(Access::new(&Auth::Open, &Metrics::default(), &Panics::default()).is_none());
     }
 }
