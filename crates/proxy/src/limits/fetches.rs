@@ -3,7 +3,8 @@
 //! 1. The configuration bounds the running downloads: in total, for one client, from one registry.
 //! 2. A quarter of all slots is reserved for configured registries. A client that names slow registries of its own
 //!    cannot stop the pulls of others.
-//! 3. An eighth of all slots, and of those of each registry, is reserved for clients that hold less than an eighth.
+//! 3. An eighth of all slots is reserved for clients that hold less than an eighth. The same holds for the slots of each
+//!    registry, and for the slots that unconfigured registries may use.
 //! 4. A free slot goes to the client that holds fewest. Downloads that a client waits for go first.
 //! 5. A running download that no client waits for yields when its slot lets another download start. The client that
 //!    holds most yields first. The bytes of the download stay staged.
@@ -27,6 +28,12 @@ const QUEUED: usize = 4;
 
 /// This fraction (1/n) of all slots is reserved for configured registries.
 const CONFIGURED_PARTS: usize = 4;
+
+/// How many of `all` slots are reserved for configured registries. A single slot cannot be reserved.
+pub(crate) fn configured_reserve(all: usize) -> usize {
+    (all / CONFIGURED_PARTS).max(usize::from(all > 1))
+}
+
 /// Interval at which waiters look for a running download without readers. All waiters share one look.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -113,15 +120,49 @@ struct Bounds {
 struct Running {
     next_id: u64,
     by_id: HashMap<u64, Holder>,
-    by_registry: HashMap<Registry, OfRegistry>,
+    by_registry: HashMap<Registry, Counts>,
     /// From registries that the configuration does not name.
-    unconfigured: usize,
+    unconfigured: Counts,
 }
 
+/// Running downloads of one kind.
 #[derive(Default)]
-struct OfRegistry {
+struct Counts {
     all: usize,
     by_client: HashMap<ClientKey, usize>,
+}
+
+impl Counts {
+    fn of(&self, client: &ClientKey) -> usize {
+        self.by_client.get(client).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, client: ClientKey) {
+        self.all += 1;
+        *self.by_client.entry(client).or_default() += 1;
+    }
+
+    fn remove(&mut self, client: &ClientKey) {
+        self.all -= 1;
+        if let Some(count) = self.by_client.get_mut(client) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_client.remove(client);
+            }
+        }
+    }
+
+    /// Whether a download of `client` gets none of `capacity` slots. Computed as if the download `without`, which is of
+    /// this kind, had ended.
+    fn leave_no_share(
+        &self,
+        client: &ClientKey,
+        capacity: usize,
+        without: Option<&Holder>,
+    ) -> bool {
+        let own = self.of(client) - usize::from(without.is_some_and(|it| it.client == *client));
+        leaves_no_share(own, self.all - usize::from(without.is_some()), capacity)
+    }
 }
 
 struct Holder {
@@ -177,21 +218,19 @@ impl Bounds {
             return Some(Limit::FetchesPerClient);
         }
         let registry = &download.registry;
-        let without_of_registry = without.filter(|it| it.download.registry == *registry);
-        let (of_client, of_registry) = running.of_registry(registry, client);
-        let of_client =
-            of_client - less(without_of_registry.is_some_and(|it| it.client == *client));
-        let of_registry = of_registry - less(without_of_registry.is_some());
-        if leaves_no_share(of_client, of_registry, self.per_registry) {
+        if running.by_registry.get(registry).is_some_and(|it| {
+            let without = without.filter(|it| it.download.registry == *registry);
+            it.leave_no_share(client, self.per_registry, without)
+        }) {
             return Some(Limit::FetchesPerRegistry);
         }
         let held = held - less(without.is_some());
-        let unconfigured =
-            running.unconfigured - less(without.is_some_and(|it| !it.download.is_configured));
-        // A single slot cannot be reserved.
-        let reserve = (self.all / CONFIGURED_PARTS).max(less(self.all > 1));
         let is_full = leaves_no_share(own, held, self.all)
-            || (!download.is_configured && unconfigured >= self.all - reserve);
+            || (!download.is_configured && {
+                let without = without.filter(|it| !it.download.is_configured);
+                let capacity = self.all - configured_reserve(self.all);
+                (running.unconfigured).leave_no_share(client, capacity, without)
+            });
         is_full.then_some(Limit::Downloads)
     }
 }
@@ -282,14 +321,6 @@ impl Inner {
 }
 
 impl Running {
-    /// Number of running downloads from `registry`: of `client`, and in total.
-    fn of_registry(&self, registry: &Registry, client: &ClientKey) -> (usize, usize) {
-        let of_registry = self.by_registry.get(registry);
-        of_registry.map_or((0, 0), |it| {
-            (it.by_client.get(client).copied().unwrap_or(0), it.all)
-        })
-    }
-
     fn add(&mut self, holder: Holder) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -299,9 +330,10 @@ impl Running {
             ..
         } = &holder.download;
         let of_registry = self.by_registry.entry(registry.clone()).or_default();
-        of_registry.all += 1;
-        *of_registry.by_client.entry(holder.client).or_default() += 1;
-        self.unconfigured += usize::from(!is_configured);
+        of_registry.add(holder.client);
+        if !is_configured {
+            self.unconfigured.add(holder.client);
+        }
         self.by_id.insert(id, holder);
         id
     }
@@ -310,18 +342,14 @@ impl Running {
         let holder = self.by_id.remove(&id)?;
         let registry = &holder.download.registry;
         if let Some(of_registry) = self.by_registry.get_mut(registry) {
-            of_registry.all -= 1;
-            if let Some(count) = of_registry.by_client.get_mut(&holder.client) {
-                *count -= 1;
-                if *count == 0 {
-                    of_registry.by_client.remove(&holder.client);
-                }
-            }
+            of_registry.remove(&holder.client);
             if of_registry.all == 0 {
                 self.by_registry.remove(registry);
             }
         }
-        self.unconfigured -= usize::from(!holder.download.is_configured);
+        if !holder.download.is_configured {
+            self.unconfigured.remove(&holder.client);
+        }
         Some(holder)
     }
 }

@@ -93,7 +93,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "limits",
         name: "upstream_fetches",
         doc: "Downloads of blobs at once, over all upstreams; more wait. A quarter is kept for registries that this file\n\
-              names, and an eighth for clients that have less than an eighth.",
+              names. An eighth of all, and of those that other registries may use, is kept for clients that have less\n\
+              than an eighth.",
         example: "32",
         set: |config, value| {
             value
