@@ -23,12 +23,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-plot", &[]),
     ("pierhead-pmem", &[]),
     ("pierhead-rest", &[]),
-    ("pierhead-engine", &["pierhead-oci"]),
     ("pierhead-remote", &["pierhead-oci"]),
-    (
-        "pierhead-bundle",
-        &["pierhead-oci", "pierhead-rest", "pierhead-engine"],
-    ),
+    ("pierhead-bundle", &["pierhead-oci", "pierhead-rest"]),
     (
         "pierhead-cache",
         &[
@@ -36,7 +32,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-eviction",
             "pierhead-pmem",
             "pierhead-rest",
-            "pierhead-engine",
         ],
     ),
     (
@@ -61,7 +56,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-pmem",
             "pierhead-proxy",
             "pierhead-rest",
-            "pierhead-engine",
         ],
     ),
     (
@@ -71,7 +65,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-eviction",
             "pierhead-bundle",
             "pierhead-cache",
-            "pierhead-engine",
         ],
     ),
     // These see pierhead from outside, as a process: what they know of it is what it promises.

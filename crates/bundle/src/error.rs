@@ -52,15 +52,6 @@ pub enum Error {
     },
 }
 
-impl From<pierhead_engine::Error> for Error {
-    fn from(error: pierhead_engine::Error) -> Self {
-        match error {
-            pierhead_engine::Error::Damaged(why) => Self::Image(format!("the layer's {why}")),
-            error => Self::io("decode or hash a layer", io::Error::other(error)),
-        }
-    }
-}
-
 /// Whose fault an [`Error`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {

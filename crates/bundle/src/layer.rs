@@ -10,6 +10,7 @@
 mod blocks;
 mod builder;
 mod chunks;
+mod decoder;
 mod header;
 mod paths;
 mod pax;
@@ -30,7 +31,6 @@ pub use reader::LayerReader;
 pub use skeleton::rebuild;
 pub use stored::{Entries, Files, LayerIndex};
 
-use pierhead_engine::Offload;
 use pierhead_oci::Digest;
 
 use crate::{Blob, Error};
@@ -106,35 +106,10 @@ pub fn index(
     pace: &mut dyn Pace,
     out: &Path,
 ) -> Result<LayerIndex, Error> {
-    index_on(&Offload::default(), blob, request, pace, out)
-}
-
-/// The same, with the hash of the whole and the decoding where `offload` says. What an engine does not do right the processor
-/// does again, and it has the last word on what is damaged.
-///
-/// # Errors
-/// As [`index`].
-pub fn index_on(
-    offload: &Offload,
-    blob: &dyn Blob,
-    request: &Request<'_>,
-    pace: &mut dyn Pace,
-    out: &Path,
-) -> Result<LayerIndex, Error> {
     if request.media_type.ends_with("+encrypted") {
         return Err(Error::Image("the layer is encrypted".to_owned()));
     }
-    let mut once = |offload: &Offload| {
-        let mut builder = builder::Builder::create(out)?;
-        let outcome = walk::walk(blob, request, &mut *pace, offload, &mut builder)?;
-        builder.finish(outcome)
-    };
-    match once(offload) {
-        Err(error) if !offload.is_cpu() && !matches!(error, Error::Stopped) => {
-            let engine = offload.name();
-            tracing::warn!(engine, %error, "a layer is read again by the processor");
-            once(&Offload::default())
-        }
-        done => done,
-    }
+    let mut builder = builder::Builder::create(out)?;
+    let outcome = walk::walk(blob, request, pace, &mut builder)?;
+    builder.finish(outcome)
 }

@@ -11,9 +11,6 @@ mod attributes;
 #[path = "layer/damage.rs"]
 mod damage;
 
-#[path = "layer/engines.rs"]
-mod engines;
-
 #[path = "layer/hostile.rs"]
 mod hostile;
 

@@ -4,7 +4,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_engine::Offload;
 use pierhead_rest::Rest;
 
 use crate::{FastTier, Recorder};
@@ -43,8 +42,6 @@ pub struct Config {
     pub recorder: Option<Recorder>,
     /// Training and copies between the tiers rest while this is due, the latter as long as the fast tier has room.
     pub rest: Rest,
-    /// Where fills are hashed.
-    pub offload: Offload,
 }
 
 impl fmt::Debug for Config {
@@ -74,7 +71,6 @@ impl Config {
             fast: None,
             recorder: None,
             rest: Rest::default(),
-            offload: Offload::default(),
         }
     }
 }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use pierhead_engine::Hashing;
-use pierhead_oci::{Digest, MediaType};
+use pierhead_oci::{Hasher, MediaType};
 
 use crate::buffer::BUFFER;
 use crate::flight::{Flight, Order, Work};
@@ -33,15 +32,14 @@ impl Drop for SyncTurn {
     }
 }
 
-fn hasher(flight: &Flight) -> Hashing {
-    let offload = &flight.store.config.offload;
-    offload.hasher(flight.digest.algorithm())
+fn hasher(flight: &Flight) -> Hasher {
+    Hasher::new(flight.digest.algorithm())
 }
 
 pub(crate) struct Ingest {
     staged: Box<dyn Staged>,
     reader: Arc<dyn ReadAt>,
-    hasher: Hashing,
+    hasher: Hasher,
     sums: Sums,
     /// Bytes hashed; less than staged until what an earlier fill left has been read again.
     hashed: u64,
@@ -107,49 +105,11 @@ impl Ingest {
                 .read_at(self.hashed, bytes)
                 .map_err(|error| flight.store.io("read again", &flight.digest, error))?;
             self.sums.update(self.hashed, bytes);
-            let is_hashed = self.hasher.update(bytes);
+            self.hasher.update(bytes);
             self.hashed += now as u64;
-            if let Err(error) = is_hashed {
-                self.hash_again(flight, &error)?;
-            }
             self.show(flight);
         }
         Ok(())
-    }
-
-    /// The engine has given up: the processor hashes all that it had.
-    fn hash_again(&mut self, flight: &Flight, error: &pierhead_engine::Error) -> Result<(), Error> {
-        tracing::warn!(digest = %flight.digest, %error, "hashed again by the processor");
-        self.hasher = Hashing::cpu(flight.digest.algorithm());
-        let mut buffer = flight.store.pool.take(BUFFER);
-        let mut at = 0;
-        while at < self.hashed {
-            let left = usize::try_from(self.hashed - at).unwrap_or(BUFFER);
-            let bytes = &mut buffer.as_mut()[..left.min(BUFFER)];
-            self.reader
-                .read_at(at, bytes)
-                .map_err(|error| flight.store.io("read again", &flight.digest, error))?;
-            at += bytes.len() as u64;
-            // The processor's never fails.
-            let _ = self.hasher.update(bytes);
-        }
-        Ok(())
-    }
-
-    /// The digest of all that was hashed; what is hashed from now on is another content.
-    fn digest(&mut self, flight: &Flight) -> Result<Digest, Error> {
-        let next = || hasher(flight);
-        let error = match std::mem::replace(&mut self.hasher, next()).finish() {
-            Ok(digest) => return Ok(digest),
-            Err(error) => error,
-        };
-        self.hash_again(flight, &error)?;
-        let again = std::mem::replace(&mut self.hasher, next()).finish();
-        again.map_err(|error| {
-            flight
-                .store
-                .io("hash", &flight.digest, io::Error::other(error))
-        })
     }
 
     fn take(&mut self, flight: &Arc<Flight>, pieces: Vec<Bytes>) -> Result<(), Error> {
@@ -186,14 +146,10 @@ impl Ingest {
         // Readers go on with it, on other cores, while it is hashed here.
         self.show(flight);
         self.sync_early(flight, len);
-        let mut is_hashed = Ok(());
         for piece in batch {
             self.sums.update(position, piece);
-            is_hashed = is_hashed.and_then(|()| self.hasher.update(piece));
+            self.hasher.update(piece);
             position += piece.len() as u64;
-        }
-        if let Err(error) = is_hashed {
-            self.hash_again(flight, &error)?;
         }
         flight.store.metrics.written_bytes.inc_by(len);
         flight.done(bytes);
@@ -251,10 +207,7 @@ impl Ingest {
     }
 
     fn finish(mut self: Box<Self>, flight: Arc<Flight>, media_type: Option<MediaType>) {
-        let actual = match self.digest(&flight) {
-            Ok(actual) => actual,
-            Err(error) => return self.fail(&flight, error, false),
-        };
+        let actual = self.hasher.clone().finish();
         if actual != flight.digest {
             let error = Error::WrongDigest {
                 expected: flight.digest,

@@ -8,7 +8,6 @@
 
 pub mod admission;
 pub mod corpus;
-pub mod engine;
 pub mod http;
 pub mod images;
 pub mod log;

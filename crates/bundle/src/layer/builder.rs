@@ -8,10 +8,11 @@ use crate::{Content, Entry, Error};
 
 use super::blocks::{Stream, Writer};
 use super::chunks::RECORD;
+use super::decoder::Coding;
 use super::record;
 use super::skeleton::Encoder;
 use super::stored::{EXTENT, LayerIndex, Row, Summary, prefix, raw};
-use super::stream::{self, Coding, Found, Point};
+use super::stream::{self, Found, Point};
 
 /// What the walk learned of the layer as a whole.
 pub(super) struct Outcome {

@@ -1,7 +1,6 @@
 //! At which bit a deflate block begins: the decoder stops at its byte and keeps the rest to itself, so each of the eight is tried.
 
-use pierhead_engine::Gzip;
-
+use super::decoder::Gzip;
 use crate::{Blob, Error};
 
 /// Uncompressed bytes by which candidates for a position are told apart.

@@ -7,8 +7,9 @@ use crate::{Blob, Content, Error, Source};
 
 use super::Unhurried;
 use super::blocks::Stream as Records;
+use super::decoder::Coding;
 use super::stored::{EXTENT, LayerIndex, Row, as_io, little};
-use super::stream::{Coding, INPUT, Point, Stream};
+use super::stream::{INPUT, Point, Stream};
 
 /// Positions kept for reads that go on where one before ended. 250 KiB each.
 const POSITIONS: usize = 4;

@@ -11,9 +11,10 @@ use crate::{Blob, Content, Entry, Error, Kind};
 
 use super::blocks::{Reader, Stream};
 use super::chunks::{self, Chunk};
+use super::decoder::Coding;
 use super::reader::LayerReader;
 use super::record::{self, Item};
-use super::stream::{Coding, Point};
+use super::stream::Point;
 
 /// What an index says of its layer as a whole.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
 //! The uncompressed bytes of a layer, from its begin or from a checkpoint, a portion at a time.
 
-use pierhead_engine::{self as engine, Gzip, Offload, WINDOW};
 use serde::{Deserialize, Serialize};
 
 use crate::{Blob, Error};
 
 use super::Pace;
+use super::decoder::{Coding, Decoder, Gzip, WINDOW};
 use super::probe::{Candidate, PROBED, probe};
 
 /// Uncompressed bytes between checkpoints. A read inflates half of it in vain on the average (about 5 ms);
@@ -21,30 +21,6 @@ pub(super) const INPUT: usize = 64 << 10;
 
 /// Uncompressed bytes held: the window, and what is given out at a time.
 const OUTPUT: usize = WINDOW + (128 << 10);
-
-/// How a layer is compressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Coding {
-    Plain,
-    Gzip,
-    Zstd,
-}
-
-impl Coding {
-    /// By the first bytes, as containerd tells it.
-    pub(super) fn detect(blob: &dyn Blob) -> Result<Self, Error> {
-        let mut head = [0; 4];
-        let len = usize::try_from(blob.size().min(4)).unwrap_or(4);
-        blob.read_at(0, &mut head[..len])
-            .map_err(|e| Error::io("read the layer", e))?;
-        Ok(match head {
-            [0x1f, 0x8b, 0x08, _] => Self::Gzip,
-            // A frame, or one to be skipped before it.
-            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
-            _ => Self::Plain,
-        })
-    }
-}
 
 /// A place where decoding can begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,26 +48,9 @@ pub(super) struct Found {
     pub(super) window: Option<(u8, u8, Vec<u8>)>,
 }
 
-enum Decode {
-    Plain,
-    Coded(Box<dyn engine::Decode>),
-}
-
-impl Decode {
-    /// At the head of a layer, a member or a frame.
-    fn new(coding: Coding, max_window: u64, offload: &Offload) -> Result<Self, Error> {
-        let coding = match coding {
-            Coding::Plain => return Ok(Self::Plain),
-            Coding::Gzip => engine::Coding::Gzip,
-            Coding::Zstd => engine::Coding::Zstd(max_window),
-        };
-        Ok(Self::Coded(offload.decoder(coding)?))
-    }
-}
-
 /// A position in the uncompressed bytes. About 250 KiB, and the window if it is zstd.
 pub(super) struct Stream {
-    decode: Decode,
+    decoder: Decoder,
     input: Vec<u8>,
     /// What of `input` is not decoded yet.
     ahead: (usize, usize),
@@ -123,8 +82,8 @@ struct Pending {
 
 impl Stream {
     /// At the begin, in search of checkpoints.
-    pub(super) fn begin(coding: Coding, max_window: u64, offload: &Offload) -> Result<Self, Error> {
-        let mut this = Self::with(Decode::new(coding, max_window, offload)?, 0, 0);
+    pub(super) fn begin(coding: Coding, max_window: u64) -> Result<Self, Error> {
+        let mut this = Self::with(Decoder::new(coding, max_window)?, 0, 0);
         this.seeking = Some(Seeking {
             last: 0,
             tried: 0,
@@ -141,9 +100,8 @@ impl Stream {
         blob_at: u64,
         max_window: u64,
     ) -> Result<Self, Error> {
-        // A few frames at a time: not worth an engine's while.
-        let decode = Decode::new(coding, max_window, &Offload::default())?;
-        Ok(Self::with(decode, at, blob_at))
+        let decoder = Decoder::new(coding, max_window)?;
+        Ok(Self::with(decoder, at, blob_at))
     }
 
     /// At a block of a gzip member.
@@ -153,14 +111,13 @@ impl Stream {
         entry: &Entry,
         window: &[u8],
     ) -> Result<Self, Error> {
-        let gzip = Gzip::enter(window, entry.bits, entry.byte)
-            .map_err(|_| Error::malformed("layer index", "a checkpoint that cannot be entered"))?;
-        Ok(Self::with(Decode::Coded(Box::new(gzip)), at, blob_at))
+        let gzip = Gzip::enter(window, entry.bits, entry.byte)?;
+        Ok(Self::with(Decoder::Gzip(Box::new(gzip)), at, blob_at))
     }
 
-    fn with(decode: Decode, at: u64, blob_at: u64) -> Self {
+    fn with(decoder: Decoder, at: u64, blob_at: u64) -> Self {
         Self {
-            decode,
+            decoder,
             input: vec![0; INPUT],
             ahead: (0, 0),
             blob_at,
@@ -246,11 +203,7 @@ impl Stream {
     }
 
     fn check_end(&self) -> Result<(), Error> {
-        let whole = match &self.decode {
-            Decode::Plain => true,
-            Decode::Coded(decoder) => decoder.may_end(),
-        };
-        if whole {
+        if self.decoder.may_end() {
             Ok(())
         } else {
             Err(Error::Image(
@@ -266,25 +219,12 @@ impl Stream {
             .is_some_and(|s| s.pending.is_none() && self.at >= (s.last + SPACING).max(s.tried));
         let input = &self.input[self.ahead.0..self.ahead.1];
         let output = &mut self.output[self.ready.1..];
-        let (taken, given, boundary, between) = match &mut self.decode {
-            Decode::Plain => {
-                let len = input.len().min(output.len());
-                output[..len].copy_from_slice(&input[..len]);
-                (len, len, false, false)
-            }
-            Decode::Coded(decoder) => {
-                let step = decoder.step(input, output, due)?;
-                if step.taken > input.len() || step.given > output.len() {
-                    return Err(engine::Error::Failed("more than there was".to_owned()).into());
-                }
-                (step.taken, step.given, step.boundary, step.between)
-            }
-        };
-        self.ahead.0 += taken;
-        self.ready.1 += given;
-        self.at += given as u64;
+        let step = self.decoder.step(input, output, due)?;
+        self.ahead.0 += step.taken;
+        self.ready.1 += step.given;
+        self.at += step.given as u64;
         if self.seeking.is_some() {
-            self.seek(blob, boundary && due, between, due)?;
+            self.seek(blob, step.boundary, step.between, due)?;
         }
         Ok(())
     }

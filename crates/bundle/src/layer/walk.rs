@@ -2,7 +2,6 @@
 
 mod bytes;
 
-use pierhead_engine::Offload;
 use pierhead_oci::{Algorithm, Hasher};
 
 use crate::{Blob, Content, Entry, Error, Kind, Time};
@@ -37,13 +36,12 @@ pub(super) fn walk(
     blob: &dyn Blob,
     request: &Request<'_>,
     pace: &mut dyn Pace,
-    offload: &Offload,
     builder: &mut Builder,
 ) -> Result<Outcome, Error> {
     let expected = raw(request.diff_id)
         .ok_or_else(|| Error::Image("the layer's diff ID is no SHA-256".to_owned()))?;
     let mut walk = Walk {
-        bytes: Bytes::new(blob, &request.limits, pace, offload)?,
+        bytes: Bytes::new(blob, &request.limits, pace)?,
         builder,
         max_entries: request.limits.max_entries,
         entries: 0,
@@ -58,7 +56,7 @@ pub(super) fn walk(
         builder.skeleton(|skeleton, out| skeleton.bytes(bytes.ready(), out))?;
         bytes.take(rest);
     }
-    let (coding, size, digest) = walk.bytes.finish()?;
+    let (coding, size, digest) = walk.bytes.finish();
     let found = raw(&digest).unwrap_or_default();
     if found != expected {
         return Err(Error::Digest {

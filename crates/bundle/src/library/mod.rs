@@ -46,7 +46,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pierhead_engine::Offload;
 use pierhead_oci::Digest;
 use pierhead_rest::{ClientKey, Rest};
 
@@ -112,8 +111,6 @@ pub struct Config {
     pub limits: Limits,
     /// What nobody waits for rests while this is due.
     pub rest: Rest,
-    /// Where layers are hashed and decompressed.
-    pub offload: Offload,
     /// Who is told what is written, and says when it is enough for now.
     pub wear: Arc<dyn Wear>,
 }
@@ -137,7 +134,6 @@ impl Config {
             earlier: Duration::from_secs(900),
             limits: Limits::default(),
             rest: Rest::default(),
-            offload: Offload::default(),
             wear: Arc::new(Unworn),
         }
     }

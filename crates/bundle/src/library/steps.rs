@@ -97,7 +97,7 @@ impl Inner {
             diff_id: &layer.diff_id,
             limits: self.config.limits,
         };
-        let indexed = layer::index_on(&self.config.offload, &*blob, &request, share, &path);
+        let indexed = layer::index(&*blob, &request, share, &path);
         if let Err(Error::Digest { found, .. }) = &indexed {
             count(&self.figures.lies);
             tracing::warn!(layer = %layer.blob, says = %layer.diff_id, found, "a layer is not what its image says: it is never bundled");

@@ -20,6 +20,34 @@ fn hashes_as_the_standard_says() {
 }
 
 #[test]
+fn hashes_pieces_of_any_size_as_other_programs_do() {
+    // Longer than what a hash takes at once, and no multiple of it.
+    let mut content = b"pierhead ".repeat(9000);
+    let mut state = 1_u32;
+    content.extend((0..300).map(|_| {
+        state = state.wrapping_mul(1_103_515_245).wrapping_add(12_345) & 0x7fff_ffff;
+        state.to_be_bytes()[1]
+    }));
+    // From `sha256sum` and `sha512sum`.
+    for (algorithm, known) in [
+        (
+            Algorithm::Sha256,
+            "sha256:1638397674e011864a6deb59a0821c1500721ba821c198f6dbd8f96a04090218",
+        ),
+        (
+            Algorithm::Sha512,
+            "sha512:aa05b1c6adc9024124f1d06a69e76f38c0811ddee0f72e6a53b129c1150043146b85672f12bf4c69f4f6364ee35b2374e37bd1cfb882428cba08dc57d26d5840",
+        ),
+    ] {
+        for size in [7, 1000, 65_537, content.len()] {
+            let mut hasher = Hasher::new(algorithm);
+            content.chunks(size).for_each(|piece| hasher.update(piece));
+            assert_eq!(hasher.finish().to_string(), known, "{size}");
+        }
+    }
+}
+
+#[test]
 fn refuses_what_is_not_exactly_a_digest() {
     let hex = &EMPTY["sha256:".len()..];
     for text in [

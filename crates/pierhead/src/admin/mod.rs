@@ -23,7 +23,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
-use pierhead_engine::Offload;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
@@ -77,7 +76,6 @@ pub(crate) struct Parts<'a> {
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
     pub(crate) pressure: Figures,
-    pub(crate) offload: Offload,
     pub(crate) share: Share,
 }
 
@@ -109,11 +107,10 @@ impl Admin {
             library,
             tier_limit,
             pressure,
-            offload,
             share,
         } = parts;
         let mut metrics = Metrics::default();
-        process::register(&mut metrics, started, &offload);
+        process::register(&mut metrics, started);
         let panics = panics::TaskPanics(cache.panics().clone());
         metrics.register_collector(Box::new(panics));
         share.register(&mut metrics);

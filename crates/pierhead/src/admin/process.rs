@@ -3,7 +3,6 @@
 use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use pierhead_engine::Offload;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -16,18 +15,12 @@ use rustix::process::{Resource, getrlimit};
 use crate::machine::kibibytes;
 
 /// Registers memory, open files, processor time, start and uptime, and which build this is.
-pub(crate) fn register(metrics: &mut Metrics, started: Instant, offload: &Offload) {
+pub(crate) fn register(metrics: &mut Metrics, started: Instant) {
     let build = Info::new(vec![
         ("version", env!("CARGO_PKG_VERSION")),
         ("arch", std::env::consts::ARCH),
     ]);
     metrics.register("pierhead_build", "Which pierhead this is", build);
-    let engine = Info::new(vec![("name", offload.name())]);
-    metrics.register(
-        "pierhead_engine",
-        "What hashes and decompresses (docs/offload.md)",
-        engine,
-    );
     // Computed once: a value that moves by a second between two scrapes looks like a restart.
     let start_time = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -150,25 +143,7 @@ fn cpu_seconds() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use pierhead_testkit::engine::{End, Frail};
-
     use super::*;
-
-    #[test]
-    fn tells_the_engine_that_is_in_use() {
-        let engine = Frail::new(i64::MAX, End::GivesUp);
-        let frail = Offload::to(Arc::new(engine)).unwrap();
-        for (offload, name) in [(Offload::default(), "cpu"), (frail, "frail")] {
-            let mut metrics = Metrics::default();
-            register(&mut metrics, Instant::now(), &offload);
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, &metrics).unwrap();
-            let line = format!("pierhead_engine_info{{name=\"{name}\"}} 1\n");
-            assert!(text.contains(&line), "{text}");
-        }
-    }
 
     #[test]
     fn reads_its_own_memory_and_time() {

@@ -5,7 +5,6 @@ use std::time::SystemTime;
 
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
-use pierhead_engine::Offload;
 use pierhead_proxy::Proxy;
 use pierhead_rest::Rest;
 
@@ -20,10 +19,10 @@ use crate::wiring;
 pub(super) async fn cache(
     config: &Config,
     notes: &Arc<Notes>,
-    (rest, offload): (&Rest, &Offload),
+    rest: &Rest,
 ) -> anyhow::Result<Cache> {
     let recorder = config.trace.file.is_some().then(|| notes.recorder());
-    let (config, rest, offload) = (config.clone(), rest.clone(), offload.clone());
+    let (config, rest) = (config.clone(), rest.clone());
     let open = move || -> anyhow::Result<_> {
         let space =
             wiring::space(&config.data).map_err(|error| data::unseen(&config.data, error))?;
@@ -37,7 +36,6 @@ pub(super) async fn cache(
         settings.max_blob = config.cache.max_blob;
         settings.memory = config.cache.memory;
         settings.rest = rest;
-        settings.offload = offload;
         settings.recorder = recorder;
         let eviction = wiring::eviction(&config, provisional);
         let fast = &config.tier;
@@ -62,20 +60,18 @@ pub(super) async fn cache(
 pub(super) async fn library(
     config: &Config,
     cache: &Cache,
-    (rest, offload): (&Rest, &Offload),
+    rest: &Rest,
 ) -> anyhow::Result<Option<Library>> {
     if !config.bundle.enabled {
         return Ok(None);
     }
     let (config, blobs, rest) = (config.clone(), Proxy::blobs(cache), rest.clone());
     let wear = Arc::new(wiring::Day(cache.clone()));
-    let offload = offload.clone();
     let open = move || -> anyhow::Result<_> {
         let library = wiring::library(&config, wiring::space(&config.data)?);
         let library = pierhead_bundle::library::Config {
             rest,
             wear,
-            offload,
             ..library
         };
         Ok(Library::open(library, blobs))

@@ -4,8 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context as _;
-use pierhead_engine::Offload;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use pierhead_rest::Rest;
@@ -46,11 +44,10 @@ pub(super) async fn start(
     let notes = Arc::<Notes>::default();
     let quota = wiring::quota(&config, &environment.machine);
     let rest = Rest::within(quota.clone());
-    let offload = Offload::default();
-    let cache = open::cache(&config, &notes, (&rest, &offload)).await?;
+    let cache = open::cache(&config, &notes, &rest).await?;
     open::check_clock(&cache)?;
     let trace = open::trace(&config, notes, &rest).await?;
-    let library = open::library(&config, &cache, (&rest, &offload)).await?;
+    let library = open::library(&config, &cache, &rest).await?;
     let settings = pierhead_proxy::Config {
         quota,
         ..wiring::proxy(&config)
@@ -104,7 +101,6 @@ pub(super) async fn start(
                 library: library.clone(),
                 tier_limit,
                 pressure,
-                offload,
                 share: share.clone(),
             },
             started,
@@ -160,9 +156,6 @@ async fn client(
         for warning in wiring::warnings(&config, args.config.as_deref()) {
             tracing::warn!("{warning}");
         }
-        // A processor, or a build, whose hashes are wrong would store nothing and serve nothing.
-        pierhead_engine::check_cpu()
-            .context("the self-check of hashing and decompression failed")?;
         let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;
         Ok(Client::new(remote)?)
     };

@@ -1,12 +1,12 @@
 //! The uncompressed bytes as the walk takes them: hashed, counted against the limits, checkpoints handed on.
 
-use pierhead_engine::{Hashing, Offload};
-use pierhead_oci::{Algorithm, Digest};
+use pierhead_oci::{Algorithm, Digest, Hasher};
 
 use crate::layer::builder::Builder;
+use crate::layer::decoder::Coding;
 use crate::layer::header::BLOCK;
 use crate::layer::skeleton;
-use crate::layer::stream::{Coding, Stream};
+use crate::layer::stream::Stream;
 use crate::layer::{Limits, Pace, RATIO_FREE};
 use crate::{Blob, Error};
 
@@ -14,7 +14,7 @@ pub(super) struct Bytes<'a> {
     blob: &'a dyn Blob,
     stream: Stream,
     coding: Coding,
-    hash: Hashing,
+    hash: Hasher,
     size: u64,
     limits: Limits,
     pace: &'a mut dyn Pace,
@@ -25,14 +25,13 @@ impl<'a> Bytes<'a> {
         blob: &'a dyn Blob,
         limits: &Limits,
         pace: &'a mut dyn Pace,
-        offload: &Offload,
     ) -> Result<Self, Error> {
         let coding = Coding::detect(blob)?;
         Ok(Self {
             blob,
-            stream: Stream::begin(coding, limits.max_window, offload)?,
+            stream: Stream::begin(coding, limits.max_window)?,
             coding,
-            hash: offload.hasher(Algorithm::Sha256),
+            hash: Hasher::new(Algorithm::Sha256),
             size: 0,
             limits: *limits,
             pace,
@@ -40,11 +39,8 @@ impl<'a> Bytes<'a> {
     }
 
     /// How the bytes were compressed, how many they are, and their digest: the diff ID.
-    ///
-    /// # Errors
-    /// An engine's.
-    pub(super) fn finish(self) -> Result<(Coding, u64, Digest), Error> {
-        Ok((self.coding, self.size, self.hash.finish()?))
+    pub(super) fn finish(self) -> (Coding, u64, Digest) {
+        (self.coding, self.size, self.hash.finish())
     }
 
     pub(super) fn position(&self) -> u64 {
@@ -92,7 +88,7 @@ impl<'a> Bytes<'a> {
         let some = self.stream.fill(self.blob, self.pace)?;
         let fresh = self.stream.ready();
         let count = fresh.len() as u64;
-        self.hash.update(fresh)?;
+        self.hash.update(fresh);
         self.size += count;
         let Limits {
             max_size,

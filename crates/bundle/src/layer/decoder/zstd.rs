@@ -1,19 +1,20 @@
-//! Zstandard on the processor, all frames.
+//! Zstandard (RFC 8878), all frames.
 
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
-use crate::{Decode, Error, Step};
+use super::Step;
+use crate::Error;
 
 /// The decoder, between calls.
-pub(crate) struct Zstd {
+pub(in crate::layer) struct Zstd {
     decoder: Decoder<'static>,
     between: bool,
 }
 
 impl Zstd {
     /// Before a frame; one with a window of more bytes is refused.
-    pub(crate) fn new(max_window: u64) -> Result<Self, Error> {
-        let failed = |error: std::io::Error| Error::Failed(format!("start zstd: {error}"));
+    pub(super) fn new(max_window: u64) -> Result<Self, Error> {
+        let failed = |error: std::io::Error| Error::io("start zstd", error);
         let mut decoder = Decoder::new().map_err(failed)?;
         let log = max_window.max(1 << 10).ilog2().min(31);
         decoder
@@ -24,25 +25,28 @@ impl Zstd {
             between: true,
         })
     }
-}
 
-impl Decode for Zstd {
-    fn step(&mut self, input: &[u8], output: &mut [u8], _stop: bool) -> Result<Step, Error> {
+    /// See [`super::Decoder::step`].
+    pub(super) fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<Step, Error> {
         let mut from = InBuffer::around(input);
         let mut into = OutBuffer::around(output);
         let hint = self.decoder.run(&mut from, &mut into);
-        let hint = hint
-            .map_err(|error| Error::Damaged(format!("zstd is damaged or over a limit: {error}")))?;
+        let hint = hint.map_err(|error| {
+            Error::Image(format!(
+                "the layer's zstd is damaged or over a limit: {error}"
+            ))
+        })?;
         self.between = hint == 0;
         Ok(Step {
             taken: from.pos(),
             given: into.pos(),
-            boundary: false,
             between: self.between,
+            ..Step::default()
         })
     }
 
-    fn may_end(&self) -> bool {
+    /// Whether the input may end here.
+    pub(super) fn may_end(&self) -> bool {
         self.between
     }
 }

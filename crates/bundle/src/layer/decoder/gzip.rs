@@ -1,19 +1,20 @@
-//! Gzip on the processor, all members, that can be entered at any deflate block: checkpoints as in zlib's `zran` example.
+//! Gzip (RFC 1952), all members, that can be entered at any deflate block: checkpoints as in zlib's `zran` example.
 //!
-//! flate2 tells nothing of block boundaries, so its engine (zlib-rs) is driven directly.
+//! flate2 tells nothing of block boundaries, so its backend (zlib-rs) is driven directly.
 
 use zlib_rs::{Inflate, InflateFlush, Status};
 
-use crate::{Decode, Error, Step};
+use super::Step;
+use crate::Error;
 
 /// How far back deflate refers.
-pub const WINDOW: usize = 32 << 10;
+pub(in crate::layer) const WINDOW: usize = 32 << 10;
 
 /// CRC-32 and length behind a member.
 const TRAILER: u8 = 8;
 
 /// The decoder, between calls.
-pub struct Gzip {
+pub(in crate::layer) struct Gzip {
     inflate: Inflate,
     phase: Phase,
 }
@@ -31,7 +32,13 @@ enum Phase {
 
 impl Gzip {
     /// The first bytes that decoding gives from such a place; `None` when there can be none.
-    pub fn glimpse(window: &[u8], bits: u8, byte: u8, input: &[u8], len: usize) -> Option<Vec<u8>> {
+    pub(in crate::layer) fn glimpse(
+        window: &[u8],
+        bits: u8,
+        byte: u8,
+        input: &[u8],
+        len: usize,
+    ) -> Option<Vec<u8>> {
         let mut inflate = entered(window, bits, byte).ok()?;
         let mut output = vec![0; len];
         let outcome = inflate.decompress(input, &mut output, InflateFlush::NoFlush);
@@ -39,7 +46,7 @@ impl Gzip {
     }
 
     /// At the head of a member.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             inflate: gzip_mode(),
             phase: Phase::Between,
@@ -49,33 +56,27 @@ impl Gzip {
     /// In a member, so many bits into a block boundary's byte, which is given unless the boundary is between bytes.
     ///
     /// # Errors
-    /// [`Error::Damaged`]: there is no such place.
-    pub fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
+    /// [`Error::Malformed`]: there is no such place.
+    pub(in crate::layer) fn enter(window: &[u8], bits: u8, byte: u8) -> Result<Self, Error> {
         Ok(Self {
             inflate: entered(window, bits, byte)?,
             phase: Phase::Entered,
         })
     }
-}
 
-impl Default for Gzip {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Decode for Gzip {
-    fn may_end(&self) -> bool {
+    /// Whether the input may end here.
+    pub(super) fn may_end(&self) -> bool {
         matches!(self.phase, Phase::Between)
     }
 
-    fn step(&mut self, input: &[u8], output: &mut [u8], stop: bool) -> Result<Step, Error> {
-        let mut step = Step {
-            taken: 0,
-            given: 0,
-            boundary: false,
-            between: false,
-        };
+    /// See [`super::Decoder::step`].
+    pub(super) fn step(
+        &mut self,
+        input: &[u8],
+        output: &mut [u8],
+        stop: bool,
+    ) -> Result<Step, Error> {
+        let mut step = Step::default();
         match self.phase {
             Phase::Trailer(left) => {
                 let skip = input.len().min(usize::from(left));
@@ -102,7 +103,7 @@ impl Decode for Gzip {
         let (taken, given) = (self.inflate.total_in(), self.inflate.total_out());
         let status = self.inflate.decompress(input, output, flush).map_err(|e| {
             let why = self.inflate.error_message().unwrap_or(e.as_str());
-            Error::Damaged(format!("gzip is damaged: {why}"))
+            Error::Image(format!("the layer's gzip is damaged: {why}"))
         })?;
         let width = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         step.taken = width(self.inflate.total_in() - taken);
@@ -129,7 +130,7 @@ fn gzip_mode() -> Inflate {
 
 /// A raw decoder with a window, fed with empty blocks up to the bit where the next block begins.
 fn entered(window: &[u8], bits: u8, byte: u8) -> Result<Inflate, Error> {
-    let bad = || Error::Damaged("a checkpoint that cannot be entered".to_owned());
+    let bad = || Error::malformed("layer index", "a checkpoint that cannot be entered");
     let mut inflate = Inflate::new(false, 15);
     if !window.is_empty() {
         inflate.set_dictionary(window).map_err(|_| bad())?;

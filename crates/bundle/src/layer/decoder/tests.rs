@@ -1,0 +1,137 @@
+//! Known answers, made by other programs, decoded in pieces that fit nowhere.
+
+use super::*;
+
+/// Of [`plain`]: zlib at level 9, two members of several deflate blocks that end between bytes and within them, and
+/// `zstd -19 --check`.
+const GZIP: &[u8] = include_bytes!("known/plain.gz");
+const ZSTD: &[u8] = include_bytes!("known/plain.zst");
+/// Where the second member begins: in [`plain`] and in [`GZIP`].
+const MEMBER: (usize, usize) = (40_000, 187);
+const MAX_WINDOW: u64 = 1 << 20;
+
+/// What compresses well, and then what does not.
+fn plain() -> Vec<u8> {
+    let mut plain = b"pierhead ".repeat(9000);
+    let mut state = 1_u32;
+    plain.extend((0..300).map(|_| {
+        state = state.wrapping_mul(1_103_515_245).wrapping_add(12_345) & 0x7fff_ffff;
+        state.to_be_bytes()[1]
+    }));
+    plain
+}
+
+/// What came out, and where it stopped: in the plain bytes and in the coded ones.
+#[derive(Default)]
+struct Decoded {
+    plain: Vec<u8>,
+    boundaries: Vec<(usize, usize)>,
+    between: Vec<(usize, usize)>,
+}
+
+/// Decodes pieces of `size` bytes into `room` bytes at a time; told to stop at blocks or not.
+fn decoded(
+    coding: Coding,
+    coded: &[u8],
+    (size, room, stop): (usize, usize, bool),
+) -> Result<Decoded, Error> {
+    let mut decoder = Decoder::new(coding, MAX_WINDOW)?;
+    let (mut run, mut output) = (Decoded::default(), vec![0; room]);
+    let mut taken = 0;
+    for piece in coded.chunks(size) {
+        let mut rest = piece;
+        let mut idle = 0;
+        // What is inside may come without any more input.
+        while idle < 3 {
+            let step = decoder.step(rest, &mut output, stop)?;
+            idle = if step.taken + step.given == 0 {
+                idle + 1
+            } else {
+                0
+            };
+            run.plain.extend_from_slice(&output[..step.given]);
+            taken += step.taken;
+            let at = (run.plain.len(), taken);
+            if step.boundary {
+                run.boundaries.push(at);
+            }
+            if step.between {
+                run.between.push(at);
+            }
+            rest = &rest[step.taken..];
+            if rest.is_empty() && step.given < room {
+                break;
+            }
+        }
+    }
+    match decoder.may_end() {
+        true => Ok(run),
+        false => Err(Error::Image("it ends too early".to_owned())),
+    }
+}
+
+/// Whether decoding goes on there, at one of the bits of the byte before, with no more than the window.
+fn begins_block(plain: &[u8], (at, coded_at): (usize, usize)) -> bool {
+    // As many bytes as its member still has, at most: behind the last block is nothing to see.
+    let end = match coded_at < MEMBER.1 {
+        true => MEMBER.0,
+        false => plain.len(),
+    };
+    let len = end.saturating_sub(at).min(64);
+    if len == 0 {
+        return at <= end;
+    }
+    let window = &plain[at.saturating_sub(WINDOW)..at];
+    let (before, rest) = (GZIP[coded_at - 1], &GZIP[coded_at..]);
+    (0..8).any(|bits| {
+        let byte = if bits == 0 { 0 } else { before };
+        let shown = Gzip::glimpse(window, bits, byte, rest, len);
+        shown.as_deref() == Some(&plain[at..at + len])
+    })
+}
+
+#[test]
+fn known_answers_come_out_in_whatever_pieces() {
+    for (coding, coded) in [(Coding::Gzip, GZIP), (Coding::Zstd, ZSTD)] {
+        let ends = (plain().len(), coded.len());
+        let heads = match coding {
+            Coding::Gzip => vec![MEMBER, ends],
+            _ => vec![ends],
+        };
+        for size in [7, coded.len()] {
+            for (room, stop) in [(1000, false), (160 << 10, false), (160 << 10, true)] {
+                let run = decoded(coding, coded, (size, room, stop)).unwrap();
+                assert!(run.plain == plain(), "{coding:?} {size} {room} {stop}");
+                assert_eq!(run.between, heads, "{coding:?} {size} {room} {stop}");
+                assert!(stop || run.boundaries.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn gzip_stops_at_blocks_within_bytes_and_between_members() {
+    let run = decoded(Coding::Gzip, GZIP, (GZIP.len(), 160 << 10, true)).unwrap();
+    assert!(run.boundaries.len() >= 8, "{:?}", run.boundaries);
+    for (at, coded_at) in &run.boundaries {
+        assert!(begins_block(&run.plain, (*at, *coded_at)));
+        let is_last = *at == MEMBER.0 || *at == run.plain.len();
+        let is_any = begins_block(&run.plain, (*at, coded_at - 3));
+        assert!(is_last || !is_any, "{at}");
+    }
+}
+
+#[test]
+fn what_is_damaged_cut_or_followed_by_something_else_is_refused() {
+    for (coding, coded) in [(Coding::Gzip, GZIP), (Coding::Zstd, ZSTD)] {
+        let mut damaged = coded.to_vec();
+        damaged[coded.len() / 2] ^= 4;
+        let cut = coded[..coded.len() - 3].to_vec();
+        let followed = [coded, b"something else"].concat();
+        for bad in [damaged, cut, followed] {
+            let how = (bad.len(), 160 << 10, false);
+            let refused = decoded(coding, &bad, how).err();
+            assert!(matches!(refused, Some(Error::Image(_))), "{refused:?}");
+        }
+    }
+}
