@@ -35,3 +35,43 @@ impl Blob for CacheBlob {
         self.0.read_at(offset, buf)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use pierhead_cache::Config;
+    use pierhead_oci::{Algorithm, MediaType};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_error_of_the_system_keeps_its_code() {
+        let data = tempfile::tempdir().unwrap();
+        let config = Config::new(data.path(), 1 << 20);
+        let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
+        // More than the cache holds in memory.
+        let content = Bytes::from(vec![7; 100_000]);
+        let digest = Digest::of(Algorithm::Sha256, &content);
+        let media_type = MediaType::new(MediaType::OCI_MANIFEST).unwrap();
+        drop(cache.put(&digest, &media_type, content).await.unwrap());
+        let blobs = CacheBlobs(cache);
+        assert!(blobs.open(&digest).unwrap().is_some());
+        let file = blob_file(data.path(), &digest.to_string()[7..]).expect("it is on disk");
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        let failed = blobs.open(&digest).map(|it| it.is_some()).unwrap_err();
+        let code = rustix::io::Errno::LOOP.raw_os_error();
+        assert_eq!(failed.raw_os_error(), Some(code), "{failed}");
+    }
+
+    fn blob_file(folder: &std::path::Path, hex: &str) -> Option<std::path::PathBuf> {
+        let mut paths = std::fs::read_dir(folder)
+            .ok()?
+            .flatten()
+            .map(|it| it.path());
+        paths.find_map(|path| match path.is_dir() {
+            true => blob_file(&path, hex),
+            false => path.to_string_lossy().contains(hex).then_some(path),
+        })
+    }
+}
