@@ -169,10 +169,7 @@ fn failure(origin: &Origin, uri: &Uri, error: &HttpError) -> Error {
         if let Some(connect) = cause.downcast_ref::<ConnectError>() {
             return match connect {
                 ConnectError::Forbidden(what) => origin.forbidden(what.clone()),
-                ConnectError::NoSuchHost(what) => Error::NoSuchHost {
-                    upstream: origin.name.to_string(),
-                    what: what.clone(),
-                },
+                ConnectError::NoSuchHost(what) => origin.no_such_host(what.clone()),
                 ConnectError::Failed {
                     what, untrusted, ..
                 } => origin.untrusted(what.clone(), *untrusted),

@@ -91,6 +91,8 @@ pub(crate) struct Place {
     pub(crate) distrust: Distrust,
     /// Run by others than the registry: sees no login of a client, and its 404 is no verdict.
     pub(crate) mirror: bool,
+    /// Said instead of why the name is refused, whether it is missing or internal.
+    pub(crate) refusal: Option<String>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -124,7 +126,14 @@ impl Place {
     pub(crate) fn forbidden(&self, what: impl Into<String>) -> Error {
         Error::Forbidden {
             upstream: self.name.to_string(),
-            what: what.into(),
+            what: self.refusal.clone().unwrap_or_else(|| what.into()),
+        }
+    }
+
+    pub(crate) fn no_such_host(&self, what: impl Into<String>) -> Error {
+        Error::NoSuchHost {
+            upstream: self.name.to_string(),
+            what: self.refusal.clone().unwrap_or_else(|| what.into()),
         }
     }
 }

@@ -118,6 +118,7 @@ impl Upstreams {
                     distrust: Distrust::default(),
                     mirror: address.mirror,
                     shared: Arc::clone(&shared),
+                    refusal: None,
                     base,
                 };
                 places.push(Arc::new(place));
@@ -143,6 +144,15 @@ impl Upstreams {
         Some(Arc::clone(&place.health))
     }
 
+    /// The fix for a name with a port, where a table has the same name without one.
+    fn leave_the_port_out(&self, name: &Registry) -> Option<String> {
+        name.port()?;
+        let without: Registry = name.host().parse().ok()?;
+        self.configured
+            .contains_key(&without)
+            .then(|| format!("there is a table `{without}`: leave the port out"))
+    }
+
     /// The addresses of the upstream of that name, in the order of preference.
     pub(crate) fn places(&self, name: &Registry) -> Result<Places, Error> {
         if let Some(places) = self.configured.get(name) {
@@ -159,14 +169,16 @@ impl Upstreams {
             Ok(url) => Reach::default().judge(&url).err(),
             Err(_) => Some("its name makes no URL".to_owned()),
         };
+        let refusal = self.leave_the_port_out(name);
         if let Some(what) = what {
             return Err(Error::Forbidden {
                 upstream: name.to_string(),
-                what,
+                what: refusal.unwrap_or(what),
             });
         }
         Ok(self.strangers.get(name, || Place {
             name: name.clone(),
+            refusal,
             http: match name.is_docker_hub() {
                 true => self.hub.clone(),
                 false => self.public.clone(),
@@ -364,6 +376,28 @@ mod tests {
         }
         let internal = all.places(&"10.0.0.1:5000".parse().unwrap());
         assert!(matches!(internal.err(), Some(Error::Forbidden { .. })));
+    }
+
+    #[test]
+    fn a_name_with_a_port_is_told_of_the_table_without_one() {
+        let all = upstreams(|config| {
+            let upstream = Upstream {
+                url: "http://10.0.0.1:5000".to_owned(),
+                ..Upstream::default()
+            };
+            let name = "registry.internal".parse().unwrap();
+            config.upstreams.insert(name, upstream);
+        })
+        .unwrap();
+        let refused = |name: &str| {
+            let name = name.parse().unwrap();
+            all.places(&name).err().unwrap().to_string()
+        };
+        let told = refused("registry.internal:5000");
+        let fix = "there is a table `registry.internal`: leave the port out";
+        assert!(told.ends_with(fix), "{told}");
+        let told = refused("other.internal:5000");
+        assert!(told.contains("has no public address"), "{told}");
     }
 
     #[test]

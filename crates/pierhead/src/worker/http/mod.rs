@@ -151,7 +151,7 @@ impl Answer {
             StatusCode::UNAUTHORIZED => {
                 "; log in with --user and --password-file, or `docker login`"
             }
-            StatusCode::FORBIDDEN => "; this login may not pull it",
+            StatusCode::FORBIDDEN if logged_in => "; this login may not pull it",
             StatusCode::NOT_FOUND if code != Some(ErrorCode::Unsupported) => {
                 "; see its name and tag"
             }

@@ -167,6 +167,18 @@ fn a_no_says_what_to_do() {
     thread.join().expect("a server");
 }
 
+/// Some registries answer 403 where a login is missing.
+#[test]
+fn a_no_to_nobody_speaks_of_no_login() {
+    let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec();
+    let (server, thread) = server(vec![answer]);
+    let session = Session::new(&server);
+    let answer = session.send(&Request::get("/", &[])).expect("an answer");
+    let error = answer.refusal(&server, "redis:7").to_string();
+    assert!(error.contains("403") && !error.contains("login"), "{error}");
+    thread.join().expect("a server");
+}
+
 #[test]
 fn a_connection_that_was_closed_meanwhile_is_made_anew() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec();
