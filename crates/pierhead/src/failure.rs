@@ -116,7 +116,7 @@ impl From<Untrusted> for Exit {
     fn from(whose: Untrusted) -> Self {
         match whose {
             Untrusted::Clock => Self::Clock,
-            Untrusted::Certificate => Self::Tls,
+            Untrusted::Issuer | Untrusted::Authority | Untrusted::Certificate => Self::Tls,
         }
     }
 }

@@ -14,7 +14,7 @@ use pierhead_remote::{Address, Credentials};
 use pierhead_rest::{Allowance, Quota};
 use rustls::RootCertStore;
 
-use crate::config::{AuthMode, Config, Size, Upstream, files};
+use crate::config::{AuthMode, Config, Size, Upstream, files, human_bytes};
 use crate::environment::Environment;
 use crate::machine::Machine;
 
@@ -232,7 +232,43 @@ fn auth(config: &Config) -> Auth {
 pub(crate) fn warnings(config: &Config, file: Option<&Path>) -> Vec<String> {
     let mut warnings = readable_secrets(config, file);
     warnings.extend(passwords_in_the_clear(config));
+    warnings.extend(authority_as_server(config));
     warnings
+}
+
+/// A certificate that clients refuse.
+fn authority_as_server(config: &Config) -> Option<String> {
+    let path = config.tls.cert.as_deref()?;
+    files::is_authority(path).then(|| {
+        format!(
+            "tls.cert: {} is that of an authority, which clients refuse of a server: {}",
+            path.display(),
+            files::NO_AUTHORITY
+        )
+    })
+}
+
+/// What to say of a `cache.size` of `wanted` bytes where the file system can give `can_have`, and the fix.
+pub(crate) fn size_above_disk(
+    config: &Config,
+    wanted: u64,
+    can_have: u64,
+) -> Option<(String, String)> {
+    if config.cache.size == Size::Auto || wanted <= can_have {
+        return None;
+    }
+    // As a configuration takes it.
+    let fits = match can_have >> 30 {
+        0 => format!("{}MiB", can_have >> 20),
+        gib => format!("{gib}GiB"),
+    };
+    let what = format!(
+        "cache.size is {}, and there is room for {} with what the cache holds",
+        human_bytes(wanted),
+        human_bytes(can_have)
+    );
+    let mend = format!("set `cache.size = \"{fits}\"`, or make room");
+    Some((what, mend))
 }
 
 /// Passwords that nobody could use: said, not refused, since clients on this machine can.
@@ -261,6 +297,7 @@ fn readable_secrets(config: &Config, file: Option<&Path>) -> Vec<String> {
         .chain(named)
         .chain(config.docker_config.as_deref())
         .chain(config.auth.htpasswd.as_deref())
+        .chain(config.tls.key.as_deref())
         .filter(|path| files::readable_by_all(path))
         .map(|path| {
             format!(

@@ -11,6 +11,10 @@ use rustls_pki_types::UnixTime;
 pub enum Untrusted {
     /// This machine's clock, most likely: by it the certificate is not good yet, or ended years ago.
     Clock,
+    /// This machine's: no authority that is trusted here issued the certificate.
+    Issuer,
+    /// The server's: it shows the certificate of an authority.
+    Authority,
     /// The server's, or of the authorities that are trusted here.
     Certificate,
 }
@@ -47,12 +51,20 @@ pub fn untrusted(error: &io::Error) -> Option<(Untrusted, String)> {
             );
             (which, said)
         }
+        CertificateError::UnknownIssuer => (Untrusted::Issuer, ISSUER.to_owned()),
+        // rustls wraps the error of webpki, which is no dependency here.
+        CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
+            (Untrusted::Authority, AUTHORITY.to_owned())
+        }
         _ => (Untrusted::Certificate, String::new()),
     })
 }
 
 const CLOCK: &str = "the clock is wrong, most likely. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
                      of its own takes the time from its host or by NTP). If it is right, the server needs a new certificate";
+const ISSUER: &str = "; no authority that is trusted here issued it";
+const AUTHORITY: &str = "; it is the certificate of an authority, which clients refuse of a server: the server needs one with \
+                         `basicConstraints=critical,CA:FALSE`";
 const RENEW: &str = "the server needs a new one, unless the clock is wrong";
 
 fn date(time: UnixTime) -> String {
@@ -61,6 +73,11 @@ fn date(time: UnixTime) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa};
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier as _;
+
     use super::*;
 
     fn told(why: CertificateError) -> (Untrusted, String) {
@@ -88,9 +105,41 @@ mod tests {
             assert_eq!(which, expected, "{said}");
             assert!(said.contains("clock is wrong"), "{said}");
         }
-        let (which, said) = told(CertificateError::UnknownIssuer);
+        let (which, said) = told(CertificateError::BadSignature);
         assert_eq!((which, said.as_str()), (Untrusted::Certificate, ""));
         assert_eq!(untrusted(&io::Error::other("cut")), None);
+    }
+
+    /// What rustls says of a self-signed certificate, trusted or not.
+    fn refusal(is_ca: IsCa, trusted: bool) -> rustls::Error {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut about = CertificateParams::new(["a.b".to_owned()]).unwrap();
+        about.is_ca = is_ca;
+        let shown = about.self_signed(&key).unwrap();
+        about.distinguished_name.push(DnType::CommonName, "other");
+        let other = about.self_signed(&rcgen::KeyPair::generate().unwrap());
+        let root = if trusted {
+            shown.clone()
+        } else {
+            other.unwrap()
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add(root.der().clone()).unwrap();
+        let provider = rustls::crypto::ring::default_provider().into();
+        let builder = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
+        let (name, now) = ("a.b".try_into().unwrap(), UnixTime::now());
+        let verifier = builder.build().unwrap();
+        let verdict = verifier.verify_server_cert(shown.der(), &[], &name, &[], now);
+        verdict.map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn the_certificate_of_an_authority_is_told_from_one_of_none_that_is_trusted() {
+        let authority = IsCa::Ca(BasicConstraints::Unconstrained);
+        let told = untrusted(&io::Error::other(refusal(authority, true))).unwrap();
+        assert_eq!(told, (Untrusted::Authority, AUTHORITY.to_owned()));
+        let told = untrusted(&io::Error::other(refusal(IsCa::ExplicitNoCa, false))).unwrap();
+        assert_eq!(told, (Untrusted::Issuer, ISSUER.to_owned()));
     }
 
     #[test]

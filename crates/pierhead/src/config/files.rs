@@ -10,6 +10,7 @@ use pierhead_remote::{Credentials, open_file};
 use rustls::RootCertStore;
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use zeroize::Zeroizing;
 
 use super::parse::Lines;
@@ -156,6 +157,36 @@ pub(crate) fn docker_config(path: &Path) -> Result<HashMap<Registry, Credentials
 /// Whether a file that holds secrets may be read by everybody on this machine.
 pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
+}
+
+/// What a server shows, in PEM: whether it is the certificate of an authority, which clients refuse.
+pub(crate) fn is_authority(path: &Path) -> bool {
+    of_first(path, |certificate| certificate.is_ca()).unwrap_or(false)
+}
+
+/// The fix for the certificate of an authority.
+pub(crate) const NO_AUTHORITY: &str =
+    "make one with basicConstraints=critical,CA:FALSE (docs/operations.md has the command)";
+
+/// The first host name of a certificate in PEM that is no pattern.
+pub(crate) fn first_name(path: &Path) -> Option<String> {
+    of_first(path, |certificate| {
+        let names = certificate.subject_alternative_name().ok()??;
+        names
+            .value
+            .general_names
+            .iter()
+            .find_map(|name| match name {
+                GeneralName::DNSName(name) if !name.contains('*') => Some((*name).to_owned()),
+                _ => None,
+            })
+    })?
+}
+
+fn of_first<T>(path: &Path, look: impl FnOnce(&X509Certificate<'_>) -> T) -> Option<T> {
+    let all = certificates(path).ok()?;
+    let (_, parsed) = X509Certificate::from_der(all.first()?).ok()?;
+    Some(look(&parsed))
 }
 
 /// Certificates that others can be trusted by.

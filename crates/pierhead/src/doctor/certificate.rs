@@ -8,7 +8,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::report::Finding;
-use crate::config::Config;
+use crate::config::{Config, files};
 
 /// Renewal by machines happens a month before the end.
 const SOON: i64 = 21 * 86_400;
@@ -67,6 +67,9 @@ fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
         Finding::fail("certificate", format!("{shown} ended on {until}"), renew)
     } else if end - now < SOON {
         Finding::warn("certificate", format!("{shown} ends in {days} days"), renew)
+    } else if parsed.is_ca() {
+        let what = format!("{shown} is that of an authority, which clients refuse of a server");
+        Finding::warn("certificate", what, files::NO_AUTHORITY)
     } else {
         Finding::ok("certificate", format!("{shown} is good for {days} days"))
     })
@@ -98,5 +101,20 @@ mod tests {
         assert_eq!(level(&key, 70_000_000_000), Ok(Level::Fail));
         let told = judge(&cert, &wrong, 1_800_000_000).expect_err("another key");
         assert!(told.contains("does not belong"), "{told}");
+    }
+
+    #[test]
+    fn the_certificate_of_an_authority_is_no_servers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let mut about = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
+        about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let made = about.self_signed(&key).expect("made");
+        let [cert, private] = ["c", "k"].map(|name| folder.path().join(name));
+        std::fs::write(&cert, made.pem()).expect("written");
+        std::fs::write(&private, key.serialize_pem()).expect("written");
+        let found = judge(&cert, &private, 1_800_000_000).expect("a pair");
+        assert_eq!(found.level, Level::Warn, "{found:?}");
+        assert!(found.mend.is_some_and(|mend| mend.contains("CA:FALSE")));
     }
 }

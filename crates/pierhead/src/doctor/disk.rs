@@ -9,7 +9,7 @@ use pierhead_pmem::TMPFS;
 use rustix::fs::{Advice, fadvise, statfs, statvfs};
 
 use super::report::Finding;
-use crate::config::{Config, Size, human_bytes};
+use crate::config::{Config, human_bytes};
 use crate::wiring;
 
 /// How much is written, in pieces.
@@ -165,16 +165,8 @@ impl Room {
                 ),
             );
         }
-        if config.cache.size != Size::Auto && wanted > can_have {
-            return Finding::warn(
-                "disk",
-                format!(
-                    "cache.size is {}, and there is room for {} with what the cache holds",
-                    human_bytes(wanted),
-                    human_bytes(can_have)
-                ),
-                format!("set `cache.size = \"{}\"`, or make room", plain(can_have)),
-            );
+        if let Some((what, mend)) = wiring::size_above_disk(config, wanted, can_have) {
+            return Finding::warn("disk", what, mend);
         }
         if wanted < 10 << 30 {
             return Finding::warn(
@@ -194,14 +186,6 @@ impl Room {
                 human_bytes(wanted)
             ),
         )
-    }
-}
-
-/// As a configuration takes it.
-fn plain(bytes: u64) -> String {
-    match bytes >> 30 {
-        0 => format!("{}MiB", bytes >> 20),
-        gib => format!("{gib}GiB"),
     }
 }
 
@@ -303,6 +287,7 @@ fn rate(bytes: u64, time: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Size;
     use crate::doctor::report::Level;
 
     fn config(size: Size) -> Config {

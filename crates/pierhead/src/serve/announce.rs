@@ -6,7 +6,8 @@ use std::path::Path;
 use anyhow::Context as _;
 use pierhead_cache::Cache;
 
-use crate::config::{Config, human_bytes};
+use crate::config::{Config, files, human_bytes};
+use crate::setup::Address;
 
 /// The lines that people look for after a start.
 pub(super) fn announce(
@@ -36,23 +37,25 @@ pub(super) fn announce(
         config.eviction.admission.name(),
         admin.map_or_else(|| "off".to_owned(), |address| format!("http://{address}")),
     );
-    if let Some(first) = listen.first() {
-        let host = if first.ip().is_unspecified() {
-            "127.0.0.1".to_owned()
-        } else {
-            first.ip().to_string()
-        };
-        let host = if first.is_ipv6() && !first.ip().is_unspecified() {
-            format!("[{host}]")
-        } else {
-            host
-        };
-        let port = first.port();
-        tracing::info!(
-            "try `docker pull {host}:{port}/docker.io/library/alpine`; for all of Docker Hub put \
-             {{\"registry-mirrors\": [\"{scheme}://{host}:{port}\"]}} into /etc/docker/daemon.json"
-        );
+    let name = config.tls.cert.as_deref().map(files::first_name);
+    if let Some(text) = listen.first().and_then(|first| usage(*first, name)) {
+        tracing::info!("{text}");
     }
+}
+
+/// How clients use this listener. `name`: that of its certificate, where it has TLS; clients take no other name.
+fn usage(listener: SocketAddr, name: Option<Option<String>>) -> Option<String> {
+    let address = match name {
+        None => Address::of_listener(listener, false),
+        Some(name) => format!("https://{}:{}", name?, listener.port())
+            .parse()
+            .ok()?,
+    };
+    Some(format!(
+        "try `docker pull {}/docker.io/library/alpine`; for all of Docker Hub put \
+         {{\"registry-mirrors\": [\"{address}\"]}} into /etc/docker/daemon.json",
+        address.authority()
+    ))
 }
 
 /// Whole or not at all: whoever waits for the file may read it as soon as it is there.
@@ -69,4 +72,31 @@ pub(super) fn write_ready(
         std::fs::rename(&name, path)
     };
     write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_a_name_of_the_certificate_or_none() {
+        let listener = "0.0.0.0:5000".parse().expect("an address");
+        let told = usage(listener, None).expect("an address");
+        assert!(told.contains("\"http://127.0.0.1:5000\""), "{told}");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tls.crt");
+        for (names, told) in [
+            (&["*.b", "p.b"][..], Some("\"https://p.b:5000\"")),
+            (&["127.0.0.1"], None),
+        ] {
+            let names: Vec<_> = names.iter().map(|it| (*it).to_owned()).collect();
+            let pair = rcgen::generate_simple_self_signed(names).expect("a pair");
+            std::fs::write(&path, pair.cert.pem()).expect("written");
+            let usage = usage(listener, Some(files::first_name(&path)));
+            assert_eq!(usage.is_some(), told.is_some(), "{usage:?}");
+            if let (Some(usage), Some(told)) = (usage, told) {
+                assert!(usage.contains(told), "{usage}");
+            }
+        }
+    }
 }

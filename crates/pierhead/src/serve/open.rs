@@ -121,6 +121,10 @@ pub(super) fn capacity(cache: &Cache, config: &Config) -> anyhow::Result<u64> {
             human_bytes(min_free - can_have),
             data = config.data.display(),
         );
+    } else if let Some((what, mend)) =
+        wiring::size_above_disk(config, capacity, can_have - min_free)
+    {
+        tracing::warn!("{what}: {mend}");
     }
     Ok(capacity)
 }

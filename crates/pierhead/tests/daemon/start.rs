@@ -22,6 +22,16 @@ async fn says_where_it_listens_and_how_to_use_it() {
 }
 
 #[tokio::test]
+async fn a_size_above_the_disk_is_warned_of() {
+    let daemon = Daemon::start("cache.size = \"1000000GiB\"", &[]).await;
+    let log = daemon.log();
+    assert_eq!(log.matches("there is room for").count(), 1, "{log}");
+    let daemon = Daemon::start("cache.size = \"1MiB\"", &[]).await;
+    let log = daemon.log();
+    assert!(!log.contains("there is room for"), "{log}");
+}
+
+#[tokio::test]
 async fn a_second_process_on_the_same_data_is_refused() {
     let daemon = Daemon::start("", &[]).await;
     let output = daemon.second(&[]).await;

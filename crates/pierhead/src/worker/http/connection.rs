@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use pierhead_remote::Untrusted;
 use rustls::{ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 
@@ -28,6 +29,17 @@ const MAX_HEAD: u64 = 64 << 10;
 const MAX_HEADERS: usize = 100;
 /// Large reads go past the buffer.
 const BUFFER: usize = 64 << 10;
+
+/// What the user of this machine can do about it.
+fn mend(whose: Untrusted) -> &'static str {
+    match whose {
+        Untrusted::Issuer => {
+            ": name its authority by --ca FILE (for a self-signed certificate, that certificate)"
+        }
+        Untrusted::Authority => " (docs/operations.md has the command)",
+        _ => "",
+    }
+}
 
 /// Whether what came is no record of TLS at all.
 fn is_no_tls(error: &io::Error) -> bool {
@@ -114,7 +126,7 @@ impl Connection {
         let broke = |error: io::Error| match pierhead_remote::untrusted(&error) {
             Some((whose, hint)) => Error::Untrusted {
                 whose,
-                message: format!("TLS with {url} failed: {error}{hint}"),
+                message: format!("TLS with {url} failed: {error}{hint}{}", mend(whose)),
             },
             None if is_no_tls(&error) => Error::Said(format!(
                 "{url} speaks no TLS: try http://{}",
