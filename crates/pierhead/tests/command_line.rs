@@ -435,6 +435,51 @@ fn check_warns_as_serve_does() {
     }
 }
 
+#[test]
+fn check_warns_of_an_open_key_and_of_the_certificate_of_an_authority() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut about = rcgen::CertificateParams::new(["a.b".to_owned()]).expect("a name");
+    about.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let made = about.self_signed(&key).expect("made");
+    file(folder.path(), "tls.crt", &made.pem());
+    let private = file(folder.path(), "tls.key", &key.serialize_pem());
+    let text_of = "listen = \"127.0.0.1:1\"\ntls.cert = \"tls.crt\"\ntls.key = \"tls.key\"\n";
+    let config = file(folder.path(), "p.toml", text_of);
+    for (mode, warned) in [(0o644, true), (0o600, false)] {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(&private, mode).expect("it is ours");
+        let output = pierhead(&["config", "check", &config]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert_eq!(said.contains("chmod 600"), warned, "{said}");
+        assert!(said.contains("CA:FALSE"), "{said}");
+    }
+}
+
+/// clap breaks longer lines where they end, and the columns with them.
+#[test]
+fn the_columns_of_the_help_of_replay_stay() {
+    let output = pierhead(&["replay", "--help"]);
+    let help = text(&output.stdout);
+    let (_, formats) = help.split_once("Formats (").expect("the formats");
+    for line in formats.lines() {
+        assert!(line.chars().count() <= 98, "{line}");
+    }
+    assert!(
+        formats.contains("\n                    the cost\n"),
+        "{formats}"
+    );
+}
+
+#[test]
+fn a_prune_shows_what_it_needs() {
+    let output = pierhead(&["cache", "prune"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("prune <--to <SIZE>|--all>"), "{said}");
+}
+
 /// What a shell hands over (`<(…)`, `/dev/stdin`) is a pipe with somebody at its other end.
 #[test]
 fn a_configuration_may_be_handed_over() {

@@ -455,3 +455,15 @@ fn an_access_log_of_nginx_ends_with_a_verdict() {
     assert_eq!(json["verdicts"][0]["best"], "lru", "{json}");
     assert_eq!(json["traces"][0]["left_out_other"], 1, "{json}");
 }
+
+#[test]
+fn an_older_half_that_is_not_there_yet_is_left_out() {
+    let folder = folder();
+    let half = write(&folder, "pulls.trace", b"");
+    let older = folder.path().join("pulls.trace.1");
+    let said = fails(&["--trace", text(&older), text(&half), "--join"], 1);
+    assert!(said.contains("no older half yet: leave it out"), "{said}");
+    let other = folder.path().join("other.trace.1");
+    let said = fails(&["--trace", text(&other)], 1);
+    assert!(said.contains("No such file"), "{said}");
+}

@@ -336,6 +336,8 @@ fn a_registry_with_hosts_of_its_own_is_named_or_merged() {
     let output = machine.run("containerd", &[]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("--registry docker.io"), "{said}");
+    let note = "--hosts-dir /etc/containerd/certs.d";
+    assert!(said.contains(note), "{said}");
     assert_eq!(machine.read(own), text);
     machine.ok("containerd", &["--registry", "docker.io"]);
     let merged = machine.read(own);

@@ -135,13 +135,16 @@ pub(crate) enum CacheCommand {
         images: Vec<Reference>,
     },
     /// Free disk space: delete bundles first, then evict unpinned blobs
-    #[command(after_help = PRUNE)]
+    #[command(
+        after_help = PRUNE,
+        group = clap::ArgGroup::new("target").required(true).args(["to", "all"])
+    )]
     Prune {
         /// Target size of the cache's files, such as 10GiB
-        #[arg(long, value_name = "SIZE", required_unless_present = "all", value_parser = config::parse_bytes)]
+        #[arg(long, value_name = "SIZE", value_parser = config::parse_bytes)]
         to: Option<u64>,
         /// Evict every blob that is not pinned, and all bundles
-        #[arg(long, conflicts_with = "to")]
+        #[arg(long)]
         all: bool,
     },
     /// The fast tier in front of the disk

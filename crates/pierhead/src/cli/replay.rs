@@ -23,14 +23,18 @@ Examples:
 
 Formats (found by what a file holds; --format overrides; zstd, gzip or neither):
   oracle-general    libCacheSim's records of 24 bytes
-  csv               columns called time, key, size, and perhaps cost (seconds) and shared; or --csv
-  ibm-registry      the registry log of the FAST '18 study: successful GETs; a key is a blob's hash
-  ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole object
+  csv               columns called time, key, size, and perhaps cost (seconds) and shared;
+                    or --csv
+  ibm-registry      the registry log of the FAST '18 study: successful GETs; a key is a
+                    blob's hash
+  ibm-object-store  the object store log of the HotStorage '20 study: GETs, each of a whole
+                    object
   pierhead          what pierhead serve records
-  nginx             nginx's log in its `combined` format; with $request_time behind it, that is the cost
+  nginx             nginx's log in its `combined` format; with $request_time behind it, that is
+                    the cost
   distribution      the log of CNCF distribution (docker.io/library/registry), as text or JSON
-In an access log a request is a successful GET of a whole blob. A blob costs the longest time that one of its
-requests took, since others may have been answered from a cache.
+In an access log a request is a successful GET of a whole blob. A blob costs the longest time
+that one of its requests took, since others may have been answered from a cache.
 
 Rules for what a trace should not hold:
   size zero         left out, as libCacheSim does
@@ -40,11 +44,12 @@ Rules for what a trace should not hold:
   unreadable        an error with the file, the line or record, and the fix
 What was left out or changed is said at the end.
 
-Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady and
-belady-size, which know the future. A size in % is of the footprint: the bytes of all different objects.
+Policies: fifo lru lfu sieve s3-fifo arc w-tinylfu gdsf lhd cherry size-split learned, and belady
+and belady-size, which know the future. A size in % is of the footprint: the bytes of all
+different objects.
 The cost of a miss is what the trace says, or else 0.44 s and 0.94 s a megabyte.
-The verdict names, for each size, the policy with the least client waiting time, and how much less that is than with
---current. It leaves out policies that know the future.
+The verdict names, for each size, the policy with the least client waiting time, and how much
+less that is than with --current. It leaves out policies that know the future.
 requests/s is of one core when --jobs is not above the cores that are free.";
 
 /// Flags of `replay`.

@@ -119,7 +119,12 @@ async fn list(daemon: &Daemon, output: Output) -> anyhow::Result<()> {
             parts.entry(digest).or_default().push(image.image.clone());
         }
     }
+    let mut is_first = true;
     each_page(daemon, |mut blobs| {
+        if is_first && !blobs.is_empty() {
+            output.blobs_heading()?;
+            is_first = false;
+        }
         for blob in &mut blobs {
             blob.images = parts.remove(&blob.digest).unwrap_or_default();
         }

@@ -164,7 +164,8 @@ impl Output {
             eviction.policy, eviction.evictions
         ))?;
         for (name, value) in &eviction.figures {
-            self.line(format!("            {} {value}", name.replace('_', " ")))?;
+            let (name, value) = (name.replace('_', " "), figure(*value));
+            self.line(format!("            {name} {value}"))?;
         }
         self.line(format!(
             "admission   {}, refused: {}",
@@ -172,6 +173,17 @@ impl Output {
             refusals(eviction)
         ))?;
         self.line(format!("written     {}", written(eviction)))
+    }
+
+    /// Above the lines of blobs; nothing in JSON.
+    pub(crate) fn blobs_heading(self) -> io::Result<()> {
+        match self.json {
+            true => Ok(()),
+            false => self.line(format!(
+                "{:71}  {:>10}  {:>8}  PINNED  TYPE  IMAGES",
+                "DIGEST", "SIZE", "LAST USE"
+            )),
+        }
     }
 
     pub(crate) fn blobs(self, blobs: &[Blob]) -> io::Result<()> {
@@ -246,6 +258,18 @@ impl Output {
     }
 }
 
+/// A whole number as it is, any other with three digits.
+fn figure(value: f64) -> String {
+    if value.fract() == 0.0 {
+        return value.to_string();
+    }
+    let behind = (0_usize..9).find(|digits| {
+        let shift = i32::try_from(*digits).unwrap_or(0);
+        value.abs() * 10_f64.powi(shift) >= 99.95
+    });
+    format!("{value:.0$}", behind.unwrap_or(9))
+}
+
 /// What the cache had, of what it was asked for.
 fn requests(eviction: &Eviction) -> String {
     let (hits, misses) = (eviction.hits, eviction.misses);
@@ -314,6 +338,19 @@ pub(super) fn ago(accessed: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_figure_has_three_digits() {
+        for (value, text) in [
+            (0.049211314727451536, "0.0492"),
+            (0.5, "0.500"),
+            (7.0, "7"),
+            (1234.5, "1234"),
+            (-0.25, "-0.250"),
+        ] {
+            assert_eq!(figure(value), text);
+        }
+    }
 
     #[test]
     fn whoever_refused_is_named() {

@@ -110,7 +110,13 @@ impl Trace {
 
 /// Reads a file into `holder`; what it noted, and whether the file was whole.
 fn read_file(path: &Path, args: &ReplayArgs, holder: &mut Holder) -> anyhow::Result<(Notes, bool)> {
-    let mut bytes = unpack(File::open(path)?)?;
+    let file = File::open(path).map_err(|error| match is_older_half(path) {
+        true if error.kind() == io::ErrorKind::NotFound => {
+            anyhow!("there is no older half yet: leave it out")
+        }
+        _ => error.into(),
+    })?;
+    let mut bytes = unpack(file)?;
     let mut head = Vec::new();
     let mut cut = false;
     if let Err(error) = bytes.by_ref().take(HEAD).read_to_end(&mut head) {
@@ -156,6 +162,11 @@ fn read_file(path: &Path, args: &ReplayArgs, holder: &mut Holder) -> anyhow::Res
         return Err(anyhow!("{}", Wrong::Cut).context("the packed file ends too early"));
     }
     Ok(ended)
+}
+
+/// Whether a path is that of the older half of a trace that `pierhead serve` records.
+fn is_older_half(path: &Path) -> bool {
+    path.extension().is_some_and(|it| it == "1") && path.with_extension("").exists()
 }
 
 /// Whether an error means that the file is shorter than it was; any other is passed on.

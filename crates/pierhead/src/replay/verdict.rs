@@ -76,6 +76,14 @@ pub(crate) fn of(report: &Report, current: Named) -> Vec<Verdict> {
         .collect()
 }
 
+/// Digits behind the point with which two numbers that differ by `difference` look different.
+fn digits(difference: f64) -> usize {
+    [2.0, 0.2, 0.02]
+        .iter()
+        .position(|least| difference >= *least)
+        .unwrap_or(3)
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -87,11 +95,14 @@ impl fmt::Display for Verdict {
         } = self;
         write!(f, "verdict at {size}: ")?;
         match (self.current_waiting_seconds, self.waits_less_percent) {
-            (Some(now), Some(percent)) if percent >= MIN_PERCENT => write!(
-                f,
-                "{best} waits {percent:.1} % less than {current}, the current policy: {best_waiting_seconds:.0} s instead of \
-                 {now:.0} s; set eviction.policy = \"{best}\""
-            ),
+            (Some(now), Some(percent)) if percent >= MIN_PERCENT => {
+                let digits = digits(now - best_waiting_seconds);
+                write!(
+                    f,
+                    "{best} waits {percent:.1} % less than {current}, the current policy: {best_waiting_seconds:.digits$} s instead of \
+                 {now:.digits$} s; set eviction.policy = \"{best}\""
+                )
+            }
             (Some(_), _) => write!(
                 f,
                 "keep {current}: no policy that was replayed waits {MIN_PERCENT} % less"
@@ -164,6 +175,8 @@ mod tests {
             absent.contains("sieve, the current policy, was not replayed"),
             "{absent}"
         );
+        let short = said(vec![row("lru", 1, 11.2), row("gdsf", 1, 10.6)], Named::Lru);
+        assert!(short.contains("10.6 s instead of 11.2 s"), "{short}");
         // Half a percent is noise.
         let close = vec![row("lru", 1, 100.0), row("gdsf", 1, 99.5)];
         assert!(said(close, Named::Lru).contains("keep lru"));

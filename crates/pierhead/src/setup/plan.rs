@@ -161,6 +161,10 @@ fn for_containerd(before: &Before<'_>, ask: &Ask<'_>) -> anyhow::Result<Plan> {
             }
         }
     }
+    plan.notes.push(format!(
+        "`ctr images pull` reads this only with --hosts-dir {}",
+        certs.display()
+    ));
     for registry in ask.registries {
         let server = match registry.as_str() {
             "docker.io" => "https://registry-1.docker.io".to_owned(),
@@ -234,9 +238,8 @@ fn config_path(before: &Before<'_>, main: &Path, plan: &mut Plan) -> anyhow::Res
     let read = containerd_files(before, main)?;
     if read.cri_disabled {
         plan.notes.push(format!(
-            "{} disables the CRI: Kubernetes does not use this containerd, and `ctr images pull` wants --hosts-dir {}",
-            place.real(main).display(),
-            certs.display()
+            "{} disables the CRI: Kubernetes does not use this containerd",
+            place.real(main).display()
         ));
     }
     if let Some(folder) = read.certs() {

@@ -47,6 +47,11 @@ async fn warm_list_and_stat() {
                 .any(|blob| blob["digest"] == digest.to_string())
         );
     }
+    let heading = list.lines().next().unwrap_or_default();
+    assert!(
+        heading.starts_with("DIGEST ") && heading.contains("LAST USE"),
+        "{list}"
+    );
     assert!(
         list.contains("application/vnd.oci.image.manifest.v1+json"),
         "{list}"

@@ -102,6 +102,7 @@ fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
         .seconds
         .map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let stop = stopped()?;
+    let begun = Instant::now();
     let why = wait(&mut watch, command.pidfd.as_fd(), Some(&stop), deadline)?;
     let status = match why {
         Ended::Itself => command.status(),
@@ -115,11 +116,22 @@ fn record(args: &TraceArgs) -> Result<Recorded, Failure> {
         eprintln!("warning: so much was opened that some of it was not seen");
     }
     if paths.is_empty() {
-        return Err(super::failed(format!(
-            "no file below {shown} was opened: is it the root that the command runs in?"
-        )));
+        return Err(super::failed(nothing(args.pid, &shown, begun.elapsed())));
     }
     Ok((paths, status.filter(|_| why == Ended::Itself)))
+}
+
+/// Why no file was seen, and what to do.
+fn nothing(pid: Option<u32>, shown: &str, took: Duration) -> String {
+    match pid {
+        Some(pid) => format!(
+            "process {pid} opened nothing in {} s: make it work meanwhile, or trace the container from its start",
+            took.as_secs()
+        ),
+        None => {
+            format!("no file below {shown} was opened: is it the root that the command runs in?")
+        }
+    }
 }
 
 /// The root of a container's process.
@@ -308,6 +320,17 @@ fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_is_idle_is_told_from_a_wrong_root() {
+        let took = Duration::from_millis(4100);
+        let told = nothing(Some(7), "/r", took);
+        assert!(
+            told.starts_with("process 7 opened nothing in 4 s: make it work"),
+            "{told}"
+        );
+        assert!(nothing(None, "/r", took).contains("is it the root"));
+    }
 
     #[test]
     fn a_joined_process_is_seen_to_end() {
