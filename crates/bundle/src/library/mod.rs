@@ -70,6 +70,8 @@ pub const RECENT_MEMORY: usize = 32 << 20;
 
 /// CPU time after which a client's image yields to another client's. Most images are ready sooner.
 const TURN: Duration = Duration::from_secs(3);
+/// Number of interruptions after which an image waits for all others. The time doubles only until then, so 12 s is the longest.
+const MAX_YIELDS: u32 = 3;
 
 /// Bytes of tables in memory: a dozen of 84 000 files each.
 const TABLES_MEMORY: u64 = 64 << 20;
@@ -88,8 +90,9 @@ pub struct Config {
     pub tables: u64,
     /// Threads that make images ready, and as many for what can wait, which rest meanwhile. A pair takes [`WORKER_MEMORY`].
     pub workers: usize,
-    /// CPU time of indexing one image before another client's image interrupts it. It doubles with each interruption,
-    /// since an interrupted image starts over.
+    /// CPU time of indexing one image before another client's image interrupts it. It doubles with the first two
+    /// interruptions, since an interrupted image starts over with the layer in progress. After three interruptions the
+    /// image waits for all others.
     pub turn: Duration,
     /// Percent of a core that each of them takes at most, unless somebody waits for what it does.
     pub share: u32,
@@ -142,7 +145,8 @@ impl Config {
 impl Config {
     /// CPU time before the next interruption of an image that was interrupted `yields` times.
     fn slice(&self, yields: u32) -> Duration {
-        self.turn.saturating_mul(2_u32.saturating_pow(yields))
+        let doublings = yields.min(MAX_YIELDS - 1);
+        self.turn.saturating_mul(2_u32.saturating_pow(doublings))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
@@ -12,7 +12,7 @@ use pierhead_rest::{ClientKey, FairShare, WaiterId};
 use super::figures::count;
 use super::outcome::{AGAIN, image};
 use super::pace::{NAP, Share};
-use super::{Inner, lock};
+use super::{Inner, MAX_YIELDS, lock};
 use crate::Error;
 use crate::directory::Stage;
 
@@ -83,6 +83,11 @@ impl Waiting {
 
     fn is_due(&self, now: Instant) -> bool {
         self.at.is_none_or(|at| at <= now)
+    }
+
+    /// Whether it was interrupted so often that it waits for all others, and interrupts none.
+    fn is_last(&self) -> bool {
+        self.yields >= MAX_YIELDS
     }
 }
 
@@ -164,12 +169,13 @@ impl Queue {
         waiters.any(|(_, it)| it.awaited && it.is_due(now))
     }
 
-    /// Whether a client with fewer threads than `client` waits for an image that is due.
+    /// Whether a client with fewer threads than `client` waits for an image that is due and may interrupt.
     fn is_wanted_by_other(&self, client: &ClientKey, now: Instant) -> bool {
         let held = self.images.held_by(client);
         let mut waiters = self.images.waiters();
         waiters.any(|(other, it)| {
-            it.awaited && it.is_due(now) && other != client && self.images.held_by(other) < held
+            let may_interrupt = it.awaited && it.is_due(now) && !it.is_last();
+            may_interrupt && other != client && self.images.held_by(other) < held
         })
     }
 
@@ -202,9 +208,12 @@ impl Queue {
         }
     }
 
-    /// Images that a client waits for come first. Clients take turns.
+    /// Images that a client waits for come first. Clients take turns. Images that were interrupted often come last.
     fn take(&mut self, is_awaited: bool, now: Instant) -> Option<Job> {
         let is_next = |image: &Waiting| (image.awaited || !is_awaited) && image.is_due(now);
+        let is_other = |image: &Waiting| is_next(image) && !image.is_last();
+        let has_other = self.images.waiters().any(|(_, image)| is_other(image));
+        let is_next = |image: &Waiting| is_next(image) && !(has_other && image.is_last());
         let (_, image) = self.images.next(|_, _, image| is_next(image))?;
         self.places.remove(&image.manifest);
         Some(Job::Image(image))
@@ -282,6 +291,8 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         let _ = rustix::process::setpriority_process(None, 19);
     }
     while let Some(job) = wait(inner, lane) {
+        // Lack of memory also ends a job, and is no interruption by another client.
+        let interrupted = Arc::<AtomicBool>::default();
         let share = Share::new(inner.config.share, inner.stop.clone());
         let rest = inner.config.rest.clone();
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
@@ -292,7 +303,11 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 let queue = inner.clone();
                 let wanted = move || lock(&queue.queue).is_wanted(Instant::now());
                 let (queue, client) = (inner.clone(), taken.client);
-                let other = move || lock(&queue.queue).is_wanted_by_other(&client, Instant::now());
+                let interrupts = interrupted.clone();
+                let other = move || {
+                    let is_wanted = lock(&queue.queue).is_wanted_by_other(&client, Instant::now());
+                    interrupts.fetch_or(is_wanted, Ordering::Relaxed) || is_wanted
+                };
                 let share = share
                     .resting(rest)
                     .unless(Arc::new(wanted))
@@ -340,7 +355,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
             count(&inner.figures.given_up);
             match job {
                 Job::Image(taken) => inner.again_later(Waiting {
-                    yields: taken.yields.saturating_add(1),
+                    yields: taken.yields + u32::from(interrupted.load(Ordering::Relaxed)),
                     at: None,
                     ..taken
                 }),
@@ -471,6 +486,41 @@ mod tests {
         assert_eq!(image_of(queue.next(Lane::Images, now)), Some(wanted));
         // Each client holds one thread, so neither is interrupted.
         assert!(!queue.is_wanted_by_other(&client(1), now));
+    }
+
+    #[test]
+    fn an_image_that_was_interrupted_often_waits_for_the_images_of_others() {
+        let ([heavy, rival, small], now) = (digests(), Instant::now());
+        let mut queue = Queue::default();
+        let awaited = |manifest, of, yields| Waiting {
+            awaited: true,
+            yields,
+            ..Waiting::new(manifest, client(of))
+        };
+        queue.push(awaited(heavy, 1, MAX_YIELDS));
+        queue.push(awaited(rival, 2, MAX_YIELDS));
+        for nth in 10..20_u8 {
+            // The heavy images have waited for longer.
+            let manifest = crate::Content::of(&[nth]).into();
+            queue.push(awaited(manifest, nth, MAX_YIELDS - 1));
+            assert_eq!(image_of(queue.next(Lane::Images, now)), Some(manifest));
+            queue.images.release(&client(nth));
+        }
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(heavy));
+        // The other heavy image does not interrupt it, so both end. A small one does.
+        assert!(!queue.is_wanted_by_other(&client(1), now));
+        queue.push(awaited(small, 3, 0));
+        assert!(queue.is_wanted_by_other(&client(1), now));
+        queue.images.release(&client(1));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(small));
+        assert_eq!(image_of(queue.next(Lane::Images, now)), Some(rival));
+    }
+
+    #[test]
+    fn the_time_before_an_interruption_stops_growing() {
+        let config = crate::library::Config::new("", 0, 0);
+        let seconds = [0, 1, 2, 3, 40].map(|yields| config.slice(yields).as_secs());
+        assert_eq!(seconds, [3, 6, 12, 12, 12]);
     }
 
     #[test]
