@@ -87,6 +87,15 @@ impl Store {
             let _turn = turn(path);
             claim(path)?;
         }
+        for name in FOLDERS {
+            let folder = path.join(name);
+            if fs::metadata(&folder).is_ok_and(|found| !found.is_dir()) {
+                return Err(Error::Foreign(format!(
+                    "{} is no folder, as the store needs it: delete it, and run the command again",
+                    folder.display()
+                )));
+            }
+        }
         for folder in ["images", "fetches"] {
             fs::create_dir_all(path.join(folder)).map_err(failed)?;
         }
@@ -302,6 +311,8 @@ pub enum Kind {
 pub fn kind(path: &Path) -> Result<Kind, Error> {
     match image::read(&path.join("version"), 64) {
         Ok(found) if found == VERSION => Ok(Kind::Store),
+        // A power cut can leave a new file without its bytes.
+        Ok(found) if found.is_empty() => Ok(Kind::None),
         Ok(found) if found.starts_with(b"store ") => Ok(Kind::Later),
         Ok(_) => Ok(Kind::Foreign),
         Err(Error::Missing(_)) => Ok(Kind::None),
@@ -324,7 +335,14 @@ fn claimed(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Makes an empty folder a store, unless it is one. Only in one's [`turn`].
+/// What a folder may hold that becomes a store.
+const FRESH: [&str; 4] = ["lost+found", "lock", "version", "version.partial"];
+/// The folders that every store has.
+const FOLDERS: [&str; 3] = ["images", "fetches", "contents"];
+/// What a store may hold besides.
+const ADDED: [&str; 4] = ["lent", "unsynced", "pulled.json", "pulled.json.partial"];
+
+/// Makes an empty folder a store, unless it is one. A store without its version file gets a new one. Only in one's [`turn`].
 fn claim(path: &Path) -> Result<(), Error> {
     if claimed(path)? {
         return Ok(());
@@ -332,8 +350,11 @@ fn claim(path: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(path);
     let mut entries =
         entries.map_err(|error| Error::io(format!("open the store {}", path.display()), error))?;
+    // Only a store has all three: its version file was lost.
+    let is_store = FOLDERS.iter().all(|name| path.join(name).is_dir());
     let ours = |name: &std::ffi::OsStr| {
-        name == "lost+found" || name == "lock" || name == "version.partial"
+        let name = name.to_str().unwrap_or_default();
+        FRESH.contains(&name) || is_store && (FOLDERS.contains(&name) || ADDED.contains(&name))
     };
     let stranger = entries.find_map(|entry| {
         let name = entry.ok().map(|entry| entry.file_name());

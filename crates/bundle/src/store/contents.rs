@@ -77,8 +77,10 @@ impl Contents {
                     .create_beside(&name)
                     .map_err(|error| self.failed(&name, error.into()))?;
                 self.fill(&beside, &file, content, bytes)?;
-                rustix::fs::renameat(&self.folder, &beside, &self.folder, &name)
-                    .map_err(|error| self.failed(&name, error.into()))
+                self.over(&name, || {
+                    rustix::fs::renameat(&self.folder, &beside, &self.folder, &name)
+                })
+                .map_err(|error| self.failed(&name, error.into()))
             }
             Err(error) => Err(self.failed(&name, error.into())),
         }
@@ -89,9 +91,8 @@ impl Contents {
         let name = name(content);
         let doing = || -> io::Result<()> {
             seal(file, content)?;
-            self.in_part(&name, || {
-                rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name)
-            })?;
+            let rename = || rustix::fs::renameat(rustix::fs::CWD, path, &self.folder, &name);
+            self.in_part(&name, || self.over(&name, rename))?;
             Ok(())
         };
         doing().map_err(|error| self.failed(&name, error))
@@ -295,6 +296,22 @@ impl Contents {
                 doing()
             }
             (done, _) => done,
+        }
+    }
+
+    /// Does `rename` to `name`, once more when a folder was in its place: it goes with all that is in it.
+    fn over(
+        &self,
+        name: &str,
+        rename: impl Fn() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        match rename() {
+            Err(Errno::ISDIR) => {
+                // The second attempt shows the error.
+                let _ = std::fs::remove_dir_all(self.path.join(name));
+                rename()
+            }
+            renamed => renamed,
         }
     }
 

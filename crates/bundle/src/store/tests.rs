@@ -1064,3 +1064,44 @@ fn the_data_of_a_proxy_and_a_later_store_are_left_alone() {
         assert_eq!(listing(folder.path()).len(), 1, "nothing is written");
     }
 }
+
+#[test]
+fn one_unusable_version_file_does_not_lose_a_store() {
+    let folder = TempDir::new().unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    let version = folder.path().join("version");
+    fs::write(&version, "").unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    fs::remove_file(&version).unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    assert_eq!(fs::read(&version).unwrap(), VERSION);
+    // A folder of somebody else stays one.
+    fs::remove_file(&version).unwrap();
+    fs::write(folder.path().join("letter"), "dear").unwrap();
+    let error = Store::open(folder.path(), &[]).unwrap_err();
+    assert!(matches!(error, Error::Foreign(_)), "{error}");
+}
+
+#[test]
+fn one_unusable_entry_of_a_store_is_replaced_or_named() {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    let content = Content::of(b"bytes");
+    let hex = content.hex();
+    let path = folder.path().join("contents").join(&hex[..2]).join(&hex);
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("something"), "else").unwrap();
+    store.0.contents.put(&content, b"bytes").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"bytes");
+    drop(store);
+    for name in ["images", "fetches", "contents"] {
+        let path = folder.path().join(name);
+        fs::remove_dir_all(&path).unwrap();
+        fs::write(&path, "no folder").unwrap();
+        let error = Store::open(folder.path(), &[]).unwrap_err();
+        let message = error.to_string();
+        let says = message.contains(&path.display().to_string()) && message.contains("delete it");
+        assert!(says, "{message}");
+        fs::remove_file(&path).unwrap();
+    }
+}
