@@ -749,6 +749,46 @@ fn a_folder_in_place_of_a_file_is_put_out_of_the_way() {
 }
 
 #[test]
+fn one_unusable_pack_and_the_folder_of_traces_do_not_stop_the_others() {
+    let [first, second] = [6, 7].map(tree);
+    let blobs = Arc::<InMemory>::default();
+    blobs.put(&first.image);
+    blobs.put(&second.image);
+    let folder = tempfile::tempdir().unwrap();
+    let library = open(folder.path(), &blobs);
+    assert_eq!(offer(&library, &first.image), State::Ready);
+    library.close();
+    drop(library);
+    let packs = std::fs::read_dir(folder.path().join("packs")).unwrap();
+    let paths = packs.map(|entry| entry.unwrap().path());
+    for pack in paths.filter(|path| path.extension().is_some_and(|it| it == "pack")) {
+        std::fs::remove_file(&pack).unwrap();
+        std::fs::create_dir(&pack).unwrap();
+        std::fs::write(pack.join("something"), "else").unwrap();
+    }
+    let traces = folder.path().join("index/traces");
+    std::fs::remove_dir_all(&traces).unwrap();
+    std::fs::write(&traces, "no folder").unwrap();
+    let library = open(folder.path(), &blobs);
+    for image in [&second, &first] {
+        let root = &image.image.root;
+        let mut asked = 0;
+        let bundle = loop {
+            match library.bundle(root, &[], false) {
+                Ok(bundle) => break bundle,
+                Err(error) => assert!(matches!(error, Error::Missing(_)), "{error}"),
+            }
+            asked += 1;
+            assert!(asked < 4, "it is not made again");
+            assert_eq!(offer(&library, &image.image), State::Ready);
+        };
+        let sent = received(&bytes(bundle.stream(None).unwrap()), &[]).2;
+        assert!(!sent.is_empty());
+    }
+    library.close();
+}
+
+#[test]
 fn single_files_outlive_a_damaged_index() {
     let image = tree(4);
     let blobs = Arc::<InMemory>::default();

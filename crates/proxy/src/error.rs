@@ -64,6 +64,8 @@ pub(crate) enum Error {
     Question(String),
     #[error("there are no bundles here (bundle.enabled)")]
     NoBundles,
+    #[error("bundles cannot be had until pierhead restarts: {0}")]
+    BundlesFailed(String),
     #[error("{0}: pull its layers")]
     Unbundled(String),
     #[error("not all of this image came from the registry that is meant: pull its layers")]

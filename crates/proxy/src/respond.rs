@@ -179,6 +179,7 @@ pub(crate) fn status(kind: Kind, error: &Error) -> (StatusCode, ErrorCode) {
         Error::SlowBody => (StatusCode::REQUEST_TIMEOUT, ErrorCode::Unavailable),
         Error::Question(_) => (StatusCode::BAD_REQUEST, ErrorCode::Unsupported),
         Error::NoBundles => (StatusCode::NOT_FOUND, ErrorCode::Unsupported),
+        Error::BundlesFailed(_) => (StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unsupported),
         Error::Unbundled(_) | Error::NotProved => {
             (StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::Unsupported)
         }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
@@ -97,6 +97,8 @@ pub(crate) struct Common {
     pub(crate) costs: Costs,
     /// `None`: there are no bundles.
     pub(crate) library: Option<Library>,
+    /// Why there is no library, although the configuration wants one.
+    pub(crate) library_failure: OnceLock<String>,
     pub(crate) pulls: Pulls,
     /// What starts read, on its way to the cache.
     pub(crate) touches: Touches,
@@ -156,6 +158,7 @@ impl Proxy {
             leads: Leads::default(),
             costs: Costs::default(),
             library,
+            library_failure: OnceLock::new(),
             arrivals: Arrivals::default(),
             pulls: Pulls::default(),
             touches: Touches::default(),
@@ -168,6 +171,12 @@ impl Proxy {
             common,
             current: Arc::new(ArcSwap::from_pointee(inner)),
         }
+    }
+
+    /// Says why bundles cannot be had although the configuration wants them. Requests for bundles then get this text and 503.
+    /// Only the first call counts.
+    pub fn set_library_failure(&self, why: String) {
+        let _ = self.common.library_failure.set(why);
     }
 
     /// The snapshot for a new request.

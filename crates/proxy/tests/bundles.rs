@@ -688,6 +688,19 @@ async fn without_a_library_there_is_no_extension() {
     }
 }
 
+#[tokio::test]
+async fn bundles_that_could_not_be_opened_are_no_missing_endpoint() {
+    let stage = Stage::open().await;
+    let image = tree(11);
+    stage.upstream.push("app", "1", &image.image);
+    let why = "read plans: Permission denied".to_owned();
+    stage.proxy.set_library_failure(why.clone());
+    let refused = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
+    assert_eq!((refused.status, &*code(&refused)), (503, "UNSUPPORTED"));
+    let message = refused.json()["errors"][0]["message"].to_string();
+    assert!(message.contains(&why), "{message}");
+}
+
 /// A client that leaves in the middle takes nothing with it.
 #[tokio::test]
 async fn a_client_that_leaves_leaves_nothing_behind() {

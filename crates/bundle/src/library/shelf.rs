@@ -31,14 +31,14 @@ impl Shelf {
             traces: data.join("index/traces"),
             plans: data.join("plans"),
         };
-        for folder in [&shelf.layers, &shelf.tables, &shelf.traces, &shelf.plans] {
-            let made = fs::create_dir_all(folder);
-            made.map_err(|error| Error::io(format!("make {}", folder.display()), error))?;
-            each(folder, &mut |path, _| {
-                if is_partial(path) {
-                    remove(path);
-                }
-            })?;
+        for folder in [&shelf.layers, &shelf.tables, &shelf.plans] {
+            prepare(folder)?;
+        }
+        if let Err(error) = prepare(&shelf.traces) {
+            tracing::warn!(
+                %error,
+                "traces of starts cannot be used; make this folder readable and writable for pierhead, or delete it"
+            );
         }
         Ok(shelf)
     }
@@ -136,15 +136,18 @@ impl Shelf {
 
     /// Deletes the indexes, tables and traces that `keep` does not want, by the digest that each is of.
     pub(super) fn retain(&self, keep: impl Fn(&Digest) -> bool) -> Result<(), Error> {
-        for folder in [&self.layers, &self.tables, &self.traces] {
+        let tidy = |folder: &Path| {
             each(folder, &mut |path, _| {
                 let of = path.file_name().and_then(|name| digest(name.to_str()?));
                 if !is_partial(path) && !of.is_some_and(|digest| keep(&digest)) {
                     remove(path);
                 }
-            })?;
-        }
-        Ok(())
+            })
+        };
+        // The server works without traces; the start has reported why they cannot be used.
+        let _ = tidy(&self.traces);
+        tidy(&self.layers)?;
+        tidy(&self.tables)
     }
 
     /// Deletes plans, those that were used the longest ago first, until they take `most` bytes; returns what they take.
@@ -190,6 +193,17 @@ impl Shelf {
     pub(super) fn remove_plan(&self, key: &Content) {
         remove(&self.plan(key));
     }
+}
+
+/// Makes a folder, and deletes what a kill left half written.
+fn prepare(folder: &Path) -> Result<(), Error> {
+    let made = fs::create_dir_all(folder);
+    made.map_err(|error| Error::io(format!("make {}", folder.display()), error))?;
+    each(folder, &mut |path, _| {
+        if is_partial(path) {
+            remove(path);
+        }
+    })
 }
 
 fn is_partial(path: &Path) -> bool {

@@ -121,9 +121,15 @@ impl Votes {
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
 impl Inner {
-    /// The merged order of the image. Deletes a damaged file.
+    /// The merged order of the image; `None` also when it cannot be read. Deletes a damaged file.
     pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
-        Ok(self.votes(image)?.map(|votes| votes.merged()))
+        match self.votes(image) {
+            Err(error @ Error::Io { .. }) => {
+                tracing::debug!(%error, %image, "a trace cannot be read");
+                Ok(None)
+            }
+            votes => Ok(votes?.map(|votes| votes.merged())),
+        }
     }
 
     /// Number of clients that sent an order for the image.

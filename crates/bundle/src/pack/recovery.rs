@@ -39,12 +39,24 @@ pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone.
+/// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone. Also `None`,
+/// with both files left as they are, when one of them cannot be opened.
 pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
     let paths = (pack_path(folder, number), index_path(folder, number));
-    let files = match (existing(&paths.0)?, existing(&paths.1)?) {
-        (Some(data), Some(index)) => (data, index),
-        _ => return remove(disk, folder, number).map(|()| None),
+    let opened = existing(&paths.0).and_then(|data| Ok((data, existing(&paths.1)?)));
+    let files = match opened {
+        Ok((Some(data), Some(index))) => (data, index),
+        Ok(_) => return remove(disk, folder, number).map(|()| None),
+        // The other packs serve without it, and its number is not given again.
+        Err(error) => {
+            tracing::warn!(
+                pack = %paths.0.display(),
+                %error,
+                "a pack cannot be opened, and the others serve without it; make its two files readable and writable for \
+                 pierhead, or delete them, and restart"
+            );
+            return Ok(None);
+        }
     };
     let (data_len, index_len) = (files.0.metadata()?.len(), files.1.metadata()?.len());
     let mut header = [0; HEADER];

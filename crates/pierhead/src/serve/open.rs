@@ -12,7 +12,7 @@ use super::data;
 use super::trace::{Notes, Trace};
 use crate::clock;
 use crate::config::{Config, Size, human_bytes};
-use crate::failure::{Exit, Told};
+use crate::failure::{Exit, Told, told};
 use crate::wiring;
 
 /// The cache with its tiers, which takes the data folder.
@@ -56,14 +56,15 @@ pub(super) async fn cache(
     Ok(cache)
 }
 
-/// The library of bundles, unless there are to be none. Without it pulls are served as ever.
+/// The library of bundles, unless there are to be none; the inner error says why it cannot be opened. Without it pulls
+/// are served as ever.
 pub(super) async fn library(
     config: &Config,
     cache: &Cache,
     rest: &Rest,
-) -> anyhow::Result<Option<Library>> {
+) -> anyhow::Result<Result<Option<Library>, String>> {
     if !config.bundle.enabled {
-        return Ok(None);
+        return Ok(Ok(None));
     }
     let (config, blobs, rest) = (config.clone(), Proxy::blobs(cache), rest.clone());
     let wear = Arc::new(wiring::Day(cache.clone()));
@@ -77,10 +78,14 @@ pub(super) async fn library(
         Ok(Library::open(library, blobs))
     };
     Ok(match tokio::task::spawn_blocking(open).await?? {
-        Ok(library) => Some(library),
+        Ok(library) => Ok(Some(library)),
         Err(error) => {
-            tracing::error!(error = %anyhow::Error::new(error), "there are no bundles");
-            None
+            let error = told(&anyhow::Error::new(error));
+            tracing::error!(
+                %error,
+                "bundles cannot be had; make this file or folder readable and writable for pierhead, or delete it, and restart"
+            );
+            Err(error)
         }
     })
 }

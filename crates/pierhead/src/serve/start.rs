@@ -48,6 +48,10 @@ pub(super) async fn start(
     open::check_clock(&cache)?;
     let trace = open::trace(&config, notes, &rest).await?;
     let library = open::library(&config, &cache, &rest).await?;
+    let (library, library_failure) = match library {
+        Ok(library) => (library, None),
+        Err(why) => (None, Some(why)),
+    };
     let settings = pierhead_proxy::Config {
         quota,
         ..wiring::proxy(&config)
@@ -56,6 +60,9 @@ pub(super) async fn start(
     let of_proxy = library.clone();
     let proxy = move || Proxy::with_library(parts.0, parts.1, settings, of_proxy);
     let proxy = tokio::task::spawn_blocking(proxy).await?;
+    if let Some(why) = library_failure {
+        proxy.set_library_failure(why);
+    }
 
     let (stop, stopped) = watch::channel(false);
     let mut servers = Servers::new(proxy.clone(), wiring::tls(&config), stopped.clone());

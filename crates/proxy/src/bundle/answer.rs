@@ -67,7 +67,10 @@ type Answer = Result<(Response<Body>, Outcome), Error>;
 
 impl Asked<'_> {
     pub(crate) async fn answer(&self, wish: Wish) -> Answer {
-        let library = self.inner.library.as_ref().ok_or(Error::NoBundles)?;
+        let Some(library) = &self.inner.library else {
+            let failure = self.inner.library_failure.get();
+            return Err(failure.map_or(Error::NoBundles, |why| Error::BundlesFailed(why.clone())));
+        };
         match wish {
             Wish::Other => Err(Error::Internal),
             Wish::Bundle(ask, target) => {

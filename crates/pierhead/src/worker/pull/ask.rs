@@ -90,7 +90,15 @@ pub(in super::super) fn once(
                 server.url()
             )))
         }
-        _ => Err(answer.refusal(&server, &image.to_string())),
+        _ => match answer.refusal(&server, &image.to_string()) {
+            // The server has no bundles until its operator acts.
+            refusal @ Error::Refused {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                code: Some(ErrorCode::Unsupported),
+                ..
+            } => Ok(Answered::None(refusal.to_string())),
+            refusal => Err(refusal),
+        },
     }
 }
 
