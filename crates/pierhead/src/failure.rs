@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use pierhead_remote::Untrusted;
 
+use crate::terminal::escaped_lines;
 use crate::worker;
 
 /// Each code once: the enum, and the list of all.
@@ -143,7 +144,7 @@ impl Failure {
             // `pierhead cache ls | head`: whoever read has read enough.
             Self::Failed(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
             Self::Failed(error) => {
-                eprintln!("pierhead: {}", told(&error));
+                eprintln!("pierhead: {}", escaped_lines(&told(&error)));
                 exit_of(&error).into()
             }
             Self::Found(exit) => exit.into(),

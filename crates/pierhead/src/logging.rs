@@ -13,6 +13,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Registry, reload};
 
 use crate::config::{Log, LogFormat};
+use crate::terminal::EscapingWriter;
 
 /// The text format truncates longer field values.
 const MAX_VALUE_CHARS: usize = 4096;
@@ -114,30 +115,6 @@ impl Visit for Line<'_> {
             "message" => self.record_debug(field, &format_args!("{value}")),
             _ => self.record_debug(field, &value),
         }
-    }
-}
-
-/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails after `left` characters.
-struct EscapingWriter<'a> {
-    writer: &'a mut dyn fmt::Write,
-    left: usize,
-}
-
-impl fmt::Write for EscapingWriter<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for character in text.chars() {
-            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
-            match character {
-                '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    write!(self.writer, "{}", character.escape_unicode())?;
-                }
-                _ if character.is_control() => {
-                    write!(self.writer, "{}", character.escape_default())?;
-                }
-                _ => self.writer.write_char(character)?,
-            }
-        }
-        Ok(())
     }
 }
 

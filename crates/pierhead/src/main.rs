@@ -20,6 +20,7 @@ mod quiet;
 mod replay;
 mod serve;
 mod setup;
+mod terminal;
 mod tier;
 mod wiring;
 mod worker;

@@ -5,6 +5,7 @@ use std::io;
 use super::output::{Output, ago};
 use crate::api::{Image, ImagePlatform};
 use crate::config::human_bytes;
+use crate::terminal::{MAX_PLATFORM_CHARS, escaped};
 
 const HEADING: [&str; 6] = [
     "IMAGE", "PLATFORM", "SIZE", "COMPLETE", "PINNED", "LAST USE",
@@ -31,7 +32,12 @@ fn table(images: &[Image]) -> Vec<String> {
             rows.push(row(image, None));
         }
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: [usize; 6] = std::array::from_fn(width);
     let line = |row: &[String; 6]| {
         let cells = row.iter().zip(widths).enumerate();
@@ -46,7 +52,9 @@ fn table(images: &[Image]) -> Vec<String> {
 
 fn row(image: &Image, platform: Option<&ImagePlatform>) -> [String; 6] {
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
-    let of = platform.and_then(|it| it.platform.clone());
+    let of = platform.and_then(|it| it.platform.as_deref());
+    // The image chose this text.
+    let of = of.map(|platform| escaped(platform, MAX_PLATFORM_CHARS));
     [
         image.image.clone(),
         of.unwrap_or_else(|| "-".to_owned()),
@@ -101,5 +109,34 @@ mod tests {
                 "quay.io/a:1                -                 700 B  no        no      -",
             ]
         );
+    }
+
+    #[test]
+    fn a_platform_forges_no_row_and_widens_no_column() {
+        let digest: pierhead_oci::Digest = format!("sha256:{}", "0".repeat(64))
+            .parse()
+            .expect("a digest");
+        let platform = |name: String| ImagePlatform {
+            platform: Some(name),
+            digest,
+            size: 0,
+            complete: true,
+            accessed: 0,
+        };
+        let image = Image {
+            image: "a.io/b:1".to_owned(),
+            digests: Vec::new(),
+            digest: Some(digest),
+            size: 0,
+            pinned: false,
+            platforms: vec![
+                platform("linux\u{1b}]0;x\u{7}\ndocker.io/library/redis:7".to_owned()),
+                platform(format!("linux/{}", "x".repeat(60_000))),
+            ],
+        };
+        for line in table(&[image]) {
+            assert!(!line.contains(char::is_control), "{line:?}");
+            assert!(line.chars().count() < 150, "{} characters", line.len());
+        }
     }
 }

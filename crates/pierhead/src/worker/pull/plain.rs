@@ -12,7 +12,10 @@ use pierhead_oci::{
 use super::super::http::{Answer, Request, Server};
 use super::super::session::{Patience, Session};
 use super::super::{Error, Url, names};
+use crate::terminal::{MAX_PLATFORM_CHARS, escaped};
 
+/// Platforms of an index that an error message names.
+const MAX_PLATFORMS: usize = 32;
 /// As registries bound them.
 const MAX_MANIFEST: usize = 4 << 20;
 /// A config is held in memory.
@@ -47,9 +50,10 @@ pub(super) fn resolve(
                     .iter()
                     .filter_map(|entry| entry.platform.as_ref())
                     .filter(|platform| !platform.is_unknown())
-                    .map(ToString::to_string)
+                    .map(|platform| escaped(&platform.to_string(), MAX_PLATFORM_CHARS))
                     .collect();
                 all.dedup();
+                all.truncate(MAX_PLATFORMS);
                 Error::Said(format!(
                     "{image} is not for {platform}; name one of its platforms with --platform: {}",
                     all.join(" ")

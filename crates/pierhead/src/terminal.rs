@@ -1,0 +1,67 @@
+//! Makes text from clients, registries and images safe for a terminal and for the log.
+
+use std::fmt::{self, Write as _};
+
+/// Most characters of a platform. A longer one would widen every row of a table.
+pub(crate) const MAX_PLATFORM_CHARS: usize = 64;
+
+/// `text` with escaped control characters, cut after `max_chars` characters.
+pub(crate) fn escaped(text: &str, max_chars: usize) -> String {
+    let mut all = String::new();
+    let mut writer = EscapingWriter {
+        writer: &mut all,
+        left: max_chars,
+    };
+    // Writing to a string fails only at the limit.
+    if writer.write_str(text).is_err() {
+        all.push('…');
+    }
+    all
+}
+
+/// `text` with escaped control characters other than line breaks, for messages of several lines.
+pub(crate) fn escaped_lines(text: &str) -> String {
+    let lines = text.split('\n').map(|line| escaped(line, usize::MAX));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails after `left` characters.
+pub(crate) struct EscapingWriter<'a> {
+    pub(crate) writer: &'a mut dyn fmt::Write,
+    pub(crate) left: usize,
+}
+
+impl fmt::Write for EscapingWriter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for character in text.chars() {
+            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
+            match character {
+                '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    write!(self.writer, "{}", character.escape_unicode())?;
+                }
+                _ if character.is_control() => {
+                    write!(self.writer, "{}", character.escape_default())?;
+                }
+                _ => self.writer.write_char(character)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{escaped, escaped_lines};
+
+    #[test]
+    fn what_controls_a_terminal_is_escaped_and_what_is_long_is_cut() {
+        assert_eq!(escaped("linux/arm64/v8", 14), "linux/arm64/v8");
+        assert_eq!(escaped("linux/arm64/v8", 5), "linux…");
+        let hostile = "li\u{1b}[2J\u{7}\nforged\u{9b}\u{202e}";
+        assert_eq!(
+            escaped(hostile, 64),
+            "li\\u{1b}[2J\\u{7}\\nforged\\u{9b}\\u{202e}"
+        );
+        assert_eq!(escaped_lines("one\ntwo\u{7}"), "one\ntwo\\u{7}");
+    }
+}
