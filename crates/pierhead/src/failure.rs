@@ -106,7 +106,9 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         let told = cause.downcast_ref::<Told>().map(|told| told.exit);
         told.or_else(|| match cause.downcast_ref() {
             Some(worker::Error::Untrusted { whose, .. }) => Some((*whose).into()),
-            Some(worker::Error::NotFound { .. }) => Some(Exit::NoFile),
+            Some(worker::Error::NotFound { .. } | worker::Error::NotStored { .. }) => {
+                Some(Exit::NoFile)
+            }
             _ => None,
         })
     };

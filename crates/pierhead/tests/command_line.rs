@@ -575,3 +575,15 @@ fn without_a_daemon_the_message_helps() {
         "{message}"
     );
 }
+
+#[test]
+fn an_image_that_a_store_does_not_have_has_its_exit_code() {
+    let folder = tempfile::tempdir().expect("a folder");
+    pierhead_bundle::store::Store::open(folder.path(), &[]).expect("a store");
+    let store = folder.path().to_str().expect("UTF-8");
+    let digest = format!("docker.io/library/redis@sha256:{}", "0".repeat(64));
+    for image in ["docker.io/library/redis:7", &digest] {
+        let told = fails(&["inspect", "--from", store, image], 66);
+        assert!(told.contains("was not pulled into this store"), "{told}");
+    }
+}

@@ -47,7 +47,8 @@ pub(super) fn image(inner: &Arc<Inner>, taken: &Waiting, share: &mut Share) -> R
         }
         Err(error) if error.fault() == Fault::Theirs => {
             count(&inner.figures.refused);
-            tracing::warn!(%manifest, %error, "an image cannot be bundled");
+            // The operator can do nothing about it, and each start meets it again.
+            tracing::info!(%manifest, %error, "an image cannot be bundled");
             Some(Stage::Refused(error.to_string()))
         }
         // Evicted meanwhile: whoever asks has it pulled again.

@@ -44,6 +44,14 @@ pub(crate) enum Error {
         /// The server.
         server: String,
     },
+    /// The local store does not have the image.
+    #[error("{image} was not pulled into this store for {platform}")]
+    NotStored {
+        /// The requested name, with its registry.
+        image: String,
+        /// The platform that it was looked up for.
+        platform: String,
+    },
     /// No TLS, for the certificate of the other end: a retry meets the same one.
     #[error("{message}")]
     Untrusted {

@@ -85,13 +85,15 @@ impl Place {
                     pierhead_oci::Target::Digest(digest) => Some(*digest),
                     pierhead_oci::Target::Tag(_) => pulled.find(image, &self.platform),
                 };
-                let held = digest.ok_or_else(|| {
-                    Error::Said(format!(
-                        "{image} was not pulled into this store for {}",
-                        self.platform
-                    ))
+                let absent = || Error::NotStored {
+                    image: image.to_string(),
+                    platform: self.platform.to_string(),
+                };
+                let held = store.image(&digest.ok_or_else(absent)?);
+                let held = held.map_err(|error| match error {
+                    pierhead_bundle::Error::Missing(_) => absent(),
+                    error => error.into(),
                 })?;
-                let held = store.image(&held)?;
                 Ok(Seen {
                     image: image.clone(),
                     digest: held.digest(),
