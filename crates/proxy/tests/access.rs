@@ -13,6 +13,8 @@ use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, Fault, Gate, TokenAuth};
 use stage::{Plan, Stage, blob_path, code, eventually, soon};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const MANIFEST: &str = "/v2/app/manifests/1";
 const ANN: Option<(&str, &str)> = Some(("ann", "right"));
@@ -81,6 +83,47 @@ async fn users_of_a_file_are_let_in_and_their_passwords_go_nowhere() {
         0,
         "it is our password, not the upstream's"
     );
+}
+
+#[tokio::test]
+async fn the_body_of_a_client_without_a_login_is_not_awaited() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("users");
+    let users = format!("ann:{}\n", bcrypt::hash("right", 4).unwrap());
+    std::fs::write(&file, users).unwrap();
+    let auth = Auth::Htpasswd {
+        file,
+        lifetime: Duration::from_secs(60),
+    };
+    let stage = Plan::default()
+        .config(|config| config.auth = auth)
+        .open()
+        .await;
+    let login = |user: &str| format!("authorization: Basic {}\r\n", STANDARD.encode(user));
+    // The fast path answers the first, hyper the second.
+    for framing in ["content-length: 1048576", "transfer-encoding: chunked"] {
+        for (login, is_known) in [
+            (String::new(), false),
+            (login("ann:wrong"), false),
+            (login("ann:right"), true),
+        ] {
+            let mut stream = TcpStream::connect(stage.addr).await.unwrap();
+            let head = format!(
+                "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n\
+                 {login}{framing}\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut status = [0; 12];
+            let read = stream.read_exact(&mut status);
+            if is_known {
+                let read = tokio::time::timeout(Duration::from_millis(100), read);
+                assert!(read.await.is_err(), "its body is awaited: {framing}");
+            } else {
+                soon(read).await.unwrap();
+                assert_eq!(&status, b"HTTP/1.1 401", "{framing} {login}");
+            }
+        }
+    }
 }
 
 /// `app` and `secret` are private at the upstream, `open` is not; ann may log in there.

@@ -6,7 +6,7 @@ mod stage;
 use std::time::Duration;
 
 use pierhead_oci::{Algorithm, Digest};
-use pierhead_testkit::images::random_bytes;
+use pierhead_testkit::images::{Image, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
 use stage::{Plan, Stage, blob_path, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -204,7 +204,7 @@ async fn slow_registry(gate: &Gate, blobs: usize) -> (FakeRegistry, Vec<Digest>)
 #[tokio::test]
 async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
     let gate = Gate::new();
-    let (slow, blobs) = slow_registry(&gate, 64).await;
+    let (slow, blobs) = slow_registry(&gate, 67).await;
     let plan = Plan {
         others: vec![("slow.test", slow.url())],
         stall_timeout: Duration::from_secs(60),
@@ -218,11 +218,16 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
         .open()
         .await;
     let mut kept = Vec::new();
-    for (nth, digest) in blobs.iter().enumerate() {
+    for (nth, digest) in blobs[..64].iter().enumerate() {
         let last = if nth % 2 == 0 { 2 } else { 3 };
         kept.push(begin(&stage, last, digest, "slow.test").await);
     }
     eventually(async || stage.cache.stat().fills == 64).await;
+    soon(gate.reached(21)).await;
+    // A third client gets the last slots for unconfigured registries.
+    for digest in &blobs[64..] {
+        kept.push(begin(&stage, 21, digest, "slow.test").await);
+    }
     soon(gate.reached(24)).await;
     for nth in 0..8_u8 {
         let digest = stage
@@ -241,6 +246,85 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
     gate.release();
     drop(kept);
     eventually(async || stage.cache.stat().fills == 0).await;
+}
+
+/// The answer to a request for a bundle of `app:1` from that address.
+async fn ask_bundle(stage: &Stage, last: u8, query: &str) -> String {
+    let body = r#"{"want":"1"}"#;
+    let mut stream = from(stage, last).await;
+    let request = format!(
+        "POST /v2/app/_pierhead/bundle{query} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    let _ = soon(stream.read_to_end(&mut answer)).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+const LARGEST_BODY: usize = 1 << 20;
+
+#[tokio::test]
+async fn request_bodies_of_two_clients_leave_memory_to_others() {
+    // The fast path reads the first body, hyper the second.
+    let by_length = format!("content-length: {LARGEST_BODY}\r\n\r\n");
+    let chunked = format!("transfer-encoding: chunked\r\n\r\n{LARGEST_BODY:x}\r\n");
+    let body = vec![b' '; LARGEST_BODY - 1];
+    for (head, sent) in [
+        (&by_length, 1),
+        (&by_length, body.len()),
+        (&chunked, 1),
+        (&chunked, body.len()),
+    ] {
+        let plan = Plan {
+            bundles: true,
+            ..Plan::default()
+        };
+        let stage = plan
+            .config(|config| {
+                config.limits.answer_memory = 4 << 20;
+                config.limits.answer_memory_per_client = 2 << 20;
+            })
+            .open()
+            .await;
+        let image = Image::tree(1, &TreeOptions::default());
+        stage.upstream.push("app", "1", &image.image);
+        let warm = stage.upstream.put_blob("app", random_bytes(1, 20_000));
+        stage.get(&blob_path(&warm)).await;
+        stage.committed(&warm).await;
+        let mut kept = Vec::new();
+        for nth in 0..8_u8 {
+            let mut stream = from(&stage, 2 + nth % 2).await;
+            let start = format!(
+                "POST /v2/app/_pierhead/bundle HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n{head}"
+            );
+            stream.write_all(start.as_bytes()).await.unwrap();
+            // A body over the limit is refused on its way.
+            let _ = soon(stream.write_all(&body[..sent])).await;
+            kept.push(stream);
+        }
+        if sent > 1 {
+            let is_refused = |limit| {
+                let none = format!("limited_total{{limit=\"{limit}\"}} 0");
+                !metric(&stage, &none)
+            };
+            eventually(async || is_refused("bytes_in_flight") || is_refused("bytes_per_client"))
+                .await;
+        }
+        let cold = stage.upstream.put_blob("app", random_bytes(2, 300_000));
+        for digest in [&warm, &cold] {
+            let answer = ask(&stage, 4, &blob_path(digest)).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{head} {answer:.300}");
+        }
+        eventually(async || {
+            let answer = ask_bundle(&stage, 4, "").await;
+            assert!(!answer.contains("answer_memory"), "{head} {answer:.300}");
+            answer.starts_with("HTTP/1.1 200")
+        })
+        .await;
+        drop(kept);
+    }
 }
 
 #[tokio::test]

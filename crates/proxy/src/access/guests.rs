@@ -94,13 +94,7 @@ impl Guests {
         endpoint: &Endpoint,
         deadline: Deadline,
     ) -> Result<Arc<Inner>, Error> {
-        let login = self.of(peer, request)?;
-        let credentials = match &login {
-            Some(basic) => ClientCredentials::basic(basic.user(), basic.password()),
-            None if self.0.anonymous => ClientCredentials::anonymous(),
-            None if !peer.is_private() => return Err(Error::InTheClear),
-            None => return Err(Error::Login),
-        };
+        let (login, credentials) = self.credentials(peer, request)?;
         if let Some((name, wish)) = wish(endpoint) {
             // Nobody is asked, in whosoever's name, about what the operator does not want pulled.
             let (registry, repository) = {
@@ -123,6 +117,22 @@ impl Guests {
             }
         }
         Ok(inner.on_behalf(&credentials))
+    }
+
+    /// Who the client says it is, and in whose name upstreams are asked for it.
+    pub(super) fn credentials(
+        &self,
+        peer: &Peer,
+        request: &Parts,
+    ) -> Result<(Option<Basic>, ClientCredentials), Error> {
+        let login = self.of(peer, request)?;
+        let credentials = match &login {
+            Some(basic) => ClientCredentials::basic(basic.user(), basic.password()),
+            None if self.0.anonymous => ClientCredentials::anonymous(),
+            None if !peer.is_private() => return Err(Error::InTheClear),
+            None => return Err(Error::Login),
+        };
+        Ok((login, credentials))
     }
 
     /// Who the client says it is. Nobody, when it says nothing, or nothing in a form that means nobody: podman

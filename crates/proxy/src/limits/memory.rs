@@ -1,4 +1,8 @@
-//! Bytes of answers in memory: counted from before the head leaves until the last reference is gone.
+//! Bytes of answers in memory: counted from before the head leaves until the last reference is gone. Bodies of requests
+//! count, too, as they arrive.
+//!
+//! 1. The configuration bounds the bytes: in total, and for one client.
+//! 2. An eighth of all is reserved for clients that hold less than an eighth.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 use http::{Response, Version};
 
-use super::{Client, Limit, Limits};
+use super::{Client, Limit, Limits, PARTS, leaves_no_room};
 use crate::answer::Peer;
 use crate::body::{Body, FRAME, Weight};
 
-/// Answers below this are not counted: there is at most one a connection or stream, and those are.
-const SMALL: usize = 4 << 10;
+/// Answers and request bodies below this are not counted: there is at most one a connection or stream, and those are.
+pub(crate) const SMALL: usize = 4 << 10;
 
 /// Over HTTP/2 a stream that is not read holds one frame in its send buffer, one behind it, and what
 /// is on its way between.
@@ -30,6 +34,11 @@ pub(crate) struct Held {
 impl Limits {
     /// Counts `bytes` that are about to be held for `client`.
     pub(crate) fn hold(&self, client: &Arc<Client>, bytes: usize) -> Result<Arc<Held>, Limit> {
+        self.count(client, bytes).map(Arc::new)
+    }
+
+    /// The same, for what grows by [`Self::grow`].
+    pub(crate) fn count(&self, client: &Arc<Client>, bytes: usize) -> Result<Held, Limit> {
         let held = Held {
             memory: self.memory.clone(),
             client: client.clone(),
@@ -42,10 +51,18 @@ impl Limits {
         if own.saturating_add(bytes) > bounds.answer_memory_per_client {
             return Err(Limit::BytesPerClient);
         }
-        if all.saturating_add(bytes) > bounds.answer_memory {
+        let capacity = bounds.answer_memory;
+        if leaves_no_room((own, all), bytes, capacity, capacity / PARTS) {
             return Err(Limit::BytesInFlight);
         }
-        Ok(Arc::new(held))
+        Ok(held)
+    }
+
+    /// Counts `bytes` more for the same client.
+    pub(crate) fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), Limit> {
+        let mut more = self.count(&held.client, bytes)?;
+        held.bytes += std::mem::take(&mut more.bytes);
+        Ok(())
     }
 }
 
@@ -140,5 +157,26 @@ mod tests {
         drop(rest);
         assert!(limits.hold(&one, 60).is_ok());
         assert_eq!(limits.memory.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn two_clients_leave_an_eighth_to_others() {
+        let limits = Limits::new(crate::config::Limits {
+            answer_memory: 80,
+            answer_memory_per_client: 80,
+            ..crate::config::Limits::default()
+        });
+        let [one, two, three] =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|it| limits.client(it.parse().unwrap()));
+        let _one = limits.hold(&one, 40).unwrap();
+        let _two = limits.hold(&two, 30).unwrap();
+        for greedy in [&one, &two] {
+            assert_eq!(limits.hold(greedy, 1).err(), Some(Limit::BytesInFlight));
+        }
+        let mut held = limits.count(&three, 4).unwrap();
+        assert!(limits.grow(&mut held, 6).is_ok());
+        assert_eq!(limits.grow(&mut held, 1), Err(Limit::BytesInFlight));
+        drop(held);
+        assert_eq!(limits.memory.0.load(Ordering::Relaxed), 70);
     }
 }

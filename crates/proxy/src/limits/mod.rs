@@ -24,7 +24,7 @@ pub(crate) use client::Client;
 pub(crate) use connections::{Activity, Answering, Connected};
 pub(crate) use fetches::{Download, Ticket, Turn};
 pub(crate) use head::{check, parser_bytes, parser_count};
-pub(crate) use memory::{Held, admit};
+pub(crate) use memory::{Held, SMALL, admit};
 
 use connections::Connections;
 use table::Table;
@@ -34,8 +34,19 @@ const PARTS: usize = 8;
 
 /// Whether a client with `own` slots gets none of the free ones: none is free, or all free ones are reserved.
 fn leaves_no_share(own: usize, held: usize, all: usize) -> bool {
-    let share = all / PARTS;
-    held >= all || (own >= share && held >= all - share)
+    leaves_no_room((own, held), 1, all, all / PARTS)
+}
+
+/// Whether a client with `own` units of the `held` ones gets no `more`: not all of them are free, or they are reserved.
+/// The last `share` of `all` units is reserved for clients that hold less than `share`.
+pub(crate) fn leaves_no_room(
+    (own, held): (usize, usize),
+    more: usize,
+    all: usize,
+    share: usize,
+) -> bool {
+    let held = held.saturating_add(more);
+    held > all || (own >= share && held > all - share)
 }
 
 /// Which limit was reached: the label of the metric.

@@ -13,20 +13,27 @@ use std::future::{Future as _, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::header::CONNECTION;
+use http::request::Parts;
 use http::{Method, Response, StatusCode};
 use http_body::Body as _;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
+use crate::Error;
+use crate::access;
 use crate::answer::{Peer, answer};
 use crate::body::{Body, Piece};
 use crate::connection::{self, SHORT, Shared};
 use crate::limits::Limit;
 use crate::listener::Phase;
+use crate::question::Arrival;
+use crate::service::Inner;
 use clock::Clock;
 use front::Front;
 use head::{Head, Ordinary};
@@ -122,6 +129,8 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             Some(Head::Ordinary(ordinary)) => *ordinary,
             Some(_) => return Ok(End::Other(socket.stream, socket.buffer.freeze())),
         };
+        let inner = shared.proxy.current();
+        let mut unread = 0;
         let question = match body {
             0 => Ok(Bytes::new()),
             // What is not read stands between this answer and the next.
@@ -129,17 +138,18 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
                 close = true;
                 Ok(Bytes::new())
             }
-            len => match shared.proxy.common.limits.hold(&peer.client, len) {
-                Ok(held) => Ok(held.around(read_body(&mut socket, len).await?)),
-                Err(limit) => {
+            len => {
+                let question = read_body(&inner, peer, &parts, &mut socket, len).await?;
+                if question.is_err() {
                     close = true;
-                    Err(limit.into())
+                    unread = len.saturating_sub(socket.buffer.len());
+                    socket.buffer.clear();
                 }
-            },
+                question
+            }
         };
         socket.clock.free();
         let response = {
-            let inner = shared.proxy.current();
             // Pinned where it is made: it is too large to be moved about.
             let answer = pin!(answer(&inner, peer, &parts, question));
             socket.unless_gone(answer).await?
@@ -148,7 +158,11 @@ async fn talk(shared: &Shared, peer: &Peer, mut socket: Socket<'_>) -> io::Resul
             || socket.clock.is_draining()
             || response.headers().contains_key(CONNECTION);
         // Closing sends what is left, then the end.
-        if !send(&mut socket, &parts.method, response, close, &mut date).await? || close {
+        let is_whole = send(&mut socket, &parts.method, response, close, &mut date).await?;
+        if unread > 0 {
+            discard(&mut socket, unread).await?;
+        }
+        if !is_whole || close {
             return Ok(End::Over);
         }
         socket.clock.must_speak(socket.head);
@@ -185,10 +199,30 @@ async fn next(socket: &mut Socket<'_>) -> io::Result<Option<Head>> {
     }
 }
 
-/// The body of a question, all of it within the time that a head may take.
-async fn read_body(socket: &mut Socket<'_>, len: usize) -> io::Result<Bytes> {
-    socket.clock.must_speak(socket.head);
-    while socket.buffer.len() < len {
+/// The body of a request, of a client that proves who it is.
+async fn read_body(
+    inner: &Arc<Inner>,
+    peer: &Peer,
+    parts: &Parts,
+    socket: &mut Socket<'_>,
+    len: usize,
+) -> io::Result<Result<Bytes, Error>> {
+    socket.clock.free();
+    let admitted = access::admit_body(inner, peer, parts);
+    if let Err(error) = socket.unless_gone(admitted).await? {
+        return Ok(Err(error));
+    }
+    let mut arrival = Arrival::new(inner, peer, len);
+    loop {
+        let bytes = socket.buffer.len().min(len);
+        if let Err(limit) = arrival.arrived(bytes) {
+            return Ok(Err(limit.into()));
+        }
+        if bytes == len {
+            break;
+        }
+        let left = arrival.due().saturating_duration_since(Instant::now());
+        socket.clock.must_speak(left);
         if socket.read().await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -197,7 +231,21 @@ async fn read_body(socket: &mut Socket<'_>, len: usize) -> io::Result<Bytes> {
     if socket.buffer.is_empty() {
         socket.buffer = BytesMut::new();
     }
-    Ok(body)
+    Ok(Ok(arrival.whole(body)))
+}
+
+/// Reads what is left of a refused body, and keeps none of it. A close before that would make the kernel reset the
+/// connection, and the client could lose the answer.
+async fn discard(socket: &mut Socket<'_>, mut unread: usize) -> io::Result<()> {
+    socket.clock.must_speak(socket.head.min(SHORT));
+    while unread > 0 {
+        socket.buffer.clear();
+        match socket.read().await? {
+            0 => return Ok(()),
+            read => unread = unread.saturating_sub(read),
+        }
+    }
+    Ok(())
 }
 
 /// Whether a head that was looked at up to `looked` may tell more now.

@@ -130,7 +130,8 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "answer_memory",
-        doc: "Memory for answers on their way, until clients have taken them; more are answered 503.",
+        doc: "Memory for answers on their way, until clients have taken them; more are answered 503. Bodies of requests\n\
+              count as they arrive. An eighth is kept for clients that have less than an eighth.",
         example: "\"128MiB\"",
         set: |config, value| {
             value
