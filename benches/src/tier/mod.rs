@@ -3,6 +3,7 @@
 
 mod deploy;
 mod images;
+mod model;
 mod setting;
 mod start;
 mod stream;
@@ -13,8 +14,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
-use pierhead_pmem::Model;
 
+use model::DeviceModel;
 use setting::World;
 use start::Starts;
 use stream::Stream;
@@ -94,15 +95,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     let world = World {
         link: options.link * 1_000_000 / u64::from(options.slower),
-        disk: slower(Model::HARD_DISK, options.slower),
-        fast: slower(Model::NVDIMM, options.slower),
+        disk: slower(DeviceModel::HARD_DISK, options.slower),
+        fast: slower(DeviceModel::NVDIMM, options.slower),
         memory: 1 << 30,
     };
     println!(
         "link {} MB/s; disk {:?}; NVM {:?}",
         options.link,
-        Model::HARD_DISK,
-        Model::NVDIMM
+        DeviceModel::HARD_DISK,
+        DeviceModel::NVDIMM
     );
     // One of each name.
     let mut names = std::collections::HashSet::new();
@@ -153,10 +154,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn slower(model: Model, times: u32) -> Model {
+fn slower(model: DeviceModel, times: u32) -> DeviceModel {
     let rate = |of: u64| (of / u64::from(times)).max(1);
     let time = |of: Duration| of * times;
-    Model {
+    DeviceModel {
         read: rate(model.read),
         write: rate(model.write),
         access: time(model.access),

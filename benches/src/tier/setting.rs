@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use pierhead_cache::staging::Weights;
-use pierhead_cache::tier::{DiskTier, ModelledTier, PmemTier, Tier};
+use pierhead_cache::tier::{DiskTier, PmemTier, Tier};
 use pierhead_cache::{Cache, Claim, Config, Content, FastTier};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, MediaType};
-use pierhead_pmem::{Log, Model, Modelled, Region};
+use pierhead_pmem::{Log, Region};
 
 use super::images::{Blob, Image};
+use super::model::{DeviceModel, ModelledDisk, ModelledMedium};
 use crate::pacer::Pacer;
 
 /// Bytes that a connection brings at once.
@@ -26,8 +27,8 @@ pub(super) const HANDS: usize = 3;
 pub(super) struct World {
     /// Bytes a second from the upstream.
     pub(super) link: u64,
-    pub(super) disk: Model,
-    pub(super) fast: Model,
+    pub(super) disk: DeviceModel,
+    pub(super) fast: DeviceModel,
     /// Bytes of the disk that are in memory.
     pub(super) memory: u64,
 }
@@ -45,7 +46,7 @@ pub(super) struct Fast {
 /// One run: a cache on media of its own.
 pub(super) struct Setting {
     pub(super) cache: Cache,
-    disk: Arc<ModelledTier>,
+    disk: Arc<ModelledDisk>,
     /// To the upstream, which all fetches share.
     link: Arc<Pacer>,
     _folder: tempfile::TempDir,
@@ -69,7 +70,7 @@ impl Setting {
         let mut disk = None;
         let cache = Cache::open_on(config, Box::new(Lru::default()), |config| {
             let below = Arc::new(DiskTier::new(&config.data)?);
-            let modelled = Arc::new(ModelledTier::new(below, world.disk, world.memory));
+            let modelled = Arc::new(ModelledDisk::new(below, world.disk, world.memory));
             disk = Some(modelled.clone());
             Ok(modelled as Arc<dyn Tier>)
         })?;
@@ -214,7 +215,7 @@ impl Fast {
             path: path.to_owned(),
             size: self.size,
         })?;
-        let medium = Modelled::new(region, world.fast);
+        let medium = ModelledMedium::new(region, world.fast);
         let (log, _) = Log::open(medium, pierhead_pmem::Options::default())?;
         let most = log.capacity() / 32 * 31;
         let limit = if self.limit == 0 { most } else { self.limit };

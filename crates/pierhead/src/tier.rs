@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pierhead_cache::FastTier;
-use pierhead_cache::tier::{DiskTier, ModelledTier, Options, PmemTier};
-use pierhead_pmem::{Class, Error, Log, Medium, Model, Modelled, Recovered, Region, Report};
+use pierhead_cache::tier::{Options, PmemTier};
+use pierhead_pmem::{Class, Error, Log, Recovered, Region, Report};
 
-use crate::config::{DiskModel, Tier, TierKind, TierModel};
+use crate::config::{Tier, TierKind};
 
 /// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
 ///
@@ -24,12 +24,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
         what: format!("{}: {error}", report.path.display()),
         mend: SEE.to_owned(),
     })?;
-    let medium: Arc<dyn Medium> = match tier.model {
-        TierModel::Off => Arc::new(region),
-        TierModel::Nvdimm => Arc::new(Modelled::new(region, Model::NVDIMM)),
-        TierModel::Emmc => Arc::new(Modelled::new(region, Model::EMMC)),
-    };
-    let opened = Log::open(medium, pierhead_pmem::Options::default());
+    let opened = Log::open(region, pierhead_pmem::Options::default());
     let (log, found) = opened.map_err(|error| Unfit::of(&report.path, &error))?;
     tracing::info!(
         class = %report.class, blobs = found.entries,
@@ -58,11 +53,7 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
         ..Options::new(limit)
     };
     Ok(Some(FastTier {
-        // A model would not slow down what is sent from the file.
-        tier: Arc::new(PmemTier::new(
-            log,
-            file.filter(|_| tier.model == TierModel::Off),
-        )),
+        tier: Arc::new(PmemTier::new(log, file)),
         options,
         weights: tier.rules,
         class: report.class.as_str(),
@@ -75,29 +66,6 @@ pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
     let path = tier.path.as_ref();
     let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
     path.map_or(0, |_| tier.size)
-}
-
-/// The disk of the cache, as slow as its model if it has one.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn disk(
-    data: &Path,
-    model: DiskModel,
-) -> std::io::Result<Arc<dyn pierhead_cache::tier::Tier>> {
-    /// What a small machine has for its page cache.
-    const MEMORY: u64 = 256 << 20;
-    let disk = DiskTier::new(data)?;
-    let model = match model {
-        DiskModel::Off => return Ok(Arc::new(disk)),
-        DiskModel::HardDisk => Model::HARD_DISK,
-        DiskModel::Emmc => Model::EMMC,
-    };
-    tracing::warn!(
-        ?model,
-        "the disk is slowed down to a model: tier.disk_model is for experiments"
-    );
-    Ok(Arc::new(ModelledTier::new(Arc::new(disk), model, MEMORY)))
 }
 
 /// The file, mapped; `None` when there is to be none. One that was made and will not do is removed.

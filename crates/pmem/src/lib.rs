@@ -3,8 +3,8 @@
 //! It knows no digest, no image, no network and no async runtime: bytes at offsets.
 //!
 //! Layers, from the bytes up: `sys` (the mapped file, its flushes and faults: all that is unsafe), [`Region`] (a medium of
-//! them), [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut), [`Modelled`] (one that is as slow as
-//! another), [`Log`] (values that are committed whole or not at all).
+//! them), [`Class`] (what a medium promises), [`Medium`] (the seam where power is cut), [`Log`] (values that are committed
+//! whole or not at all).
 
 // What is excepted stands in the architecture test, which sees to it.
 #![deny(unsafe_code)]
@@ -19,7 +19,6 @@ pub mod fuzzing;
 mod log;
 mod looked;
 mod medium;
-mod model;
 mod region;
 #[cfg(any(test, feature = "shadow"))]
 pub mod shadow;
@@ -32,5 +31,4 @@ pub use log::{
     Entry, Extent, Found, Log, MAX_KEY, MAX_META, Options, Partial, Recovered, SEGMENTS, Writer,
 };
 pub use medium::Medium;
-pub use model::{Clock, Model, Modelled, Monotonic, Pacer};
 pub use region::{Config, Region, Report};

@@ -1,7 +1,5 @@
 //! Bytes that may survive a power cut: the seam where tests cut it.
 
-use std::sync::Arc;
-
 use crate::{Class, Error};
 
 /// A run of bytes at fixed offsets. All calls block, and may come from any thread.
@@ -58,48 +56,6 @@ pub trait Medium: Send + Sync {
     /// read as zeros from then on, or as before; [`renew`](Self::renew) comes before a write.
     fn release(&self, _offset: u64, _len: u64) -> Result<(), Error> {
         Ok(())
-    }
-}
-
-impl<M: Medium + ?Sized> Medium for Arc<M> {
-    fn len(&self) -> u64 {
-        (**self).len()
-    }
-
-    fn class(&self) -> Class {
-        (**self).class()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        (**self).read(offset, buf)
-    }
-
-    fn inspect(&self, offset: u64, buf: &mut [u8]) -> Result<(), Error> {
-        (**self).inspect(offset, buf)
-    }
-
-    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
-        (**self).write(offset, bytes)
-    }
-
-    fn store(&self, offset: u64, word: u64) -> Result<(), Error> {
-        (**self).store(offset, word)
-    }
-
-    fn flush(&self, offset: u64, len: u64) -> Result<(), Error> {
-        (**self).flush(offset, len)
-    }
-
-    fn fence(&self) -> Result<(), Error> {
-        (**self).fence()
-    }
-
-    fn renew(&self, offset: u64, len: u64) -> Result<(), Error> {
-        (**self).renew(offset, len)
-    }
-
-    fn release(&self, offset: u64, len: u64) -> Result<(), Error> {
-        (**self).release(offset, len)
     }
 }
 

@@ -9,7 +9,6 @@ use pierhead_oci::Digest;
 
 mod behind;
 mod disk;
-mod modelled;
 mod pmem;
 mod switch;
 mod trailer;
@@ -17,7 +16,6 @@ mod trailer;
 pub use behind::{FastStat, Hint, Options, Owed, WriteBehind};
 pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
-pub use modelled::ModelledTier;
 pub use pmem::PmemTier;
 pub use trailer::{CHUNK, Sums, Trailer};
 

@@ -1,10 +1,9 @@
 //! What is written behind: interrupted, tried again, hurried at the end.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pierhead_cache::tier::{CHUNK, ModelledTier, Options, Owed, Tier, WriteBehind};
-use pierhead_pmem::{Clock, Model};
+use pierhead_cache::tier::{CHUNK, Options, Owed, Tier, WriteBehind};
 use pierhead_rest::Rest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait;
@@ -205,39 +204,14 @@ fn what_another_left_staged_is_no_part_of_a_copy() {
     assert_eq!(content(&disk, &digest).unwrap(), bytes);
 }
 
-/// Time that only sleeps take.
-#[derive(Clone, Default)]
-struct Slept(Arc<Mutex<Duration>>);
-
-impl Clock for Slept {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn sleep(&self, time: Duration) {
-        *self.0.lock().unwrap() += time;
-    }
-}
-
 #[test]
 fn the_disk_is_set_to_work_while_a_blob_is_drained() {
-    let clock = Slept::default();
-    let fence = Duration::from_secs(1);
-    let model = Model {
-        read: u64::MAX,
-        write: u64::MAX,
-        access: Duration::ZERO,
-        fence,
-    };
-    let disk = ModelledTier::with_clock(Arc::<MemoryTier>::default(), model, 0, clock.clone());
-    let fast = Arc::<MemoryTier>::default();
-    let tier = WriteBehind::open(fast, Arc::new(disk), all_fast(ROOMY)).unwrap();
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
     let (digest, bytes) = blob(1, 20 << 20);
     commit(&tier, &digest, &bytes);
     flush(&tier);
-    // After each 8 MiB, and of the rest and the name at the end; what is left of a sleep is a debt of less than a millisecond.
-    let slept = clock.now() + Duration::from_millis(2);
-    assert_eq!(slept.as_secs(), 4, "{slept:?}");
+    assert_eq!(disk.early_syncs(), 2, "after each 8 MiB");
 }
 
 #[test]

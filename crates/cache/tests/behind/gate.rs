@@ -1,6 +1,7 @@
 //! Two tiers whose insides a test can see: the disk behind takes what it is sent when the test lets it.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use pierhead_cache::staging::Placement;
@@ -17,6 +18,7 @@ pub(crate) struct Gate {
     shut: Arc<(Mutex<bool>, Condvar)>,
     refused: Arc<Mutex<Option<Digest>>>,
     pieces: Arc<(Mutex<Pieces>, Condvar)>,
+    early_syncs: Arc<AtomicU64>,
 }
 
 /// Whether that thread may write a piece, and whether it waits to.
@@ -55,6 +57,11 @@ impl Gate {
         drop(self.pieces.1.wait_while(pieces, |it| !it.waits).unwrap());
     }
 
+    /// How often that thread set the disk to work before the end of a blob.
+    pub(crate) fn early_syncs(&self) -> u64 {
+        self.early_syncs.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has(&self, digest: &Digest) -> bool {
         self.disk.open(digest).unwrap().is_some()
     }
@@ -72,7 +79,11 @@ impl Tier for Gate {
         }
         let staged = self.disk.stage(digest)?;
         Ok(match is_behind {
-            true => Box::new(Gated(staged, self.pieces.clone())),
+            true => Box::new(Gated {
+                staged,
+                pieces: self.pieces.clone(),
+                early_syncs: self.early_syncs.clone(),
+            }),
             false => staged,
         })
     }
@@ -103,15 +114,19 @@ impl Tier for Gate {
 }
 
 /// What that thread stages.
-struct Gated(Box<dyn Staged>, Arc<(Mutex<Pieces>, Condvar)>);
+struct Gated {
+    staged: Box<dyn Staged>,
+    pieces: Arc<(Mutex<Pieces>, Condvar)>,
+    early_syncs: Arc<AtomicU64>,
+}
 
 impl Staged for Gated {
     fn len(&self) -> u64 {
-        self.0.len()
+        self.staged.len()
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let (pieces, told) = &*self.1;
+        let (pieces, told) = &*self.pieces;
         let mut pieces = pieces.lock().unwrap();
         while pieces.held {
             pieces.waits = true;
@@ -120,19 +135,26 @@ impl Staged for Gated {
         }
         pieces.waits = false;
         drop(pieces);
-        self.0.write(bytes)
+        self.staged.write(bytes)
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let early_syncs = self.early_syncs.clone();
+        Some(Box::new(move || {
+            early_syncs.fetch_add(1, Ordering::Relaxed);
+        }))
     }
 
     fn clear(&mut self) -> io::Result<()> {
-        self.0.clear()
+        self.staged.clear()
     }
 
     fn reader(&self) -> Arc<dyn ReadAt> {
-        self.0.reader()
+        self.staged.reader()
     }
 
     fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
-        self.0.commit(trailer)
+        self.staged.commit(trailer)
     }
 }
 

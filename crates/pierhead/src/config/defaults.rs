@@ -9,8 +9,8 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, DiskModel, Eviction, Limits, Log, LogFormat, Network,
-    Places, Size, Tags, Tier, TierKind, TierModel, Tls, Trace,
+    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Places, Size,
+    Tags, Tier, TierKind, Tls, Trace,
 };
 use crate::machine::Cores;
 use crate::pressure::Resource;
@@ -74,8 +74,6 @@ impl Config {
                 follow_pressure: false,
                 rules: pierhead_cache::staging::Weights::default(),
                 drain: None,
-                model: TierModel::Off,
-                disk_model: DiskModel::Off,
             },
             tags: Tags {
                 freshness: proxy.tag_freshness,

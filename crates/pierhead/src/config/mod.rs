@@ -137,8 +137,6 @@ pub(crate) struct Tier {
     pub(crate) rules: pierhead_cache::staging::Weights,
     /// Bytes a second.
     pub(crate) drain: Option<u64>,
-    pub(crate) model: TierModel,
-    pub(crate) disk_model: DiskModel,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,40 +152,6 @@ impl TierKind {
             Self::Off => "off",
             Self::Pmem => "pmem",
             Self::File => "file",
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TierModel {
-    Off,
-    Nvdimm,
-    Emmc,
-}
-
-impl TierModel {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Nvdimm => "nvdimm",
-            Self::Emmc => "emmc",
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DiskModel {
-    Off,
-    HardDisk,
-    Emmc,
-}
-
-impl DiskModel {
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::HardDisk => "hard-disk",
-            Self::Emmc => "emmc",
         }
     }
 }

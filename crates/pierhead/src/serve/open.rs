@@ -38,15 +38,12 @@ pub(super) async fn cache(
         settings.rest = rest;
         settings.recorder = recorder;
         let eviction = wiring::eviction(&config, provisional);
-        let fast = &config.tier;
         // A pull is worth more than the time that it takes: without the tier all is served from the disk.
-        settings.fast = crate::tier::open(fast).unwrap_or_else(|error| {
+        settings.fast = crate::tier::open(&config.tier).unwrap_or_else(|error| {
             tracing::error!(%error, "there is no fast tier");
             None
         });
-        let disk =
-            |settings: &pierhead_cache::Config| crate::tier::disk(&settings.data, fast.disk_model);
-        let cache = Cache::open_on(settings, eviction, disk);
+        let cache = Cache::open(settings, eviction);
         let cache = cache.map_err(|error| data::refused(&config.data, error))?;
         let capacity = capacity(&cache, &config)?;
         Ok((cache, capacity))

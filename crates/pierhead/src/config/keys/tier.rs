@@ -4,7 +4,7 @@ use pierhead_cache::staging::Weights;
 
 use super::{Key, quote, quote_path};
 use crate::config::units::exact_bytes;
-use crate::config::{Config, DiskModel, TierKind, TierModel};
+use crate::config::{Config, TierKind};
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {
@@ -85,46 +85,6 @@ pub(super) static KEYS: &[Key<Config>] = &[
                 |it| quote(&format!("{}/s", exact_bytes(it))),
             ))
         },
-    },
-    Key {
-        section: "tier",
-        name: "model",
-        doc: "For experiments without the hardware: \"nvdimm\" or \"emmc\" makes it as slow as one; or \"off\".",
-        example: "\"off\"",
-        set: |config, value| {
-            config.tier.model = match value.text()? {
-                "off" => TierModel::Off,
-                "nvdimm" => TierModel::Nvdimm,
-                "emmc" => TierModel::Emmc,
-                other => {
-                    return Err(format!(
-                        "{other:?} is no model: write \"off\", \"nvdimm\" or \"emmc\""
-                    ));
-                }
-            };
-            Ok(())
-        },
-        show: |config| Some(quote(config.tier.model.as_str())),
-    },
-    Key {
-        section: "tier",
-        name: "disk_model",
-        doc: "The same of the disk of `data`, which must be quicker: \"hard-disk\" or \"emmc\"; or \"off\". Also without a fast tier.",
-        example: "\"off\"",
-        set: |config, value| {
-            config.tier.disk_model = match value.text()? {
-                "off" => DiskModel::Off,
-                "hard-disk" => DiskModel::HardDisk,
-                "emmc" => DiskModel::Emmc,
-                other => {
-                    return Err(format!(
-                        "{other:?} is no model: write \"off\", \"hard-disk\" or \"emmc\""
-                    ));
-                }
-            };
-            Ok(())
-        },
-        show: |config| Some(quote(config.tier.disk_model.as_str())),
     },
 ];
 

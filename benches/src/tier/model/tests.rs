@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use pierhead_pmem::Medium as _;
 use proptest::prelude::*;
 
 use super::*;
@@ -23,21 +24,21 @@ impl Clock for Arc<Fake> {
     }
 }
 
-const SLOW: Model = Model {
+const SLOW: DeviceModel = DeviceModel {
     read: 1_000_000_000,
     write: 100_000_000,
     access: Duration::from_millis(10),
     fence: Duration::from_millis(5),
 };
 
-fn pacer(model: Model, late: Duration) -> (Arc<Fake>, Pacer<Arc<Fake>>) {
+fn pacer(model: DeviceModel, late: Duration) -> (Arc<Fake>, DevicePacer<Arc<Fake>>) {
     let clock = Arc::new(Fake {
         // Not at the clock's beginning, so that credit could be given.
         now: Mutex::new(Duration::from_secs(9)),
         late,
         ..Fake::default()
     });
-    (Arc::clone(&clock), Pacer::new(model, clock))
+    (Arc::clone(&clock), DevicePacer::new(model, clock))
 }
 
 fn passed(clock: &Arc<Fake>) -> Duration {
@@ -55,7 +56,7 @@ fn bytes_take_their_time_at_each_rate() {
 
 #[test]
 fn small_accesses_are_not_a_sleep_each_but_take_their_time_together() {
-    let (clock, pacer) = pacer(Model::NVDIMM, Duration::ZERO);
+    let (clock, pacer) = pacer(DeviceModel::NVDIMM, Duration::ZERO);
     for n in 0..100_000 {
         pacer.write(n * 8, 8);
         pacer.flush();
@@ -89,7 +90,7 @@ fn a_device_that_idled_does_not_save_the_time_up() {
 #[test]
 fn only_an_access_elsewhere_is_a_seek() {
     let seeks = |offsets: &[u64]| {
-        let model = Model {
+        let model = DeviceModel {
             read: u64::MAX,
             write: u64::MAX,
             ..SLOW
@@ -123,23 +124,23 @@ fn a_fence_costs_only_what_it_waits_for() {
 #[test]
 fn the_bytes_are_those_of_the_medium_below() {
     let folder = tempfile::tempdir().expect("a folder");
-    let config = crate::Config {
+    let config = pierhead_pmem::Config {
         path: folder.path().join("r"),
         size: 4096,
     };
     let (clock, _) = pacer(SLOW, Duration::ZERO);
-    let region = crate::Region::open(&config).expect("a region");
-    let slow = Modelled::with_clock(region, SLOW, Arc::clone(&clock));
+    let region = pierhead_pmem::Region::open(&config).expect("a region");
+    let slow = ModelledMedium::with_clock(region, SLOW, Arc::clone(&clock));
     slow.write(1, b"abc").expect("in range");
     slow.store(8, 7).expect("aligned");
     slow.flush(0, 16).expect("in range");
     slow.fence().expect("sound");
     let mut buf = [0; 16];
-    slow.inner().read(0, &mut buf).expect("in range");
+    slow.medium.read(0, &mut buf).expect("in range");
     assert_eq!(&buf, b"\0abc\0\0\0\0\x07\0\0\0\0\0\0\0");
     // Two seeks, as 8 does not follow 4, and a fence.
     assert_eq!(passed(&clock).as_millis(), 25);
-    assert_eq!((slow.len(), slow.class()), (4096, slow.inner().class()));
+    assert_eq!((slow.len(), slow.class()), (4096, slow.medium.class()));
     // What fails takes no time.
     assert!(slow.read(4096, &mut [0]).is_err());
     assert_eq!(passed(&clock).as_millis(), 25);
@@ -149,7 +150,7 @@ proptest! {
     /// Whatever the order, the device is neither quicker than its model nor slower by more than a grain.
     #[test]
     fn time_is_the_sum_of_the_costs(accesses in proptest::collection::vec((any::<bool>(), 0_u64..1_000_000), 1..200)) {
-        let model = Model { access: Duration::ZERO, ..SLOW };
+        let model = DeviceModel { access: Duration::ZERO, ..SLOW };
         let (clock, pacer) = pacer(model, Duration::ZERO);
         let mut wanted = Duration::ZERO;
         for (read, len) in accesses {
@@ -168,10 +169,10 @@ proptest! {
 
 #[test]
 fn what_is_modelled_is_as_durable_as_what_lies_below() {
-    use crate::shadow::ShadowMedium;
+    use pierhead_pmem::shadow::ShadowMedium;
     for (flushes, fences) in [(true, true), (true, false), (false, true)] {
         let (clock, _) = pacer(SLOW, Duration::ZERO);
-        let medium = Modelled::with_clock(ShadowMedium::new(4096), SLOW, clock);
+        let medium = ModelledMedium::with_clock(ShadowMedium::new(4096), SLOW, clock);
         medium.write(100, b"here").expect("in range");
         if flushes {
             medium.flush(100, 4).expect("in range");
@@ -180,7 +181,7 @@ fn what_is_modelled_is_as_durable_as_what_lies_below() {
             medium.fence().expect("sound");
         }
         // Takes all that may be taken.
-        let left = medium.inner().cut(0).bytes();
+        let left = medium.medium.cut(0).bytes();
         assert_eq!(&left[100..104] == b"here", flushes && fences);
     }
 }

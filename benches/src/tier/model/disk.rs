@@ -1,4 +1,4 @@
-//! A disk as slow as another one: experiments with hardware that is not there.
+//! A tier that is as slow as the disk that it stands for.
 //!
 //! What is written lies in memory until it is synced, and what was read or written lately is read from there: so the
 //! bound of that memory is a part of the model.
@@ -7,14 +7,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use pierhead_cache::tier::{Blob, Found, ReadAt, Staged, Tier, Trailer};
 use pierhead_oci::Digest;
-use pierhead_pmem::{Clock, Model, Monotonic, Pacer};
 
-use super::{Blob, Found, ReadAt, Staged, Tier, Trailer};
-use crate::lock;
+use super::{Clock, DeviceModel, DevicePacer, Monotonic};
 
 /// What is kept in memory, and read ahead, as a whole.
 const BLOCK: u64 = 256 << 10;
@@ -24,13 +23,13 @@ const TURN: u64 = 1 << 20;
 const PLACE: u32 = 40;
 
 /// See the head of this module. It is as durable as what lies below, and not quicker.
-pub struct ModelledTier<C = Monotonic> {
+pub(in crate::tier) struct ModelledDisk<C = Monotonic> {
     tier: Arc<dyn Tier>,
     device: Arc<Device<C>>,
 }
 
 struct Device<C> {
-    pacer: Pacer<C>,
+    pacer: DevicePacer<C>,
     resident: Mutex<Resident>,
 }
 
@@ -42,16 +41,21 @@ struct Resident {
     order: BTreeMap<u64, u64>,
 }
 
-impl ModelledTier {
+impl ModelledDisk {
     /// `tier`, as slow as `model`; `memory` bytes of it are read without the disk.
-    pub fn new(tier: Arc<dyn Tier>, model: Model, memory: u64) -> Self {
+    pub(in crate::tier) fn new(tier: Arc<dyn Tier>, model: DeviceModel, memory: u64) -> Self {
         Self::with_clock(tier, model, memory, Monotonic::default())
     }
 }
 
-impl<C: Clock> ModelledTier<C> {
+impl<C: Clock> ModelledDisk<C> {
     /// By another clock than the system's.
-    pub fn with_clock(tier: Arc<dyn Tier>, model: Model, memory: u64, clock: C) -> Self {
+    pub(in crate::tier) fn with_clock(
+        tier: Arc<dyn Tier>,
+        model: DeviceModel,
+        memory: u64,
+        clock: C,
+    ) -> Self {
         let resident = Resident {
             most: usize::try_from(memory / BLOCK).unwrap_or(usize::MAX),
             ticks: 0,
@@ -59,7 +63,7 @@ impl<C: Clock> ModelledTier<C> {
             order: BTreeMap::new(),
         };
         let device = Device {
-            pacer: Pacer::new(model, clock),
+            pacer: DevicePacer::new(model, clock),
             resident: Mutex::new(resident),
         };
         Self {
@@ -69,11 +73,15 @@ impl<C: Clock> ModelledTier<C> {
     }
 
     /// As after a restart of the machine: nothing is in memory.
-    pub fn forget(&self) {
+    pub(in crate::tier) fn forget(&self) {
         let mut resident = lock(&self.device.resident);
         resident.used.clear();
         resident.order.clear();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Where a blob lies. That two may lie at the same place costs a seek too few.
@@ -293,7 +301,7 @@ impl<C: Clock + 'static> Staged for SlowFill<C> {
     }
 }
 
-impl<C: Clock + 'static> Tier for ModelledTier<C> {
+impl<C: Clock + 'static> Tier for ModelledDisk<C> {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let inner = self.tier.stage(digest)?;
         let len = inner.len();
@@ -350,3 +358,6 @@ impl<C: Clock + 'static> Tier for ModelledTier<C> {
         self.tier.close();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,14 +1,11 @@
-//! A modelled disk: it keeps the promises of a tier, and takes the time of the disk that it stands for.
+//! The modelled disk keeps the promises of a tier, and takes the time of the disk that it stands for.
 
-#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
-
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pierhead_cache::tier::{ModelledTier, Tier, Trailer};
-use pierhead_oci::{Algorithm, Digest};
-use pierhead_pmem::{Clock, Model};
+use pierhead_oci::Algorithm;
 use pierhead_testkit::tier::{MemoryTier, conforms};
+
+use super::*;
 
 /// Only sleeps move it.
 #[derive(Clone, Default)]
@@ -24,7 +21,7 @@ impl Clock for Fake {
     }
 }
 
-const MODEL: Model = Model {
+const MODEL: DeviceModel = DeviceModel {
     read: 10_000_000,
     write: 1_000_000,
     access: Duration::from_secs(7),
@@ -32,10 +29,10 @@ const MODEL: Model = Model {
 };
 const BYTES: usize = 1_000_000;
 
-fn disk(memory: u64) -> (ModelledTier<Fake>, Fake) {
+fn disk(memory: u64) -> (ModelledDisk<Fake>, Fake) {
     let clock = Fake::default();
     let below = Arc::new(MemoryTier::default());
-    let tier = ModelledTier::with_clock(below, MODEL, memory, clock.clone());
+    let tier = ModelledDisk::with_clock(below, MODEL, memory, clock.clone());
     (tier, clock)
 }
 
