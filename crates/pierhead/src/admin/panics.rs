@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 
 /// The background tasks, whose code is in several crates. Each has a series before its first panic, else no rate sees
 /// that panic.
-const TASKS: [&str; 19] = [
+const TASKS: [&str; 20] = [
     "admin-connection",
     "admin-listener",
     "bundle-arrival",
@@ -24,6 +24,7 @@ const TASKS: [&str; 19] = [
     "fill-owner",
     "hot-ranges",
     "interface-watch",
+    "login",
     "pressure-watch",
     "request-trace",
     "shared-request",
