@@ -49,7 +49,8 @@ pub struct Limits {
     pub fetches_per_client: usize,
     /// Downloads at once from one registry; more wait. Unconfigured registries together use at most three quarters of the slots.
     pub fetches_per_registry: usize,
-    /// Bytes of answers in memory, until clients have taken them; more are answered 503.
+    /// Bytes of answers in memory, until clients have taken them; more are answered 503. Request bodies count as they
+    /// arrive. An eighth is reserved for clients that hold less than an eighth.
     pub answer_memory: usize,
     /// Of these for one client.
     pub answer_memory_per_client: usize,

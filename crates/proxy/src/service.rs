@@ -267,7 +267,8 @@ impl Proxy {
     ) -> Result<Progress, String> {
         let started = Instant::now();
         let own = self.common.limits.own();
-        let warmed = warm::warm(&self.upkeep(), &own, reference, platforms, progress).await;
+        let (inner, goes_on) = (self.upkeep(), std::future::pending());
+        let warmed = warm::warm(&inner, &own, reference, platforms, goes_on, progress).await;
         let seconds = download::seconds(started);
         match &warmed {
             Ok(Progress { blobs, bytes, .. }) => {

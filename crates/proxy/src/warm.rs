@@ -1,11 +1,13 @@
 //! Warming: pulls whole images into the cache in advance. A cached blob that an operator warms again counts as no hit.
 
 use std::collections::{HashSet, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::claim::{Claimed, Wanted, claim_of};
@@ -27,19 +29,26 @@ const JOINS: usize = 8;
 const REPORT: Duration = Duration::from_millis(200);
 
 /// See [`Proxy::warm`](crate::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
+///
+/// When `left` resolves, nobody waits for the image any more. No further download begins. A running download goes on until
+/// another download needs its slot, and in any case while a client reads it.
 pub(crate) async fn warm(
     inner: &Arc<Inner>,
     client: &Arc<Client>,
     reference: &Reference,
     platforms: &[Platform],
+    left: impl Future<Output = ()> + Send,
     mut report: impl FnMut(Progress) + Send,
 ) -> Result<Progress, String> {
+    let (mut left, mut has_left) = (pin!(left), false);
     let rules = &inner.config.load().rules;
     let allowed = rules.check(&reference.registry, &reference.repository);
     allowed.map_err(|error| error.to_string())?;
-    let blobs = blobs(inner, client, reference, platforms)
-        .await
-        .map_err(|error| format!("{reference}: {error}"))?;
+    let blobs = tokio::select! {
+        blobs = blobs(inner, client, reference, platforms) => blobs,
+        () = left.as_mut() => return Ok(Progress::default()),
+    };
+    let blobs = blobs.map_err(|error| format!("{reference}: {error}"))?;
     let mut progress = Progress {
         blobs: count(blobs.len()),
         ..Progress::default()
@@ -51,6 +60,7 @@ pub(crate) async fn warm(
     report(progress);
 
     let arrived = Arc::new(AtomicU64::new(0));
+    let (leave, left_by_all) = watch::channel(false);
     let (mut waiting, mut running) = (VecDeque::from(blobs), JoinSet::new());
     let mut settled = 0;
     let mut tick = tokio::time::interval(REPORT);
@@ -65,9 +75,10 @@ pub(crate) async fn warm(
                 client: client.clone(),
             };
             let (inner, arrived) = (inner.clone(), arrived.clone());
+            let left = left_by_all.clone();
             running.spawn(async move {
                 let _watch = inner.cache.panics().watch("fill-owner");
-                one(&inner, wanted, &arrived).await
+                one(&inner, wanted, &arrived, left).await
             });
         }
         tokio::select! {
@@ -81,6 +92,11 @@ pub(crate) async fn warm(
                 Some(Err(error)) => return Err(format!("{reference}: {error}")),
             },
             _ = tick.tick() => {}
+            () = left.as_mut(), if !has_left => {
+                has_left = true;
+                waiting.clear();
+                leave.send_replace(true);
+            }
         }
         progress.bytes_done = (settled + arrived.load(Ordering::Relaxed)).min(progress.bytes);
         report(progress);
@@ -88,17 +104,30 @@ pub(crate) async fn warm(
     Ok(progress)
 }
 
+/// Resolves when nobody waits for the image any more.
+async fn has_left(left: &mut watch::Receiver<bool>) {
+    if left.wait_for(|it| *it).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// What a blob counts for that nobody waits for any more.
+const LEFT: (u64, u64) = (0, 0);
+
 /// Gets one blob; its size, and how many bytes of that were counted while they came.
 async fn one(
     inner: &Arc<Inner>,
     wanted: Wanted,
     arrived: &AtomicU64,
+    mut left: watch::Receiver<bool>,
 ) -> Result<(u64, u64), (Digest, Error)> {
-    let mut got = claimed(inner, &wanted, arrived).await;
+    let mut got = claimed(inner, &wanted, arrived, &mut left).await;
     // The fills of clients that it joined were not let in: its own will be.
     for _ in 0..JOINS {
         match &got {
-            Err(error) if error.is_passed_on() => got = claimed(inner, &wanted, arrived).await,
+            Err(error) if error.is_passed_on() => {
+                got = claimed(inner, &wanted, arrived, &mut left).await;
+            }
             _ => break,
         }
     }
@@ -109,6 +138,7 @@ async fn claimed(
     inner: &Arc<Inner>,
     wanted: &Wanted,
     arrived: &AtomicU64,
+    left: &mut watch::Receiver<bool>,
 ) -> Result<(u64, u64), Error> {
     if inner.is_upkeep
         && let Some(entry) = inner.cache.entry(&wanted.digest)
@@ -119,26 +149,62 @@ async fn claimed(
         match claim_of(inner, wanted).await? {
             Some(claimed) => break claimed,
             // Another registry fills it; what comes of that is the same, if anything.
-            None => tokio::time::sleep(REPORT).await,
+            None => tokio::select! {
+                () = tokio::time::sleep(REPORT) => {}
+                () = has_left(left) => return Ok(LEFT),
+            },
         }
     };
     match claimed {
         Claimed::Object(object) => Ok((object.size(), 0)),
-        Claimed::Follower(content, None) => Ok((fetch::committed(content).await?.size(), 0)),
+        Claimed::Follower(content, None) => tokio::select! {
+            object = fetch::committed(content) => Ok((object?.size(), 0)),
+            () = has_left(left) => Ok(LEFT),
+        },
         Claimed::Follower(content, Some(offer)) => {
             let ticket = inner.limits.queue(&wanted.client)?;
             let offered = fetch::offer(inner, ticket, (wanted, None), offer);
-            let (object, ()) = tokio::join!(fetch::committed(content), offered);
-            Ok((object?.size(), 0))
+            let both = async { tokio::join!(fetch::committed(content), offered) };
+            tokio::select! {
+                (object, ()) = both => Ok((object?.size(), 0)),
+                () = has_left(left) => Ok(LEFT),
+            }
         }
-        Claimed::Leader(fill, _, lead) => {
+        Claimed::Leader(fill, content, lead) => {
+            // Only clients count as readers.
+            drop(content);
+            let readers = fill.readers();
             let ticket = inner.limits.queue(&wanted.client)?;
-            let turn = fetch::turn(inner, (wanted, None), ticket, &lead).await;
-            let staged = fill.offset();
+            let turn = {
+                let mut turn = pin!(fetch::turn(inner, (wanted, None), ticket, &lead));
+                tokio::select! {
+                    turn = turn.as_mut() => turn,
+                    () = has_left(left) => match readers.is_empty() {
+                        true => return Ok(LEFT),
+                        false => turn.await,
+                    },
+                }
+            };
+            let (staged, mut passed) = (fill.offset(), None);
             let fill = (fill, Keep::Always);
-            let size = fetch::run(inner, wanted, fill, (&turn, arrived), &mut None)
-                .await?
-                .size();
+            let mut run = pin!(fetch::run(
+                inner,
+                wanted,
+                fill,
+                (&turn, arrived),
+                &mut passed
+            ));
+            let object = tokio::select! {
+                object = run.as_mut() => object,
+                () = has_left(left) => {
+                    turn.awaited_by(Some(readers));
+                    tokio::select! {
+                        object = run => object,
+                        () = turn.yields() => return Ok(LEFT),
+                    }
+                }
+            };
+            let size = object?.size();
             Ok((size, size.saturating_sub(staged)))
         }
     }
@@ -256,4 +322,52 @@ fn chosen<'a>(
 
 fn count(n: usize) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
+    use pierhead_testkit::images::Image;
+    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+
+    use super::*;
+    use crate::{Config, Proxy};
+
+    #[tokio::test]
+    async fn an_image_that_nobody_waits_for_begins_no_further_download() {
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(1, &[1000; 6]);
+        upstream.push("app", "1", &image);
+        let gate = Gate::new();
+        upstream.inject(Fault::GateBody(1, gate.clone()).on_blobs());
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let policy = Box::new(pierhead_eviction::Lru::default());
+        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
+        let entry = Upstream {
+            url: upstream.url(),
+            ..Upstream::default()
+        };
+        let mut remote = RemoteConfig::default();
+        let registry = upstream.addr().to_string();
+        remote.upstreams.insert(registry.parse().unwrap(), entry);
+        let remote = Remote::new(remote).unwrap();
+        let inner = Proxy::new(cache.clone(), remote, Config::default()).current();
+        let (client, reference) = (inner.limits.own(), format!("{registry}/app:1"));
+        let reference = reference.parse().unwrap();
+        let (leave, left) = tokio::sync::oneshot::channel();
+        let left = async { left.await.unwrap_or_default() };
+        let warmed = warm(&inner, &client, &reference, &[], left, |_| {});
+        let leaves = async {
+            gate.reached(PARALLEL).await;
+            leave.send(()).unwrap();
+            tokio::task::yield_now().await;
+            gate.release();
+        };
+        let (warmed, ()) = tokio::join!(warmed, leaves);
+        warmed.unwrap();
+        let blobs = image.blobs.iter();
+        let stored = blobs.filter(|blob| cache.contains(&blob.digest)).count();
+        assert_eq!(stored, PARALLEL, "those that ran go on");
+    }
 }

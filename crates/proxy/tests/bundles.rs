@@ -599,12 +599,21 @@ async fn hostile_questions_are_refused() {
 /// All of a body is under one limit, whatever comes in between, and by whichever way in it is read.
 #[tokio::test]
 async fn a_body_that_comes_byte_by_byte_is_cut() {
-    let stage = bundles(Plan::default())
-        .config(|config| config.client_head = Duration::from_millis(300))
-        .open()
-        .await;
+    let short = Duration::from_millis(300);
+    let whole: fn(&mut Config, Duration) = |config, limit| config.client_head = limit;
+    let each_step: fn(&mut Config, Duration) = |config, limit| config.client_stall = limit;
     let by_length = format!("{POSTED}content-length: 100000\r\n\r\n");
-    for (head, piece) in [(by_length, "x"), (format!("{CHUNKED}\r\n"), "1\r\nx\r\n")] {
+    let chunked = format!("{CHUNKED}\r\n");
+    for (limit, head, piece) in [
+        (whole, &by_length, "x"),
+        (whole, &chunked, "1\r\nx\r\n"),
+        (each_step, &by_length, "x"),
+        (each_step, &chunked, "1\r\nx\r\n"),
+    ] {
+        let stage = bundles(Plan::default())
+            .config(|config| limit(config, short))
+            .open()
+            .await;
         let mut connection = Connection::open(stage.addr).await.unwrap();
         connection.send_raw(head.as_bytes()).await.unwrap();
         soon(async {

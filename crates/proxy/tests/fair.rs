@@ -249,8 +249,12 @@ async fn two_clients_with_a_slow_registry_leave_downloads_to_others() {
 }
 
 /// The answer to a request for a bundle of `app:1` from that address.
-async fn ask_bundle(stage: &Stage, last: u8, query: &str) -> String {
-    let body = r#"{"want":"1"}"#;
+async fn ask_bundle(stage: &Stage, last: u8) -> String {
+    ask_bundle_of(stage, last, "", "1").await
+}
+
+async fn ask_bundle_of(stage: &Stage, last: u8, query: &str, image: &str) -> String {
+    let body = format!(r#"{{"want":"{image}"}}"#);
     let mut stream = from(stage, last).await;
     let request = format!(
         "POST /v2/app/_pierhead/bundle{query} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\
@@ -318,13 +322,54 @@ async fn request_bodies_of_two_clients_leave_memory_to_others() {
             assert!(answer.starts_with("HTTP/1.1 200"), "{head} {answer:.300}");
         }
         eventually(async || {
-            let answer = ask_bundle(&stage, 4, "").await;
+            let answer = ask_bundle(&stage, 4).await;
             assert!(!answer.contains("answer_memory"), "{head} {answer:.300}");
             answer.starts_with("HTTP/1.1 200")
         })
         .await;
         drop(kept);
     }
+}
+
+#[tokio::test]
+async fn clients_that_left_slow_bundles_leave_places_to_others() {
+    let gate = Gate::new();
+    let slow = FakeRegistry::builder().start().await;
+    slow.inject(Fault::GateBody(1, gate.clone()).on_blobs());
+    let plan = Plan {
+        others: vec![("slow.test", slow.url())],
+        stall_timeout: Duration::from_secs(60),
+        bundles: true,
+        ..Plan::default()
+    };
+    let stage = plan.open().await;
+    let tree = |seed| Image::tree(seed, &TreeOptions::default());
+    stage.upstream.push("app", "1", &tree(1).image);
+    // Three clients begin as many pulls as they may, and leave.
+    let mut places = 0;
+    for nth in 0..12_u8 {
+        let image = tree(100 + u64::from(nth)).image;
+        slow.push("app", "1", &image);
+        let answer = ask_bundle_of(
+            &stage,
+            2 + nth % 3,
+            "?ns=slow.test",
+            &image.root.to_string(),
+        )
+        .await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer:.300}");
+        places += u32::from(answer.contains("is being pulled"));
+    }
+    eventually(async || {
+        let answer = ask_bundle(&stage, 20).await;
+        let is_limited = answer.contains("requests wait for upstreams");
+        assert!(!is_limited, "{answer:.300}");
+        answer.starts_with("HTTP/1.1 200")
+    })
+    .await;
+    // A quarter is for configured registries. One of the rest is for a client without a pull.
+    assert_eq!(places, 5);
+    gate.release();
 }
 
 #[tokio::test]

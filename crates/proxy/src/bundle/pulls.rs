@@ -1,13 +1,26 @@
-//! Background pulls of images that a bundle request needs. They go on when the client leaves.
+//! Background pulls of images that bundle requests need.
+//!
+//! 1. At most [`AT_ONCE`] pulls have a place, and [`PER_CLIENT`] of one client.
+//! 2. A quarter of the places is reserved for configured registries.
+//! 3. One place is reserved for clients without a pull. The same holds for the places that unconfigured registries may
+//!    use.
+//! 4. A pull goes on when its client leaves. A request asks for it again every second. When no request did so within
+//!    [`AWAITED`], the pull yields its place to another pull. The client with most pulls yields first.
+//! 5. A pull that no request asked for within [`MAX_UNASKED`] loses its place, too.
+//! 6. A pull without a place begins no download. Its running downloads end as those of a client that left: they yield to
+//!    other downloads, and their bytes stay staged.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pierhead_bundle::api::{Progress, Stage};
 use pierhead_oci::Reference;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use crate::limits::{Client, Limit};
+use crate::limits::{Client, Limit, configured_reserve, leaves_no_room};
 use crate::service::Inner;
 use crate::{Error, warm};
 
@@ -15,6 +28,12 @@ use crate::{Error, warm};
 const AT_ONCE: usize = 8;
 /// Of them for one client: its downloads are counted as those that it asks for itself.
 const PER_CLIENT: usize = 3;
+/// Places that are reserved for clients without a pull.
+const RESERVED: usize = 1;
+/// A client waits for a pull that it asked for within this time. Clients ask again every second.
+const AWAITED: Duration = Duration::from_secs(30);
+/// A pull ends when no request asked for it within this time.
+const MAX_UNASKED: Duration = Duration::from_secs(600);
 /// For how long a failure is told to those who ask, before another pull is begun.
 const FAILED: Duration = Duration::from_secs(10);
 /// Failures that are remembered.
@@ -22,15 +41,95 @@ const MAX_FAILED: usize = 256;
 
 /// By where they are pulled from: what one registry sends slowly, or not at all, is not told of another.
 #[derive(Clone, Default)]
-pub(crate) struct Pulls(Arc<Mutex<HashMap<Reference, State>>>);
+pub(crate) struct Pulls(Arc<Mutex<States>>);
+
+#[derive(Default)]
+struct States {
+    by_image: HashMap<Reference, State>,
+    next_id: u64,
+}
 
 enum State {
-    Running(Progress, Arc<Client>),
+    Running(Running),
     Failed(String, Instant),
 }
 
+/// A pull with a place. Dropping this tells its task that it lost the place.
+struct Running {
+    id: u64,
+    client: Arc<Client>,
+    is_configured: bool,
+    progress: Progress,
+    /// When a request asked for it last.
+    asked: Instant,
+    _place: oneshot::Sender<()>,
+}
+
+impl States {
+    fn running(&self) -> impl Iterator<Item = (&Reference, &Running)> {
+        self.by_image
+            .iter()
+            .filter_map(|(image, state)| match state {
+                State::Running(running) => Some((image, running)),
+                State::Failed(..) => None,
+            })
+    }
+
+    /// The pull `id`, while it has its place.
+    fn get_mut(&mut self, image: &Reference, id: u64) -> Option<&mut Running> {
+        match self.by_image.get_mut(image) {
+            Some(State::Running(running)) if running.id == id => Some(running),
+            _ => None,
+        }
+    }
+
+    /// The limit that stops `client` from pulling another image; `None` when it may. Computed as if the pull `without` had
+    /// ended.
+    fn obstacle(
+        &self,
+        client: &Arc<Client>,
+        is_configured: bool,
+        without: Option<u64>,
+    ) -> Option<Limit> {
+        let is_own = |it: &&Running| Arc::ptr_eq(&it.client, client);
+        let running = || {
+            let running = self.running().map(|(_, it)| it);
+            running.filter(|it| Some(it.id) != without)
+        };
+        let own = running().filter(is_own).count();
+        if own >= PER_CLIENT {
+            return Some(Limit::FetchesPerClient);
+        }
+        let unconfigured = || running().filter(|it| !it.is_configured);
+        let of_unconfigured = (
+            unconfigured().filter(is_own).count(),
+            unconfigured().count(),
+        );
+        let for_unconfigured = AT_ONCE - configured_reserve(AT_ONCE);
+        let is_full = leaves_no_room((own, running().count()), 1, AT_ONCE, RESERVED)
+            || (!is_configured && leaves_no_room(of_unconfigured, 1, for_unconfigured, RESERVED));
+        is_full.then_some(Limit::Fetches)
+    }
+
+    /// The pull that yields its place to one of `client`.
+    fn yielding(&self, client: &Arc<Client>, is_configured: bool) -> Option<Reference> {
+        let held_by = |of: &Arc<Client>| {
+            let running = self.running();
+            running
+                .filter(|(_, it)| Arc::ptr_eq(&it.client, of))
+                .count()
+        };
+        let idle = self.running().filter(|(_, it)| {
+            it.asked.elapsed() >= AWAITED
+                && self.obstacle(client, is_configured, Some(it.id)).is_none()
+        });
+        let most = idle.max_by_key(|(_, it)| (held_by(&it.client), Reverse(it.id)));
+        most.map(|(image, _)| image.clone())
+    }
+}
+
 impl Pulls {
-    fn states(&self) -> MutexGuard<'_, HashMap<Reference, State>> {
+    fn states(&self) -> MutexGuard<'_, States> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -41,60 +140,83 @@ impl Pulls {
         client: &Arc<Client>,
         reference: &Reference,
     ) -> Result<Progress, Error> {
-        let guard = match self.begin(client, reference)? {
+        let is_configured = inner.config.load().names(&reference.registry);
+        let (place, lost) = match self.begin(client, reference, is_configured)? {
             Begun::Before(progress) => return Ok(progress),
-            Begun::Now(guard) => guard,
+            Begun::Now(place, lost) => (place, lost),
         };
-        let (inner, reference) = (inner.clone(), reference.clone());
-        let client = client.clone();
+        let (inner, client) = (inner.clone(), client.clone());
         tokio::spawn(Box::pin(async move {
             let _watch = inner.cache.panics().watch("bundle-pull");
+            let reference = &place.image;
             let report = |progress: crate::Progress| {
-                let progress = Progress {
+                place.report(Progress {
                     stage: Stage::Pull,
                     done: progress.bytes_done,
                     total: progress.bytes,
-                };
-                let mut states = guard.0.states();
-                states.insert(guard.1.clone(), State::Running(progress, client.clone()));
+                });
             };
-            let pulled = warm::warm(&inner, &client, &reference, &[], report).await;
+            let left = async {
+                tokio::select! {
+                    _ = lost => {}
+                    () = place.unasked() => place.leave(),
+                }
+                tracing::info!(%reference, "an image for a bundle is not pulled on: no request waits for it");
+            };
+            let pulled = warm::warm(&inner, &client, reference, &[], left, report).await;
             if let Err(why) = pulled {
                 tracing::info!(%reference, why, "an image for a bundle could not be pulled");
-                let failed = State::Failed(why, Instant::now());
-                guard.0.states().insert(guard.1.clone(), failed);
+                place.failed(why);
             }
         }));
         Ok(BEGUN)
     }
 
     /// Counts a pull for `client`, unless it is under way, whoever asked first.
-    fn begin(&self, client: &Arc<Client>, reference: &Reference) -> Result<Begun, Error> {
+    fn begin(
+        &self,
+        client: &Arc<Client>,
+        reference: &Reference,
+        is_configured: bool,
+    ) -> Result<Begun, Error> {
         let mut states = self.states();
-        match states.get(reference) {
-            Some(State::Running(progress, _)) => return Ok(Begun::Before(*progress)),
+        match states.by_image.get_mut(reference) {
+            Some(State::Running(running)) => {
+                running.asked = Instant::now();
+                return Ok(Begun::Before(running.progress));
+            }
             Some(State::Failed(why, at)) if at.elapsed() < FAILED => {
                 return Err(Error::Pull(why.clone()));
             }
             _ => {}
         }
-        let running = || {
-            states.values().filter_map(|state| match state {
-                State::Running(_, client) => Some(client),
-                State::Failed(..) => None,
-            })
+        if let Some(limit) = states.obstacle(client, is_configured, None) {
+            let yielding = states.yielding(client, is_configured).ok_or(limit)?;
+            states.by_image.remove(&yielding);
+        }
+        if states.by_image.len() >= MAX_FAILED {
+            let is_running = |state: &State| matches!(state, State::Running(_));
+            states.by_image.retain(|_, state| is_running(state));
+        }
+        let (held, lost) = oneshot::channel();
+        let id = states.next_id;
+        states.next_id += 1;
+        let running = Running {
+            id,
+            client: client.clone(),
+            is_configured,
+            progress: BEGUN,
+            asked: Instant::now(),
+            _place: held,
         };
-        if running().count() >= AT_ONCE {
-            return Err(Limit::Fetches.into());
-        }
-        if running().filter(|of| Arc::ptr_eq(of, client)).count() >= PER_CLIENT {
-            return Err(Limit::FetchesPerClient.into());
-        }
-        if states.len() >= MAX_FAILED {
-            states.retain(|_, state| matches!(state, State::Running(..)));
-        }
-        states.insert(reference.clone(), State::Running(BEGUN, client.clone()));
-        Ok(Begun::Now(Running(self.clone(), reference.clone())))
+        let state = State::Running(running);
+        states.by_image.insert(reference.clone(), state);
+        let place = Place {
+            pulls: self.clone(),
+            image: reference.clone(),
+            id,
+        };
+        Ok(Begun::Now(place, lost))
     }
 }
 
@@ -107,18 +229,61 @@ const BEGUN: Progress = Progress {
 
 enum Begun {
     Before(Progress),
-    Now(Running),
+    /// The receiver resolves when the pull has lost its place.
+    Now(Place, oneshot::Receiver<()>),
 }
 
-/// Whatever becomes of the task, its pull is not running any more once this is dropped.
-struct Running(Pulls, Reference);
+/// The place of one pull, which ends when this is dropped. Does nothing once the pull has lost its place.
+struct Place {
+    pulls: Pulls,
+    image: Reference,
+    id: u64,
+}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        let mut states = self.0.states();
-        if let Some(State::Running(..)) = states.get(&self.1) {
-            states.remove(&self.1);
+impl Place {
+    fn report(&self, progress: Progress) {
+        if let Some(running) = self.pulls.states().get_mut(&self.image, self.id) {
+            running.progress = progress;
         }
+    }
+
+    /// Resolves when no request asked for this pull within [`MAX_UNASKED`].
+    async fn unasked(&self) {
+        loop {
+            let asked = self
+                .pulls
+                .states()
+                .get_mut(&self.image, self.id)
+                .map(|it| it.asked);
+            let Some(asked) = asked else {
+                return std::future::pending().await;
+            };
+            if asked.elapsed() >= MAX_UNASKED {
+                return;
+            }
+            tokio::time::sleep_until(asked + MAX_UNASKED).await;
+        }
+    }
+
+    fn leave(&self) {
+        let mut states = self.pulls.states();
+        if states.get_mut(&self.image, self.id).is_some() {
+            states.by_image.remove(&self.image);
+        }
+    }
+
+    fn failed(&self, why: String) {
+        let mut states = self.pulls.states();
+        if states.get_mut(&self.image, self.id).is_some() {
+            let failed = State::Failed(why, Instant::now());
+            states.by_image.insert(self.image.clone(), failed);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
@@ -126,40 +291,114 @@ impl Drop for Running {
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_client_has_some_of_the_pulls_and_all_have_so_many() {
-        let pulls = Pulls::default();
-        let image =
-            |nth: usize| -> Reference { format!("registry.example/app-{nth}:1").parse().unwrap() };
-        let clients: Vec<_> = (0..4).map(|_| Arc::new(Client::operator())).collect();
-        let mut running = Vec::new();
-        for nth in 0..PER_CLIENT {
-            match pulls.begin(&clients[0], &image(nth)) {
-                Ok(Begun::Now(guard)) => running.push(guard),
-                _ => panic!("{nth} of {PER_CLIENT}"),
-            }
-        }
-        let refused = |client: usize, nth| match pulls.begin(&clients[client], &image(nth)) {
-            Err(Error::Limited(limit)) => Some(limit),
+    fn image(nth: usize) -> Reference {
+        format!("registry.example/app-{nth}:1").parse().unwrap()
+    }
+
+    fn clients<const N: usize>() -> [Arc<Client>; N] {
+        std::array::from_fn(|_| Arc::new(Client::operator()))
+    }
+
+    /// The places that the client gets, of images from `first` on.
+    fn greedy(
+        pulls: &Pulls,
+        client: &Arc<Client>,
+        first: usize,
+        is_configured: bool,
+    ) -> Vec<(Place, oneshot::Receiver<()>)> {
+        let begin = |nth| match pulls.begin(client, &image(nth), is_configured) {
+            Ok(Begun::Now(place, lost)) => Some((place, lost)),
             _ => None,
         };
-        assert_eq!(refused(0, 10), Some(Limit::FetchesPerClient));
-        // What is under way is told to everybody.
+        (first..first + AT_ONCE).map_while(begin).collect()
+    }
+
+    fn refused(
+        pulls: &Pulls,
+        client: &Arc<Client>,
+        nth: usize,
+        is_configured: bool,
+    ) -> Option<Limit> {
+        match pulls.begin(client, &image(nth), is_configured) {
+            Err(Error::Limited(limit)) => Some(limit),
+            _ => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_share_the_places_of_pulls() {
+        let (pulls, [one, two, three, four, five]) = (Pulls::default(), clients());
+        let unconfigured = (
+            greedy(&pulls, &one, 0, false),
+            greedy(&pulls, &two, 10, false),
+            greedy(&pulls, &three, 20, false),
+        );
+        let counts = (
+            unconfigured.0.len(),
+            unconfigured.1.len(),
+            unconfigured.2.len(),
+        );
+        assert_eq!(counts, (3, 2, 1), "a quarter is kept, and one of the rest");
+        assert_eq!(
+            refused(&pulls, &one, 40, false),
+            Some(Limit::FetchesPerClient)
+        );
+        // Requests for a pull under way need no place.
+        let again = pulls.begin(&four, &image(0), false);
+        assert!(matches!(again, Ok(Begun::Before(_))));
+        assert_eq!(refused(&pulls, &four, 40, false), Some(Limit::Fetches));
+        let configured = greedy(&pulls, &four, 50, true);
+        assert_eq!(
+            configured.len(),
+            1,
+            "one is kept for clients without a pull"
+        );
+        let last = greedy(&pulls, &five, 60, true);
+        assert_eq!(last.len(), 1);
+        drop(unconfigured);
+        assert_eq!(greedy(&pulls, &four, 70, false).len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_that_no_client_waits_for_yields_its_place() {
+        let (pulls, [one, two, three, four, five]) = (Pulls::default(), clients());
+        let mut most = greedy(&pulls, &one, 0, false);
+        let mut some = greedy(&pulls, &two, 10, false);
+        let mut few = greedy(&pulls, &three, 20, false);
+        tokio::time::sleep(AWAITED / 2).await;
+        // A request still waits for the oldest.
+        assert!(pulls.begin(&two, &image(0), false).is_ok());
+        assert_eq!(refused(&pulls, &four, 30, false), Some(Limit::Fetches));
+        tokio::time::sleep(AWAITED / 2).await;
+        let placed = pulls.begin(&four, &image(30), false);
+        assert!(matches!(placed, Ok(Begun::Now(..))));
+        let mut is_lost = |(_, lost): &mut (Place, oneshot::Receiver<()>)| {
+            lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+        };
+        let lost: Vec<_> = most.iter_mut().map(&mut is_lost).collect();
+        assert_eq!(lost, [false, true, false]);
+        let others = some.iter_mut().chain(&mut few);
+        assert!(!others.map(is_lost).any(|it| it));
+        // The end of a pull without a place takes no place from its successor.
+        let again = pulls.begin(&five, &image(1), false);
+        assert!(matches!(again, Ok(Begun::Now(..))), "another yields");
+        most.remove(1);
         assert!(matches!(
-            pulls.begin(&clients[0], &image(0)),
+            pulls.begin(&four, &image(1), false),
             Ok(Begun::Before(_))
         ));
-        for nth in PER_CLIENT..AT_ONCE {
-            match pulls.begin(&clients[1 + nth % 3], &image(nth)) {
-                Ok(Begun::Now(guard)) => running.push(guard),
-                _ => panic!("{nth} of {AT_ONCE}"),
-            }
-        }
-        assert_eq!(refused(1, 20), Some(Limit::Fetches));
-        running.clear();
-        assert!(matches!(
-            pulls.begin(&clients[0], &image(10)),
-            Ok(Begun::Now(_))
-        ));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_ends_when_no_request_asks_for_it() {
+        let (pulls, [one]) = (Pulls::default(), clients());
+        let Ok(Begun::Now(place, _lost)) = pulls.begin(&one, &image(0), false) else {
+            panic!("there are free places");
+        };
+        let begun = Instant::now();
+        tokio::time::sleep(MAX_UNASKED / 2).await;
+        assert!(pulls.begin(&one, &image(0), false).is_ok());
+        place.unasked().await;
+        assert!(begun.elapsed() >= MAX_UNASKED + MAX_UNASKED / 2);
     }
 }

@@ -22,7 +22,7 @@ use crate::config;
 
 pub(crate) use client::Client;
 pub(crate) use connections::{Activity, Answering, Connected};
-pub(crate) use fetches::{Download, Ticket, Turn};
+pub(crate) use fetches::{Download, Ticket, Turn, configured_reserve};
 pub(crate) use head::{check, parser_bytes, parser_count};
 pub(crate) use memory::{Held, SMALL, admit};
 
