@@ -1,5 +1,6 @@
 //! The cache as its callers see it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -62,6 +63,20 @@ enum Wanted<'a> {
     As(&'a MediaType),
 }
 
+/// The error of a folder that cannot be listed names this folder, not the data folder.
+fn check_folders(data: &Path) -> Result<(), Error> {
+    for name in ["blobs/sha256", "blobs/sha512", "staging", "origins"] {
+        let folder = data.join(name);
+        match std::fs::read_dir(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("list", folder, error));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl Cache {
     /// Opens (or makes) the data folder: takes its lock, checks its version, reconciles catalog and
     /// files, gives the policy back what was saved of it, and feeds it the rest in the order of persisted accesses.
@@ -87,6 +102,7 @@ impl Cache {
         let failed = |error| Error::io("open", &config.data, error);
         let folder = Folder::open(&config.data)?;
         let pins = Pins::open(&config.data)?;
+        check_folders(&config.data)?;
         let disk = tier(&config).map_err(failed)?;
         let placing = config.fast.as_ref();
         let placing = placing.map(|fast| Placing::new(fast, disk.clone(), &config.rest));

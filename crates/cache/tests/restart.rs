@@ -577,3 +577,20 @@ async fn damaged_records_are_left_out_and_the_others_stay() {
     assert_eq!(cache.stat().blobs, SEEDS.end);
     assert_eq!(common::files_below(folder.path(), "names"), 9);
 }
+
+#[tokio::test]
+async fn an_unusable_folder_is_named() {
+    for name in ["blobs/sha256", "staging", "origins"] {
+        let folder = tempfile::tempdir().unwrap();
+        drop(open(folder.path()));
+        let path = folder.path().join(name);
+        let _ = fs::remove_dir_all(&path);
+        fs::write(&path, "no folder").unwrap();
+        let refused = Cache::open(
+            Config::new(folder.path(), 1 << 20),
+            Box::new(Lru::default()),
+        );
+        let text = refused.err().expect("unusable").to_string();
+        assert!(text.ends_with(name), "{text}");
+    }
+}

@@ -106,7 +106,7 @@ fn a_data_folder_of_another_user() -> Result<()> {
             "Permission denied",
             "belongs to user",
             "mode 0500",
-            "chown -R",
+            "chmod u+rwX",
         ],
     )
 }

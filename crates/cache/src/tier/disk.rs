@@ -184,7 +184,20 @@ impl Tier for DiskTier {
                 if !shard.file_type()?.is_dir() {
                     continue;
                 }
-                for (name, path) in files(&shard.path())? {
+                let folder = shard.path();
+                let files = match files(&folder) {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        tracing::error!(
+                            folder = %folder.display(),
+                            %error,
+                            "the blobs of this folder are fetched again; make it readable and writable for pierhead, and \
+                             restart"
+                        );
+                        continue;
+                    }
+                    files => files?,
+                };
+                for (name, path) in files {
                     if let Ok(digest) = format!("{}:{name}", algorithm.as_str()).parse() {
                         visit(found(digest, &path));
                     }

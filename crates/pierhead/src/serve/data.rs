@@ -14,7 +14,7 @@ pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
     let (exit, mend) = match &error {
         Error::InUse { .. } => (Exit::Taken, None),
         Error::Version { .. } | Error::Foreign { .. } => (Exit::Foreign, None),
-        Error::Io { source, .. } => mend(data, source),
+        Error::Io { source, path, .. } => mend(if path.is_dir() { path } else { data }, source),
         Error::UnreadablePin { source, path } => mend(path, source),
         _ => (Exit::Failed, None),
     };
@@ -49,7 +49,7 @@ fn mend(data: &Path, error: &io::Error) -> (Exit, Option<String>) {
         ),
         ErrorKind::NotADirectory | ErrorKind::AlreadyExists => (
             Exit::ReadOnly,
-            "name a folder as data, and not what lies in a file".to_owned(),
+            "name a folder as data, and not what lies in a file; delete a file in place of a folder of pierhead".to_owned(),
         ),
         ErrorKind::PermissionDenied => (Exit::Denied, ours(data)),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (
@@ -82,8 +82,11 @@ fn ours(data: &Path) -> String {
     let shown = data.display();
     // What is behind a folder that may not be looked into is not known to be missing.
     let is_missing = matches!(data.try_exists(), Ok(false));
+    let has_owner = data.metadata().is_ok_and(|it| it.uid() == user);
     let mend = match is_missing {
         true => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
+        // Another owner is not what it lacks.
+        false if has_owner => format!("chmod u+rwX {shown}"),
         false => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
@@ -102,7 +105,7 @@ mod tests {
         let data = Path::new("/");
         for (kind, exit, word) in [
             (ErrorKind::ReadOnlyFilesystem, Exit::ReadOnly, "findmnt"),
-            (ErrorKind::PermissionDenied, Exit::Denied, "chown"),
+            (ErrorKind::PermissionDenied, Exit::Denied, "as root"),
             (ErrorKind::StorageFull, Exit::Full, "df -h"),
             (ErrorKind::QuotaExceeded, Exit::Full, "df -h"),
             (ErrorKind::NotADirectory, Exit::ReadOnly, "folder"),
@@ -118,7 +121,8 @@ mod tests {
     fn a_folder_that_is_not_there_is_to_be_made_first() {
         let folder = tempfile::tempdir().expect("a folder");
         let told = |data: &Path| ours(data);
-        assert!(!told(folder.path()).contains("mkdir"));
+        let own = told(folder.path());
+        assert!(own.contains("`chmod u+rwX "), "{own}");
         let missing = folder.path().join("a/b");
         let said = told(&missing);
         let shown = missing.display();
