@@ -377,8 +377,8 @@ mod tests {
         };
         let lost: Vec<_> = most.iter_mut().map(&mut is_lost).collect();
         assert_eq!(lost, [false, true, false]);
-        let others = some.iter_mut().chain(&mut few);
-        assert!(!others.map(is_lost).any(|it| it));
+        let mut others = some.iter_mut().chain(&mut few);
+        assert!(!others.any(is_lost));
         // The end of a pull without a place takes no place from its successor.
         let again = pulls.begin(&five, &image(1), false);
         assert!(matches!(again, Ok(Begun::Now(..))), "another yields");
