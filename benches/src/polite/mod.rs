@@ -30,9 +30,6 @@ pub(crate) struct Options {
     /// Processor time of the group, in thousandths of a core; 0 is as much as it takes.
     #[arg(long, default_value_t = 500)]
     quota: u64,
-    /// What `limits.cpu_share` says: a row for each; "none" leaves it out.
-    #[arg(long, value_delimiter = ',', default_value = "90%,off")]
-    shares: Vec<String>,
     /// Clients that pull, one version after the other.
     #[arg(long, default_value_t = 20)]
     clients: usize,
@@ -62,17 +59,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         mega(images.size())
     );
     println!(
-        "| cpu_share | manifests alone: number, p50 / p99 ms | under load: number, p50 / p99 / most ms | p99, × alone | blobs MB/s | CPU-s/GB | stopped: periods of all, s | \
-         images ready | peak MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+        "| manifests alone: number, p50 / p99 ms | under load: number, p50 / p99 / most ms | p99, × alone | blobs MB/s | CPU-s/GB | stopped: periods of all, s | \
+         images ready | peak MiB |\n|--:|--:|--:|--:|--:|--:|--:|--:|"
     );
-    for share in &options.shares {
-        let stage = Stage {
-            options,
-            images: &images,
-        };
-        stage.row(share, upstream)?;
-    }
-    Ok(())
+    let stage = Stage {
+        options,
+        images: &images,
+    };
+    stage.row(upstream)
 }
 
 struct Stage<'a> {
@@ -81,7 +75,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn row(&self, share: &str, upstream: std::net::SocketAddr) -> Result<()> {
+    fn row(&self, upstream: std::net::SocketAddr) -> Result<()> {
         let options = self.options;
         let group = Group::new(options.memory << 20, options.quota)
             .map_err(|missing| anyhow::anyhow!("{missing}"))?;
@@ -90,7 +84,7 @@ impl Stage<'_> {
             .parent()
             .context("a program in no folder")?;
         let tier = tempfile::tempdir_in(folder)?;
-        let config = self.config(share, &tier.path().join("tier"));
+        let config = self.config(&tier.path().join("tier"));
         let server = Server::start(
             &options.pierhead,
             &group.enter(),
@@ -123,26 +117,21 @@ impl Stage<'_> {
             true => 0,
             false => server.stat("ready")?,
         };
-        self.print(share, &alone, &loaded, (before, after), cpu, (ready, peak))
+        self.print(&alone, &loaded, (before, after), cpu, (ready, peak))
     }
 
-    fn config(&self, share: &str, tier: &Path) -> String {
-        let share = match share {
-            "none" => String::new(),
-            share => format!("[limits]\ncpu_share = {share:?}\n"),
-        };
+    fn config(&self, tier: &Path) -> String {
         let background = match self.options.no_background {
             true => String::new(),
             false => format!(
                 "[bundle]\nenabled = true\nlevel = 9\ncpu = 100\n[eviction]\npolicy = \"learned\"\n[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\"\n"
             ),
         };
-        format!("profile = \"small\"\n{share}{background}")
+        format!("profile = \"small\"\n{background}")
     }
 
     fn print(
         &self,
-        share: &str,
         alone: &[f64],
         loaded: &Asked,
         (before, after): (Throttled, Throttled),
@@ -152,7 +141,7 @@ impl Stage<'_> {
         let at = |times: &[f64], percent| percentile(&mut times.to_vec(), percent);
         let (calm, busy) = (at(alone, 99)?, at(&loaded.manifests, 99)?);
         println!(
-            "| {share} | {}, {:.2} / {calm:.2} | {}, {:.2} / {busy:.2} / {:.1} | {:.1} | {:.0} | {:.2} | {} of {}, {:.1} | {ready} | {} |",
+            "| {}, {:.2} / {calm:.2} | {}, {:.2} / {busy:.2} / {:.1} | {:.1} | {:.0} | {:.2} | {} of {}, {:.1} | {ready} | {} |",
             alone.len(),
             at(alone, 50)?,
             loaded.manifests.len(),

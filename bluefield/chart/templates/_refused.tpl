@@ -38,9 +38,6 @@
   (list "config.limits.upstream_bandwidth" "1B" "")
   (list "config.limits.upstream_minimum_rate" "1B" "")
   (list "config.limits.answer_memory" "1MiB" "1TiB")
-  (list "config.limits.answer_memory_per_client" "1MiB" "1TiB")
-  (list "config.limits.header_size" "1KiB" "1MiB")
-  (list "config.limits.uri" "256B" "32KiB")
   (list "config.limits.memory" "128MiB" "16TiB")
   (list "tier.drain" "1B" "")
 -}}

@@ -175,13 +175,26 @@ fn folder_bytes(folder: &Path) -> u64 {
 }
 
 /// What of the control group's processor time all work keeps within; `None` where nothing bounds it.
-pub(crate) fn quota(config: &Config, machine: &Machine) -> Option<Quota> {
-    let (quota, share) = (machine.quota.as_ref()?, config.limits.cpu_share?);
+pub(crate) fn quota(machine: &Machine) -> Option<Quota> {
+    /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/profiles.md).
+    const CPU_SHARE_PERCENT: u64 = 90;
+    let quota = machine.quota.as_ref()?;
     Some(Quota::new(Allowance {
         thousandths: quota.amount,
         period: quota.period,
-        share: u64::from(share),
+        share: CPU_SHARE_PERCENT,
     }))
+}
+
+/// Worker threads: one for each core that `limits.cores` leaves, as far as the control group's quota keeps them busy.
+pub(crate) fn threads(config: &Config, machine: &Machine) -> usize {
+    /// More cost memory, and bring nothing at the rate of a NIC's uplink.
+    const MAX_THREADS: usize = 16;
+    let cores = config.limits.cores.of(machine).ok().flatten();
+    let cores = cores.map_or(MAX_THREADS, |cores| cores.len());
+    let of_profile = config.profile.map(|profile| profile.threads);
+    let most = of_profile.filter(|most| *most > 0).unwrap_or(MAX_THREADS);
+    machine.parallel().min(cores).min(most)
 }
 
 /// For the proxy.
@@ -196,12 +209,12 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         limits: pierhead_proxy::Limits {
             connections_per_client: config.limits.connections_per_client,
             fetches_per_client: config.limits.fetches_per_client,
-            fetches_per_registry: config.limits.fetches_per_registry,
+            fetches_per_registry: pierhead_proxy::Limits::fetches_of_one_registry(
+                config.limits.upstream_fetches,
+            ),
             answer_memory: config.limits.answer_memory,
-            answer_memory_per_client: config.limits.answer_memory_per_client,
-            headers: config.limits.headers,
-            header_size: config.limits.header_size,
-            uri: config.limits.uri,
+            answer_memory_per_client: config.limits.answer_memory / 2,
+            ..pierhead_proxy::Limits::default()
         },
         client_stall: config.limits.client_stall,
         auth: auth(config),

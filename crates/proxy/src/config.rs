@@ -79,6 +79,11 @@ impl Limits {
     pub fn connections_of_one(all: usize) -> usize {
         (all / 8).max(1)
     }
+
+    /// Default of `fetches_per_registry`: a registry that answers nothing leaves a quarter of all to the others.
+    pub fn fetches_of_one_registry(all: usize) -> usize {
+        all - all / 4
+    }
 }
 
 impl Default for Limits {
@@ -89,8 +94,7 @@ impl Default for Limits {
             // Half of the downloads that the client crate makes at once; containerd and docker want 3 for
             // an image, podman 6.
             fetches_per_client: 16,
-            // A registry that answers nothing leaves a quarter of them to the others.
-            fetches_per_registry: 24,
+            fetches_per_registry: Self::fetches_of_one_registry(32),
             // 1024 answers that clients read slowly.
             answer_memory: 128 << 20,
             answer_memory_per_client: 64 << 20,

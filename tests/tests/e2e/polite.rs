@@ -46,7 +46,6 @@ fn a_profile_is_of_the_group_that_it_runs_in() -> Result<()> {
     ensure!(status.success(), "{said}");
     for line in [
         "memory = \"256MiB\" # profile small: the limit of the control group (version ",
-        "threads = 1 # profile small: ",
         "answer_memory = \"48MiB\" # profile small: ",
     ] {
         ensure!(said.contains(line), "no {line:?} in\n{said}");

@@ -171,28 +171,18 @@ pub(crate) struct Limits {
     pub(crate) upstream_minimum_rate: Option<u64>,
     pub(crate) upstream_fetches: usize,
     pub(crate) fetches_per_client: usize,
-    pub(crate) fetches_per_registry: usize,
     /// Bytes.
     pub(crate) answer_memory: usize,
-    pub(crate) answer_memory_per_client: usize,
-    pub(crate) headers: usize,
-    /// Bytes.
-    pub(crate) header_size: usize,
-    pub(crate) uri: usize,
     pub(crate) answer_within: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) header_timeout: Duration,
     pub(crate) stall_timeout: Duration,
     pub(crate) client_stall: Duration,
     pub(crate) drain: Duration,
-    /// 0: one a core.
-    pub(crate) threads: usize,
     /// Bytes that defaults are made from.
     pub(crate) memory: Option<u64>,
     pub(crate) cores: Cores,
     pub(crate) rest_under: Vec<Resource>,
-    /// Percent of the control group's quota; `None`: as much as it takes.
-    pub(crate) cpu_share: Option<u8>,
 }
 
 #[derive(Clone, Default, PartialEq, Eq)]

@@ -66,6 +66,19 @@ fn unknown_keys_name_the_nearest() {
     );
     refused("size = \"1GiB\"", 1, &["\"cache.size\""]);
     refused("[limits]\nfreshness = \"1s\"", 2, &["\"tags.freshness\""]);
+    // Keys that there were, by what they follow from.
+    for (gone, follows) in [
+        (
+            "answer_memory_per_client = \"1MiB\"",
+            "\"limits.answer_memory\"",
+        ),
+        (
+            "upstream_fetches_per_registry = 1",
+            "\"limits.upstream_fetches\"",
+        ),
+    ] {
+        refused(&format!("[limits]\n{gone}"), 2, &[follows]);
+    }
     refused("[cahce]\nsize = 1", 1, &["\"cahce\"", "\"cache\""]);
     refused("[upstream]\n", 1, &["\"upstreams\""]);
     refused(
@@ -298,7 +311,7 @@ fn secrets_are_in_no_message_and_not_shown() {
 fn good_values_arrive() {
     let config = good(
         "listen = \"localhost:1\"\nadmin = \"off\"\ndata = \"cache\"\ndocker_config = \"off\"\ndefault_upstream = \"quay.io\"\n\
-         [cache]\nsize = \"1kB\"\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\nthreads = 3\n\
+         [cache]\nsize = \"1kB\"\nmin_free = \"5%\"\n[limits]\nupstream_bandwidth = \"1MB/s\"\n\
          [upstreams.\"lab:5000\"]\nurl = \"http://10.0.0.1:5000/\"\nca = \"lab.crt\"\n[log]\nlevel = \"info,pierhead_remote=debug\"\nformat = \"json\"",
     );
     assert_eq!(config.listen, ["127.0.0.1:1".parse().expect("an address")]);
@@ -470,9 +483,10 @@ fn one_client_gets_an_eighth_of_all_connections_unless_the_file_says_otherwise()
 
 #[test]
 fn a_profile_is_under_the_file_and_the_command_line_over_both() {
-    let text = "profile = \"bluefield2\"\n[limits]\nthreads = 7\nrest_under = [\"io\"]\n[cache]\nmemory = \"1MiB\"";
+    let text =
+        "profile = \"bluefield2\"\n[limits]\nrest_under = [\"io\"]\n[cache]\nmemory = \"1MiB\"";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!((config.limits.threads, config.cache.memory), (7, 1 << 20));
+    assert_eq!(config.cache.memory, 1 << 20);
     assert_eq!(config.limits.memory, Some(1 << 30));
     assert_eq!(config.limits.connections, 1920);
     let shown = show(&config);
@@ -481,7 +495,6 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
         "memory = \"1GiB\" # profile bluefield2: the limit of the control group (version 2)\n",
         "connections = 1920 # profile bluefield2: what limits.memory leaves for it\n",
         "cores = \"last 2\" # profile bluefield2: of its table\n",
-        "threads = 7\n",
         "rest_under = [\"io\"]\n",
         "memory = \"1MiB\"\n",
         "follow_pressure = false\n",
@@ -555,7 +568,7 @@ fn a_profile_that_takes_a_restart_changes_nothing_before() {
             limits.upstream_bandwidth,
             (limits.upstream_fetches, limits.fetches_per_client),
             (limits.connections, limits.connections_per_client),
-            (limits.answer_memory, limits.answer_memory_per_client),
+            limits.answer_memory,
         )
     };
     let texts = [

@@ -73,14 +73,12 @@ impl Budget {
     /// Makes it the defaults.
     pub(super) fn take(self, config: &mut Config, origins: &mut Origins) {
         let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let half = |most: u64| whole(most / 2);
         config.bundle.enabled = self.workers > 0;
         config.bundle.workers = whole(self.workers.max(1));
         config.limits.connections = whole(self.connections);
         config.limits.connections_per_client =
             pierhead_proxy::Limits::connections_of_one(config.limits.connections);
         config.limits.answer_memory = whole(self.answers);
-        config.limits.answer_memory_per_client = half(self.answers);
         config.cache.memory = self.small_blobs;
         let keys = [
             "bundle.enabled",
@@ -88,7 +86,6 @@ impl Budget {
             "limits.connections",
             "limits.connections_per_client",
             "limits.answer_memory",
-            "limits.answer_memory_per_client",
             "cache.memory",
         ];
         origins.extend(keys.map(|key| (key, "what limits.memory leaves for it".to_owned())));

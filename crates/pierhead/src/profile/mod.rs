@@ -196,7 +196,7 @@ pub(crate) fn settle(
         return Ok(origins);
     }
     if let Some(profile) = asked.profile {
-        take(config, profile, machine, &mut origins);
+        take(config, profile, &mut origins);
     }
     let divided = bytes.saturating_sub(asked.tier);
     Budget::of(divided, config, asked.profile).take(config, &mut origins);
@@ -209,16 +209,8 @@ pub(crate) fn settle(
 }
 
 /// What does not follow from the memory.
-fn take(config: &mut Config, profile: &Profile, machine: &Machine, origins: &mut Origins) {
+fn take(config: &mut Config, profile: &Profile, origins: &mut Origins) {
     let mut from = |key, of: &str| origins.push((key, of.to_owned()));
-    if profile.threads > 0 {
-        config.limits.threads = profile.threads.min(machine.parallel());
-        let of = match &machine.quota {
-            Some(_) => "as many as the control group's quota keeps busy",
-            None => "of its table",
-        };
-        from("limits.threads", of);
-    }
     if profile.cores > 0 {
         config.limits.cores = Cores::Last(profile.cores);
         from("limits.cores", "of its table");
@@ -233,10 +225,8 @@ fn take(config: &mut Config, profile: &Profile, machine: &Machine, origins: &mut
     }
     config.limits.upstream_fetches = profile.fetches;
     config.limits.fetches_per_client = profile.fetches / 2;
-    config.limits.fetches_per_registry = profile.fetches / 4 * 3;
     from("limits.upstream_fetches", "of its table");
     from("limits.upstream_fetches_per_client", "of its table");
-    from("limits.upstream_fetches_per_registry", "of its table");
     let under = |it: &Resource| profile.rest_under.contains(&it.name());
     config.limits.rest_under = Resource::ALL.into_iter().filter(under).collect();
     from("limits.rest_under", "of its table");

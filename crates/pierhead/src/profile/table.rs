@@ -16,7 +16,7 @@ pub(crate) struct Profile {
     pub(crate) least_cores: usize,
     /// Thousandths of a core that a pod requests, and is bound to (0: to none).
     pub(crate) cpu: (u32, u32),
-    /// `limits.threads`; 0: one for each core.
+    /// The most worker threads; 0: one for each core.
     pub(crate) threads: usize,
     /// `limits.cores`: the last so many; 0: all.
     pub(crate) cores: usize,
@@ -73,7 +73,7 @@ pub(crate) static PROFILES: [Profile; 4] = [
         memory_share: 8,
         least_cores: 2,
         cpu: (500, 2000),
-        threads: 2,
+        threads: 0,
         cores: 2,
         disk: 25,
         bandwidth: 312,
@@ -94,7 +94,7 @@ pub(crate) static PROFILES: [Profile; 4] = [
         memory_share: 8,
         least_cores: 4,
         cpu: (1000, 4000),
-        threads: 4,
+        threads: 0,
         cores: 4,
         disk: 40,
         bandwidth: 1250,

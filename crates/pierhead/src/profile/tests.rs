@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::machine::{Limit, Quota};
+use crate::wiring::{self, threads};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;
@@ -97,12 +98,19 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     let mut config = Config::with_data("/data".into());
     let profile = Profile::named("bluefield2").unwrap();
     let origins = settle(&mut config, of(Some(profile), None), &card).unwrap();
-    assert_eq!((config.limits.threads, config.bundle.workers), (2, 1));
+    assert_eq!(config.bundle.workers, 1);
+    assert_eq!(threads(&config, &card), 2, "one for each core");
     assert_eq!(config.limits.cores, Cores::Last(2));
     assert_eq!(config.cache.size, Size::Percent(25));
     assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
     assert_eq!(config.eviction.max_written_per_day, 16 << 30);
     assert!(config.bundle.enabled);
+    let limits = wiring::proxy(&config).limits;
+    assert_eq!(limits.fetches_per_registry, 24, "three quarters");
+    assert_eq!(
+        limits.answer_memory_per_client,
+        config.limits.answer_memory / 2
+    );
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
     assert!(
         of("limits.memory")
@@ -118,7 +126,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
         period: Duration::from_millis(100),
         stat: "cpu.stat".into(),
     });
-    assert_eq!(settled("bluefield2", &card).unwrap().limits.threads, 1);
+    assert_eq!(threads(&config, &card), 1);
 }
 
 #[test]
@@ -131,11 +139,7 @@ fn an_operators_budget_counts_alone_and_over_a_profiles() {
     let mut config = Config::with_data("/data".into());
     let origins = settle(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
     assert!(config.limits.connections < 4096);
-    assert!(
-        origins
-            .iter()
-            .all(|(key, of)| *key != "limits.threads" && !of.contains("profile"))
-    );
+    assert!(origins.iter().all(|(_, of)| !of.contains("profile")));
     let more = settle(&mut config, of(None, Some(2 << 30)), &card).unwrap_err();
     assert!(more.message.contains("there are 1.0 GiB"), "{more:?}");
     let mut plain = Config::with_data("/data".into());

@@ -23,6 +23,7 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::logging::{self, Level};
 use crate::machine::{self, Machine};
+use crate::wiring;
 use signals::Signals;
 pub(crate) use trace::Trace;
 
@@ -31,8 +32,6 @@ pub(crate) use trace::Trace;
 const BLOCKING_THREADS: usize = 64;
 /// The deepest stack seen is a TLS handshake, far below.
 const STACK: usize = 1 << 20;
-/// Beyond this, more threads cost memory and bring nothing at the rate of a NIC's uplink.
-const MAX_AUTO_THREADS: usize = 16;
 
 /// Runs until it is told to stop.
 pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Failure> {
@@ -45,11 +44,8 @@ pub(crate) fn run(args: &ServeArgs, environment: Environment) -> Result<(), Fail
     let level = logging::start(&config.log);
     stay(&config, &environment.machine);
     raise_open_files();
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    if let Some(threads) = threads(config.limits.threads) {
-        runtime.worker_threads(threads);
-    }
-    let runtime = runtime
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(wiring::threads(&config, &environment.machine))
         .max_blocking_threads(BLOCKING_THREADS)
         .thread_stack_size(STACK)
         .thread_name("pierhead")
@@ -94,15 +90,6 @@ fn stay(config: &Config, machine: &Machine) {
             config.places.of("limits.cores")
         ),
     }
-}
-
-fn threads(configured: usize) -> Option<usize> {
-    if configured > 0 {
-        return Some(configured);
-    }
-    std::thread::available_parallelism()
-        .ok()
-        .map(|cores| cores.get().min(MAX_AUTO_THREADS))
 }
 
 async fn serve(

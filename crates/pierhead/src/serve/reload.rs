@@ -133,12 +133,7 @@ fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> 
         "limits.rest_under",
         old.limits.rest_under != new.limits.rest_under,
     );
-    keep(
-        "limits.cpu_share",
-        old.limits.cpu_share != new.limits.cpu_share,
-    );
     keep("profile", old.profile != asked.profile);
-    keep("limits.threads", old.limits.threads != new.limits.threads);
     keep("log.format", old.log.format != new.log.format);
     // The contents of the same files are reread when they change; other paths are not.
     keep("tls", old.tls != new.tls);
@@ -152,11 +147,9 @@ fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> 
     new.trace.clone_from(&old.trace);
     new.bundle.clone_from(&old.bundle);
     new.tier.clone_from(&old.tier);
-    new.limits.threads = old.limits.threads;
     new.limits.memory = old.limits.memory;
     new.limits.cores.clone_from(&old.limits.cores);
     new.limits.rest_under.clone_from(&old.limits.rest_under);
-    new.limits.cpu_share = old.limits.cpu_share;
     new.profile = old.profile;
     new.log.format = old.log.format;
     new.tls.clone_from(&old.tls);

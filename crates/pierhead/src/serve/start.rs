@@ -42,7 +42,7 @@ pub(super) async fn start(
     let wanted = interface::addresses(&config, &notify).await?;
     let client = client(args, &environment, &config).await?;
     let notes = Arc::<Notes>::default();
-    let quota = wiring::quota(&config, &environment.machine);
+    let quota = wiring::quota(&environment.machine);
     let rest = Rest::within(quota.clone());
     let cache = open::cache(&config, &notes, &rest).await?;
     open::check_clock(&cache)?;

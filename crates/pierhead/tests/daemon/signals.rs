@@ -35,7 +35,7 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
     // What cannot change is named; the rest changes.
-    daemon.configure("cache.size = \"4GiB\"\nlimits.threads = 7");
+    daemon.configure("cache.size = \"4GiB\"\ncache.min_free = \"1MiB\"");
     daemon.signal(Signal::HUP);
     daemon.logs("pierhead.toml:2) changed in").await;
     soon("the change", async {

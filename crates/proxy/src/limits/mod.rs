@@ -114,22 +114,22 @@ impl fmt::Display for Limit {
                 "too many bytes wait for clients to take them: raise limits.answer_memory, or try again"
             }
             Self::BytesPerClient => {
-                "too many bytes wait for this address to take them: raise limits.answer_memory_per_client, or try again"
+                "too many bytes wait for this address to take them: raise limits.answer_memory (one address gets half of it), or try again"
             }
             Self::FetchesPerClient => {
                 "this address waits for too many downloads: raise limits.upstream_fetches_per_client, or try again"
             }
             Self::FetchesPerRegistry => {
-                "all download slots of this registry are in use: raise limits.upstream_fetches_per_registry, or try again"
+                "all download slots of this registry are in use: raise limits.upstream_fetches (one registry gets three quarters of them), or try again"
             }
             Self::Downloads => {
                 "all download slots are in use, so the registry was not asked: raise limits.upstream_fetches, or try again"
             }
             Self::Fetches => "too many requests wait for upstreams; try again",
             Self::Headers => {
-                "the request's headers are too many or too long: raise limits.headers or limits.header_size"
+                "the request's headers are too many or too long"
             }
-            Self::Uri => "the path is too long: raise limits.uri",
+            Self::Uri => "the path is too long",
             Self::Body => "the body of the request is longer than 1 MiB",
             Self::Stalled => "the client takes nothing",
         })

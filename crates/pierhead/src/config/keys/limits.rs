@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{HOUR, Key, MILLISECOND, SECOND, quote, quote_duration};
+use crate::config::Config;
 use crate::config::units::exact_bytes;
-use crate::config::{Config, Size};
 use crate::pressure::Resource;
 
 /// A number of bytes that fits into memory.
@@ -94,7 +94,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         name: "upstream_fetches",
         doc: "Downloads of blobs at once, over all upstreams; more wait. A quarter is kept for registries that this file\n\
               names. An eighth of all, and of those that other registries may use, is kept for clients that have less\n\
-              than an eighth.",
+              than an eighth. One registry gets three quarters.",
         example: "32",
         set: |config, value| {
             value
@@ -117,21 +117,9 @@ pub(super) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "limits",
-        name: "upstream_fetches_per_registry",
-        doc: "Of these from one registry; more wait. An eighth is kept for clients that have less than an eighth.",
-        example: "24",
-        set: |config, value| {
-            value
-                .count(1, 4096)
-                .map(|it| config.limits.fetches_per_registry = it)
-        },
-        show: |config| Some(config.limits.fetches_per_registry.to_string()),
-    },
-    Key {
-        section: "limits",
         name: "answer_memory",
         doc: "Memory for answers on their way, until clients have taken them; more are answered 503. Bodies of requests\n\
-              count as they arrive. An eighth is kept for clients that have less than an eighth.",
+              count as they arrive. An eighth is kept for clients that have less than an eighth. One client gets half.",
         example: "\"128MiB\"",
         set: |config, value| {
             value
@@ -139,46 +127,6 @@ pub(super) static KEYS: &[Key<Config>] = &[
                 .map(|it| config.limits.answer_memory = it)
         },
         show: |config| Some(quote_bytes(config.limits.answer_memory)),
-    },
-    Key {
-        section: "limits",
-        name: "answer_memory_per_client",
-        doc: "Of this for one client.",
-        example: "\"64MiB\"",
-        set: |config, value| {
-            value
-                .memory(1 << 20, 1 << 40)
-                .map(|it| config.limits.answer_memory_per_client = it)
-        },
-        show: |config| Some(quote_bytes(config.limits.answer_memory_per_client)),
-    },
-    Key {
-        section: "limits",
-        name: "headers",
-        doc: "Headers of a request; more are answered 431.",
-        example: "100",
-        set: |config, value| value.count(1, 1000).map(|it| config.limits.headers = it),
-        show: |config| Some(config.limits.headers.to_string()),
-    },
-    Key {
-        section: "limits",
-        name: "header_size",
-        doc: "Bytes of a request's headers together; more are answered 431.",
-        example: "\"16KiB\"",
-        set: |config, value| {
-            value
-                .memory(1 << 10, 1 << 20)
-                .map(|it| config.limits.header_size = it)
-        },
-        show: |config| Some(quote_bytes(config.limits.header_size)),
-    },
-    Key {
-        section: "limits",
-        name: "uri",
-        doc: "Bytes of a request's path and query; more are answered 414.",
-        example: "\"4KiB\"",
-        set: |config, value| value.memory(256, 32 << 10).map(|it| config.limits.uri = it),
-        show: |config| Some(quote_bytes(config.limits.uri)),
     },
     Key {
         section: "limits",
@@ -272,7 +220,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "cores",
-        doc: "Processors that it runs on: \"all\" that it may, the \"last 4\" of these, or their numbers such as \"4-7\". Needs a restart to change.",
+        doc: "Processors that it runs on: \"all\" that it may, the \"last 4\" of these, or their numbers such as \"4-7\".\nEach gets a worker thread, as far as the quota of the control group keeps them busy, up to 16. Needs a restart to change.",
         example: "\"all\"",
         set: |config, value| {
             config.limits.cores = value.text()?.parse()?;
@@ -291,35 +239,5 @@ pub(super) static KEYS: &[Key<Config>] = &[
             let names: Vec<_> = under.map(|it| quote(it.name())).collect();
             Some(format!("[{}]", names.join(", ")))
         },
-    },
-    Key {
-        section: "limits",
-        name: "cpu_share",
-        doc: "Share of the control group's processor time, where it bounds that, which all work keeps within, \"10%\" to \"95%\", or \"off\": bytes\nof blobs wait for it and what is short does not, so that the kernel has no reason to stop the process (docs/profiles.md). Needs a\nrestart to change.",
-        example: "\"90%\"",
-        set: |config, value| {
-            config.limits.cpu_share = match value.is_off() {
-                true => None,
-                false => match value.size()? {
-                    Size::Percent(share @ 10..=95) => Some(share),
-                    _ => return Err("write a share from \"10%\" to \"95%\", or \"off\"".to_owned()),
-                },
-            };
-            Ok(())
-        },
-        show: |config| {
-            let share = config.limits.cpu_share;
-            Some(quote(
-                &share.map_or_else(|| "off".to_owned(), |it| format!("{it}%")),
-            ))
-        },
-    },
-    Key {
-        section: "limits",
-        name: "threads",
-        doc: "Worker threads; 0 is one for each of these cores, but no more than the quota of the control group keeps busy, and at most 16.\nNeeds a restart to change.",
-        example: "0",
-        set: |config, value| value.count(0, 1024).map(|it| config.limits.threads = it),
-        show: |config| Some(config.limits.threads.to_string()),
     },
 ];
