@@ -143,9 +143,13 @@ impl Config {
 }
 
 impl Config {
-    /// CPU time before the next interruption of an image that was interrupted `yields` times.
-    fn slice(&self, yields: u32) -> Duration {
-        let doublings = yields.min(MAX_YIELDS - 1);
+    /// CPU time before this attempt can be interrupted. It doubles with each of the first interruptions, and later with each
+    /// long attempt.
+    fn slice(&self, image: &queue::Waiting) -> Duration {
+        let doublings = match image.is_long {
+            true => (MAX_YIELDS - 1).saturating_add(image.long_tries),
+            false => image.yields.min(MAX_YIELDS - 1),
+        };
         self.turn.saturating_mul(2_u32.saturating_pow(doublings))
     }
 }

@@ -40,7 +40,9 @@ pub(super) struct Share {
     spent: Duration,
     /// CPU time of this thread when the job began.
     began: Duration,
-    /// Most CPU time of the whole job.
+    /// CPU time of earlier attempts at the job.
+    earlier: Duration,
+    /// Most CPU time of the whole job, with its earlier attempts.
     budget: Option<Duration>,
     /// CPU time after which the job ends when another client waits.
     slice: Option<(Duration, Box<dyn Fn() -> bool>)>,
@@ -59,6 +61,7 @@ impl Share {
             since: Instant::now(),
             spent: now,
             began: now,
+            earlier: Duration::ZERO,
             budget: None,
             slice: None,
         }
@@ -70,6 +73,16 @@ impl Share {
             slice: Some((slice, waits)),
             ..self
         }
+    }
+
+    /// Counts the CPU time of earlier attempts against the budget.
+    pub(super) fn having_used(self, earlier: Duration) -> Self {
+        Self { earlier, ..self }
+    }
+
+    /// CPU time of this attempt and of the earlier ones.
+    pub(super) fn used(&self) -> Duration {
+        self.earlier + processor_time().saturating_sub(self.began)
     }
 
     /// Adds `more` to the CPU time budget of the job. A job without a budget has no bound.
@@ -85,7 +98,7 @@ impl Share {
         }
         let used = processor_time().saturating_sub(self.began);
         if let Some(budget) = self.budget
-            && used > budget
+            && self.used() > budget
         {
             return Err(Error::Image(format!(
                 "indexing it takes more than its {} s of CPU time",
@@ -218,6 +231,9 @@ mod tests {
         assert!(bounded.pause(0).is_ok());
         bounded.budget = Some(Duration::ZERO);
         let over = bounded.pause(0);
+        let mut again = share().having_used(Duration::from_secs(3600));
+        again.allow(Duration::from_secs(3599));
+        assert!(again.pause(0).is_err(), "earlier attempts count");
         assert!(
             matches!(&over, Err(Error::Image(why)) if why.contains("CPU time")),
             "{over:?}"

@@ -1,5 +1,6 @@
 //! Job queue of the background threads: images first, then patches and recompression in turns, and periodic cleanup.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::directory::Stage;
 
 /// How often packs, plans and indexes are looked through.
 const TIDY: Duration = Duration::from_secs(300);
+/// An image that was interrupted often waits while this many other images are begun. Then it is no longer last.
+const MAX_PASSED: u64 = 16;
 /// Pairs that wait; what comes beyond them is planned when somebody asks.
 const MAX_PAIRS: usize = 1000;
 
@@ -35,6 +38,8 @@ pub(super) struct Queue {
     tidied: Option<Instant>,
     /// Taken, and not done.
     at: usize,
+    /// Number of images that were begun.
+    begun: u64,
 }
 
 impl Default for Queue {
@@ -49,6 +54,7 @@ impl Default for Queue {
             was_pair: false,
             tidied: None,
             at: 0,
+            begun: 0,
         }
     }
 }
@@ -67,6 +73,14 @@ pub(super) struct Waiting {
     pub(super) at: Option<Instant>,
     /// Whether a client waits for it.
     pub(super) awaited: bool,
+    /// CPU time of all earlier attempts. It counts against the budget of the image.
+    pub(super) used: Duration,
+    /// Number of long attempts, this one included.
+    pub(super) long_tries: u32,
+    /// Whether this attempt has a longer slice, since the image was last for long enough.
+    pub(super) is_long: bool,
+    /// Value of `Queue::begun` from which it is no longer last.
+    pub(super) last_until: u64,
 }
 
 impl Waiting {
@@ -78,6 +92,10 @@ impl Waiting {
             yields: 0,
             at: None,
             awaited: false,
+            used: Duration::ZERO,
+            long_tries: 0,
+            is_long: false,
+            last_until: 0,
         }
     }
 
@@ -85,9 +103,14 @@ impl Waiting {
         self.at.is_none_or(|at| at <= now)
     }
 
-    /// Whether it was interrupted so often that it waits for all others, and interrupts none.
-    fn is_last(&self) -> bool {
+    /// Whether it was interrupted so often that it interrupts no other image.
+    fn was_interrupted_often(&self) -> bool {
         self.yields >= MAX_YIELDS
+    }
+
+    /// Whether it waits for the images of all other clients. `begun` is the number of images begun so far.
+    fn is_last(&self, begun: u64) -> bool {
+        self.was_interrupted_often() && begun < self.last_until
     }
 }
 
@@ -148,7 +171,11 @@ impl Queue {
     /// Adds an image, unless it waits already.
     pub(super) fn push(&mut self, image: Waiting) {
         if !self.places.contains_key(&image.manifest) {
-            self.wait(image);
+            let last_until = self.begun.saturating_add(MAX_PASSED);
+            self.wait(Waiting {
+                last_until,
+                ..image
+            });
         }
     }
 
@@ -174,7 +201,7 @@ impl Queue {
         let held = self.images.held_by(client);
         let mut waiters = self.images.waiters();
         waiters.any(|(other, it)| {
-            let may_interrupt = it.awaited && it.is_due(now) && !it.is_last();
+            let may_interrupt = it.awaited && it.is_due(now) && !it.was_interrupted_often();
             may_interrupt && other != client && self.images.held_by(other) < held
         })
     }
@@ -208,14 +235,19 @@ impl Queue {
         }
     }
 
-    /// Images that a client waits for come first. Clients take turns. Images that were interrupted often come last.
+    /// Images that a client waits for come first. Clients take turns. Images that were interrupted often come last, until
+    /// [`MAX_PASSED`] other images were begun. Then they have a longer attempt.
     fn take(&mut self, is_awaited: bool, now: Instant) -> Option<Job> {
         let is_next = |image: &Waiting| (image.awaited || !is_awaited) && image.is_due(now);
-        let is_other = |image: &Waiting| is_next(image) && !image.is_last();
+        let begun = self.begun;
+        let is_other = |image: &Waiting| is_next(image) && !image.is_last(begun);
         let has_other = self.images.waiters().any(|(_, image)| is_other(image));
-        let is_next = |image: &Waiting| is_next(image) && !(has_other && image.is_last());
-        let (_, image) = self.images.next(|_, _, image| is_next(image))?;
+        let is_next = |image: &Waiting| is_next(image) && !(has_other && image.is_last(begun));
+        let (_, mut image) = self.images.next(|_, _, image| is_next(image))?;
         self.places.remove(&image.manifest);
+        self.begun += 1;
+        image.is_long = image.was_interrupted_often() && !image.is_last(begun);
+        image.long_tries += u32::from(image.is_long);
         Some(Job::Image(image))
     }
 
@@ -294,6 +326,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
         // Lack of memory also ends a job, and is no interruption by another client.
         let interrupted = Arc::<AtomicBool>::default();
         let share = Share::new(inner.config.share, inner.stop.clone());
+        let used = Cell::new(Duration::ZERO);
         let rest = inner.config.rest.clone();
         let done = catch_unwind(AssertUnwindSafe(|| match &job {
             Job::Image(taken) => {
@@ -311,9 +344,11 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 let share = share
                     .resting(rest)
                     .unless(Arc::new(wanted))
-                    .yielding(inner.config.slice(taken.yields), Box::new(other));
+                    .yielding(inner.config.slice(taken), Box::new(other))
+                    .having_used(taken.used);
                 let mut share = share.awaited(awaited.unwrap_or_default());
                 let done = image(inner, taken, &mut share);
+                used.set(share.used());
                 done.and(inner.drop_late())
             }
             Job::Pair(new, old) => {
@@ -357,6 +392,7 @@ fn work(inner: &Arc<Inner>, lane: Lane) {
                 Job::Image(taken) => inner.again_later(Waiting {
                     yields: taken.yields + u32::from(interrupted.load(Ordering::Relaxed)),
                     at: None,
+                    used: used.get(),
                     ..taken
                 }),
                 job => lock(&inner.queue).back(job),
@@ -517,9 +553,53 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_was_last_for_long_has_a_longer_attempt() {
+        let (now, config) = (Instant::now(), crate::library::Config::new("", 0, 0));
+        let [heavy, ..] = digests();
+        let mut queue = Queue::default();
+        let mut taken = Waiting {
+            awaited: true,
+            yields: MAX_YIELDS,
+            ..Waiting::new(heavy, client(1))
+        };
+        let mut small = 0_u32;
+        for seconds in [24, 48] {
+            queue.push(taken.clone());
+            // Other clients never stop to ask for small images.
+            let mut passed = 0;
+            taken = loop {
+                small += 1;
+                let manifest = crate::Content::of(&small.to_le_bytes()).into();
+                queue.push(Waiting {
+                    awaited: true,
+                    ..Waiting::new(manifest, client(2))
+                });
+                match queue.next(Lane::Images, now) {
+                    Some(Job::Image(image)) if image.manifest == heavy => break image,
+                    Some(Job::Image(image)) => queue.images.release(&image.client),
+                    _ => panic!("no image"),
+                }
+                passed += 1;
+                assert!(passed < 100, "the heavy image starves");
+            };
+            assert!(passed >= MAX_PASSED, "{passed}");
+            assert_eq!(config.slice(&taken).as_secs(), seconds);
+            queue.images.release(&taken.client);
+            taken.yields += 1;
+        }
+    }
+
+    #[test]
     fn the_time_before_an_interruption_stops_growing() {
         let config = crate::library::Config::new("", 0, 0);
-        let seconds = [0, 1, 2, 3, 40].map(|yields| config.slice(yields).as_secs());
+        let [image, ..] = digests();
+        let seconds = [0, 1, 2, 3, 40].map(|yields| {
+            let image = Waiting {
+                yields,
+                ..Waiting::new(image, client(1))
+            };
+            config.slice(&image).as_secs()
+        });
         assert_eq!(seconds, [3, 6, 12, 12, 12]);
     }
 
