@@ -63,6 +63,14 @@ pub enum Fault {
     Nobody,
 }
 
+/// Whether this process or the system has no more descriptors or memory for now.
+pub(crate) fn is_exhausted(error: &io::Error) -> bool {
+    const SHORT: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    SHORT
+        .iter()
+        .any(|it| error.raw_os_error() == Some(it.raw_os_error()))
+}
+
 impl Error {
     /// Whose fault it is; only [`Fault::Theirs`] is for good.
     pub const fn fault(&self) -> Fault {
@@ -84,13 +92,7 @@ impl Error {
 
     /// Whether this process or the system has no more descriptors or memory for now. What was to be read may be intact.
     pub(crate) fn is_exhausted(&self) -> bool {
-        const SHORT: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
-        match self {
-            Self::Io { source, .. } => SHORT
-                .iter()
-                .any(|it| source.raw_os_error() == Some(it.raw_os_error())),
-            _ => false,
-        }
+        matches!(self, Self::Io { source, .. } if is_exhausted(source))
     }
 
     /// Of a format's reader.

@@ -770,6 +770,7 @@ fn one_unusable_pack_and_the_folder_of_traces_do_not_stop_the_others() {
     std::fs::remove_dir_all(&traces).unwrap();
     std::fs::write(&traces, "no folder").unwrap();
     let library = open(folder.path(), &blobs);
+    assert!(library.stat().packs > 0, "its bytes are on the disk");
     for image in [&second, &first] {
         let root = &image.image.root;
         let mut asked = 0;

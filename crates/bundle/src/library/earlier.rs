@@ -59,8 +59,10 @@ impl Inner {
     pub(super) fn forget_earlier(&self, images: &HashSet<Digest>) -> Result<(), Error> {
         self.tidy_earlier()?;
         for path in self.shelf.only_sent(self.config.earlier)? {
-            let Ok(plan) = Kept::open(&path) else {
-                continue;
+            let plan = match Kept::open(&path) {
+                Ok(plan) => plan,
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(_) => continue,
             };
             let is_of = |want: &Digest| {
                 let key = name(want, plan.prelude.layers, &plan.etag);
@@ -77,8 +79,11 @@ impl Inner {
     pub(super) fn earlier_packs(&self) -> Result<Vec<u32>, Error> {
         let mut packs = Vec::new();
         for path in self.shelf.only_sent(self.config.earlier)? {
-            if let Ok(plan) = Kept::open(&path) {
-                packs.extend(packed(&plan).map(|place| place.pack));
+            match Kept::open(&path) {
+                Ok(plan) => packs.extend(packed(&plan).map(|place| place.pack)),
+                // Its packs are unknown: none may be deleted.
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(_) => {}
             }
         }
         packs.sort_unstable();

@@ -48,12 +48,12 @@ impl Inner {
             .filter(|(_, row)| row.progress.is_none())
             .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
             .collect();
-        let mut gone = false;
         for (manifest, config) in known {
             if is_here(&manifest) && config.is_none_or(|config| is_here(&config)) {
                 continue;
             }
-            gone = true;
+            // Stays set until its packs are deleted: a later prune does not find this image any more.
+            self.has_unused_packs.store(true, Ordering::Relaxed);
             for layers in [false, true] {
                 self.forget(&super::plans::key(&manifest, &[], layers));
             }
@@ -63,10 +63,7 @@ impl Inner {
         self.close_layers();
         self.shelf
             .retain(|digest| known.contains(digest) || is_here(digest))?;
-        if gone {
-            self.drop_unused_packs()?;
-        }
-        Ok(())
+        self.drop_late()
     }
 
     /// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
@@ -105,8 +102,11 @@ impl Inner {
         if is_ending || !self.has_unused_packs.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        self.drop_unused_packs()?;
-        self.forget_places()
+        let done = self.drop_unused_packs().and_then(|()| self.forget_places());
+        if done.is_err() {
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+        }
+        done
     }
 
     /// The packs that known images need: those that their plans name, and those that their next plans will name, since

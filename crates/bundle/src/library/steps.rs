@@ -86,6 +86,8 @@ impl Inner {
                         found: index.diff_id().to_string(),
                     });
                 }
+                // The index may be intact.
+                Err(error) if error.is_exhausted() => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, "the index of a layer is made anew");
                     remove(&path);

@@ -121,10 +121,14 @@ impl Votes {
 const MAX_BYTES: usize = 4 * MAX_DOCUMENT;
 
 impl Inner {
-    /// The merged order of the image; `None` also when it cannot be read. Deletes a damaged file.
+    /// The merged order of the image; `None` also when the file cannot be read. Deletes a damaged file.
+    ///
+    /// # Errors
+    /// When descriptors or memory are short.
     pub(super) fn traced(&self, image: &Digest) -> Result<Option<Vec<String>>, Error> {
         match self.votes(image) {
-            Err(error @ Error::Io { .. }) => {
+            // A plan without the order must not be stored.
+            Err(error @ Error::Io { .. }) if !error.is_exhausted() => {
                 tracing::debug!(%error, %image, "a trace cannot be read");
                 Ok(None)
             }

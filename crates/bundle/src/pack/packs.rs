@@ -127,7 +127,14 @@ impl Packs {
         let numbers = recovery::numbers(&config.folder).map_err(failed)?;
         let mut found = Vec::new();
         for number in &numbers {
-            found.extend(recovery::open(&disk, &config.folder, *number).map_err(failed)?);
+            match recovery::open(&disk, &config.folder, *number).map_err(failed)? {
+                Some(pack) => found.push(pack),
+                // Counted, so that all packs together keep their bound.
+                None => {
+                    let bytes = recovery::unopened_bytes(&config.folder, *number);
+                    total.fetch_add(bytes, Ordering::Relaxed);
+                }
+            }
         }
         found.sort_by_key(|pack| pack.used);
         let next = first_free(&config.folder, &numbers);

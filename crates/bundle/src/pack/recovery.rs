@@ -3,12 +3,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use super::disk::Disk;
-use super::file::{index_path, pack_path};
+use super::file::{index_path, on_disk, pack_path};
 use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
 
 /// A pack as it was found.
@@ -39,6 +39,12 @@ pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
     Ok(numbers)
 }
 
+/// Bytes on disk of the files of a pack that could not be opened.
+pub(super) fn unopened_bytes(folder: &Path, number: u32) -> u64 {
+    let bytes = |path: PathBuf| path.metadata().map_or(0, |it| it.len());
+    on_disk(bytes(pack_path(folder, number))) + on_disk(bytes(index_path(folder, number)))
+}
+
 /// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone. Also `None`,
 /// with both files left as they are, when one of them cannot be opened.
 pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
@@ -47,6 +53,8 @@ pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option
     let files = match opened {
         Ok((Some(data), Some(index))) => (data, index),
         Ok(_) => return remove(disk, folder, number).map(|()| None),
+        // All packs may be intact.
+        Err(error) if crate::error::is_exhausted(&error) => return Err(error),
         // The other packs serve without it, and its number is not given again.
         Err(error) => {
             tracing::warn!(

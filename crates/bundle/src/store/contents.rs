@@ -112,10 +112,14 @@ impl Contents {
         let mut linked = link();
         if linked == Err(Errno::EXIST) && !self.has(content, Some(size)) {
             self.remove(content);
+            // Does nothing to a file: a folder may be in its place. The second attempt shows the error.
+            let _ = std::fs::remove_dir_all(self.path.join(&name));
             linked = link();
         }
         match linked {
-            Ok(()) | Err(Errno::EXIST) => return Ok(true),
+            Ok(()) => return Ok(true),
+            // Another process was faster.
+            Err(Errno::EXIST) if self.has(content, Some(size)) => return Ok(true),
             Err(_) => {}
         }
         let file = match other.file(content) {

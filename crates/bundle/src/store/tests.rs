@@ -1093,6 +1093,15 @@ fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     fs::write(path.join("something"), "else").unwrap();
     store.0.contents.put(&content, b"bytes").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"bytes");
+    // The same where another store has it.
+    let other = TempDir::new().unwrap();
+    let other = Store::open(other.path(), &[]).unwrap();
+    other.0.contents.put(&content, b"bytes").unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let taken = store.0.contents.take(&other.0.contents, &content, 5);
+    assert!(taken.unwrap());
+    assert_eq!(fs::read(&path).unwrap(), b"bytes");
     drop(store);
     for name in ["images", "fetches", "contents"] {
         let path = folder.path().join(name);
