@@ -28,10 +28,7 @@
 {{- range list
   (list "config.cache.size" "1B" "")
   (list "config.cache.min_free" "0" "")
-  (list "config.cache.max_blob" "0" "")
-  (list "config.cache.memory" "0" "")
   (list "config.eviction.max_written_per_day" "0" "")
-  (list "config.trace.max_size" "1MiB" "1TiB")
   (list "config.bundle.size" "64MiB" "")
   (list "config.bundle.apart" "0" "")
   (list "config.bundle.max_layer" "0" "")

@@ -60,9 +60,7 @@ pub enum Error {
         needed: u64,
     },
     /// The blob is larger than any that is to be stored.
-    #[error(
-        "{size} bytes are more than cache.max_blob allows ({limit}): it is passed on, not stored"
-    )]
+    #[error("{size} bytes are more than one blob may have ({limit}): it is passed on, not stored")]
     TooLarge {
         /// Bytes announced, or come so far.
         size: u64,

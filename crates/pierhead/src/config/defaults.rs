@@ -42,7 +42,6 @@ impl Config {
             cache: Cache {
                 size: Size::Auto,
                 min_free: Size::Bytes(512 << 20),
-                max_blob: 0,
                 memory: pierhead_cache::Config::new("", 0).memory,
             },
             eviction: Eviction {
@@ -50,10 +49,7 @@ impl Config {
                 admission: NamedAdmission::Always,
                 max_written_per_day: 0,
             },
-            trace: Trace {
-                file: None,
-                max_size: 64 << 20,
-            },
+            trace: Trace { file: None },
             bundle: Bundle {
                 enabled: true,
                 size: Size::Auto,

@@ -87,9 +87,7 @@ pub(crate) struct Network {
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
-    /// Bytes; 0: none but the size.
-    pub(crate) max_blob: u64,
-    /// Bytes.
+    /// Bytes of small blobs in memory; no key: it follows from `limits.memory` or the profile.
     pub(crate) memory: u64,
 }
 
@@ -104,8 +102,6 @@ pub(crate) struct Eviction {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Trace {
     pub(crate) file: Option<PathBuf>,
-    /// Bytes.
-    pub(crate) max_size: u64,
 }
 
 #[derive(Clone, PartialEq, Eq)]

@@ -105,15 +105,15 @@ fn wrong_types_and_values_say_what_would_do() {
     refused("[cache]\nsize = \"0\"", 2, &["store nothing", "10GiB"]);
     refused("[cache]\nsize = 0", 2, &["store nothing"]);
     for unitless in ["50", "\"50\""] {
-        for key in ["cache]\nsize", "cache]\nmin_free", "cache]\nmax_blob"] {
+        for key in ["cache]\nsize", "cache]\nmin_free"] {
             let text = format!("[{key} = {unitless}");
             refused(&text, 2, &["50 bytes?", "50GiB", "50B"]);
         }
         let text = format!("[limits]\nupstream_bandwidth = {unitless}");
         refused(&text, 2, &["50MB/s", "50B/s"]);
     }
-    refused("[cache]\nmax_blob = \"5%\"", 2, &["is not a size"]);
-    refused("[cache]\nmemory = true", 2, &["4MiB"]);
+    refused("[tier]\nsize = \"5%\"", 2, &["is not a size"]);
+    refused("[tier]\nlimit = true", 2, &["4MiB"]);
     refused("[cache]\nsize = \"10 potatoes\"", 2, &["10GiB"]);
     refused("[cache]\nsize = \"101%\"", 2, &["1% to 100%"]);
     refused("[cache]\nmin_free = \"auto\"", 2, &["512MiB"]);
@@ -483,10 +483,9 @@ fn one_client_gets_an_eighth_of_all_connections_unless_the_file_says_otherwise()
 
 #[test]
 fn a_profile_is_under_the_file_and_the_command_line_over_both() {
-    let text =
-        "profile = \"bluefield2\"\n[limits]\nrest_under = [\"io\"]\n[cache]\nmemory = \"1MiB\"";
+    let text = "profile = \"bluefield2\"\n[limits]\nrest_under = [\"io\"]";
     let config = loaded(text, &Overrides::default()).unwrap_or_else(|it| panic!("{it}"));
-    assert_eq!(config.cache.memory, 1 << 20);
+    assert_eq!(config.cache.memory, 4 << 20, "of the profile");
     assert_eq!(config.limits.memory, Some(1 << 30));
     assert_eq!(config.limits.connections, 1920);
     let shown = show(&config);
@@ -496,7 +495,6 @@ fn a_profile_is_under_the_file_and_the_command_line_over_both() {
         "connections = 1920 # profile bluefield2: what limits.memory leaves for it\n",
         "cores = \"last 2\" # profile bluefield2: of its table\n",
         "rest_under = [\"io\"]\n",
-        "memory = \"1MiB\"\n",
         "follow_pressure = false\n",
     ] {
         assert!(shown.contains(&format!("\n{line}")), "{line} in {shown}");

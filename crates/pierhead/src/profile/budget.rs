@@ -86,7 +86,6 @@ impl Budget {
             "limits.connections",
             "limits.connections_per_client",
             "limits.answer_memory",
-            "cache.memory",
         ];
         origins.extend(keys.map(|key| (key, "what limits.memory leaves for it".to_owned())));
     }

@@ -30,7 +30,7 @@ pub(crate) struct Profile {
     pub(crate) connections: u64,
     /// MiB: `limits.answer_memory`, as far as the memory goes.
     pub(crate) answers: u64,
-    /// MiB: `cache.memory`, as far as the memory goes.
+    /// MiB: small blobs in memory, as far as it goes.
     pub(crate) small_blobs: u64,
     /// `limits.rest_under`.
     pub(crate) rest_under: &'static [&'static str],

@@ -33,7 +33,6 @@ pub(super) async fn cache(
         };
         let mut settings = pierhead_cache::Config::new(&config.data, provisional);
         settings.min_free = config.cache.min_free.resolve(space.total, 0);
-        settings.max_blob = config.cache.max_blob;
         settings.memory = config.cache.memory;
         settings.rest = rest;
         settings.recorder = recorder;
@@ -96,9 +95,11 @@ pub(super) async fn trace(
     let Some(file) = config.trace.file.clone() else {
         return Ok(None);
     };
-    let (max_size, data) = (config.trace.max_size, config.data.clone());
+    /// In two files; about a million requests of 60 bytes.
+    const MAX_TRACE_BYTES: u64 = 64 << 20;
+    let data = config.data.clone();
     let panics = rest.panics().clone();
-    let start = move || Trace::start(notes, &file, max_size, &data, &panics);
+    let start = move || Trace::start(notes, &file, MAX_TRACE_BYTES, &data, &panics);
     tokio::task::spawn_blocking(start).await?.map(Some)
 }
 

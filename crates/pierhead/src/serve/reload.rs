@@ -118,8 +118,6 @@ fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> 
     keep("data", old.data != new.data);
     keep("admin", old.admin != new.admin);
     keep("cache.min_free", old.cache.min_free != new.cache.min_free);
-    keep("cache.max_blob", old.cache.max_blob != new.cache.max_blob);
-    keep("cache.memory", old.cache.memory != new.cache.memory);
     keep("trace", old.trace != new.trace);
     keep("bundle", old.bundle != new.bundle);
     keep("tier", old.tier != new.tier);
@@ -142,8 +140,6 @@ fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> 
     new.data.clone_from(&old.data);
     new.admin = old.admin;
     new.cache.min_free = old.cache.min_free;
-    new.cache.max_blob = old.cache.max_blob;
-    new.cache.memory = old.cache.memory;
     new.trace.clone_from(&old.trace);
     new.bundle.clone_from(&old.bundle);
     new.tier.clone_from(&old.tier);

@@ -50,22 +50,10 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "trace",
         name: "file",
-        doc: "Where to, or \"off\". A line is a time, a hash of the digest with a secret of this data folder, size, cost and\noutcome: no names, no clients (docs/formats/trace.md).",
+        doc: "Where to, or \"off\". A line is a time, a hash of the digest with a secret of this data folder, size, cost and\noutcome: no names, no clients (docs/formats/trace.md). At 32MiB it becomes FILE.1, and a new one begins.",
         example: "\"/var/lib/pierhead/pulls.trace\"",
         set: |config, value| value.optional_path().map(|it| config.trace.file = it),
         show: |config| config.trace.file.as_deref().map(quote_path),
-    },
-    Key {
-        section: "trace",
-        name: "max_size",
-        doc: "Bytes of the trace, in two files: FILE, and FILE.1 with what was before it: 1MiB to 1TiB. About 60 bytes a\nrequest.",
-        example: "\"64MiB\"",
-        set: |config, value| {
-            let bytes = value.memory(1 << 20, 1 << 40)?;
-            config.trace.max_size = u64::try_from(bytes).unwrap_or(u64::MAX);
-            Ok(())
-        },
-        show: |config| Some(quote(&exact_bytes(config.trace.max_size))),
     },
 ];
 

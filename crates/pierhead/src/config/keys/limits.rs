@@ -202,7 +202,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "memory",
-        doc: "Memory that pierhead plans with, or \"off\": what bundle.enabled, bundle.workers, cache.memory, connections and answer_memory are not\nset to follows from it. Of it a quarter is left to the page cache and the sockets. Needs a restart to change.",
+        doc: "Memory that pierhead plans with, or \"off\": what bundle.enabled, bundle.workers, connections and answer_memory are not\nset to follows from it, and the memory for small blobs (4MiB without it). Of it a quarter is left to the page cache and the sockets. Needs a restart to change.",
         example: "\"off\"",
         set: |config, value| {
             config.limits.memory = match value.is_off() {

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::Targets;
 
-use super::units::exact_bytes;
 use super::value::{Value, parse_admin};
 use super::{AuthMode, Config, LogFormat};
 use crate::profile::Profile;
@@ -227,22 +226,6 @@ static KEYS: &[Key<Config>] = &[
         }
         },
         show: |config| Some(quote(&config.cache.min_free.to_string())),
-    },
-    Key {
-        section: "cache",
-        name: "max_blob",
-        doc: "Larger blobs are passed on to the client and not stored; 0 is no limit but cache.size. Needs a restart to change.",
-        example: "\"0\"",
-        set: |config, value| value.bytes().map(|it| config.cache.max_blob = it),
-        show: |config| Some(quote(&exact_bytes(config.cache.max_blob))),
-    },
-    Key {
-        section: "cache",
-        name: "memory",
-        doc: "Memory for small blobs (manifests, configs; up to 64KiB each), so that hot ones need no disk; 0 is none.\nNeeds a restart to change.",
-        example: "\"4MiB\"",
-        set: |config, value| value.bytes().map(|it| config.cache.memory = it),
-        show: |config| Some(quote(&exact_bytes(config.cache.memory))),
     },
     Key {
         section: "tags",
