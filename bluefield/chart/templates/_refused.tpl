@@ -30,8 +30,6 @@
   (list "config.cache.min_free" "0" "")
   (list "config.eviction.max_written_per_day" "0" "")
   (list "config.bundle.size" "64MiB" "")
-  (list "config.bundle.apart" "0" "")
-  (list "config.bundle.max_layer" "0" "")
   (list "config.limits.upstream_bandwidth" "1B" "")
   (list "config.limits.upstream_minimum_rate" "1B" "")
   (list "config.limits.answer_memory" "1MiB" "1TiB")
@@ -52,7 +50,6 @@
 {{- end -}}
 {{- end -}}
 {{- range list
-  (list "config.bundle.earlier" "1s" "24h")
   (list "config.tags.freshness" "0s" "365d")
   (list "config.limits.answer_within" "100ms" "60s")
   (list "config.limits.connect_timeout" "1ms" "1h")

@@ -138,13 +138,10 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle::library
     let plans = size / 8;
     let mut library = pierhead_bundle::library::Config::new(&config.data, size - plans, plans);
     library.workers = bundle.workers;
-    library.share = u32::try_from(bundle.cpu).unwrap_or(100);
-    library.level = i32::try_from(bundle.level).unwrap_or(library.level);
+    if let Some(profile) = config.profile {
+        library.share = profile.worker_cpu;
+    }
     library.pairs = bundle.pairs;
-    library.apart = bundle.apart;
-    library.earlier = bundle.earlier;
-    library.limits.max_size = bundle.max_layer;
-    library.limits.max_ratio = u64::try_from(bundle.max_ratio).unwrap_or(u64::MAX);
     library
 }
 

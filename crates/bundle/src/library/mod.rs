@@ -121,6 +121,12 @@ pub struct Config {
 impl Config {
     /// Defaults for all but the folder and the bytes.
     pub fn new(data: impl Into<PathBuf>, packs: u64, plans: u64) -> Self {
+        /// Half of a core leaves the other half to clients on the smallest machines.
+        const WORKER_CPU_PERCENT: u32 = 50;
+        /// About a second of one core.
+        const MAX_RECOMPRESSED_BYTES: u64 = 256 << 20;
+        /// Enough for a worker to come back after a restart.
+        const RESUME_WINDOW: Duration = Duration::from_secs(15 * 60);
         Self {
             data: data.into(),
             packs,
@@ -128,13 +134,13 @@ impl Config {
             tables: TABLES_MEMORY,
             workers: 1,
             turn: TURN,
-            share: 50,
+            share: WORKER_CPU_PERCENT,
             level: pack::Settings::default().level,
             quick: QUICK,
             pairs: 2,
             waiting: 96 << 20,
-            apart: 256 << 20,
-            earlier: Duration::from_secs(900),
+            apart: MAX_RECOMPRESSED_BYTES,
+            earlier: RESUME_WINDOW,
             limits: Limits::default(),
             rest: Rest::default(),
             wear: Arc::new(Unworn),

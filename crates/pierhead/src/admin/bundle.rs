@@ -67,7 +67,7 @@ impl Collector for Figures {
             ),
             (
                 "layers_quick",
-                "Layers that wait to be packed at bundle.level; their images can be bundled",
+                "Layers that wait to be packed at level 18 of zstd; their images can be bundled",
                 None,
                 stat.quick_layers,
             ),

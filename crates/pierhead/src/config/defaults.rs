@@ -54,13 +54,7 @@ impl Config {
                 enabled: true,
                 size: Size::Auto,
                 workers: 1,
-                cpu: 50,
-                level: 18,
                 pairs: 2,
-                apart: 256 << 20,
-                earlier: Duration::from_secs(900),
-                max_layer: 64 << 30,
-                max_ratio: 200,
             },
             tier: Tier {
                 kind: TierKind::Off,

@@ -109,16 +109,7 @@ pub(crate) struct Bundle {
     pub(crate) enabled: bool,
     pub(crate) size: Size,
     pub(crate) workers: usize,
-    /// Percent of a core.
-    pub(crate) cpu: usize,
-    pub(crate) level: usize,
     pub(crate) pairs: usize,
-    /// Bytes.
-    pub(crate) apart: u64,
-    pub(crate) earlier: Duration,
-    /// Bytes.
-    pub(crate) max_layer: u64,
-    pub(crate) max_ratio: usize,
 }
 
 #[derive(Clone, PartialEq)]

@@ -230,8 +230,6 @@ fn take(config: &mut Config, profile: &Profile, origins: &mut Origins) {
     let under = |it: &Resource| profile.rest_under.contains(&it.name());
     config.limits.rest_under = Resource::ALL.into_iter().filter(under).collect();
     from("limits.rest_under", "of its table");
-    config.bundle.cpu = profile.worker_cpu;
-    from("bundle.cpu", "of its table");
     if profile.written_per_day > 0 {
         config.eviction.max_written_per_day = profile.written_per_day << 30;
         from(

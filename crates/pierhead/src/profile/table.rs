@@ -36,8 +36,8 @@ pub(crate) struct Profile {
     pub(crate) rest_under: &'static [&'static str],
     /// `bundle.workers`, as far as the memory goes; 0: no bundles.
     pub(crate) workers: u64,
-    /// `bundle.cpu`, percent of a core for each of them.
-    pub(crate) worker_cpu: usize,
+    /// Percent of a core for each of them.
+    pub(crate) worker_cpu: u32,
     /// `eviction.max_written_per_day`, GiB; 0: as many as come. `bluefield/docs/sizing.md` derives it.
     pub(crate) written_per_day: u64,
 }

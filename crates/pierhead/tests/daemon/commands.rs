@@ -480,9 +480,8 @@ async fn bundles_leave_with_their_images() {
     let image = Image::tree(3, &options);
     registry.push("team/app", "1", &image.image);
     let upstream = format!("lab:5000={}", registry.url());
-    // Final level from the start, so that no pack is recompressed during the test.
     let daemon = Daemon::start(
-        "default_upstream = \"lab:5000\"\n[bundle]\nlevel = 3",
+        "default_upstream = \"lab:5000\"",
         &["--upstream", &upstream],
     )
     .await;
@@ -504,17 +503,24 @@ async fn bundles_leave_with_their_images() {
             }
         };
         crate::harness::soon("a bundle", asking).await;
+        // A pack that is made anew changes the bytes that the test counts.
+        let packing = async {
+            while daemon.get("/v1/stat").await.json()["bundle"]["jobs"] != 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        crate::harness::soon("all packs", packing).await;
         assert!(bundle_bytes(&daemon).await > 0);
     };
     ready().await;
     daemon.cached(&["rm", "lab:5000/team/app:1"]).await;
     assert_eq!(bundle_bytes(&daemon).await, 0, "after rm");
     ready().await;
-    // The target fits all blobs but not all bundles.
+    // The target fits all blobs and no pack.
     let before = daemon.get("/v1/stat").await.json();
     let bytes = |of: &str, kind: &str| before[of][kind].as_u64().expect("bytes");
     let counted = bytes("disk", "total") - bytes("disk", "other");
-    let target = counted - bytes("bundle", "packs") / 4;
+    let target = counted - bytes("bundle", "packs");
     let target = format!("{target}B");
     let pruned = &objects(&daemon.cached(&["prune", "--to", &target, "--json"]).await)[0];
     assert!(
