@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 
 /// Far beyond what anything here takes, so that only a hang ends so.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Asks until there is an answer. `what` is for the message when there never is.
 pub fn until<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {

@@ -246,12 +246,12 @@ pub(crate) fn warnings(config: &Config, file: Option<&Path>) -> Vec<String> {
     warnings
 }
 
-/// A certificate that clients refuse.
+/// A certificate that pierhead's own commands refuse.
 fn authority_as_server(config: &Config) -> Option<String> {
     let path = config.tls.cert.as_deref()?;
     files::is_authority(path).then(|| {
         format!(
-            "tls.cert: {} is that of an authority, which clients refuse of a server: {}",
+            "tls.cert: {} is that of an authority, which pierhead's own commands refuse of a server: {}",
             path.display(),
             files::NO_AUTHORITY
         )

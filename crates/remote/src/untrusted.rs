@@ -63,7 +63,7 @@ pub fn untrusted(error: &io::Error) -> Option<(Untrusted, String)> {
 const CLOCK: &str = "the clock is wrong, most likely. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
                      of its own takes the time from its host or by NTP). If it is right, the server needs a new certificate";
 const ISSUER: &str = "; no authority that is trusted here issued it";
-const AUTHORITY: &str = "; it is the certificate of an authority, which clients refuse of a server: the server needs one with \
+const AUTHORITY: &str = "; it is the certificate of an authority, which pierhead refuses of a server: the server needs one with \
                          `basicConstraints=critical,CA:FALSE`";
 const RENEW: &str = "the server needs a new one, unless the clock is wrong";
 

@@ -42,8 +42,6 @@ impl Dpu {
             .env(format!("CARGO_TARGET_{variable}_LINKER"), &self.linker)
             .env(format!("CARGO_TARGET_{variable}_RUNNER"), runner)
             .env(format!("CC_{}", target.replace('-', "_")), &self.linker)
-            // It is built and tried, not measured: what costs is the optimiser.
-            .args(["--config", "profile.dev.package.\"*\".opt-level=0"])
             .args(["--config", "profile.dev.debug=false"])
             .args([command, "--quiet", "--package", package, "--target", target]);
         cargo

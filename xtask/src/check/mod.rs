@@ -228,6 +228,9 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         .iter()
         .filter(|step| options.chooses(step.name))
         .collect();
+    if chosen.is_empty() {
+        bail!("these options choose no step: see `cargo xtask test --list`");
+    }
     println!("{}", expectation(&chosen));
     let started = Instant::now();
     let chosen_any = |is: &dyn Fn(&Step) -> bool| chosen.iter().any(|step| is(step));

@@ -1,6 +1,7 @@
 //! The steps of `cargo xtask test`, each a few calls of other programs.
 
 use std::{
+    fs,
     num::NonZero,
     path::PathBuf,
     process::Command,
@@ -185,6 +186,10 @@ pub(super) fn unit(shared: &Shared) -> Result<Outcome> {
 }
 
 pub(super) fn dist(shared: &Shared) -> Result<Outcome> {
+    // The end-to-end tests must not find the image of an earlier run.
+    if place::dist_trial().exists() {
+        fs::remove_dir_all(place::dist_trial())?;
+    }
     let missing = dist::missing_for_trial();
     if !missing.is_empty() {
         return Ok(Outcome::Cannot(format!("no {}", missing.join(", "))));
@@ -247,7 +252,8 @@ pub(super) fn aarch64(shared: &Shared) -> Result<Outcome> {
     say!("  {}", dpu.version()?);
     // What differs there are copies, flushes and faults.
     show(dpu.cargo("test", "pierhead-pmem").arg("--lib"))?;
-    if dist::missing_for_trial().is_empty() {
+    let missing = dist::missing_for_trial();
+    if missing.is_empty() {
         // Both platforms in one image, as it is released: nothing of one may slip into the other.
         let scratch = tempfile::tempdir_in(place::target())?;
         dist::trial(
@@ -262,7 +268,10 @@ pub(super) fn aarch64(shared: &Shared) -> Result<Outcome> {
         .iter()
         .find(|it| it.name == STORIES)
         .context("no end-to-end tests were built")?;
-    let count = program.run_those(&environment, &["smoke::"])?;
+    let mut count = program.run_those(&environment, &["smoke::"])?;
+    if !missing.is_empty() {
+        count.skips("an image of both platforms\n");
+    }
     if count.passed + count.failed == 0 {
         bail!("no smoke test ran");
     }

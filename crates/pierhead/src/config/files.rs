@@ -159,7 +159,7 @@ pub(crate) fn readable_by_all(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & 0o004 != 0)
 }
 
-/// What a server shows, in PEM: whether it is the certificate of an authority, which clients refuse.
+/// What a server shows, in PEM: whether it is the certificate of an authority, which pierhead's own commands refuse.
 pub(crate) fn is_authority(path: &Path) -> bool {
     of_first(path, |certificate| certificate.is_ca()).unwrap_or(false)
 }

@@ -68,7 +68,9 @@ fn judge(cert: &Path, key: &Path, now: i64) -> Result<Finding, String> {
     } else if end - now < SOON {
         Finding::warn("certificate", format!("{shown} ends in {days} days"), renew)
     } else if parsed.is_ca() {
-        let what = format!("{shown} is that of an authority, which clients refuse of a server");
+        let what = format!(
+            "{shown} is that of an authority, which pierhead's own commands refuse of a server"
+        );
         Finding::warn("certificate", what, files::NO_AUTHORITY)
     } else {
         Finding::ok("certificate", format!("{shown} is good for {days} days"))

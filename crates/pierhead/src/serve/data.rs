@@ -14,8 +14,8 @@ pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
     let (exit, mend) = match &error {
         Error::InUse { .. } => (Exit::Taken, None),
         Error::Version { .. } | Error::Foreign { .. } => (Exit::Foreign, None),
-        Error::Io { source, path, .. } => mend(if path.is_dir() { path } else { data }, source),
-        Error::UnreadablePin { source, path } => mend(path, source),
+        Error::Io { source, path, .. } => mend(data, path, source),
+        Error::UnreadablePin { source, path } => mend(data, path, source),
         _ => (Exit::Failed, None),
     };
     told(exit, mend, error.into())
@@ -23,7 +23,7 @@ pub(super) fn refused(data: &Path, error: Error) -> anyhow::Error {
 
 /// The same where it could not even be looked at.
 pub(super) fn unseen(data: &Path, error: io::Error) -> anyhow::Error {
-    let (exit, mend) = mend(data, &error);
+    let (exit, mend) = mend(data, data, &error);
     let what = format!("cannot see the file system of {}", data.display());
     told(exit, mend, anyhow::Error::new(error).context(what))
 }
@@ -37,7 +37,8 @@ fn told(exit: Exit, mend: Option<String>, error: anyhow::Error) -> anyhow::Error
     Told::new(exit, format!("data: {message}{mend}")).into()
 }
 
-fn mend(data: &Path, error: &io::Error) -> (Exit, Option<String>) {
+/// `failed` is the file or the folder that the error names.
+fn mend(data: &Path, failed: &Path, error: &io::Error) -> (Exit, Option<String>) {
     let shown = data.display();
     let (exit, mend) = match error.kind() {
         ErrorKind::ReadOnlyFilesystem => (
@@ -51,7 +52,7 @@ fn mend(data: &Path, error: &io::Error) -> (Exit, Option<String>) {
             Exit::ReadOnly,
             "name a folder as data, and not what lies in a file; delete a file in place of a folder of pierhead".to_owned(),
         ),
-        ErrorKind::PermissionDenied => (Exit::Denied, ours(data)),
+        ErrorKind::PermissionDenied => (Exit::Denied, ours(data, failed)),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (
             Exit::Full,
             format!(
@@ -65,9 +66,9 @@ fn mend(data: &Path, error: &io::Error) -> (Exit, Option<String>) {
 }
 
 /// Whose it is, and whose it should be.
-fn ours(data: &Path) -> String {
+fn ours(data: &Path, failed: &Path) -> String {
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
-    let nearest = data
+    let nearest = failed
         .ancestors()
         .find_map(|folder| Some((folder, folder.metadata().ok()?)));
     let owner = nearest.map(|(folder, it)| {
@@ -82,11 +83,15 @@ fn ours(data: &Path) -> String {
     let shown = data.display();
     // What is behind a folder that may not be looked into is not known to be missing.
     let is_missing = matches!(data.try_exists(), Ok(false));
-    let has_owner = data.metadata().is_ok_and(|it| it.uid() == user);
+    let lacks_mode = failed.metadata().is_ok_and(|it| {
+        let needed = if it.is_dir() { 0o700 } else { 0o600 };
+        it.uid() == user && it.mode() & needed != needed
+    });
     let mend = match is_missing {
         true => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
         // Another owner is not what it lacks.
-        false if has_owner => format!("chmod u+rwX {shown}"),
+        false if lacks_mode => format!("chmod u+rwX {}", failed.display()),
+        // Something below belongs to another user, such as what a run as root left.
         false => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
@@ -110,19 +115,30 @@ mod tests {
             (ErrorKind::QuotaExceeded, Exit::Full, "df -h"),
             (ErrorKind::NotADirectory, Exit::ReadOnly, "folder"),
         ] {
-            let (code, said) = mend(data, &kind.into());
+            let (code, said) = mend(data, data, &kind.into());
             assert_eq!(code, exit, "{kind}");
             assert!(said.is_some_and(|said| said.contains(word)), "{kind}");
         }
-        assert_eq!(mend(data, &ErrorKind::Other.into()), (Exit::Failed, None));
+        assert_eq!(
+            mend(data, data, &ErrorKind::Other.into()),
+            (Exit::Failed, None)
+        );
     }
 
     #[test]
     fn a_folder_that_is_not_there_is_to_be_made_first() {
         let folder = tempfile::tempdir().expect("a folder");
-        let told = |data: &Path| ours(data);
-        let own = told(folder.path());
-        assert!(own.contains("`chmod u+rwX "), "{own}");
+        let told = |data: &Path| ours(data, data);
+        let closed = folder.path().join("closed");
+        std::fs::write(&closed, "").expect("a file");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o200);
+        std::fs::set_permissions(&closed, mode).expect("a mode");
+        let own = ours(folder.path(), &closed);
+        let shown = closed.display();
+        assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
+        // Its own mode is right: something in it belongs to another user.
+        let below = told(folder.path());
+        assert!(below.contains("`chown -R "), "{below}");
         let missing = folder.path().join("a/b");
         let said = told(&missing);
         let shown = missing.display();
