@@ -31,7 +31,6 @@
   (list "config.eviction.max_written_per_day" "0" "")
   (list "config.bundle.size" "64MiB" "")
   (list "config.limits.upstream_bandwidth" "1B" "")
-  (list "config.limits.upstream_minimum_rate" "1B" "")
   (list "config.limits.answer_memory" "1MiB" "1TiB")
   (list "config.limits.memory" "128MiB" "16TiB")
   (list "tier.drain" "1B" "")

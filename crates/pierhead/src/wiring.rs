@@ -65,6 +65,8 @@ pub(crate) fn remote(
         };
         upstreams.insert(registry.clone(), upstream);
     }
+    /// No registry holds a place among the downloads for ever by dripping.
+    const MIN_BYTES_PER_SECOND: u64 = 10 << 10;
     Ok(pierhead_remote::Config {
         upstreams,
         credentials: by_docker,
@@ -72,7 +74,7 @@ pub(crate) fn remote(
         connect_timeout: config.limits.connect_timeout,
         header_timeout: config.limits.header_timeout,
         stall_timeout: config.limits.stall_timeout,
-        minimum_rate: config.limits.upstream_minimum_rate.unwrap_or(0),
+        minimum_rate: MIN_BYTES_PER_SECOND,
         bandwidth: config.limits.upstream_bandwidth,
         max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),

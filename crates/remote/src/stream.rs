@@ -278,7 +278,7 @@ impl BlobStream {
         let why = match is_still {
             true => format!("the blob stands still: {came} bytes in {waited:.1?}"),
             false => format!(
-                "the blob is slow: {came} bytes in {stall:?}, and limits.upstream_minimum_rate is {} a second",
+                "the blob is slow: {came} bytes in {stall:?}, and the minimum is {} a second",
                 limits.minimum_rate
             ),
         };

@@ -73,7 +73,6 @@ impl Config {
                 connections: proxy.max_connections,
                 connections_per_client: proxy.limits.connections_per_client,
                 upstream_bandwidth: remote.bandwidth,
-                upstream_minimum_rate: Some(remote.minimum_rate).filter(|rate| *rate > 0),
                 upstream_fetches: remote.max_fetches,
                 fetches_per_client: proxy.limits.fetches_per_client,
                 answer_memory: proxy.limits.answer_memory,

@@ -154,8 +154,6 @@ pub(crate) struct Limits {
     pub(crate) connections_per_client: usize,
     /// Bytes a second.
     pub(crate) upstream_bandwidth: Option<u64>,
-    /// Bytes a second.
-    pub(crate) upstream_minimum_rate: Option<u64>,
     pub(crate) upstream_fetches: usize,
     pub(crate) fetches_per_client: usize,
     /// Bytes.

@@ -271,7 +271,7 @@ async fn one_that_is_too_slow_is_given_up() {
     let slow = pair.upstream.inject(Fault::Slow(100_000).on_blobs());
     let (received, ended) = pair.pull(0).await;
     let told = ended.expect_err("too slow").to_string();
-    assert!(told.contains("limits.upstream_minimum_rate"), "{told}");
+    assert!(told.contains("the minimum is 1000000 a second"), "{told}");
     assert!(!received.is_empty() && pair.upstream.gets_of(&pair.layer()) == 2);
     slow.remove();
     pair.pull(0).await.1.expect("the layer");

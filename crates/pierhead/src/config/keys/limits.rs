@@ -74,23 +74,6 @@ pub(super) static KEYS: &[Key<Config>] = &[
     },
     Key {
         section: "limits",
-        name: "upstream_minimum_rate",
-        doc: "A download slower than this, on average over stall_timeout and as far as the upstream is to blame, is\ncut and resumed, at another address where there is one, and given up when it is slow there too. Or \"off\".",
-        example: "\"10KiB/s\"",
-        set: |config, value| {
-            value
-                .rate()
-                .map(|it| config.limits.upstream_minimum_rate = it)
-        },
-        show: |config| {
-            Some(config.limits.upstream_minimum_rate.map_or_else(
-                || quote("off"),
-                |it| quote(&format!("{}/s", exact_bytes(it))),
-            ))
-        },
-    },
-    Key {
-        section: "limits",
         name: "upstream_fetches",
         doc: "Downloads of blobs at once, over all upstreams; more wait. A quarter is kept for registries that this file\n\
               names. An eighth of all, and of those that other registries may use, is kept for clients that have less\n\
@@ -167,7 +150,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "limits",
         name: "stall_timeout",
-        doc: "A download that brings nothing for so long is cut, and resumed.",
+        doc: "A download that brings nothing for so long, or less than 10KiB/s on average, is cut and resumed.",
         example: "\"15s\"",
         set: |config, value| {
             value
