@@ -23,7 +23,7 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
         found.insert(blob.digest, blob);
     })?;
     let mut known = Vec::new();
-    let mut gone = Vec::new();
+    let mut missing = Vec::new();
     let mut types = HashSet::new();
     catalog.blobs(|digest, mut slot| {
         let len = slot
@@ -36,9 +36,24 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 .map(|media_type| shared(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            gone.push(digest);
+            missing.push((digest, len));
         }
     });
+    let mut gone = Vec::with_capacity(missing.len());
+    for (digest, len) in missing {
+        // The scan leaves out a folder that cannot be read. Its blobs keep their rows.
+        let opened = match found.contains_key(&digest) {
+            true => Ok(None),
+            false => tier.open(&digest),
+        };
+        match opened {
+            Err(error) if !is_proven_damage(&error) => {
+                tracing::warn!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
+                state.set_unreadable(digest, blocks(len));
+            }
+            _ => gone.push(digest),
+        }
+    }
     known.sort_unstable_by_key(|(_, slot)| slot.tick);
     for (digest, slot) in known {
         state.restore(digest, slot);

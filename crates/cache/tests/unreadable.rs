@@ -203,6 +203,34 @@ async fn one_unreadable_file_leaves_the_other_blobs_as_they_are() {
 }
 
 #[tokio::test]
+async fn the_blobs_of_an_unreadable_folder_stay_counted_and_come_back() {
+    let (_folder, data) = data();
+    let cache = open(&data);
+    let blobs: Vec<_> = (0..3).map(|seed| blob(seed, 100_000)).collect();
+    for (digest, content) in &blobs {
+        store(&cache, digest, content).await;
+    }
+    cache.close().await;
+    drop(cache);
+    let shard = data.join("blobs/sha256").join(&blobs[0].0.hex()[..2]);
+    let aside = data.with_file_name("aside");
+    fs::rename(&shard, &aside).unwrap();
+    symlink(&shard, &shard).unwrap();
+    let mut config = Config::new(&data, common::ROOMY);
+    config.flush_interval = Duration::from_millis(20);
+    let cache = open_with(config);
+    let stat = cache.stat();
+    assert_eq!((stat.blobs, stat.reserved), (2, 102_400));
+    is_served(&cache, &blobs[1]).await;
+    fs::remove_file(&shard).unwrap();
+    fs::rename(&aside, &shard).unwrap();
+    let all = || cache.stat().blobs == 3;
+    wait::until_async("the blob", all).await;
+    is_served(&cache, &blobs[0]).await;
+    assert_eq!(cache.stat().reserved, 0);
+}
+
+#[tokio::test]
 async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     let (_folder, data) = data();
     let blobs = three(&data).await;

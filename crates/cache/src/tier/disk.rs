@@ -190,8 +190,8 @@ impl Tier for DiskTier {
                         tracing::error!(
                             folder = %folder.display(),
                             %error,
-                            "the blobs of this folder are fetched again; make it readable and writable for pierhead, and \
-                             restart"
+                            "the blobs of this folder cannot be read, and are tried again later; make it readable and \
+                             writable for pierhead"
                         );
                         continue;
                     }

@@ -11,7 +11,7 @@ use pierhead_rest::ClientKey;
 use crate::document::{Document, EAGER};
 use crate::service::Inner;
 
-/// Images that are looked for at once; the one that came first is let go beyond it.
+/// Maximum number of images that are looked for. Beyond it, the client with most images loses its oldest.
 const MAX: usize = 256;
 /// How often they are looked for, while there are any.
 const EVERY: Duration = Duration::from_secs(1);
@@ -91,10 +91,18 @@ impl Arrivals {
     fn add(&self, digest: Digest, arrival: Arrival) {
         let mut awaited = self.awaited();
         if awaited.images.len() >= MAX {
-            let oldest = awaited.images.iter().min_by_key(|(_, it)| it.since);
-            let oldest = oldest.map(|(digest, _)| *digest);
-            if let Some(oldest) = oldest {
-                awaited.images.remove(&oldest);
+            let mut clients: HashMap<ClientKey, usize> = HashMap::new();
+            for it in awaited.images.values() {
+                *clients.entry(it.client).or_default() += 1;
+            }
+            let most = clients.values().copied().max();
+            let images = awaited.images.iter();
+            let leaving = images
+                .filter(|(_, it)| clients.get(&it.client).copied() == most)
+                .min_by_key(|(_, it)| it.since)
+                .map(|(digest, _)| *digest);
+            if let Some(leaving) = leaving {
+                awaited.images.remove(&leaving);
             }
         }
         awaited.images.insert(digest, arrival);
@@ -137,4 +145,31 @@ fn look(inner: &Inner, library: &Library) -> bool {
         library.offer_for(client, image);
     }
     is_done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_with_many_arrivals_loses_its_own() {
+        let arrivals = Arrivals::default();
+        let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
+        let digest = |text: String| {
+            pierhead_oci::Digest::of(pierhead_oci::Algorithm::Sha256, text.as_bytes())
+        };
+        let arrival = |nth| Arrival {
+            client: client(nth),
+            repository: String::new(),
+            blobs: Vec::new(),
+            since: Instant::now(),
+        };
+        arrivals.add(digest("first".into()), arrival(2));
+        for number in 0..2 * MAX {
+            arrivals.add(digest(number.to_string()), arrival(1));
+        }
+        let awaited = arrivals.awaited();
+        assert_eq!(awaited.images.len(), MAX);
+        assert!(awaited.images.contains_key(&digest("first".into())));
+    }
 }
