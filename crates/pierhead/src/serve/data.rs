@@ -71,7 +71,12 @@ fn ours(data: &Path, failed: &Path) -> String {
     let nearest = failed
         .ancestors()
         .find_map(|folder| Some((folder, folder.metadata().ok()?)));
-    let owner = nearest.map(|(folder, it)| {
+    // A missing file could not be made in the folder that is there.
+    let lacks_mode = nearest.as_ref().filter(|(_, it)| {
+        let needed = if it.is_dir() { 0o700 } else { 0o600 };
+        it.uid() == user && it.mode() & needed != needed
+    });
+    let owner = nearest.as_ref().map(|(folder, it)| {
         format!(
             "{} belongs to user {}, group {} (mode {:04o}), and ",
             folder.display(),
@@ -83,16 +88,12 @@ fn ours(data: &Path, failed: &Path) -> String {
     let shown = data.display();
     // What is behind a folder that may not be looked into is not known to be missing.
     let is_missing = matches!(data.try_exists(), Ok(false));
-    let lacks_mode = failed.metadata().is_ok_and(|it| {
-        let needed = if it.is_dir() { 0o700 } else { 0o600 };
-        it.uid() == user && it.mode() & needed != needed
-    });
-    let mend = match is_missing {
-        true => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
+    let mend = match lacks_mode {
+        _ if is_missing => format!("mkdir -p {shown} && chown {user}:{group} {shown}"),
         // Another owner is not what it lacks.
-        false if lacks_mode => format!("chmod u+rwX {}", failed.display()),
+        Some((path, _)) => format!("chmod u+rwX {}", path.display()),
         // Something below belongs to another user, such as what a run as root left.
-        false => format!("chown -R {user}:{group} {shown}"),
+        None => format!("chown -R {user}:{group} {shown}"),
     };
     format!(
         "{}this is user {user}, group {group}: `{mend}` as root (in a pod: fsGroup, or the owner of the node's \
@@ -135,6 +136,13 @@ mod tests {
         std::fs::set_permissions(&closed, mode).expect("a mode");
         let own = ours(folder.path(), &closed);
         let shown = closed.display();
+        assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
+        let narrow = folder.path().join("narrow");
+        std::fs::create_dir(&narrow).expect("a folder");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o500);
+        std::fs::set_permissions(&narrow, mode).expect("a mode");
+        let own = ours(&narrow, &narrow.join("lock"));
+        let shown = narrow.display();
         assert!(own.contains(&format!("`chmod u+rwX {shown}`")), "{own}");
         // Its own mode is right: something in it belongs to another user.
         let below = told(folder.path());
