@@ -16,44 +16,35 @@ use crate::{lock, now};
 
 /// Enters everything that lies on the tier, in the order of access. A file that the catalog describes
 /// (to the byte of its length) is not opened; the others tell it by their trailers, and rank by their age
-/// behind those that the catalog knows.
+/// behind those that the catalog knows. A blob of the catalog that the walk did not find is opened, too.
 pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
     let mut found = HashMap::new();
     tier.scan(&mut |blob| {
         found.insert(blob.digest, blob);
     })?;
     let mut known = Vec::new();
-    let mut missing = Vec::new();
+    let mut gone = Vec::new();
     let mut types = HashSet::new();
     catalog.blobs(|digest, mut slot| {
         let len = slot
             .size
             .saturating_add(Trailer::encoded_len(slot.size, slot.media_type.as_ref()));
-        if found.get(&digest).is_some_and(|file| file.bytes == len) {
+        let file = found.entry(digest).or_insert(Found {
+            digest,
+            bytes: 0,
+            modified: slot.accessed.into(),
+        });
+        if file.bytes == len {
             found.remove(&digest);
             slot.media_type = slot
                 .media_type
                 .map(|media_type| shared(&mut types, media_type));
             known.push((digest, slot));
         } else {
-            missing.push((digest, len));
+            // No file, or a folder that cannot be listed: opening it tells. What cannot be looked at counts.
+            file.bytes = file.bytes.max(len);
         }
     });
-    let mut gone = Vec::with_capacity(missing.len());
-    for (digest, len) in missing {
-        // The scan leaves out a folder that cannot be read. Its blobs keep their rows.
-        let opened = match found.contains_key(&digest) {
-            true => Ok(None),
-            false => tier.open(&digest),
-        };
-        match opened {
-            Err(error) if !is_proven_damage(&error) => {
-                tracing::warn!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
-                state.set_unreadable(digest, blocks(len));
-            }
-            _ => gone.push(digest),
-        }
-    }
     known.sort_unstable_by_key(|(_, slot)| slot.tick);
     for (digest, slot) in known {
         state.restore(digest, slot);
@@ -68,11 +59,13 @@ pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io
                 let media_type = media_type.map(|media_type| shared(&mut types, media_type));
                 enter(state, &found, blob.trailer().size(), media_type);
             }
-            Ok(None) => {}
+            Ok(None) => gone.push(digest),
             Err(error) if is_proven_damage(&error) => {
                 tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
                 tier.remove(&digest)?;
+                gone.push(digest);
             }
+            // The catalog keeps its entry.
             Err(error) => {
                 tracing::error!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
                 state.set_unreadable(digest, blocks(bytes));
