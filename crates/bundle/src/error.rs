@@ -63,7 +63,7 @@ pub enum Fault {
     Nobody,
 }
 
-/// Whether this process or the system has no more descriptors or memory for now.
+/// Whether the error is a lack of file descriptors or memory, which passes.
 pub(crate) fn is_exhausted(error: &io::Error) -> bool {
     const SHORT: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
     SHORT
@@ -90,7 +90,7 @@ impl Error {
         }
     }
 
-    /// Whether this process or the system has no more descriptors or memory for now. What was to be read may be intact.
+    /// As [`is_exhausted`]. The file that could not be read may be intact.
     pub(crate) fn is_exhausted(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_exhausted(source))
     }

@@ -1,4 +1,4 @@
-//! What an operator reads in the log of images for bundles. A process of its own, since other threads log it.
+//! What an operator reads in the log of images for bundles. Runs in its own process, because other threads write the log.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 use std::collections::HashMap;

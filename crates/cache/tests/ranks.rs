@@ -1,4 +1,4 @@
-//! Policy state over restarts and crashes, exchange of policies, write budget, admission, and staged bytes after a refusal.
+//! Tests of policy state after restarts and crashes, and of the write budget and admission.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 

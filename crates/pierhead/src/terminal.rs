@@ -25,7 +25,8 @@ pub(crate) fn escaped_lines(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails after `left` characters.
+/// Escapes line breaks, terminal control characters and bidirectional overrides. Fails when it would write more than
+/// `left` characters.
 pub(crate) struct EscapingWriter<'a> {
     pub(crate) writer: &'a mut dyn fmt::Write,
     pub(crate) left: usize,
@@ -34,15 +35,18 @@ pub(crate) struct EscapingWriter<'a> {
 impl fmt::Write for EscapingWriter<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for character in text.chars() {
-            self.left = self.left.checked_sub(1).ok_or(fmt::Error)?;
-            match character {
+            let escaped = match character {
                 '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    write!(self.writer, "{}", character.escape_unicode())?;
+                    Some(character.escape_unicode().to_string())
                 }
-                _ if character.is_control() => {
-                    write!(self.writer, "{}", character.escape_default())?;
-                }
-                _ => self.writer.write_char(character)?,
+                _ if character.is_control() => Some(character.escape_default().to_string()),
+                _ => None,
+            };
+            let chars = escaped.as_ref().map_or(1, String::len);
+            self.left = self.left.checked_sub(chars).ok_or(fmt::Error)?;
+            match escaped {
+                Some(escaped) => self.writer.write_str(&escaped)?,
+                None => self.writer.write_char(character)?,
             }
         }
         Ok(())
@@ -62,6 +66,7 @@ mod tests {
             escaped(hostile, 64),
             "li\\u{1b}[2J\\u{7}\\nforged\\u{9b}\\u{202e}"
         );
+        assert_eq!(escaped(&"\n".repeat(64), 64).chars().count(), 65);
         assert_eq!(escaped_lines("one\ntwo\u{7}"), "one\ntwo\\u{7}");
     }
 }

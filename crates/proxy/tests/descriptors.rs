@@ -1,6 +1,6 @@
 //! No descriptor is left: the request for a plan fails with a text that says so, and the daemon serves on.
 //!
-//! A process of its own, since the limit is that of the whole process.
+//! Runs in its own process, because the limit applies to a whole process.
 #![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
 
 mod stage;

@@ -234,7 +234,7 @@ pub(crate) struct Inner {
     planning: Flights,
     /// Pairs that are being prepared while somebody waits. Taken after `planning`.
     pairing: Flights,
-    /// Held shared while an image is indexed and packed: no plan names its packs yet.
+    /// Indexing holds it shared, because no plan names the new packs yet.
     packing: RwLock<()>,
     /// Number of images in indexing. Low-priority work pauses while it is not 0.
     busy: Arc<AtomicUsize>,

@@ -66,7 +66,9 @@ pub(crate) fn drop_in(address: &Address, registries: &[String], others: &Entries
         let others = others.get(registry).cloned().unwrap_or_default();
         entry(&mut text, registry, others, Some((&mirror, address)));
     }
-    if !address.is_tls() {
+    // Two entries of one prefix would be an error.
+    let is_named = registries.iter().any(|it| it == address.authority());
+    if !address.is_tls() && !is_named {
         // Images that a user pulls by the name of pierhead.
         let name = address.authority();
         let mut others = others.get(name).cloned().unwrap_or_default();

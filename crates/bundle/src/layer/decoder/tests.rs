@@ -1,4 +1,4 @@
-//! Known answers, made by other programs, decoded in pieces that fit nowhere.
+//! Decodes files that other programs compressed, in input pieces of odd sizes.
 
 use super::*;
 
