@@ -14,8 +14,8 @@ use pierhead_bundle::format::{Decoder, Event, Header, Known, Sizes};
 use pierhead_bundle::library::{Config, Have, Image, Library, Noted, Piece, State, Stream, Wear};
 use pierhead_bundle::store::{Begin, Outcome, Store};
 use pierhead_bundle::{Base, Blob, Blobs, Coding, Content, Error, Source as _, Table, pack, table};
+use pierhead_host::{ClientKey, Rest};
 use pierhead_oci::Digest;
-use pierhead_rest::{ClientKey, Rest};
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use pierhead_host::Panics;
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
-use pierhead_rest::Panics;
 use prometheus_client::registry::Registry;
 
 use crate::catalog::Catalog;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 
 use crate::{FastTier, Recorder};
 

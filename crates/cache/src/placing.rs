@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use pierhead_host::Rest;
 use pierhead_oci::{Digest, Manifest};
-use pierhead_rest::Rest;
 
 use crate::flight::Flight;
 use crate::staging::{Advisor, Placement, Progress, Value, Weights};

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 
 use crate::catalog::Catalog;
 use crate::names::Names;

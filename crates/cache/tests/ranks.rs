@@ -14,8 +14,8 @@ use std::time::{Duration, SystemTime};
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
+use pierhead_host::Rest;
 use pierhead_oci::{Digest, MediaType};
-use pierhead_rest::Rest;
 use pierhead_testkit::wait;
 
 const LEN: usize = 100_000;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use pierhead_cache::Cache;
 use pierhead_eviction::admission::NamedAdmission;
+use pierhead_host::{Allowance, Quota};
 use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
-use pierhead_rest::{Allowance, Quota};
 use rustls::RootCertStore;
 
 use crate::config::{AuthMode, Config, Size, Upstream, files, human_bytes};

@@ -10,8 +10,8 @@ use http::header::{CONNECTION, HOST};
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, Version};
 use http_body::Body as _;
+use pierhead_host::ClientKey;
 use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
-use pierhead_rest::ClientKey;
 
 use crate::access::{self, Channel};
 use crate::body::{Account, Body};

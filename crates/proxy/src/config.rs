@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pierhead_host::Quota;
 use pierhead_oci::Registry;
-use pierhead_rest::Quota;
 
 use crate::{Auth, Rules};
 

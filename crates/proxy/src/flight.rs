@@ -5,7 +5,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pierhead_rest::Panics;
+use pierhead_host::Panics;
 use tokio::sync::watch;
 
 use crate::limits::Limit;

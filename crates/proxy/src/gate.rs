@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pierhead_rest::{Quota, thread_time};
+use pierhead_host::{Quota, thread_time};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -123,7 +123,7 @@ pub(crate) async fn metered<W: Future>(gate: Option<&Gate>, work: W) -> W::Outpu
 mod tests {
     use std::sync::{Mutex, PoisonError};
 
-    use pierhead_rest::{Allowance, Reading};
+    use pierhead_host::{Allowance, Reading};
 
     use super::*;
 

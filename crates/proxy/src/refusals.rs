@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::error::Cause;
-use pierhead_rest::ClientKey;
+use pierhead_host::ClientKey;
 
 /// How long repeats are only counted.
 const WINDOW: Duration = Duration::from_secs(60);

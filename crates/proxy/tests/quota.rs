@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_rest::{Allowance, Quota, Reading};
+use pierhead_host::{Allowance, Quota, Reading};
 use pierhead_testkit::http::Request;
 use stage::{Plan, Stage};
 

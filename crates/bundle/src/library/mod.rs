@@ -46,8 +46,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pierhead_host::{ClientKey, Rest};
 use pierhead_oci::Digest;
-use pierhead_rest::{ClientKey, Rest};
 
 use crate::api::{Progress, Stage as At};
 use crate::directory::{Directory, ImageRow, Stage};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 
 use crate::Error;
 use crate::layer::Pace;

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
-use pierhead_rest::ClientKey;
 
 use super::documents::Documents;
 use super::figures::count;

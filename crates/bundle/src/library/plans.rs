@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
+use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
-use pierhead_rest::ClientKey;
 
 use super::kept::{Draft, Kept, Lies};
 use super::pairs;

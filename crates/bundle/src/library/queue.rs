@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use pierhead_host::{ClientKey, FairShare, WaiterId};
 use pierhead_oci::Digest;
-use pierhead_rest::{ClientKey, FairShare, WaiterId};
 
 use super::figures::count;
 use super::outcome::{AGAIN, image};

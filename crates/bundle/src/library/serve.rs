@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
-use pierhead_rest::ClientKey;
 
 use super::figures::count;
 use super::files::OfImage;

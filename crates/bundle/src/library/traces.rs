@@ -9,8 +9,8 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use pierhead_host::ClientKey;
 use pierhead_oci::Digest;
-use pierhead_rest::ClientKey;
 use serde::{Deserialize, Serialize};
 
 use super::Inner;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use pierhead_rest::Panics;
+use pierhead_host::Panics;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Inner, Key, QUEUE, Record, Stored};

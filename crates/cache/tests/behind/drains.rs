@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pierhead_cache::tier::{CHUNK, Options, Owed, Tier, WriteBehind};
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait;
 

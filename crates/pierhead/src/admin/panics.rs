@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pierhead_rest::Panics;
+use pierhead_host::Panics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::Counter;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::Counter;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pierhead_rest::Panics;
+use pierhead_host::Panics;
 use tokio::task::{Id, JoinSet};
 
 /// Dropped, it ends them all.

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
+use pierhead_host::Rest;
 use pierhead_proxy::Proxy;
-use pierhead_rest::Rest;
 
 use super::data;
 use super::trace::{Notes, Trace};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
-use pierhead_rest::Rest;
+use pierhead_host::Rest;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

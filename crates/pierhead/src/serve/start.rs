@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pierhead_host::Rest;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
-use pierhead_rest::Rest;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 

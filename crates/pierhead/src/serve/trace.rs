@@ -15,8 +15,8 @@ use anyhow::Context as _;
 use pierhead_cache::{Outcome, Recorder};
 use pierhead_eviction::Access;
 use pierhead_eviction::trace::own;
+use pierhead_host::Panics;
 use pierhead_oci::{Algorithm, Digest, Hasher};
-use pierhead_rest::Panics;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 

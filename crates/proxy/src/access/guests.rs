@@ -13,9 +13,9 @@ use std::time::Duration;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use pierhead_cache::Fill;
+use pierhead_host::Panics;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
 use pierhead_remote::{ClientCredentials, Verdict as Upstream, Wanted};
-use pierhead_rest::Panics;
 
 use super::basic::Basic;
 use super::known::{Known, Seal, Sealer};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use pierhead_rest::Panics;
+use pierhead_host::Panics;
 use tokio::sync::Semaphore;
 
 use super::basic::Basic;

@@ -21,8 +21,8 @@ use std::time::Duration;
 use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderValue, Response};
+use pierhead_host::Panics;
 use pierhead_oci::Endpoint;
-use pierhead_rest::Panics;
 use rustls::ServerConnection;
 
 use crate::Error;

@@ -17,7 +17,7 @@ use pierhead_oci::{
     Target,
 };
 
-use pierhead_rest::ClientKey;
+use pierhead_host::ClientKey;
 
 use super::records::{Records, blocking};
 use super::wish::Wish;

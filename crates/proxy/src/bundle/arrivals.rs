@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_bundle::library::{Image, Library, State};
+use pierhead_host::ClientKey;
 use pierhead_oci::{Body, Digest, Manifest, Reference};
-use pierhead_rest::ClientKey;
 
 use crate::document::{Document, EAGER};
 use crate::service::Inner;

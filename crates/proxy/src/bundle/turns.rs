@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pierhead_rest::{ClientKey, FairShare, WaiterId};
+use pierhead_host::{ClientKey, FairShare, WaiterId};
 use tokio::sync::oneshot;
 
 type Share = FairShare<ClientKey, oneshot::Sender<PlanSlot>>;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use pierhead_rest::ClientKey;
+use pierhead_host::ClientKey;
 
 /// What it takes at the moment. Held by its connections and by what goes on for it.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pierhead_rest::{ClientKey, FairShare};
+use pierhead_host::{ClientKey, FairShare};
 use tokio::sync::Notify;
 
 use super::{Client, Limit};

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pierhead_cache::Readers;
+use pierhead_host::{ClientKey, FairShare, WaiterId};
 use pierhead_oci::{Digest, Registry};
-use pierhead_rest::{ClientKey, FairShare, WaiterId};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use pierhead_rest::ClientKey;
+use pierhead_host::ClientKey;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
 
 use crate::config;

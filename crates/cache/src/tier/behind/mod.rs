@@ -23,8 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use pierhead_host::Rest;
 use pierhead_oci::{Digest, MediaType};
-use pierhead_rest::Rest;
 
 use self::figures::{Counters, count};
 use self::ledger::Ledger;

@@ -1,0 +1,3 @@
+//! Delta bundles on the server: directory of images, packs and plans.
+
+#![forbid(unsafe_code)]

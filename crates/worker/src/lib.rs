@@ -1,0 +1,3 @@
+//! Worker side of delta bundles: pull, store, apply, export, trace and inspect.
+
+#![forbid(unsafe_code)]
