@@ -10,11 +10,12 @@ use std::sync::Arc;
 use pierhead_cache::Cache;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_host::{Allowance, Quota};
+use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Auth;
 use pierhead_remote::{Address, Credentials};
 use rustls::RootCertStore;
 
-use crate::config::{AuthMode, Config, Size, Upstream, files, human_bytes};
+use crate::config::{AuthMode, Config, Size, Upstream, files};
 use crate::environment::Environment;
 use crate::machine::Machine;
 

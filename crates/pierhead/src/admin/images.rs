@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use pierhead_cache::Name;
+use pierhead_oci::units::human_bytes;
 use pierhead_oci::{Reference, Target};
 
 use super::body::{json, refuse};
 use super::routes::Outcome;
 use super::{Admin, disk};
 use crate::api::{Disk, Image, ImagePlatform, Images, Prune, Pruned, Removed};
-use crate::config::human_bytes;
 
 /// Maximum number of listed images. Each takes reading one file and one or two manifests.
 const MAX_IMAGES: usize = 1000;

@@ -3,8 +3,6 @@
 use clap::{Args, Subcommand};
 use pierhead_oci::Reference;
 
-use crate::config;
-
 const EXAMPLES: &str = "\
 Examples:
   pierhead cache stat
@@ -141,7 +139,7 @@ pub(crate) enum CacheCommand {
     )]
     Prune {
         /// Target size of the cache's files, such as 10GiB
-        #[arg(long, value_name = "SIZE", value_parser = config::parse_bytes)]
+        #[arg(long, value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         to: Option<u64>,
         /// Evict every blob that is not pinned, and all bundles
         #[arg(long)]
@@ -179,7 +177,7 @@ pub(crate) enum TierCommand {
     /// Change how many bytes it holds, until the next start; the least valuable leave first
     SetLimit {
         /// Such as 4GiB
-        #[arg(value_name = "SIZE", value_parser = config::parse_bytes)]
+        #[arg(value_name = "SIZE", value_parser = pierhead_oci::units::parse_bytes)]
         limit: u64,
     },
 }

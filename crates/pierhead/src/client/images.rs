@@ -2,9 +2,10 @@
 
 use std::io;
 
+use pierhead_oci::units::human_bytes;
+
 use super::output::{Output, ago};
 use crate::api::{Image, ImagePlatform};
-use crate::config::human_bytes;
 use crate::terminal::{MAX_PLATFORM_CHARS, escaped};
 
 const HEADING: [&str; 6] = [

@@ -3,10 +3,10 @@
 use std::io::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
 use crate::api::{Blob, Eviction, Pin, Pruned, Removed, Stat, Tier};
-use crate::config::human_bytes;
 
 /// How to print.
 #[derive(Clone, Copy)]

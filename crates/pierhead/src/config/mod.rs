@@ -12,10 +12,10 @@ mod parse;
 mod places;
 mod secret;
 mod show;
+mod size;
 #[cfg(test)]
 mod tests;
 mod trace_file;
-mod units;
 mod upstream;
 mod validate;
 mod value;
@@ -42,8 +42,8 @@ pub(crate) use load::{
 pub(crate) use places::Places;
 pub(crate) use secret::Secret;
 pub(crate) use show::{changes, show};
+pub(crate) use size::Size;
 pub(crate) use trace_file::trace_file;
-pub(crate) use units::{Size, human_bytes, parse_bytes};
 pub(crate) use upstream::Upstream;
 pub(crate) use validate::{auth, open_proxy};
 pub(crate) use value::{parse_address, parse_admin};

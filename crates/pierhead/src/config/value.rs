@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::uri::Authority;
+use pierhead_oci::units;
 use toml::de::DeValue;
 
-use super::Secret;
-use super::units::{self, Size};
+use super::{Secret, Size};
 
 /// A TOML value and the folder that relative paths start from.
 pub(crate) struct Value<'a> {
@@ -71,7 +71,7 @@ impl Value<'_> {
 
     pub(crate) fn size(&self) -> Result<Size, String> {
         match self.integer() {
-            Some(bytes) => units::unitless(bytes?).map(Size::Bytes),
+            Some(bytes) => Ok(units::bytes_without_unit(bytes?).map(Size::Bytes)?),
             None => self
                 .toml
                 .as_str()
@@ -83,10 +83,12 @@ impl Value<'_> {
     /// Bytes, and no share of anything.
     pub(crate) fn bytes(&self) -> Result<u64, String> {
         match self.integer() {
-            Some(bytes) => units::unitless(bytes?),
+            Some(bytes) => Ok(units::bytes_without_unit(bytes?)?),
             None => {
                 let text = self.toml.as_str();
-                units::parse_bytes(text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?)
+                Ok(units::parse_bytes(
+                    text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?,
+                )?)
             }
         }
     }
@@ -107,14 +109,14 @@ impl Value<'_> {
     /// Bytes a second; `None` for `"off"`.
     pub(crate) fn rate(&self) -> Result<Option<u64>, String> {
         match self.integer() {
-            Some(bytes) => units::parse_rate(&bytes?.to_string()).map(Some),
+            Some(bytes) => Ok(Some(units::parse_rate(&bytes?.to_string())?)),
             None => match self
                 .toml
                 .as_str()
                 .ok_or_else(|| self.not("a rate such as \"100MB/s\", or \"off\""))?
             {
                 "off" => Ok(None),
-                text => units::parse_rate(text).map(Some),
+                text => Ok(Some(units::parse_rate(text)?)),
             },
         }
     }

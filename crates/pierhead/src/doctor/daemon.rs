@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::uri::Authority;
+use pierhead_oci::units::human_bytes;
 
 use super::report::Finding;
 use crate::api::Stat;
 use crate::client::Daemon;
-use crate::config::{Config, Overrides, human_bytes};
+use crate::config::{Config, Overrides};
 use crate::setup::{Address, of_stat};
 
 /// It is on this machine.

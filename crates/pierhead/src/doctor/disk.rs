@@ -5,11 +5,12 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use pierhead_oci::units::human_bytes;
 use pierhead_pmem::TMPFS;
 use rustix::fs::{Advice, fadvise, statfs, statvfs};
 
 use super::report::Finding;
-use crate::config::{Config, human_bytes};
+use crate::config::Config;
 use crate::wiring;
 
 /// How much is written, in pieces.

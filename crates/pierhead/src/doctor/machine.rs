@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
 
+use pierhead_oci::units::human_bytes;
 use rustix::process::{Resource, getrlimit};
 
 use super::report::Finding;
 use crate::clock;
-use crate::config::{Config, human_bytes};
+use crate::config::Config;
 use crate::machine::Room;
 
 /// What pierhead needs under load, with room for the page cache that makes hits fast.

@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use pierhead_oci::units::human_bytes;
+
 use super::report::Finding;
-use crate::config::{Config, human_bytes};
+use crate::config::Config;
 use crate::machine::{Interface, Lacking, Machine};
 use crate::pressure::{Resource, Stalls};
 

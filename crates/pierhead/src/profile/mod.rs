@@ -6,7 +6,9 @@
 mod budget;
 mod table;
 
-use crate::config::{Config, Size, human_bytes};
+use pierhead_oci::units::human_bytes;
+
+use crate::config::{Config, Size};
 use crate::machine::cgroup::Version;
 use crate::machine::{Cores, Machine, list};
 use crate::pressure::Resource;

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write as _};
 
+use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
 use super::run::Figures;
 use super::source::{Summary, Trace};
 use super::verdict::Verdict;
-use crate::config::human_bytes;
 
 /// All that was found.
 #[derive(Default, Serialize)]

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::config;
-
 /// How large a cache to replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheSize {
@@ -47,7 +45,7 @@ impl FromStr for CacheSize {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let amount = match text.strip_suffix('%') {
-            None => Amount::Bytes(config::parse_bytes(text)?),
+            None => Amount::Bytes(pierhead_oci::units::parse_bytes(text)?),
             Some(percent) => Amount::Share(
                 share(percent.trim())
                     .ok_or_else(|| format!("{text:?} is not a share: write 0.000001% to 1000%"))?,

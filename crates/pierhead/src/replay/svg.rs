@@ -1,10 +1,10 @@
 //! Miss ratios over cache sizes, as a figure.
 
+use pierhead_oci::units::human_bytes;
 use pierhead_plot::{Axis, Band, Figure, Line, Marks, Panel, Tick};
 
 use super::report::{Report, Row};
 use super::source::Summary;
-use crate::config::human_bytes;
 
 /// Two panels a trace, object and byte miss ratio; a line a policy; sizes on a logarithmic axis.
 pub(crate) fn plot(report: &Report) -> String {

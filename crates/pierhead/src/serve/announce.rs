@@ -5,8 +5,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use pierhead_cache::Cache;
+use pierhead_oci::units::human_bytes;
 
-use crate::config::{Config, files, human_bytes};
+use crate::config::{Config, files};
 use crate::setup::Address;
 
 /// The lines that people look for after a start.

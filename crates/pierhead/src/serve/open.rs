@@ -6,12 +6,13 @@ use std::time::SystemTime;
 use pierhead_bundle::library::Library;
 use pierhead_cache::Cache;
 use pierhead_host::Rest;
+use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Proxy;
 
 use super::data;
 use super::trace::{Notes, Trace};
 use crate::clock;
-use crate::config::{Config, Size, human_bytes};
+use crate::config::{Config, Size};
 use crate::failure::{Exit, Told, told};
 use crate::wiring;
 

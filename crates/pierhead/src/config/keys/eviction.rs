@@ -2,11 +2,11 @@
 
 use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
+use pierhead_oci::units::exact_bytes;
 
 use super::{Key, quote, quote_path};
 use crate::config::Config;
 use crate::config::nearest::nearest;
-use crate::config::units::exact_bytes;
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {

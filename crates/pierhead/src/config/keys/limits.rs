@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use pierhead_oci::units::exact_bytes;
+
 use super::{HOUR, Key, MILLISECOND, SECOND, quote, quote_duration};
 use crate::config::Config;
-use crate::config::units::exact_bytes;
 use crate::pressure::Resource;
 
 /// A number of bytes that fits into memory.

@@ -1,9 +1,9 @@
 //! Keys of `[tier]`.
 
 use pierhead_cache::staging::Weights;
+use pierhead_oci::units::exact_bytes;
 
 use super::{Key, quote, quote_path};
-use crate::config::units::exact_bytes;
 use crate::config::{Config, TierKind};
 
 pub(super) static KEYS: &[Key<Config>] = &[

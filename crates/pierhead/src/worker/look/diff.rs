@@ -6,11 +6,11 @@ use std::io::{self, Read as _, Write as _};
 use pierhead_bundle::format::Event;
 use pierhead_bundle::store::wanted;
 use pierhead_bundle::{Coding, Content, Table};
+use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
 use super::seen::{Place, Seen, Tables, is_sent, visible};
 use crate::cli::worker::DiffArgs;
-use crate::config::human_bytes;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::worker::Error;

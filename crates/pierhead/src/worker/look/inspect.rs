@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::io::{self, Write as _};
 
 use pierhead_bundle::api::{OrderSource, StartOrder};
+use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
 use super::seen::{Place, visible};
 use crate::cli::worker::InspectArgs;
-use crate::config::human_bytes;
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::worker::Error;

@@ -3,9 +3,9 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use pierhead_oci::units::human_bytes;
 use serde::Serialize;
 
-use crate::config::human_bytes;
 use crate::progress::{Progress, Unit};
 use crate::quiet;
 

@@ -1,0 +1,115 @@
+//! The size of the cache: bytes, or a share of the file system.
+
+use std::fmt;
+use std::str::FromStr;
+
+use pierhead_oci::units::{exact_bytes, parse_bytes};
+
+/// Bytes, or a share of the file system that holds the data folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// 80 % of the bytes that are free or in use by the cache, from [`Size::AUTO_FLOOR`] to
+    /// [`Size::AUTO_CAP`].
+    Auto,
+    Bytes(u64),
+    /// 1 to 100, of the file system's total.
+    Percent(u8),
+}
+
+impl Size {
+    /// A smaller cache is of little use; `min_free` still guards the disk.
+    pub(crate) const AUTO_FLOOR: u64 = 1 << 30;
+    /// A larger cache has to be configured.
+    pub(crate) const AUTO_CAP: u64 = 1 << 40;
+
+    /// Returns bytes. `total` is the size of the file system, `available` the bytes that are free
+    /// or in use by the cache.
+    pub(crate) fn resolve(self, total: u64, available: u64) -> u64 {
+        match self {
+            Self::Auto => (available / 5 * 4).clamp(Self::AUTO_FLOOR, Self::AUTO_CAP),
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => total / 100 * u64::from(percent),
+        }
+    }
+
+    /// Returns the size as the capacity of a cache.
+    ///
+    /// # Errors
+    /// The size is 0 bytes; the text is a message for the operator.
+    pub(crate) fn of_a_cache(self) -> Result<Self, String> {
+        match self {
+            Self::Bytes(0) => Err(
+                "a cache of 0 bytes could store nothing: write bytes such as \"10GiB\", a share such as \"50%\", or \"auto\""
+                    .to_owned(),
+            ),
+            size => Ok(size),
+        }
+    }
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        match text.strip_suffix('%') {
+            None => Ok(Self::Bytes(parse_bytes(text)?)),
+            Some(percent) => match percent.trim().parse() {
+                Ok(percent @ 1..=100) => Ok(Self::Percent(percent)),
+                _ => Err(format!("{text:?} is not a share: write 1% to 100%")),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Bytes(bytes) => f.write_str(&exact_bytes(*bytes)),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_size_is_bytes_a_share_or_auto() {
+        assert_eq!("4096B".parse(), Ok(Size::Bytes(4096)));
+        assert_eq!("80%".parse(), Ok(Size::Percent(80)));
+        assert_eq!("auto".parse(), Ok(Size::Auto));
+        for text in ["0%", "101%", "%", "-5%", "50.5%"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_without_a_unit_is_refused_with_what_was_meant() {
+        for text in ["10", "50", "1073741824", "12345678"] {
+            let refused = parse_bytes(text).unwrap_err().to_string();
+            assert_eq!(text.parse::<Size>().unwrap_err(), refused);
+        }
+    }
+
+    #[test]
+    fn automatic_size_keeps_its_bounds() {
+        assert_eq!(Size::Auto.resolve(u64::MAX, 10 << 30), 8 << 30);
+        assert_eq!(Size::Auto.resolve(u64::MAX, 100), Size::AUTO_FLOOR);
+        assert_eq!(Size::Auto.resolve(u64::MAX, u64::MAX), Size::AUTO_CAP);
+        assert_eq!(Size::Percent(25).resolve(1000, 0), 250);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text: String) {
+            let _ = text.parse::<Size>();
+        }
+    }
+}
