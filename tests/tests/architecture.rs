@@ -18,20 +18,27 @@ const TESTKIT: &str = "pierhead-testkit";
 ///
 /// Dev-dependencies may name [`TESTKIT`] besides.
 const MAY_KNOW: &[(&str, &[&str])] = &[
+    ("pierhead-atomic-file", &[]),
     ("pierhead-oci", &[]),
     ("pierhead-eviction", &[]),
-    ("pierhead-pmem", &[]),
+    ("pierhead-pmem", &["pierhead-atomic-file"]),
     ("pierhead-host", &[]),
     ("pierhead-plot", &[]),
-    ("pierhead-remote", &["pierhead-oci"]),
-    ("pierhead-toc", &["pierhead-oci"]),
+    ("pierhead-remote", &["pierhead-atomic-file", "pierhead-oci"]),
+    ("pierhead-toc", &["pierhead-atomic-file", "pierhead-oci"]),
     (
         "pierhead-bundle",
-        &["pierhead-oci", "pierhead-toc", "pierhead-host"],
+        &[
+            "pierhead-atomic-file",
+            "pierhead-oci",
+            "pierhead-toc",
+            "pierhead-host",
+        ],
     ),
     (
         "pierhead-bundle-server",
         &[
+            "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-toc",
             "pierhead-bundle",
@@ -41,6 +48,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     (
         "pierhead-cache",
         &[
+            "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-eviction",
             "pierhead-pmem",
@@ -50,6 +58,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     (
         "pierhead-proxy",
         &[
+            "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-remote",
             "pierhead-toc",
@@ -62,17 +71,25 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     (
         "pierhead-worker",
         &[
+            "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-toc",
             "pierhead-bundle",
             "pierhead-remote",
         ],
     ),
-    ("pierhead-client-setup", &["pierhead-oci"]),
-    ("pierhead-replay", &["pierhead-eviction", "pierhead-plot"]),
+    (
+        "pierhead-client-setup",
+        &["pierhead-atomic-file", "pierhead-oci"],
+    ),
+    (
+        "pierhead-replay",
+        &["pierhead-atomic-file", "pierhead-eviction", "pierhead-plot"],
+    ),
     (
         "pierhead",
         &[
+            "pierhead-atomic-file",
             "pierhead-oci",
             "pierhead-eviction",
             "pierhead-pmem",

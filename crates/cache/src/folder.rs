@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::FlockOperation;
 
-use crate::{Error, record};
+use crate::Error;
 
 /// The layout that this build reads and writes.
 const VERSION: u32 = 1;
@@ -103,7 +103,7 @@ impl Folder {
         if is_ours {
             tracing::warn!(file = %path.display(), "missing or empty: written anew");
         }
-        record::write_file(&path, format!("{VERSION}\n").as_bytes())
+        pierhead_atomic_file::write(&path, format!("{VERSION}\n").as_bytes())
             .map_err(|error| Error::io("write", &path, error))
     }
 

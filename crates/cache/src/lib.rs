@@ -47,7 +47,6 @@ mod stat;
 mod state;
 mod store;
 pub mod tier;
-mod turns;
 mod upkeep;
 
 pub use cache::{Cache, Claim};

@@ -100,7 +100,7 @@ impl Store {
     pub(crate) fn retry_unreadable(&self) {
         let retried = lock(&self.state).next_unreadable(RETRIED);
         for digest in retried {
-            let _turn = self.turns.take(digest);
+            let _guard = self.digest_locks.lock(digest);
             {
                 let state = lock(&self.state);
                 // Another fill fetched it meanwhile, or is about to.

@@ -2,7 +2,6 @@
 //!
 //! Nothing in it is the truth. What cannot be used is left out with a line in the log, and ranks start cold.
 
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -162,7 +161,7 @@ impl RanksFile {
     /// What was saved last. Blocks.
     pub(crate) fn read(&self) -> Option<Ranks> {
         // What a crash left of a write.
-        let _ = fs::remove_file(record::partial(&self.0));
+        let _ = pierhead_atomic_file::delete_abandoned(&self.0);
         let mut bytes = Vec::new();
         let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
         let read = record::open(&self.0)
@@ -194,7 +193,7 @@ impl RanksFile {
                 ..ranks
             },
         };
-        record::write_file(&self.0, &ranks.encode())?;
+        pierhead_atomic_file::write(&self.0, &ranks.encode())?;
         Ok(fits)
     }
 }

@@ -349,7 +349,7 @@ impl Store {
             Victim::Blob(digest, bytes) => (digest, bytes),
             Victim::Partial(digest, partial) => (digest, partial.bytes),
         };
-        let _turn = self.turns.take(digest);
+        let _guard = self.digest_locks.lock(digest);
         let removed = match victim {
             // Committed again meanwhile: then the rename has deleted the old file.
             Victim::Blob(..) if !lock(&self.state).is_deleting(&digest) => Ok(()),

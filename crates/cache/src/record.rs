@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use pierhead_atomic_file::{self as atomic_file, AtomicFile, Options};
 use pierhead_oci::{Algorithm, Digest};
 use rustix::fs::OFlags;
 use serde::{Serialize, de::DeserializeOwned};
@@ -13,9 +14,6 @@ use crate::tier::{Step, is_proven_damage};
 
 /// No record of ours is longer; a longer file is damaged.
 const LONGEST: u64 = 16 << 20;
-
-/// Suffix of a file that is being written; what a crash leaves is deleted by [`load`].
-const PARTIAL: &str = ".partial";
 
 /// The file name of a record: a hash of its key, since keys hold `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
@@ -67,13 +65,13 @@ pub(crate) struct Unreadable {
 
 /// Writes a record durably, replacing an older one all or nothing.
 pub(crate) fn store<T: Serialize>(folder: &Path, key: &str, value: &T) -> io::Result<()> {
-    write_file(&folder.join(file_name(key)), &encode(value)?)
+    atomic_file::write(&folder.join(file_name(key)), &encode(value)?)
 }
 
 /// Deletes a record; deleting what is not there is no error.
 pub(crate) fn delete(folder: &Path, key: &str) -> io::Result<()> {
     match fs::remove_file(folder.join(file_name(key))) {
-        Ok(()) => File::open(folder)?.sync_all(),
+        Ok(()) => atomic_file::sync_folder(folder),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
@@ -91,7 +89,7 @@ pub(crate) fn load<T: DeserializeOwned>(
         if path
             .as_os_str()
             .as_encoded_bytes()
-            .ends_with(PARTIAL.as_bytes())
+            .ends_with(atomic_file::SUFFIX.as_bytes())
         {
             remove(&path)?;
             continue;
@@ -159,30 +157,6 @@ pub(crate) fn decode<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
     Ok(serde_json::from_slice(json)?)
 }
 
-/// Where a file is written before it has its name.
-pub(crate) fn partial(path: &Path) -> PathBuf {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(PARTIAL);
-    partial.into()
-}
-
-/// Write, fsync, rename, fsync the folder.
-pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let partial = partial(path);
-    let mut file = File::create(&partial)?;
-    let written = file
-        .write_all(bytes)
-        .and_then(|()| file.sync_data())
-        .and_then(|()| fs::rename(&partial, path));
-    if let Err(error) = written {
-        // A full disk: do not leave more on it.
-        let _ = fs::remove_file(&partial);
-        return Err(error);
-    }
-    File::open(folder)?.sync_all()
-}
-
 /// A change to one record: its new text, or `None` to delete it.
 pub(crate) struct Change {
     pub(crate) path: PathBuf,
@@ -197,14 +171,15 @@ pub(crate) fn change(
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> Vec<io::Result<()>> {
     // Writes all files before the first sync, so that the file system can sync them together.
-    let written: Vec<_> = changes.iter().map(|it| write_partial(it, &step)).collect();
+    let on_step = |it: atomic_file::Step<'_>| step(it.into());
+    let created: Vec<_> = changes.iter().map(|it| create(it, &on_step)).collect();
     let mut done: Vec<io::Result<()>> = changes
         .iter()
-        .zip(written)
-        .map(|(it, written)| finish(it, written, &step))
+        .zip(created)
+        .map(|(it, created)| finish(it, created, &step))
         .collect();
     if done.iter().any(Result::is_ok) {
-        let synced = step(Step::SyncFolder(folder)).and_then(|()| File::open(folder)?.sync_all());
+        let synced = step(Step::SyncFolder(folder)).and_then(|()| atomic_file::sync_folder(folder));
         if let Err(error) = synced {
             for done in done.iter_mut().filter(|done| done.is_ok()) {
                 *done = Err(io::Error::new(error.kind(), error.to_string()));
@@ -214,42 +189,32 @@ pub(crate) fn change(
     done
 }
 
-fn write_partial(
+fn create<'a>(
     change: &Change,
-    step: impl Fn(Step<'_>) -> io::Result<()>,
-) -> io::Result<Option<File>> {
+    on_step: &'a dyn Fn(atomic_file::Step<'_>) -> io::Result<()>,
+) -> io::Result<Option<AtomicFile<'a>>> {
     let Some(text) = &change.text else {
         return Ok(None);
     };
-    let partial = partial(&change.path);
-    step(Step::Write(&partial))?;
-    let written = File::create(&partial).and_then(|mut file| {
-        file.write_all(text)?;
-        Ok(file)
-    });
-    // A full disk: do not leave more on it.
-    let written = written.inspect_err(|_| drop(fs::remove_file(&partial)));
-    written.map(Some)
+    let mut file = Options::new().on_step(on_step).create(&change.path)?;
+    // After an error, such as a full disk, dropping the file deletes it.
+    file.write_all(text)?;
+    Ok(Some(file))
 }
 
 fn finish(
     change: &Change,
-    written: io::Result<Option<File>>,
+    created: io::Result<Option<AtomicFile<'_>>>,
     step: impl Fn(Step<'_>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let Some(file) = written? else {
-        step(Step::Remove(&change.path))?;
-        return match fs::remove_file(&change.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed,
-        };
-    };
-    let partial = partial(&change.path);
-    let renamed = step(Step::Sync(&partial))
-        .and_then(|()| file.sync_data())
-        .and_then(|()| step(Step::Rename(&partial, &change.path)))
-        .and_then(|()| fs::rename(&partial, &change.path));
-    renamed.inspect_err(|_| drop(fs::remove_file(&partial)))
+    if let Some(file) = created? {
+        return file.commit_name().map(drop);
+    }
+    step(Step::Remove(&change.path))?;
+    match fs::remove_file(&change.path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use pierhead_host::KeyedLock;
 use pierhead_oci::{Digest, Hasher, MediaType};
 
 use crate::buffer::{BUFFER, Pool};
@@ -20,7 +21,6 @@ use crate::partials::Partial;
 use crate::placing::Placing;
 use crate::state::{State, footprint};
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
-use crate::turns::Turns;
 use crate::{Config, Error, lock, now};
 
 /// Locks are always taken in this order: `reclaim`, a turn, `state`. Only `state` is taken on async
@@ -36,7 +36,7 @@ pub(crate) struct Store {
     /// One eviction run at a time: two would both free what one needs.
     pub(crate) reclaim: Mutex<()>,
     /// Opening, committing and deleting one digest exclude one another.
-    pub(crate) turns: Turns<Digest>,
+    pub(crate) digest_locks: KeyedLock<Digest>,
     /// Whether some fill is being synced early.
     pub(crate) syncing: AtomicBool,
     /// With a fast tier only.
@@ -98,7 +98,7 @@ impl Store {
             checked: Checked::default(),
             origins,
             reclaim: Mutex::new(()),
-            turns: Turns::default(),
+            digest_locks: KeyedLock::default(),
             syncing: AtomicBool::new(false),
             placing,
             folder: Mutex::new(Some(folder)),
@@ -133,7 +133,7 @@ impl Store {
         digest: &Digest,
         is_request: bool,
     ) -> Result<Option<Arc<OpenBlob>>, Error> {
-        let turn = self.turns.take(*digest);
+        let guard = self.digest_locks.lock(*digest);
         {
             let state = lock(&self.state);
             if !state.index.contains_key(digest) {
@@ -151,13 +151,13 @@ impl Store {
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
             Ok(None) => {
-                drop(turn);
+                drop(guard);
                 self.remove_damaged(digest, None, None);
                 Ok(None)
             }
             Err(error) if is_damage(&error) => {
                 tracing::warn!(%digest, %error, "a stored blob cannot be opened");
-                drop(turn);
+                drop(guard);
                 self.remove_damaged(digest, None, None);
                 Ok(None)
             }
@@ -235,7 +235,7 @@ impl Store {
         reserved: u64,
     ) -> Result<Arc<OpenBlob>, Error> {
         let digest = &flight.digest;
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
         self.arrived(flight, size);
         let begun = Instant::now();
@@ -295,7 +295,7 @@ impl Store {
         digest: &Digest,
         origin: Origin,
     ) -> Result<(Box<dyn Staged>, u64), Error> {
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let mut entered = Entered {
             store: self,
             digest: *digest,
@@ -334,7 +334,7 @@ impl Store {
     /// Takes a damaged blob, which reads wrong at that byte, out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
     /// another copy: then that is what is opened next.
     pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>, at: Option<u64>) {
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let is_current = || {
             let state = lock(&self.state);
             match (handle, state.open.get(digest)) {

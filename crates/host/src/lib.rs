@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod fair;
+mod keyed_lock;
 mod panics;
 mod quota;
 
@@ -15,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use fair::{ClientKey, FairShare, WaiterId};
+pub use keyed_lock::{KeyGuard, KeyedLock};
 pub use panics::{Panics, Watch};
 pub use quota::{Allowance, Quota, Reading, thread_time};
 

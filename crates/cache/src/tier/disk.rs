@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
+use pierhead_atomic_file as atomic_file;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::TMPFS;
 use rustix::fs::{StatFs, statfs};
@@ -32,6 +33,17 @@ pub enum Step<'a> {
     SyncFolder(&'a Path),
     /// The file is deleted.
     Remove(&'a Path),
+}
+
+impl<'a> From<atomic_file::Step<'a>> for Step<'a> {
+    fn from(step: atomic_file::Step<'a>) -> Self {
+        match step {
+            atomic_file::Step::Create(path) => Self::Write(path),
+            atomic_file::Step::Sync(path) => Self::Sync(path),
+            atomic_file::Step::Rename(from, to) => Self::Rename(from, to),
+            atomic_file::Step::SyncFolder(path) => Self::SyncFolder(path),
+        }
+    }
 }
 
 /// Called before each [`Step`]; an error is taken as the system's answer to it.
@@ -109,7 +121,7 @@ impl DiskTier {
 
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
         self.step(Step::SyncFolder(folder))?;
-        File::open(folder)?.sync_all()
+        atomic_file::sync_folder(folder)
     }
 
     fn remove_file(&self, path: &Path) -> io::Result<()> {
@@ -360,14 +372,13 @@ impl Staged for StagedFile {
         self.file
             .0
             .write_all_at(&trailer.encode(&self.digest), self.len)?;
-        self.tier.step(Step::Sync(&self.path))?;
-        self.file.0.sync_data()?;
         let target = self.tier.blob_path(&self.digest);
         let folder = target.parent().ok_or(io::ErrorKind::InvalidInput)?;
         self.tier.make_folder(folder)?;
-        self.tier.step(Step::Rename(&self.path, &target))?;
-        fs::rename(&self.path, &target)?;
-        self.tier.sync_folder(folder)?;
+        let on_step = |step: atomic_file::Step<'_>| self.tier.step(step.into());
+        atomic_file::Options::new()
+            .on_step(&on_step)
+            .publish(&self.file.0, &self.path, &target)?;
         Ok(Arc::new(BlobFile {
             file: self.file,
             trailer,

@@ -72,7 +72,7 @@ impl Tier for WriteBehind {
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
         let _hold = self.shared.hold(digest);
-        let _turn = self.shared.turns.take(*digest);
+        let _guard = self.shared.digest_locks.lock(*digest);
         let (room, on_disk) = {
             let mut ledger = lock(&self.shared.ledger);
             (ledger.resume(digest), ledger.on_disk.remove(digest))
@@ -116,7 +116,7 @@ impl Tier for WriteBehind {
         }
         let _hold = self.shared.hold(digest);
         let whole = {
-            let _turn = self.shared.turns.take(*digest);
+            let _guard = self.shared.digest_locks.lock(*digest);
             self.shared.drop_fast(digest)
         };
         // Of a copy in parts the disk has all.
@@ -132,7 +132,7 @@ impl Tier for WriteBehind {
     fn remove(&self, digest: &Digest) -> io::Result<()> {
         let _hold = self.shared.hold(digest);
         {
-            let _turn = self.shared.turns.take(*digest);
+            let _guard = self.shared.digest_locks.lock(*digest);
             self.shared.drop_fast(digest);
         }
         self.shared.drop_hot(digest);

@@ -211,7 +211,7 @@ impl Shared {
 
     fn drain_one(&self, digest: &Digest) -> io::Result<Drained> {
         let opened = {
-            let _turn = self.turns.take(*digest);
+            let _guard = self.digest_locks.lock(*digest);
             self.fast.open(digest)
         };
         // Without the turn, which `damaged` takes.
@@ -274,7 +274,7 @@ impl Shared {
         count(&self.counters.damaged, 1);
         count(&self.counters.rot, 1);
         self.has_failed();
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         self.drop_fast(digest);
         Ok(Drained::Interrupted)
     }

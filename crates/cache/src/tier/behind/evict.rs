@@ -29,7 +29,7 @@ impl Shared {
 
     fn evict(&self, victim: &Victim) {
         let (Victim::Partial(digest) | Victim::Blob(digest, _)) = victim;
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let removed = match victim {
             Victim::Partial(digest) => {
                 // Gone on with meanwhile.

@@ -198,7 +198,7 @@ impl Staged for FastFill {
         let place = std::mem::replace(&mut self.place, Place::Nowhere);
         match place {
             Place::Fast { staged, room } if self.shared.grow(&room, taken) => {
-                let turn = self.shared.turns.take(self.digest);
+                let guard = self.shared.digest_locks.lock(self.digest);
                 match staged.commit(trailer.clone()) {
                     Ok(blob) => {
                         room.resize(taken);
@@ -214,7 +214,7 @@ impl Staged for FastFill {
                         tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
                         self.shared.has_failed();
                         let _ = self.shared.fast.remove(&self.digest);
-                        drop(turn);
+                        drop(guard);
                     }
                 }
             }
@@ -302,7 +302,7 @@ impl Staged for DiskFill {
         }
         shared.told.notify_all();
         // An older copy of another media type.
-        let _turn = shared.turns.take(digest);
+        let _guard = shared.digest_locks.lock(digest);
         shared.drop_fast(&digest);
         Ok(blob)
     }

@@ -173,7 +173,7 @@ impl Shared {
             }
             return copied;
         }
-        let _turn = self.turns.take(key);
+        let _guard = self.digest_locks.lock(key);
         self.commit_copy(&key, staged, Trailer::new(content, media_type, sums))?;
         count(&self.counters.staged, content);
         let mut ledger = lock(&self.ledger);
@@ -184,7 +184,7 @@ impl Shared {
     /// Takes the copy of the hot chunks away, if there is one: the disk has them.
     pub(super) fn drop_hot(&self, digest: &Digest) -> Option<bool> {
         let key = key(digest);
-        let _turn = self.turns.take(key);
+        let _guard = self.digest_locks.lock(key);
         self.drop_fast(&key)
     }
 
@@ -196,7 +196,7 @@ impl Shared {
 
     /// The whole copy leaves, unless it is another one by now. Who reads it reads on.
     fn let_go_of_the_rest(&self, digest: &Digest, number: u64) {
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let is_same = {
             let ledger = lock(&self.ledger);
             let entry = ledger.entries.get(digest);

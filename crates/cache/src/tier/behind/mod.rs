@@ -23,7 +23,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use pierhead_host::Rest;
+use pierhead_host::{KeyedLock, Rest};
+
 use pierhead_oci::{Digest, MediaType};
 
 use self::figures::{Counters, count};
@@ -31,7 +32,6 @@ use self::ledger::Ledger;
 use super::{Tier, Trailer};
 use crate::lock;
 use crate::staging::{Placement, Value};
-use crate::turns::Turns;
 
 pub use self::figures::FastStat;
 pub use self::ledger::{Hint, Owed};
@@ -99,7 +99,7 @@ struct Shared {
     /// Told when there is something to drain, when a drain is over, and at the end.
     told: Condvar,
     /// Opening, committing and deleting one digest on the fast tier exclude one another.
-    turns: Turns<Digest>,
+    digest_locks: KeyedLock<Digest>,
     counters: Counters,
     /// Whether its medium was found failed, which is said once.
     failed: AtomicBool,
@@ -137,7 +137,7 @@ impl WriteBehind {
             rest: rest.clone(),
             ledger: Mutex::new(Ledger::new(options.limit.min(options.most))),
             told: Condvar::new(),
-            turns: Turns::default(),
+            digest_locks: KeyedLock::default(),
             counters: Counters::default(),
             failed: AtomicBool::new(false),
             speeds: Mutex::default(),

@@ -26,7 +26,7 @@ impl Shared {
 
     /// The same, and which chunks of its blob it has, if it is no whole one: of that very copy, since another may take its place.
     pub(super) fn open_copy(self: &Arc<Self>, digest: &Digest) -> io::Result<Option<Opened>> {
-        let turn = self.turns.take(*digest);
+        let guard = self.digest_locks.lock(*digest);
         let Some((room, hot)) = ({
             let ledger = lock(&self.ledger);
             let entry = ledger.entries.get(digest);
@@ -41,10 +41,10 @@ impl Shared {
                 if let Err(error) = damaged {
                     tracing::warn!(%digest, %error, "damaged on the fast tier: read from the disk");
                 }
-                drop(turn);
+                drop(guard);
                 // Not while the disk's copy is being made, which then is damaged as well.
                 let _hold = self.hold(digest);
-                let _turn = self.turns.take(*digest);
+                let _guard = self.digest_locks.lock(*digest);
                 count(&self.counters.damaged, 1);
                 self.has_failed();
                 // A copy of hot chunks is not made again at once: the medium may be worn there.

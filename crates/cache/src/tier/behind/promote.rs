@@ -88,7 +88,7 @@ impl Shared {
             self.fast.discard(digest)?;
             return copied.map(drop);
         }
-        let _turn = self.turns.take(*digest);
+        let _guard = self.digest_locks.lock(*digest);
         let size = trailer.size();
         self.commit_copy(digest, staged, trailer)?;
         count(&self.counters.promoted, size);

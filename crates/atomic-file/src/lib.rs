@@ -1,0 +1,345 @@
+//! The one atomic write: a reader finds a file as it was before, or with all of its new contents.
+//!
+//! A write has four steps. It fills a temporary file beside the target, syncs that file, renames it
+//! to the target, and syncs the folder. Invariants:
+//!
+//! 1. At every moment, the target holds its old contents or all of its new contents. This holds
+//!    after a crash of the process. Unless [`Options::without_sync`] is set, it holds after a power
+//!    cut as well.
+//! 2. After `Ok`, the new contents survive a power cut (except with [`Options::without_sync`]).
+//! 3. After an error, no temporary file remains. When the last step fails, the target may already
+//!    hold the new contents, but they may not survive a power cut.
+//! 4. Two writers of one target never write to the same temporary file. The last rename wins.
+//!
+//! The temporary file is named `TARGET.partial`, or `TARGET.N.partial` while other writers hold a
+//! lock on the earlier names. A killed process leaves its temporary file. The next write of the same
+//! target deletes it, and so does [`delete_abandoned`]; the owner of a folder may delete all files
+//! whose names end in [`SUFFIX`] before it starts writers.
+
+#![forbid(unsafe_code)]
+
+mod temporary;
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Gid, RenameFlags, Uid};
+use rustix::io::Errno;
+
+/// The end of the name of every temporary file.
+pub const SUFFIX: &str = ".partial";
+
+/// A change to the disk that a write is about to make. Tests that cut the power or fail a disk
+/// listen to it through [`Options::on_step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// Create this temporary file, which the caller then fills.
+    Create(&'a Path),
+    /// Sync the contents of this temporary file.
+    Sync(&'a Path),
+    /// Give the first path the name of the second.
+    Rename(&'a Path, &'a Path),
+    /// Sync the names in this folder.
+    SyncFolder(&'a Path),
+}
+
+/// How to write a file. The default is durable, replaces the target, and takes the mode from the
+/// umask.
+#[derive(Clone, Copy, Default)]
+pub struct Options<'a> {
+    mode: Option<u32>,
+    without_sync: bool,
+    keep_owner: bool,
+    no_replace: bool,
+    on_step: Option<&'a dyn Fn(Step<'_>) -> io::Result<()>>,
+}
+
+impl<'a> Options<'a> {
+    /// A durable write that replaces the target.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives the file exactly these permission bits. It never has more, not even while it is
+    /// written.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = Some(mode);
+        self
+    }
+
+    /// Syncs neither file nor folder. After a power cut, the target may hold anything, so this is
+    /// only for files that their reader verifies and can do without.
+    #[must_use]
+    pub fn without_sync(mut self) -> Self {
+        self.without_sync = true;
+        self
+    }
+
+    /// Takes owner, group and permission bits from the file that is replaced, if there is one. It
+    /// overrides [`Options::mode`].
+    #[must_use]
+    pub fn keep_owner(mut self) -> Self {
+        self.keep_owner = true;
+        self
+    }
+
+    /// Fails with [`io::ErrorKind::AlreadyExists`] in place of replacing the target.
+    #[must_use]
+    pub fn no_replace(mut self) -> Self {
+        self.no_replace = true;
+        self
+    }
+
+    /// Calls `on_step` before each step. When it returns an error, the write ends with this error.
+    #[must_use]
+    pub fn on_step<'b>(self, on_step: &'b dyn Fn(Step<'_>) -> io::Result<()>) -> Options<'b>
+    where
+        'a: 'b,
+    {
+        Options {
+            on_step: Some(on_step),
+            ..self
+        }
+    }
+
+    /// Writes `bytes` to `target`. Blocks.
+    ///
+    /// # Errors
+    /// Any error of the system, or of [`Options::on_step`]; invariant 3 of the crate holds.
+    pub fn write(self, target: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.write_with(target, |file| file.write_all(bytes))
+    }
+
+    /// Writes to `target` what `fill` writes to the file that it is given. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`Options::write`], and any error of `fill`, after which the target is unchanged.
+    pub fn write_with<E: From<io::Error>>(
+        self,
+        target: &Path,
+        fill: impl FnOnce(&mut File) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut file = self.create(target)?;
+        fill(&mut file.file)?;
+        file.commit()?;
+        Ok(())
+    }
+
+    /// Creates an empty temporary file for `target`, for callers that fill it over time. Dropping
+    /// it deletes it. Blocks.
+    ///
+    /// # Errors
+    /// Any error of the system; [`io::ErrorKind::ResourceBusy`] while 64 others write `target`.
+    pub fn create(self, target: &Path) -> io::Result<AtomicFile<'a>> {
+        let initial_mode = match (self.mode, self.keep_owner) {
+            // Nobody else may read it before it has the owner of the old file.
+            (_, true) => 0o600,
+            (mode, false) => mode.unwrap_or(0o666),
+        };
+        let (file, path) =
+            temporary::create(target, initial_mode, |path| self.step(Step::Create(path)))?;
+        let file = AtomicFile {
+            file,
+            path: Some(path),
+            target: target.to_owned(),
+            options: self,
+        };
+        file.apply_metadata()?;
+        Ok(file)
+    }
+
+    /// Commits a file that the caller keeps open and has written at `from`, on the same file
+    /// system: syncs it, renames it to `target`, syncs the target's folder. Blocks.
+    ///
+    /// # Errors
+    /// Any error of the system. Before the rename `from` remains; it is the caller's to delete.
+    pub fn publish(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
+        self.publish_name(file, from, target)?;
+        self.sync_folder_of(target)
+    }
+
+    fn publish_name(self, file: &File, from: &Path, target: &Path) -> io::Result<()> {
+        if !self.without_sync {
+            self.step(Step::Sync(from))?;
+            // A mode or an owner that was changed is metadata that `sync_data` may leave out.
+            match self.mode.is_some() || self.keep_owner {
+                true => file.sync_all()?,
+                false => file.sync_data()?,
+            }
+        }
+        self.step(Step::Rename(from, target))?;
+        match self.no_replace {
+            true => rename_no_replace(from, target),
+            false => fs::rename(from, target),
+        }
+    }
+
+    fn sync_folder_of(self, target: &Path) -> io::Result<()> {
+        if self.without_sync {
+            return Ok(());
+        }
+        let folder = folder_of(target);
+        self.step(Step::SyncFolder(folder))?;
+        sync_folder(folder)
+    }
+
+    fn step(self, step: Step<'_>) -> io::Result<()> {
+        self.on_step.map_or(Ok(()), |on_step| on_step(step))
+    }
+}
+
+impl std::fmt::Debug for Options<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("mode", &self.mode)
+            .field("without_sync", &self.without_sync)
+            .field("keep_owner", &self.keep_owner)
+            .field("no_replace", &self.no_replace)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Writes `bytes` to `target`: durable, replacing. Blocks.
+///
+/// # Errors
+/// Those of [`Options::write`].
+pub fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    Options::new().write(target, bytes)
+}
+
+/// Makes the names in `folder` durable. Blocks.
+///
+/// # Errors
+/// Any error of the system.
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Deletes the temporary files of `target` that killed writers left, and no file of a live writer.
+/// Blocks.
+///
+/// # Errors
+/// Any error of the system except that of a missing file.
+pub fn delete_abandoned(target: &Path) -> io::Result<()> {
+    temporary::delete_all_abandoned(target)
+}
+
+/// A temporary file that becomes its target with [`AtomicFile::commit`], and is deleted when it is
+/// dropped before.
+#[derive(Debug)]
+pub struct AtomicFile<'a> {
+    file: File,
+    /// `None` once it has the name of the target.
+    path: Option<PathBuf>,
+    target: PathBuf,
+    options: Options<'a>,
+}
+
+impl AtomicFile<'_> {
+    /// The temporary file, open for reading and writing.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where the temporary file lies.
+    pub fn path(&self) -> &Path {
+        self.path.as_deref().unwrap_or(&self.target)
+    }
+
+    /// Makes the file visible under its name, and durable. Returns it, still open and locked. Blocks.
+    ///
+    /// # Errors
+    /// Any error of the system, or of [`Options::on_step`]; invariant 3 of the crate holds.
+    pub fn commit(self) -> io::Result<File> {
+        let (options, target) = (self.options, self.target.clone());
+        let file = self.commit_name()?;
+        options.sync_folder_of(&target)?;
+        Ok(file)
+    }
+
+    /// The same without the sync of the folder, for callers that commit several files of one folder
+    /// and then call [`sync_folder`] once. The file is durable only after that.
+    ///
+    /// # Errors
+    /// Any error of the system, or of [`Options::on_step`]; the target is unchanged.
+    pub fn commit_name(mut self) -> io::Result<File> {
+        let file = self.file.try_clone()?;
+        if let Some(path) = &self.path {
+            self.options.publish_name(&self.file, path, &self.target)?;
+        }
+        self.path = None;
+        Ok(file)
+    }
+
+    fn apply_metadata(&self) -> io::Result<()> {
+        let mut mode = self.options.mode;
+        if self.options.keep_owner {
+            match fs::metadata(&self.target) {
+                Ok(old) => {
+                    let new = self.file.metadata()?;
+                    if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
+                        let owner = Some(Uid::from_raw(old.uid()));
+                        rustix::fs::fchown(&self.file, owner, Some(Gid::from_raw(old.gid())))?;
+                    }
+                    mode = Some(old.permissions().mode() & 0o7777);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    mode = Some(mode.unwrap_or(0o644));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match mode {
+            // The umask may have taken bits away.
+            Some(mode) => self.file.set_permissions(Permissions::from_mode(mode)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for AtomicFile<'_> {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Write for AtomicFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for AtomicFile<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+fn rename_no_replace(from: &Path, target: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, target, RenameFlags::NOREPLACE) {
+        // A file system that cannot promise it: this look leaves a small window.
+        Err(Errno::INVAL) if !target.exists() => fs::rename(from, target),
+        Err(Errno::INVAL) => Err(Errno::EXIST.into()),
+        renamed => Ok(renamed?),
+    }
+}
+
+/// The folder of `path`, which may be a bare name.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests;

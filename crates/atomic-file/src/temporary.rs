@@ -1,0 +1,111 @@
+//! Temporary files that one writer has for itself.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use crate::SUFFIX;
+
+/// Writers of one target at once that find a name.
+const MAX_WRITERS: u32 = 64;
+/// Attempts to get one name before the next one is tried: each fails only when another writer acts
+/// at the same moment.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// Creates an empty file beside `target`, with at most the bits of `mode`. It is locked for as long
+/// as it is open, so that no other writer takes it for the rest of a killed process.
+pub(super) fn create(
+    target: &Path,
+    mode: u32,
+    before: impl Fn(&Path) -> io::Result<()>,
+) -> io::Result<(File, PathBuf)> {
+    for number in 0..MAX_WRITERS {
+        let path = name(target, number);
+        before(&path)?;
+        for _ in 0..MAX_ATTEMPTS {
+            match create_new(&path, mode) {
+                Ok(file) if lock(&file, &path)? => return Ok((file, path)),
+                // Another writer deleted it between its creation and the lock.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    if !delete_abandoned(&path)? {
+                        break;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Deletes the temporary files of `target` that killed writers left.
+pub(super) fn delete_all_abandoned(target: &Path) -> io::Result<()> {
+    for number in 0..MAX_WRITERS {
+        let path = name(target, number);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            _ => delete_abandoned(&path)?,
+        };
+    }
+    Ok(())
+}
+
+fn name(target: &Path, number: u32) -> PathBuf {
+    let mut name = target.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.push(SUFFIX);
+    name.into()
+}
+
+fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(mode)
+        .open(path)
+}
+
+/// Deletes what a killed process left at `path`. Returns whether the name is free now; a live writer
+/// keeps its file.
+fn delete_abandoned(path: &Path) -> io::Result<bool> {
+    // Neither follows a link nor waits for a pipe.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let flags = i32::try_from(flags).unwrap_or_default();
+    let opened = File::options().read(true).custom_flags(flags).open(path);
+    match opened {
+        Ok(file) if !lock(&file, path)? => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        // A link, or a file that may not be read: no writer of ours has it.
+        Ok(_) | Err(_) => {}
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        removed => removed.map(|()| true),
+    }
+}
+
+/// Whether `file` is locked now and still lies at `path`.
+fn lock(file: &File, path: &Path) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => is_at(file, path),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let here = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        here => here?,
+    };
+    let file = file.metadata()?;
+    Ok((file.dev(), file.ino()) == (here.dev(), here.ino()))
+}

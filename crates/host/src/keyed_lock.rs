@@ -1,0 +1,111 @@
+//! A lock for each key: one holder at a time, and nobody waits for the holder of another key.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+use parking_lot::{Condvar, Mutex};
+
+/// A lock for each value of `K`.
+///
+/// Its memory is that of the keys that are held now. A fixed number of striped locks would let the
+/// disk write of one holder block the holders of other keys.
+#[derive(Debug)]
+pub struct KeyedLock<K> {
+    held: Mutex<HashSet<K>>,
+    released: Condvar,
+    max_holders: usize,
+}
+
+/// The lock of one key, held until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it releases the key"]
+pub struct KeyGuard<'a, K: Eq + Hash> {
+    lock: &'a KeyedLock<K>,
+    key: K,
+}
+
+impl<K> Default for KeyedLock<K> {
+    fn default() -> Self {
+        Self::with_max_holders(usize::MAX)
+    }
+}
+
+impl<K> KeyedLock<K> {
+    /// At most `max_holders` different keys are held at once; with 0, nobody ever gets one.
+    pub fn with_max_holders(max_holders: usize) -> Self {
+        Self {
+            held: Mutex::default(),
+            released: Condvar::new(),
+            max_holders,
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash> KeyedLock<K> {
+    /// Waits until nobody holds `key` and fewer than the maximum of keys are held. Blocks. A thread
+    /// that asks for a key that it holds waits for ever.
+    pub fn lock(&self, key: K) -> KeyGuard<'_, K> {
+        let mut held = self.held.lock();
+        self.released.wait_while(&mut held, |held| {
+            held.contains(&key) || held.len() >= self.max_holders
+        });
+        held.insert(key.clone());
+        KeyGuard { lock: self, key }
+    }
+}
+
+impl<K: Eq + Hash> Drop for KeyGuard<'_, K> {
+    fn drop(&mut self) {
+        self.lock.held.lock().remove(&self.key);
+        self.lock.released.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::KeyedLock;
+
+    #[test]
+    fn one_key_has_one_holder_and_others_do_not_wait() {
+        let (lock, inside) = (KeyedLock::default(), AtomicUsize::new(0));
+        let other = lock.lock(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let _guard = lock.lock(1);
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        drop(other);
+        assert!(lock.held.lock().is_empty());
+        drop(lock.lock(0));
+    }
+
+    #[test]
+    fn different_keys_have_at_most_the_maximum_of_holders() {
+        let (lock, inside) = (KeyedLock::with_max_holders(2), AtomicUsize::new(0));
+        let most = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for key in 0..6 {
+                let (lock, inside, most) = (&lock, &inside, &most);
+                scope.spawn(move || {
+                    for _ in 0..100 {
+                        let _guard = lock.lock(key);
+                        let now = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                        most.fetch_max(now, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(most.into_inner(), 2);
+    }
+}
