@@ -4,7 +4,15 @@
 //!    output goes to [`stdio`].
 //! 2. A thread that it starts prints there too, once it has entered [`Console::current`].
 
-use std::{cell::RefCell, fmt, fs::File, io::Write as _, process::Stdio, sync::Arc};
+use std::{
+    cell::RefCell,
+    fmt,
+    fs::{self, File},
+    io::{ErrorKind, Write as _},
+    path::Path,
+    process::Stdio,
+    sync::Arc,
+};
 
 use anyhow::Result;
 
@@ -57,16 +65,23 @@ impl Console {
     }
 }
 
-/// Runs `what`, and also returns its output.
+/// Runs `what`, and also returns its output. Meanwhile and afterwards, the file at `log` has the output.
 ///
 /// # Errors
-/// When there is no room for a temporary file; then `what` did not run.
-pub(crate) fn gather<T>(what: impl FnOnce() -> T) -> Result<(T, Vec<u8>)> {
-    let file = tempfile::NamedTempFile::new()?;
-    let appended = File::options().append(true).open(file.path())?;
+/// When the file cannot be made or read. When it cannot be made, `what` did not run.
+pub(crate) fn gather<T>(log: &Path, what: impl FnOnce() -> T) -> Result<(T, Vec<u8>)> {
+    if let Some(folder) = log.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    // An earlier run's file goes, or its child processes would write into this one.
+    match fs::remove_file(log) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    let appended = File::options().append(true).create_new(true).open(log)?;
     let console = Console(Some(Arc::new(appended)));
     let result = console.enter(what);
-    Ok((result, std::fs::read(file.path())?))
+    Ok((result, fs::read(log)?))
 }
 
 #[cfg(test)]
@@ -77,20 +92,27 @@ mod tests {
 
     #[test]
     fn threads_and_children_print_where_their_step_prints() {
-        let (result, text) = gather(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("logs/step.log");
+        let (result, text) = gather(&log, || {
             say!("one {}", 1);
             let console = Console::current();
             let thread = std::thread::spawn(move || console.enter(|| say!("two")));
             thread.join().expect("no panic");
             let mut echo = Command::new("echo");
             let status = echo.arg("three").stdout(stdio().unwrap()).status().unwrap();
+            let text = fs::read_to_string(&log).unwrap();
+            assert_eq!(
+                text, "one 1\ntwo\nthree\n",
+                "the file grows with the output"
+            );
             say!("four");
             status.success()
         })
         .unwrap();
         assert!(result);
         assert_eq!(String::from_utf8_lossy(&text), "one 1\ntwo\nthree\nfour\n");
-        let (_, after) = gather(|| ()).unwrap();
-        assert!(after.is_empty());
+        let (_, after) = gather(&log, || ()).unwrap();
+        assert!(after.is_empty(), "the output of an earlier run is gone");
     }
 }

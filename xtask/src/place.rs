@@ -33,6 +33,11 @@ pub(crate) fn dist_trial() -> PathBuf {
     target().join("dist-trial")
 }
 
+/// The output of a step of `cargo xtask test`.
+pub(crate) fn step_log(step: &str) -> PathBuf {
+    target().join("xtask-logs").join(format!("{step}.log"))
+}
+
 /// What was downloaded to build the corpus from.
 pub(crate) fn downloads() -> PathBuf {
     target().join("corpus-downloads")

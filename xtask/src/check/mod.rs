@@ -1,12 +1,13 @@
 //! `cargo xtask test`: every check there is, the same for everybody and for CI.
 //!
-//! A failing step does not keep the others from running, so that one run tells all there is to fix. Steps that compile
-//! run beside steps that wait; what a step prints comes in one piece when it ends. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
+//! A failing step does not keep the others from running, so that one run tells all there is to fix. Two steps
+//! run at a time, at most one of them compiles. What a step prints is in `target/xtask-logs/STEP.log` as it comes, and
+//! on the terminal in one piece when the step ends. The last line is `N passed, M failed`: tests, and each other check as one; then what could not be looked at.
 
 pub(crate) mod aarch64;
 pub(crate) mod count;
-mod lanes;
 pub(crate) mod programs;
+mod schedule;
 mod steps;
 
 use std::{
@@ -20,10 +21,9 @@ use anyhow::{Result, bail};
 
 use crate::{
     console::{self, say},
-    install,
+    install, place,
 };
 use count::Count;
-use lanes::Lane;
 use steps::Shared;
 
 /// Which checks to run, and how.
@@ -65,7 +65,8 @@ struct Step {
     about: &'static str,
     /// On two cores, with what runs beside it in a run of all steps, from an empty build folder.
     seconds: u64,
-    lane: Lane,
+    /// Whether it compiles in cargo's build folder.
+    compiles: bool,
     /// The steps that must have ended before.
     after: &'static [&'static str],
     run: fn(&Shared) -> Result<Outcome>,
@@ -94,7 +95,7 @@ const STEPS: &[Step] = &[
         name: "install",
         about: "what the checks need: Debian packages, Go programs, a Rust target, cargo-deny, Python packages",
         seconds: 300,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &[],
         run: steps::install,
     },
@@ -102,7 +103,7 @@ const STEPS: &[Step] = &[
         name: "fmt",
         about: "cargo fmt --check",
         seconds: 5,
-        lane: Lane::Compilers,
+        compiles: true,
         after: &[],
         run: steps::fmt,
     },
@@ -110,39 +111,15 @@ const STEPS: &[Step] = &[
         name: "build",
         about: "the daemon and all tests",
         seconds: 330,
-        lane: Lane::Compilers,
+        compiles: true,
         after: &[],
         run: steps::build,
-    },
-    Step {
-        name: "clippy",
-        about: "cargo clippy, warnings are errors",
-        seconds: 155,
-        lane: Lane::Compilers,
-        after: &[],
-        run: steps::clippy,
-    },
-    Step {
-        name: "doc",
-        about: "cargo doc, warnings are errors, and the examples in it",
-        seconds: 175,
-        lane: Lane::Compilers,
-        after: &[],
-        run: steps::doc,
-    },
-    Step {
-        name: "unit",
-        about: "unit, property and architecture tests",
-        seconds: 135,
-        lane: Lane::Compilers,
-        after: &["install", "build"],
-        run: steps::unit,
     },
     Step {
         name: "deny",
         about: "licences, sources, bans and advisories of what we depend on",
         seconds: 5,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install"],
         run: steps::deny,
     },
@@ -150,23 +127,15 @@ const STEPS: &[Step] = &[
         name: "corpus",
         about: "the images that the end-to-end tests pull",
         seconds: 40,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install"],
         run: steps::corpus,
-    },
-    Step {
-        name: "chart",
-        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
-        seconds: 45,
-        lane: Lane::Daemons,
-        after: &["install"],
-        run: steps::chart,
     },
     Step {
         name: "dist",
         about: "the container image, the Debian package and the bill of materials, of the program under test",
         seconds: 20,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install", "build"],
         run: steps::dist,
     },
@@ -174,15 +143,39 @@ const STEPS: &[Step] = &[
         name: "e2e",
         about: "pierhead as a process, real registries, real clients",
         seconds: 500,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install", "build", "corpus", "dist"],
         run: steps::end_to_end,
+    },
+    Step {
+        name: "clippy",
+        about: "cargo clippy, warnings are errors",
+        seconds: 155,
+        compiles: true,
+        after: &[],
+        run: steps::clippy,
+    },
+    Step {
+        name: "doc",
+        about: "cargo doc, warnings are errors, and the examples in it",
+        seconds: 175,
+        compiles: true,
+        after: &[],
+        run: steps::doc,
+    },
+    Step {
+        name: "unit",
+        about: "unit, property and architecture tests",
+        seconds: 135,
+        compiles: false,
+        after: &["install", "build"],
+        run: steps::unit,
     },
     Step {
         name: "aarch64",
         about: "the binary for the DPU: built, and pulled through under emulation",
         seconds: 210,
-        lane: Lane::Compilers,
+        compiles: true,
         // It packages, too, and apt's folder is for one at a time.
         after: &["install", "build", "corpus", "dist"],
         run: steps::aarch64,
@@ -191,7 +184,7 @@ const STEPS: &[Step] = &[
         name: "pmem",
         about: "persistent memory, in a virtual machine that has some: what survives is there",
         seconds: 145,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install", "build"],
         run: steps::pmem,
     },
@@ -199,9 +192,17 @@ const STEPS: &[Step] = &[
         name: "dpu",
         about: "a whole simulated DPU: pulled through, restarted, and its power cut",
         seconds: 50,
-        lane: Lane::Daemons,
+        compiles: false,
         after: &["install", "build", "aarch64"],
         run: steps::dpu,
+    },
+    Step {
+        name: "chart",
+        about: "the Helm charts: linted, rendered with many values, held against Kubernetes' schemas and pierhead's own check; compose.yaml",
+        seconds: 45,
+        compiles: false,
+        after: &["install", "build"],
+        run: steps::chart,
     },
 ];
 
@@ -240,14 +241,15 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     );
     let report = Mutex::new(Report::default());
     let alone = chosen.len() == 1;
-    lanes::run(&chosen, |step| {
+    schedule::run(&chosen, |step| {
         let begun = Instant::now();
         let (outcome, text) = if alone {
             println!("{}", step.head());
             (attempt(step, &shared), Vec::new())
         } else {
-            println!("... {} begins", step.name);
-            console::gather(|| {
+            let log = place::step_log(step.name);
+            println!("... {} begins: {}", step.name, log.display());
+            console::gather(&log, || {
                 say!("{}", step.head());
                 attempt(step, &shared)
             })
@@ -279,7 +281,7 @@ fn attempt(step: &Step, shared: &Shared) -> Result<Outcome> {
 /// The number of steps and the expected time, for the developer who waits.
 fn expectation(chosen: &[&Step]) -> String {
     let steps = chosen.len();
-    let minutes = lanes::seconds(chosen).div_ceil(60);
+    let minutes = schedule::seconds(chosen).div_ceil(60);
     format!("{steps} steps, about {minutes} min on two idle cores")
 }
 
@@ -417,7 +419,12 @@ mod tests {
         assert_eq!(chosen(&[]).map(|it| it.len()), Some(STEPS.len()));
         // None of them waits for a step that installs or starts something.
         for step in STEPS.iter().filter(|step| QUICK.contains(&step.name)) {
-            assert_eq!(step.lane, Lane::Compilers, "{}", step.name);
+            let awaited = step.after.iter().filter(|name| **name != "install");
+            assert!(
+                awaited.clone().all(|name| QUICK.contains(name)),
+                "{}",
+                step.name
+            );
         }
     }
 
@@ -427,7 +434,7 @@ mod tests {
             name: "panics",
             about: "",
             seconds: 1,
-            lane: Lane::Daemons,
+            compiles: false,
             after: &[],
             run: |_| panic!("for the test"),
         };

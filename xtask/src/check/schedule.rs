@@ -1,0 +1,268 @@
+//! Which steps run at the same time.
+//!
+//! 1. [`WORKERS`] threads carry out the steps. A free worker takes the first step of the list that may begin.
+//! 2. A step begins when each step of its `after` has ended, whether it passed or not. Steps that were not
+//!    chosen count as ended.
+//! 3. At most one step that compiles runs at a time: cargo locks its build folder.
+//! 4. Each step stands in the list behind the steps of its `after`, so that some step can always begin.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Condvar, Mutex, PoisonError},
+    thread,
+};
+
+use super::Step;
+
+/// Steps that run at the same time. One of them mostly compiles, the other one mostly waits for daemons.
+const WORKERS: usize = 2;
+
+/// Which steps have begun and ended.
+#[derive(Default)]
+struct Progress {
+    begun: BTreeSet<&'static str>,
+    ended: BTreeSet<&'static str>,
+    /// A worker panicked: the other one stops after its current step.
+    is_aborted: bool,
+}
+
+impl Progress {
+    /// The first step of the list that may begin now.
+    fn next<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
+        let is_running = |step: &Step| self.is_begun(step) && !self.ended.contains(step.name);
+        let is_build_folder_free = !chosen.iter().any(|it| it.compiles && is_running(it));
+        let may_begin = |step: &Step| {
+            !self.is_begun(step)
+                && (!step.compiles || is_build_folder_free)
+                && awaited(step, chosen).all(|name| self.ended.contains(name))
+        };
+        chosen.iter().find(|step| may_begin(step)).copied()
+    }
+
+    fn is_begun(&self, step: &Step) -> bool {
+        self.begun.contains(step.name)
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    progress: Mutex<Progress>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn change(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut self.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    /// Marks the next step as begun. Waits until a step may begin; `None` when all have begun.
+    fn begin<'a>(&self, chosen: &[&'a Step]) -> Option<&'a Step> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if progress.is_aborted || chosen.iter().all(|step| progress.is_begun(step)) {
+                return None;
+            }
+            if let Some(step) = progress.next(chosen) {
+                progress.begun.insert(step.name);
+                return Some(step);
+            }
+            let changed = self.changed.wait(progress);
+            progress = changed.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Stops the other worker when this worker's thread panics.
+struct AbortOnPanic<'a>(&'a Shared);
+
+impl Drop for AbortOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.change(|it| it.is_aborted = true);
+        }
+    }
+}
+
+/// Carries out the chosen steps.
+///
+/// # Panics
+/// When `carry_out` panics, once the other worker's current step has ended.
+pub(super) fn run(chosen: &[&Step], carry_out: impl Fn(&Step) + Sync) {
+    let shared = Shared::default();
+    let work = || {
+        let _abort = AbortOnPanic(&shared);
+        while let Some(step) = shared.begin(chosen) {
+            carry_out(step);
+            shared.change(|it| it.ended.extend([step.name]));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// How many seconds the chosen steps take, if each takes as long as it says.
+pub(super) fn seconds(chosen: &[&Step]) -> u64 {
+    let mut progress = Progress::default();
+    let mut running: Vec<(u64, &'static str)> = Vec::new();
+    let mut now = 0;
+    loop {
+        while running.len() < WORKERS
+            && let Some(step) = progress.next(chosen)
+        {
+            progress.begun.insert(step.name);
+            running.push((now + step.seconds, step.name));
+        }
+        let Some((at, _)) = running.iter().enumerate().min_by_key(|(_, it)| it.0) else {
+            return now;
+        };
+        let (end, name) = running.swap_remove(at);
+        now = end;
+        progress.ended.insert(name);
+    }
+}
+
+/// The chosen steps that a step waits for.
+fn awaited(step: &Step, chosen: &[&Step]) -> impl Iterator<Item = &'static str> {
+    let is_chosen = |name: &&'static str| chosen.iter().any(|it| it.name == *name);
+    step.after.iter().copied().filter(is_chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        sync::mpsc,
+        time::Duration,
+    };
+
+    use super::{
+        super::{Outcome, STEPS},
+        *,
+    };
+
+    /// Longest wait for a response.
+    const WAIT_LIMIT: Duration = Duration::from_secs(60);
+
+    fn step(name: &'static str, compiles: bool, after: &'static [&'static str]) -> Step {
+        Step {
+            name,
+            about: "",
+            seconds: 10,
+            compiles,
+            after,
+            run: |_| Ok(Outcome::Passed),
+        }
+    }
+
+    #[test]
+    fn two_steps_run_at_once_and_a_third_waits_for_its_own() {
+        let steps = [
+            step("asks", true, &[]),
+            step("answers", false, &[]),
+            step("last", true, &["answers", "not-chosen"]),
+        ];
+        let (ask, asked) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
+        let (asked, answered) = (Mutex::new(asked), Mutex::new(answered));
+        let ended = Mutex::new(Vec::new());
+        // Neither ends unless both have begun.
+        run(&steps.iter().collect::<Vec<_>>(), |step| {
+            match step.name {
+                "asks" => {
+                    ask.send(()).unwrap();
+                    answered.lock().unwrap().recv_timeout(WAIT_LIMIT).unwrap();
+                }
+                "answers" => {
+                    asked.lock().unwrap().recv_timeout(WAIT_LIMIT).unwrap();
+                    answer.send(()).unwrap();
+                }
+                _ => {}
+            }
+            ended.lock().unwrap().push(step.name);
+        });
+        let ended = ended.into_inner().unwrap();
+        assert_eq!(ended.len(), 3);
+        assert_eq!(ended[2], "last");
+    }
+
+    #[test]
+    fn steps_that_compile_run_one_after_another() {
+        let steps = [
+            step("build", true, &[]),
+            step("clippy", true, &[]),
+            step("doc", true, &[]),
+        ];
+        let compiling = Mutex::new(());
+        let ended = Mutex::new(Vec::new());
+        run(&steps.iter().collect::<Vec<_>>(), |step| {
+            let _alone = compiling.try_lock().expect("no other step compiles");
+            thread::sleep(Duration::from_millis(20));
+            ended.lock().unwrap().push(step.name);
+        });
+        assert_eq!(ended.into_inner().unwrap(), ["build", "clippy", "doc"]);
+    }
+
+    #[test]
+    fn a_step_begins_when_those_before_it_have_ended() {
+        let steps = [
+            step("first", false, &[]),
+            step("second", true, &["first"]),
+            step("third", false, &["second"]),
+        ];
+        let ended = Mutex::new(Vec::new());
+        run(&steps.iter().collect::<Vec<_>>(), |step| {
+            ended.lock().unwrap().push(step.name);
+        });
+        assert_eq!(ended.into_inner().unwrap(), ["first", "second", "third"]);
+    }
+
+    #[test]
+    fn a_panic_stops_both_workers() {
+        let steps = [step("panics", true, &[]), step("waits", false, &["panics"])];
+        let chosen: Vec<_> = steps.iter().collect();
+        let begun = Mutex::new(Vec::new());
+        let all = catch_unwind(AssertUnwindSafe(|| {
+            run(&chosen, |step| {
+                begun.lock().unwrap().push(step.name);
+                panic!("for the test");
+            });
+        }));
+        assert!(all.is_err());
+        assert_eq!(begun.into_inner().unwrap(), ["panics"]);
+    }
+
+    #[test]
+    fn the_expected_time_follows_the_schedule() {
+        let steps = [
+            step("install", false, &[]),
+            step("build", true, &[]),
+            step("clippy", true, &[]),
+            step("e2e", false, &["install", "clippy"]),
+        ];
+        assert_eq!(seconds(&steps.iter().collect::<Vec<_>>()), 30);
+        // Steps that were not chosen take no time, and other steps do not wait for them.
+        assert_eq!(seconds(&[&steps[3]]), 10);
+        // Whichever worker is free takes a step that does not compile.
+        let free = [
+            step("one", false, &[]),
+            step("two", false, &[]),
+            step("three", false, &[]),
+            step("four", false, &[]),
+        ];
+        assert_eq!(seconds(&free.iter().collect::<Vec<_>>()), 20);
+    }
+
+    #[test]
+    fn each_step_stands_behind_those_that_it_waits_for() {
+        for (at, step) in STEPS.iter().enumerate() {
+            for name in step.after {
+                let earlier = STEPS[..at].iter().any(|it| it.name == *name);
+                assert!(earlier, "{} waits for {name}, which comes later", step.name);
+            }
+        }
+    }
+}
