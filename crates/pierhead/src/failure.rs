@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use pierhead_remote::Untrusted;
+use pierhead_remote::CertificateFault;
 
 use crate::terminal::escaped_lines;
 use crate::worker;
@@ -115,11 +115,13 @@ fn exit_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(told).unwrap_or(Exit::Failed)
 }
 
-impl From<Untrusted> for Exit {
-    fn from(whose: Untrusted) -> Self {
+impl From<CertificateFault> for Exit {
+    fn from(whose: CertificateFault) -> Self {
         match whose {
-            Untrusted::Clock => Self::Clock,
-            Untrusted::Issuer | Untrusted::Authority | Untrusted::Certificate => Self::Tls,
+            CertificateFault::Clock => Self::Clock,
+            CertificateFault::Issuer
+            | CertificateFault::Authority
+            | CertificateFault::Certificate => Self::Tls,
         }
     }
 }

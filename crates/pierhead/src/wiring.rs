@@ -12,7 +12,7 @@ use pierhead_eviction::admission::NamedAdmission;
 use pierhead_host::{Allowance, Quota};
 use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Auth;
-use pierhead_remote::{Address, Credentials};
+use pierhead_remote::{Credentials, UpstreamAddress};
 use rustls::RootCertStore;
 
 use crate::config::{AuthMode, Config, Size, Upstream, files};
@@ -49,7 +49,7 @@ pub(crate) fn remote(
                 true => Some(registry.clone()),
                 false => host.and_then(|host| host.as_str().parse().ok()),
             };
-            Address {
+            UpstreamAddress {
                 credentials: name.and_then(|name| logins.get(&name).cloned()),
                 url,
                 mirror: !own,
@@ -77,7 +77,6 @@ pub(crate) fn remote(
         stall_timeout: config.limits.stall_timeout,
         minimum_rate: MIN_BYTES_PER_SECOND,
         bandwidth: config.limits.upstream_bandwidth,
-        max_fetches: config.limits.upstream_fetches,
         https_proxy: environment.https_proxy.clone(),
         resolver: None,
         no_proxy: environment.no_proxy.clone(),
@@ -208,6 +207,7 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         max_connections: config.limits.connections,
         limits: pierhead_proxy::Limits {
             connections_per_client: config.limits.connections_per_client,
+            fetches: config.limits.upstream_fetches,
             fetches_per_client: config.limits.fetches_per_client,
             fetches_per_registry: pierhead_proxy::Limits::fetches_of_one_registry(
                 config.limits.upstream_fetches,

@@ -45,6 +45,8 @@ pub struct Limits {
     /// Connections of one client at once. For one more, the proxy closes the client's longest idle one. Without an idle
     /// one, it responds 503 and closes the new one.
     pub connections_per_client: usize,
+    /// Downloads at once, over all clients and registries; more wait.
+    pub fetches: usize,
     /// Downloads at once for one client. Four times as many may be under way or wait; more are answered 503.
     pub fetches_per_client: usize,
     /// Downloads at once from one registry; more wait. Unconfigured registries together use at most three quarters of the slots.
@@ -91,8 +93,8 @@ impl Default for Limits {
         Self {
             // An eighth of all.
             connections_per_client: Self::connections_of_one(4096),
-            // Half of the downloads that the client crate makes at once; containerd and docker want 3 for
-            // an image, podman 6.
+            fetches: 32,
+            // Half of all; containerd and docker want 3 for an image, podman 6.
             fetches_per_client: 16,
             fetches_per_registry: Self::fetches_of_one_registry(32),
             // 1024 answers that clients read slowly.

@@ -241,7 +241,7 @@ impl Direct {
         let expected = &wanted.digest;
         match self.hasher.take().map(Hasher::finish) {
             Some(actual) if actual != *expected => {
-                self.stream.senders().sent_wrong();
+                self.stream.sources().report_mismatch();
                 let error = CacheError::WrongDigest {
                     expected: *expected,
                     actual: actual.into(),

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use pierhead_cache::{Error as CacheError, Name, Object, Record};
 use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
-use pierhead_remote::{Fault, Fetched, Known};
+use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
 
 use crate::deadline::Deadline;
@@ -288,10 +288,12 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
         }
         other => other,
     };
-    let known = cached.as_ref().map_or_else(Known::default, |cached| Known {
-        digest: Some(cached.document.digest),
-        etag: cached.etag.clone(),
-    });
+    let known = cached
+        .as_ref()
+        .map_or_else(Validators::default, |cached| Validators {
+            digest: Some(cached.document.digest),
+            etag: cached.etag.clone(),
+        });
     let registry = registry_of(name);
     let fetched = match name {
         Name::Manifest(reference) => inner.client.manifest(reference, &known).await,
@@ -319,15 +321,15 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
     };
     inner.trust.recent.answered(registry);
     match (fetched, cached) {
-        (Fetched::Unchanged, Some(Cached { document, etag, .. })) => {
+        (DocumentResponse::NotModified, Some(Cached { document, etag, .. })) => {
             remember(inner, name, &document, etag).await;
             Ok((document, Outcome::Hit))
         }
-        (Fetched::Unchanged, None) => Err(Error::Document(
+        (DocumentResponse::NotModified, None) => Err(Error::Document(
             "unchanged, though nothing was known".into(),
         )),
         (
-            Fetched::Document {
+            DocumentResponse::Document {
                 bytes,
                 media_type,
                 digest,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object, Readers};
-use pierhead_remote::{BlobStream, Senders};
+use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
@@ -174,7 +174,7 @@ async fn into(
     let mut download = DownloadLog::start(inner, wanted, Some(turn));
     let bytes = (arrived, &mut download);
     let failed = match transfer(inner, wanted, &mut fill, bytes, passed).await {
-        Ok(senders) => match fill.finish().await {
+        Ok(sources) => match fill.finish().await {
             Ok(object) => {
                 download.stored();
                 inner.trust.recent.answered(&wanted.registry);
@@ -188,9 +188,9 @@ async fn into(
                 let mut elsewhere = false;
                 // Bytes of an earlier fill may have been wrong, so no address is to blame.
                 if is_wrong(&error) && !is_leftover(&error) {
-                    senders.sent_wrong();
+                    sources.report_mismatch();
                     let (registry, digest) = (&wanted.registry, &wanted.digest);
-                    elsewhere = !inner.client.all_sent_wrong(registry, digest);
+                    elsewhere = !inner.client.all_mismatched(registry, digest);
                 }
                 note(inner, wanted, &error, elsewhere);
                 let error = error.into();
@@ -222,7 +222,7 @@ async fn transfer(
     fill: &mut Fill,
     (arrived, download): (&AtomicU64, &mut DownloadLog<'_>),
     passed: &mut Option<BlobStream>,
-) -> Result<Senders, crate::Error> {
+) -> Result<BlobSources, crate::Error> {
     let Wanted {
         registry,
         repository,
@@ -276,7 +276,7 @@ async fn transfer(
     }
     // The last address, when several sent parts.
     download.from(stream.address());
-    Ok(stream.senders())
+    Ok(stream.sources())
 }
 
 /// Whether bytes of an earlier fill may have caused the mismatch.

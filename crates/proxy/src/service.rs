@@ -405,7 +405,7 @@ impl Inner {
             is_configured: self.config.load().names(&wanted.registry),
             readers,
         };
-        let all = self.client.max_fetches();
+        let all = self.limits.max_fetches();
         self.limits.turn(ticket, download, all).await
     }
 

@@ -319,7 +319,7 @@ async fn an_internal_address_is_403_and_never_called() {
 struct Inside;
 
 impl pierhead_remote::Resolve for Inside {
-    fn resolve(&self, host: String, port: u16) -> pierhead_remote::Resolving {
+    fn resolve(&self, host: String, port: u16) -> pierhead_remote::ResolveFuture {
         Box::pin(std::future::ready(match host.as_str() {
             "one.example" => Ok(vec![([10, 0, 0, 1], port).into()]),
             _ => Err(std::io::ErrorKind::NotFound.into()),

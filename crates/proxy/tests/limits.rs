@@ -84,6 +84,29 @@ async fn begin(stage: &Stage, last: u8, digest: &Digest) -> (String, TcpStream) 
 }
 
 #[tokio::test]
+async fn all_clients_together_start_no_more_downloads_than_the_configuration_allows() {
+    let stage = Plan::default()
+        .config(|config| {
+            config.limits.fetches = 2;
+            config.limits.fetches_per_registry = 2;
+            config.answer_within = Duration::from_secs(60);
+        })
+        .open()
+        .await;
+    let blobs: Vec<_> = (0..5)
+        .map(|seed| stage.upstream.put_blob("app", random_bytes(seed, 300_000)))
+        .collect();
+    stage.upstream.inject(Fault::Slow(3_000_000).on_blobs());
+    let pull = async |client: u8| {
+        let digest = &blobs[usize::from(client - 2)];
+        let answer = ask(from(&stage, client).await, &blob_path(digest)).await;
+        assert!(answer.len() > 300_000, "{answer:.100}");
+    };
+    tokio::join!(pull(2), pull(3), pull(4), pull(5), pull(6));
+    assert_eq!(stage.upstream.peak_blobs_in_flight(), 2);
+}
+
+#[tokio::test]
 async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
     let stage = Plan::default()
         .config(|config| {

@@ -1,15 +1,15 @@
-//! Why a registry could not be asked, or did not answer well.
+//! The error of this crate: why an upstream could not be asked, or what is wrong with its response.
 
 use std::time::Duration;
 
-use crate::Untrusted;
+use crate::connect::certificate::CertificateFault;
 
 /// Whose fault a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// What was asked for cannot be had: not there, not allowed, not sensible.
+    /// The request's: the resource does not exist, is not allowed, or makes no sense.
     Request,
-    /// The upstream is down, slow, broken or lying; a later try may succeed.
+    /// The upstream's: it is down, slow, broken or sends wrong bytes. A later attempt may succeed.
     Upstream,
     /// Our own configuration or policy forbids it.
     Policy,
@@ -58,10 +58,10 @@ pub enum Error {
         upstream: String,
         /// What failed, with the reason.
         what: String,
-        /// When it failed for its certificate: whose fault that is.
-        untrusted: Option<Untrusted>,
+        /// Whose fault a refused certificate is.
+        certificate: Option<CertificateFault>,
     },
-    /// It failed again and again a moment ago, and was not asked.
+    /// The circuit is open after several failures: the upstream was not asked.
     #[error("{upstream} is down since {since:.0?}; last seen: {what}")]
     Down {
         /// The registry that was not asked.

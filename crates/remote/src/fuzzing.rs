@@ -1,14 +1,16 @@
-//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+//! Properties that every input of the parsers satisfies: for the fuzzer, and for the stored corpus.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri};
 
-use crate::credentials::{is_helper_name, registry_of};
-use crate::guard::{Allowed, Reach, host_of, port_of};
-use crate::range::ContentRange;
-use crate::redirect::{next_link, resolve, same_origin};
-use crate::token::Token;
-use crate::{Credentials, challenge, docker_config, exchange, listing};
+use crate::auth::challenge;
+use crate::auth::credentials::{Credentials, docker_config, is_helper_name, registry_of};
+use crate::auth::token::Token;
+use crate::connect::guard::{AllowedAddresses, TargetPolicy, host_of, is_public, port_of};
+use crate::exchange;
+use crate::exchange::content_range::ContentRange;
+use crate::exchange::redirect::{next_link, resolve, same_origin};
+use crate::pull::referrers;
 
 /// `WWW-Authenticate`, one value a line.
 pub fn challenge(input: &[u8]) {
@@ -67,15 +69,12 @@ pub fn location(input: &[u8]) {
     );
     assert!(same_origin(&target, &target));
     assert_eq!(resolve(&base, &target.to_string()).as_ref(), Some(&target));
-    match Reach::default().judge(&target) {
-        Ok(Allowed::Any) => panic!("{target} was allowed all"),
-        Ok(Allowed::Public) => {
+    match TargetPolicy::default().check(&target) {
+        Ok(AllowedAddresses::Any) => panic!("{target} was allowed all"),
+        Ok(AllowedAddresses::Public) => {
             assert_eq!(target.scheme_str(), Some("https"));
             let address = host.parse::<std::net::IpAddr>();
-            assert!(
-                address.is_ok_and(crate::guard::is_public)
-                    || host.parse::<std::net::IpAddr>().is_err()
-            );
+            assert!(address.is_ok_and(is_public) || host.parse::<std::net::IpAddr>().is_err());
             assert!(host != "localhost");
         }
         Err(reason) => assert!(!reason.is_empty()),
@@ -98,7 +97,7 @@ pub fn referrers(input: &[u8]) {
         .map(|page| Bytes::copy_from_slice(page.as_bytes()))
         .collect();
     let only = (pages.len() == 1).then(|| pages[0].clone());
-    let Some(merged) = listing::merge(pages) else {
+    let Some(merged) = referrers::merge(pages) else {
         return;
     };
     assert!(

@@ -1,54 +1,41 @@
-//! A client of OCI registries: the pull side of Distribution v1.1.
+//! A client of OCI registries: the pull side of Distribution v1.1. It stores nothing.
 //!
-//! It resolves, fetches and resumes; it stores nothing. Layers, from the socket up: address guard and
-//! connect, TLS, one HTTP exchange with its time limits, authorization, retry, and the operations.
+//! The folders, from the socket up; a folder imports only folders above it in this list:
+//!
+//! - `dns`: bounded lookups that hold no thread.
+//! - `connect`: the SSRF guard, TCP, the HTTPS proxy, TLS, the connection pool.
+//! - `upstream`: the hosts of one registry, their health, the retry budget, the choice of a host.
+//! - `exchange`: one HTTP request with its time limits and redirects; bounded bodies.
+//! - `auth`: challenges, tokens, credentials and credential helpers. `upstream` holds their state.
+//! - `pull`: manifests, blobs, tags, referrers, access checks, probes.
+//! - `client`: the public interface, its configuration and reload.
 
 #![forbid(unsafe_code)]
 
-mod authorize;
-mod bandwidth;
-mod blob;
-mod challenge;
+mod auth;
 mod client;
-mod config;
 mod connect;
-mod credentials;
-mod distrust;
 mod dns;
 mod error;
 mod exchange;
-mod failover;
-mod fetches;
-mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod guard;
-mod guest;
-mod health;
-mod helper;
-mod listing;
-mod manifest;
 mod metrics;
-mod origin;
-mod probe;
-mod range;
-mod redirect;
-mod retry;
-mod room;
-mod stream;
-mod token;
-mod untrusted;
-mod upstreams;
+mod pull;
+mod regular_file;
+mod upstream;
 
-pub use client::{Client, Fetched, Known, Prepared};
-pub use config::{Address, Config, Upstream};
-pub use connect::{Resolve, Resolving};
-pub use credentials::{Credentials, DockerConfigError, basic_header, docker_config};
+pub use auth::credentials::{Credentials, DockerConfigError, basic_header, docker_config};
+pub use auth::identity::{ClientCredentials, Fingerprint};
+pub use client::config::{Config, Upstream, UpstreamAddress};
+pub use client::{Client, Prepared};
+pub use connect::certificate::{CertificateFault, certificate_fault};
+pub use connect::resolve::{Resolve, ResolveFuture};
 pub use error::{Error, Fault};
-pub use files::{open_file, open_file_with};
-pub use guest::{ClientCredentials, Fingerprint, Verdict, Wanted};
-pub use probe::{Answered, Probe};
-pub use stream::{BlobStream, Senders};
-pub use untrusted::{Untrusted, untrusted};
-pub use upstreams::default_url;
+pub use pull::access::{AccessDecision, Resource};
+pub use pull::blob_stream::{BlobSources, BlobStream};
+pub use pull::document::{DocumentResponse, Validators};
+pub use pull::probe::{HostProbe, ProbeResponse};
+pub use regular_file::{open_file, open_file_with};
+pub use upstream::directory::default_url;

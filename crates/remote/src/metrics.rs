@@ -1,4 +1,4 @@
-//! What the client counts; labels are bounded to configured upstreams, Docker Hub and `other`.
+//! The metrics of the client. Labels are bounded to configured upstreams, Docker Hub and `other`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// What a request was for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RequestKind {
     Manifest,
     Blob,
     Tags,
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Ping,
 }
 
-impl Kind {
+impl RequestKind {
     fn as_str(self) -> &'static str {
         match self {
             Self::Manifest => "manifest",
@@ -34,105 +34,104 @@ impl Kind {
     }
 }
 
-/// A kind of request, as far as it has a fate of its own: upstreams limit the rate of some and not of
-/// others.
+/// A kind of request and its method. Upstreams limit the rate of some operations and not of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Errand {
-    kind: Kind,
+pub(crate) struct Operation {
+    kind: RequestKind,
     head: bool,
 }
 
-impl Errand {
+impl Operation {
     /// How many there are.
     pub(crate) const COUNT: usize = 12;
 
-    pub(crate) const fn get(kind: Kind) -> Self {
+    pub(crate) const fn get(kind: RequestKind) -> Self {
         Self { kind, head: false }
     }
 
-    pub(crate) const fn head(kind: Kind) -> Self {
+    pub(crate) const fn head(kind: RequestKind) -> Self {
         Self { kind, head: true }
     }
 
     /// Below [`COUNT`](Self::COUNT).
     pub(crate) fn index(self) -> usize {
         let kind = match self.kind {
-            Kind::Manifest => 0,
-            Kind::Blob => 1,
-            Kind::Tags => 2,
-            Kind::Referrers => 3,
-            Kind::Token => 4,
-            Kind::Ping => 5,
+            RequestKind::Manifest => 0,
+            RequestKind::Blob => 1,
+            RequestKind::Tags => 2,
+            RequestKind::Referrers => 3,
+            RequestKind::Token => 4,
+            RequestKind::Ping => 5,
         };
         2 * kind + usize::from(self.head)
     }
 }
 
-/// Of a circuit breaker; what the gauge shows is the number.
+/// The state of a circuit breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum BreakerState {
     Closed,
     HalfOpen,
     Open,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByAddress {
+struct AddressLabels {
     upstream: String,
     address: String,
 }
 
-/// Shows the state of one address, or (of upstreams that nobody configured) adds to how many are out.
-pub(crate) struct StateGauge {
-    all: Family<ByAddress, Gauge>,
-    by: ByAddress,
+/// Shows the state of one address. For unconfigured upstreams, it counts the open circuits.
+pub(crate) struct BreakerGauge {
+    all: Family<AddressLabels, Gauge>,
+    by: AddressLabels,
     shared: bool,
     counted: std::sync::atomic::AtomicBool,
 }
 
-impl StateGauge {
-    pub(crate) fn set(&self, state: State) {
+impl BreakerGauge {
+    pub(crate) fn set(&self, state: BreakerState) {
         let gauge = self.all.get_or_create_owned(&self.by);
         if self.shared {
-            let out = state != State::Closed;
+            let out = state != BreakerState::Closed;
             if self.counted.swap(out, std::sync::atomic::Ordering::Relaxed) != out {
                 gauge.inc_by(if out { 1 } else { -1 });
             }
             return;
         }
         gauge.set(match state {
-            State::Closed => 0,
-            State::HalfOpen => 1,
-            State::Open => 2,
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
         });
     }
 }
 
-impl Drop for StateGauge {
+impl Drop for BreakerGauge {
     fn drop(&mut self) {
         if self.shared {
-            self.set(State::Closed);
+            self.set(BreakerState::Closed);
         } else {
-            // An address that a reload took away is not out for ever.
+            // An address that a reload removed has no state.
             self.all.remove(&self.by);
         }
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByUpstream {
+struct UpstreamLabels {
     upstream: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByRequest {
+struct RequestLabels {
     upstream: String,
     kind: &'static str,
     status: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByResult {
+struct ResultLabels {
     result: &'static str,
 }
 
@@ -171,7 +170,7 @@ impl LookupResult {
 /// Metrics of name resolution; clones share them.
 #[derive(Clone)]
 pub(crate) struct DnsMetrics {
-    lookups: Family<ByResult, Counter>,
+    lookups: Family<ResultLabels, Counter>,
     duration: Histogram,
 }
 
@@ -181,7 +180,7 @@ impl Default for DnsMetrics {
         let lookups = Family::default();
         for result in LookupResult::ALL {
             let result = result.as_str();
-            drop(lookups.get_or_create(&ByResult { result }));
+            drop(lookups.get_or_create(&ResultLabels { result }));
         }
         Self {
             lookups,
@@ -194,7 +193,7 @@ impl DnsMetrics {
     /// One lookup that the cache did not answer.
     pub(crate) fn ended(&self, result: LookupResult, took: Duration) {
         let result = result.as_str();
-        self.lookups.get_or_create(&ByResult { result }).inc();
+        self.lookups.get_or_create(&ResultLabels { result }).inc();
         self.duration.observe(took.as_secs_f64());
     }
 
@@ -218,14 +217,14 @@ impl DnsMetrics {
 #[derive(Clone, Default)]
 pub(crate) struct Metrics {
     pub(crate) dns: DnsMetrics,
-    requests: Family<ByRequest, Counter>,
-    received: Family<ByUpstream, Counter>,
-    retries: Family<ByUpstream, Counter>,
-    resumes: Family<ByUpstream, Counter>,
-    failovers: Family<ByUpstream, Counter>,
-    state: Family<ByAddress, Gauge>,
-    limit: Family<ByUpstream, Gauge>,
-    remaining: Family<ByUpstream, Gauge>,
+    requests: Family<RequestLabels, Counter>,
+    received: Family<UpstreamLabels, Counter>,
+    retries: Family<UpstreamLabels, Counter>,
+    resumes: Family<UpstreamLabels, Counter>,
+    failovers: Family<UpstreamLabels, Counter>,
+    state: Family<AddressLabels, Gauge>,
+    limit: Family<UpstreamLabels, Gauge>,
+    remaining: Family<UpstreamLabels, Gauge>,
     in_flight: Gauge,
 }
 
@@ -233,7 +232,7 @@ impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
             "requests",
-            "Requests to upstreams, by what for and class of status",
+            "Requests to upstreams, by kind and status class",
             self.requests.clone(),
         );
         let help = "Bytes of bodies received from upstreams";
@@ -245,18 +244,18 @@ impl Metrics {
         );
         registry.register(
             "resumes",
-            "Blobs continued after the upstream cut them",
+            "Blobs resumed after the upstream interrupted them",
             self.resumes.clone(),
         );
         registry.register(
             "failovers",
-            "Requests that another address answered than the one asked first",
+            "Requests answered by another address than the first one",
             self.failovers.clone(),
         );
         registry.register(
             "upstream_state",
-            "Circuit breaker of each address: 0 closed (asked), 1 half-open (on probation), 2 open (not asked); \
-             under \"other\", how many registries that are not configured are out",
+            "Circuit breaker of each address: 0 closed, 1 half-open (probing), 2 open; under \"other\", the number of \
+             unconfigured registries with an open circuit",
             self.state.clone(),
         );
         registry.register(
@@ -268,16 +267,16 @@ impl Metrics {
         registry.register("rate_limit_remaining", help, self.remaining.clone());
         registry.register(
             "fetches_in_flight",
-            "Blob fetches under way",
+            "Running blob fetches",
             self.in_flight.clone(),
         );
     }
 
-    /// The state of one address; without one, of all upstreams that nobody configured.
-    pub(crate) fn state(&self, label: &str, address: Option<&str>) -> StateGauge {
-        StateGauge {
+    /// The state of one address; without one, of all unconfigured upstreams.
+    pub(crate) fn state(&self, label: &str, address: Option<&str>) -> BreakerGauge {
+        BreakerGauge {
             all: self.state.clone(),
-            by: ByAddress {
+            by: AddressLabels {
                 upstream: label.to_owned(),
                 address: address.unwrap_or_default().to_owned(),
             },
@@ -288,7 +287,7 @@ impl Metrics {
 
     /// The metrics of one upstream, looked up once.
     pub(crate) fn upstream(&self, label: &str) -> UpstreamMetrics {
-        let by = ByUpstream {
+        let by = UpstreamLabels {
             upstream: label.to_owned(),
         };
         UpstreamMetrics {
@@ -314,7 +313,7 @@ pub(crate) struct UpstreamMetrics {
 
 impl UpstreamMetrics {
     /// One exchange; `status` is `None` when there was no answer.
-    pub(crate) fn request(&self, kind: Kind, status: Option<u16>) {
+    pub(crate) fn request(&self, kind: RequestKind, status: Option<u16>) {
         let status = match status {
             Some(429) => "429",
             Some(200..300) => "2xx",
@@ -323,7 +322,7 @@ impl UpstreamMetrics {
             Some(_) => "5xx",
             None => "none",
         };
-        let by = ByRequest {
+        let by = RequestLabels {
             upstream: self.label.to_string(),
             kind: kind.as_str(),
             status,
@@ -333,7 +332,7 @@ impl UpstreamMetrics {
 
     /// `ratelimit-limit` and `ratelimit-remaining`, as Docker Hub sends them: `100;w=21600`.
     pub(crate) fn rate_limit(&self, headers: &http::HeaderMap) {
-        let by = || ByUpstream {
+        let by = || UpstreamLabels {
             upstream: self.label.to_string(),
         };
         let number = |name: &str| {
@@ -348,17 +347,17 @@ impl UpstreamMetrics {
         }
     }
 
-    /// A blob fetch, counted as under way until the guard is dropped.
-    pub(crate) fn fetch(&self) -> InFlight {
+    /// Counts a blob fetch as running until the guard is dropped.
+    pub(crate) fn fetch(&self) -> FetchInFlight {
         self.all.in_flight.inc();
-        InFlight(self.all.in_flight.clone())
+        FetchInFlight(self.all.in_flight.clone())
     }
 }
 
-/// One blob fetch under way.
-pub(crate) struct InFlight(Gauge);
+/// One running blob fetch.
+pub(crate) struct FetchInFlight(Gauge);
 
-impl Drop for InFlight {
+impl Drop for FetchInFlight {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -61,7 +61,7 @@ fn an_upstream_goes_and_comes_back() -> Result<()> {
     let asked = hub.count(|_| true) as u64;
     // A probe that fails may be one request and its retries.
     assert!(asked <= 4 * probes, "{asked} requests to a dead upstream");
-    assert_eq!(pierhead.log().matches("upstream down").count(), 1);
+    assert_eq!(pierhead.log().matches("upstream unhealthy").count(), 1);
 
     hub.clear_faults();
     wait::until("a closed breaker", || {
@@ -69,7 +69,7 @@ fn an_upstream_goes_and_comes_back() -> Result<()> {
         Ok((metric(&pierhead, STATE)? == 0).then_some(()))
     })?;
     let log = pierhead.log();
-    for line in ["upstream down", "upstream back"] {
+    for line in ["upstream unhealthy", "upstream healthy again"] {
         assert_eq!(log.matches(line).count(), 1, "{line}:\n{log}");
     }
     assert_eq!(get(pierhead.address(), tag)?.header("x-cache"), Some("HIT"));

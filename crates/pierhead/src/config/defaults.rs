@@ -73,7 +73,7 @@ impl Config {
                 connections: proxy.max_connections,
                 connections_per_client: proxy.limits.connections_per_client,
                 upstream_bandwidth: remote.bandwidth,
-                upstream_fetches: remote.max_fetches,
+                upstream_fetches: proxy.limits.fetches,
                 fetches_per_client: proxy.limits.fetches_per_client,
                 answer_memory: proxy.limits.answer_memory,
                 answer_within: proxy.answer_within,

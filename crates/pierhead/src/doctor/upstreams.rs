@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Registry;
-use pierhead_remote::{Answered, Client, Error, Probe, Untrusted};
+use pierhead_remote::{CertificateFault, Client, Error, HostProbe, ProbeResponse};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -70,10 +70,10 @@ async fn one(client: &Client, name: &Registry) -> Vec<Finding> {
     for probe in &probes {
         let at = several.then_some(probe.address.as_str());
         findings.push(match &probe.result {
-            Ok(answered) => judge(&about, name, probe.has_login, at, answered, took),
+            Ok(answered) => judge(&about, name, probe.has_credentials, at, answered, took),
             Err(error) => failed(&about, name, Some((probe, at)), error),
         });
-        if let Ok(Answered {
+        if let Ok(ProbeResponse {
             date: Some(date), ..
         }) = &probe.result
         {
@@ -96,12 +96,12 @@ fn judge(
     name: &Registry,
     has_login: bool,
     at: Option<&str>,
-    answered: &Answered,
+    answered: &ProbeResponse,
     took: u128,
 ) -> Finding {
     let at = at.map(|at| format!("{at} ")).unwrap_or_default();
     match (answered.status, has_login) {
-        (200..=299, true) if answered.asked_to_log_in => Finding::ok(
+        (200..=299, true) if answered.demands_authentication => Finding::ok(
             about,
             format!("{at}answers in {took} ms, and the login works"),
         ),
@@ -154,18 +154,18 @@ fn mend_of_silence(url: &str) -> String {
 fn failed(
     about: &str,
     name: &Registry,
-    probe: Option<(&Probe, Option<&str>)>,
+    probe: Option<(&HostProbe, Option<&str>)>,
     error: &Error,
 ) -> Finding {
     let text = error.to_string();
     let what = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text);
-    let has_login = probe.is_some_and(|(probe, _)| probe.has_login);
+    let has_login = probe.is_some_and(|(probe, _)| probe.has_credentials);
     let what = match probe.and_then(|(_, at)| at) {
         Some(at) => format!("{at}: {what}"),
         None => what.to_owned(),
     };
     if let Error::Transport {
-        untrusted: Some(Untrusted::Clock),
+        certificate: Some(CertificateFault::Clock),
         ..
     } = error
     {

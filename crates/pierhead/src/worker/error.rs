@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use pierhead_bundle::api::Progress;
 use pierhead_oci::ErrorCode;
-use pierhead_remote::Untrusted;
+use pierhead_remote::CertificateFault;
 
 /// See the head of this module.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ pub(crate) enum Error {
     #[error("{message}")]
     Untrusted {
         /// Whose fault it is.
-        whose: Untrusted,
+        whose: CertificateFault,
         /// With whom, why, and the mend.
         message: String,
     },

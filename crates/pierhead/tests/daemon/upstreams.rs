@@ -75,7 +75,7 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     let layer = two.image.blobs[1].digest;
     let blob = two.get(&format!("blobs/{layer}")).await;
     assert!(blob.body == two.image.blobs[1].bytes);
-    two.daemon.logs("upstream down").await;
+    two.daemon.logs("upstream unhealthy").await;
     assert!(two.has_metric(&state(2)).await);
     // The log names each failing address with the image, until its circuit opens.
     two.daemon
@@ -85,14 +85,14 @@ async fn an_address_that_goes_and_comes_is_said_once_each_and_clients_see_nothin
     assert!(told <= 8, "{}", two.daemon.log());
     two.mirror.restart().await;
     soon("its return", async {
-        while two.said("upstream back after") == 0 {
+        while two.said("upstream healthy again after") == 0 {
             assert_eq!(two.get("manifests/1").await.status, 200);
         }
     })
     .await;
     assert!(two.has_metric(&state(0)).await);
-    assert_eq!(two.said("upstream down"), 1, "{}", two.daemon.log());
-    assert_eq!(two.said("upstream back after"), 1);
+    assert_eq!(two.said("upstream unhealthy"), 1, "{}", two.daemon.log());
+    assert_eq!(two.said("upstream healthy again after"), 1);
     assert!(!two.mirror.requests().is_empty());
 }
 

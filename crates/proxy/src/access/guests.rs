@@ -15,7 +15,7 @@ use http::request::Parts;
 use pierhead_cache::Fill;
 use pierhead_host::Panics;
 use pierhead_oci::{Digest, Endpoint, Name, Registry, Repository, Target};
-use pierhead_remote::{ClientCredentials, Verdict as Upstream, Wanted};
+use pierhead_remote::{AccessDecision, ClientCredentials, Resource};
 
 use super::basic::Basic;
 use super::known::{Known, Seal, Sealer};
@@ -42,7 +42,7 @@ struct State {
     sealer: Sealer,
     granted: Table<Seal, ()>,
     denied: Table<Seal, ()>,
-    flights: Flights<Seal, Result<Upstream, pierhead_remote::Error>>,
+    flights: Flights<Seal, Result<AccessDecision, pierhead_remote::Error>>,
     /// Which content a repository holds, as the registry says.
     holds: Known,
     /// From which registry all bytes of a content have come.
@@ -302,7 +302,7 @@ impl Asked<'_> {
             })
         });
         match flight?.answer().await.ok_or(Error::Internal)? {
-            Ok(Upstream::Granted) => {
+            Ok(AccessDecision::Granted) => {
                 state.metrics.count(Verdict::Granted);
                 state.granted.insert(right, (), state.lifetime);
                 if let Some(holding) = &holding {
@@ -310,7 +310,7 @@ impl Asked<'_> {
                 }
                 Ok(())
             }
-            Ok(Upstream::Denied) => {
+            Ok(AccessDecision::Denied) => {
                 state.metrics.count(Verdict::Denied);
                 state.denied.insert(right, (), DENIED.min(state.lifetime));
                 let (error, event) = (self.refused(peer), "the upstream refused a client's login");
@@ -325,7 +325,7 @@ impl Asked<'_> {
                 }
                 Err(error)
             }
-            Ok(Upstream::Absent) => Err(pierhead_remote::Error::NotFound {
+            Ok(AccessDecision::NotFound) => Err(pierhead_remote::Error::NotFound {
                 upstream: self.registry.to_string(),
             }
             .into()),
@@ -354,7 +354,7 @@ impl Asked<'_> {
         &self,
         inner: Arc<Inner>,
         credentials: ClientCredentials,
-    ) -> impl Future<Output = Result<Upstream, pierhead_remote::Error>> + Send + use<> {
+    ) -> impl Future<Output = Result<AccessDecision, pierhead_remote::Error>> + Send + use<> {
         let (registry, repository) = (self.registry.clone(), self.repository.clone());
         let (target, blob) = match &self.wish {
             Wish::Tag(target) => (Some(target.clone()), None),
@@ -364,8 +364,8 @@ impl Asked<'_> {
         };
         async move {
             let wanted = match (&target, &blob) {
-                (Some(target), _) => Wanted::Manifest(target),
-                (None, Some(digest)) => Wanted::Blob(digest),
+                (Some(target), _) => Resource::Manifest(target),
+                (None, Some(digest)) => Resource::Blob(digest),
                 // A list is the only way to learn who may read lists.
                 (None, None) => return inner.client.may_list(&registry, &repository).await,
             };

@@ -421,6 +421,11 @@ impl Limits {
         Ok(ticket)
     }
 
+    /// The download slots that the configuration allows.
+    pub(crate) fn max_fetches(&self) -> usize {
+        self.bounds.load().fetches.max(1)
+    }
+
     /// Waits for one of `all` download slots. Cancel safe.
     pub(crate) async fn turn(&self, ticket: Ticket, download: Download, all: usize) -> Turn {
         let bounds = self.bounds.load();

@@ -12,16 +12,17 @@ mod tests;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use moka::Expiry;
 use moka::sync::Cache;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{timeout, timeout_at};
 
-use crate::connect::{Resolve, Resolving};
+use crate::connect::resolve::{Resolve, ResolveFuture};
 use crate::metrics::{DnsMetrics, LookupResult};
 use name_servers::NameServers;
 pub(crate) use name_servers::SystemFiles;
@@ -30,7 +31,7 @@ pub(crate) use name_servers::SystemFiles;
 const LOOKUP_LIMIT: Duration = Duration::from_millis(2500);
 
 /// How long a lookup queues. The rest of its time is enough for a query.
-const TURN_LIMIT: Duration = Duration::from_secs(1);
+const QUEUE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of concurrent lookups of one resolver: enough for the waiting requests of eight clients. With a
 /// silent name server, each takes up to eight UDP sockets.
@@ -182,7 +183,7 @@ impl SystemResolver {
         }
         let started = Instant::now();
         // The semaphore is never closed.
-        let Ok(_turn) = timeout(TURN_LIMIT, shared.running.acquire()).await else {
+        let Ok(_permit) = timeout(QUEUE_LIMIT, shared.running.acquire()).await else {
             shared.metrics.ended(LookupResult::Busy, started.elapsed());
             return Err(LookupError::Busy);
         };
@@ -216,8 +217,7 @@ impl SystemResolver {
     }
 
     fn is_check_due(&self) -> bool {
-        let checked = &self.0.checked;
-        let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked = self.0.checked.lock();
         let due = checked.is_none_or(|at| at.elapsed() >= CHECK_INTERVAL);
         if due {
             *checked = Some(Instant::now());
@@ -252,7 +252,7 @@ impl SystemResolver {
 }
 
 impl Resolve for SystemResolver {
-    fn resolve(&self, host: String, port: u16) -> Resolving {
+    fn resolve(&self, host: String, port: u16) -> ResolveFuture {
         let resolver = self.clone();
         Box::pin(async move {
             let addresses = resolver.lookup(&host).await?;

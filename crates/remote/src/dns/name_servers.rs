@@ -66,7 +66,7 @@ impl SystemFiles {
     }
 }
 
-/// Addresses and their TTL.
+/// Candidates and their TTL.
 pub(super) struct Found {
     pub(super) addresses: Arc<[IpAddr]>,
     pub(super) ttl: Duration,

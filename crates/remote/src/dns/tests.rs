@@ -20,7 +20,7 @@ const LOOKUPS: usize = 32;
 enum FakeAnswer {
     Address(u8),
     /// With this TTL in seconds.
-    Lasting(u8, u32),
+    SharedLimits(u8, u32),
     NoSuchName,
     /// Answers after this delay.
     Late(Duration, u8),
@@ -87,7 +87,7 @@ impl NameServer {
                         delay = by;
                         address(last, 300);
                     }
-                    FakeAnswer::Lasting(last, ttl) => address(last, ttl),
+                    FakeAnswer::SharedLimits(last, ttl) => address(last, ttl),
                     FakeAnswer::NoSuchName => {
                         answer.metadata.response_code = ResponseCode::NXDomain
                     }
@@ -205,7 +205,7 @@ async fn a_silent_name_server_holds_no_thread_and_no_answer_that_is_known() {
 async fn answers_are_cached_for_their_time() {
     let server = NameServer::on_loopback(|name| match name {
         "a.example" => FakeAnswer::Address(1),
-        "short.example" => FakeAnswer::Lasting(2, 0),
+        "short.example" => FakeAnswer::SharedLimits(2, 0),
         _ => FakeAnswer::NoSuchName,
     })
     .await;
@@ -409,13 +409,13 @@ async fn a_change_of_the_files_is_noticed() {
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.1"]);
     system.write("resolv.conf", "# by DHCP\nnameserver 127.0.0.2");
     // As after the interval.
-    *resolver.0.checked.lock().unwrap() = None;
+    *resolver.0.checked.lock() = None;
     assert_eq!(lookup(&resolver, "a.example").await.unwrap(), ["192.0.2.2"]);
     // Malformed files change nothing.
     system.write(
         "resolv.conf",
         &format!("nameserver 127.0.0.1\nsearch {}", "x".repeat(100)),
     );
-    *resolver.0.checked.lock().unwrap() = None;
+    *resolver.0.checked.lock() = None;
     assert_eq!(lookup(&resolver, "b.example").await.unwrap(), ["192.0.2.2"]);
 }

@@ -69,7 +69,7 @@ async fn another_repository_needs_another_token() {
     let other = "up.example/library/other:latest"
         .parse()
         .expect("a reference");
-    soon(pair.client.manifest(&other, &Known::default()))
+    soon(pair.client.manifest(&other, &Validators::default()))
         .await
         .expect("a manifest");
     assert_eq!(token_requests(&pair), 2);
@@ -176,11 +176,14 @@ async fn a_token_server_in_trouble_is_the_upstreams_fault() {
         Fault::Replace("no".into()),
     ];
     all(faults, async |fault| {
-        let told = format!("{fault:?}");
+        let message = format!("{fault:?}");
         let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;
         pair.upstream.inject(fault.on_tokens());
         let fetched = pair.manifest().await;
-        assert!(fetched.is_err_and(|error| error.is_retryable()), "{told}");
+        assert!(
+            fetched.is_err_and(|error| error.is_retryable()),
+            "{message}"
+        );
     })
     .await;
     let pair = Pair::with(FakeRegistry::builder().token_auth(), |_, _| {}).await;

@@ -1,6 +1,6 @@
 //! Several addresses of one upstream: whichever can answer does, and the login of one is no other's.
 
-use pierhead_remote::{Address, ClientCredentials, Verdict, Wanted};
+use pierhead_remote::{AccessDecision, ClientCredentials, Resource, UpstreamAddress};
 use pierhead_testkit::registry::{Auth, Gate, Role, TokenAuth};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry as Metrics;
@@ -28,9 +28,9 @@ impl Two {
         let mut upstream = Upstream {
             url: mirror.url(),
             mirror: true,
-            others: vec![Address {
+            others: vec![UpstreamAddress {
                 url: registry.url(),
-                ..Address::default()
+                ..UpstreamAddress::default()
             }],
             trusted_hosts: vec!["http://127.0.0.1".to_owned()],
             ..Upstream::default()
@@ -56,9 +56,9 @@ impl Two {
         let upstream = Upstream {
             url: self.mirror.url(),
             mirror: true,
-            others: vec![Address {
+            others: vec![UpstreamAddress {
                 url: self.registry.url(),
-                ..Address::default()
+                ..UpstreamAddress::default()
             }],
             ..Upstream::default()
         };
@@ -75,8 +75,8 @@ impl Two {
         self.image.blobs[1].digest
     }
 
-    async fn manifest(&self) -> Result<Fetched, Error> {
-        let known = Known::default();
+    async fn manifest(&self) -> Result<DocumentResponse, Error> {
+        let known = Validators::default();
         soon(self.client.manifest(&reference(":latest"), &known)).await
     }
 
@@ -139,13 +139,13 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
             Fault::Header("content-encoding", "gzip".to_owned()),
         ],
         async |fault| {
-            let told = format!("{fault:?}");
+            let message = format!("{fault:?}");
             let two = Two::start().await;
             two.mirror.inject(fault.clone().on("*"));
             let fetched = tokio::time::timeout(Duration::from_secs(5), two.manifest()).await;
-            assert!(matches!(fetched, Ok(Ok(_))), "{told}: {fetched:?}");
+            assert!(matches!(fetched, Ok(Ok(_))), "{message}: {fetched:?}");
             two.pulls().await;
-            let known = Known::default();
+            let known = Validators::default();
             let (name, repository) = (name(), repository());
             let tags = two.client.tags(&name, &repository, &known);
             soon(tags).await.expect("tags");
@@ -154,7 +154,7 @@ async fn what_the_first_one_cannot_give_the_next_one_does() {
             assert_eq!(soon(size).await.expect("a size"), Some(SIZE as u64));
             assert!(
                 !two.metric("x_failovers_total")[0].ends_with(" 0"),
-                "{told}"
+                "{message}"
             );
         },
     )
@@ -239,9 +239,9 @@ async fn a_mirror_without_referrers_does_not_hide_those_of_the_registry() {
     let digest = two.registry.put_manifest(REPOSITORY, media_type, artifact);
     two.mirror
         .configure(|settings| settings.referrers_api = false);
-    let (name, repository, known) = (name(), repository(), Known::default());
+    let (name, repository, known) = (name(), repository(), Validators::default());
     let list = two.client.referrers(&name, &repository, &subject, &known);
-    let Ok(Fetched::Document { bytes, .. }) = soon(list).await else {
+    let Ok(DocumentResponse::Document { bytes, .. }) = soon(list).await else {
         panic!("no list");
     };
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -281,7 +281,7 @@ async fn a_blob_that_is_slow_goes_on_at_the_next_address() {
     assert_eq!(two.registry.gets_of(&two.layer()), 1);
 }
 
-/// Nobody here knows that bytes are wrong but who hashes them; told so, the next address is asked first.
+/// Nobody here knows that bytes are wrong but who hashes them; message so, the next address is asked first.
 #[tokio::test]
 async fn who_sent_wrong_bytes_is_asked_last() {
     let two = Two::start().await;
@@ -290,7 +290,7 @@ async fn who_sent_wrong_bytes_is_asked_last() {
     assert!(received != two.image.blobs[1].bytes);
     let (name, repository, layer) = (name(), repository(), two.layer());
     let stream = soon(two.client.blob(&name, &repository, &layer, 0)).await;
-    stream.expect("a stream").senders().sent_wrong();
+    stream.expect("a stream").sources().report_mismatch();
     two.pulls().await;
     // Broken off there, it rather goes on there.
     two.registry
@@ -420,7 +420,7 @@ async fn each_address_is_sent_its_own_login_only() {
     let upstream = Upstream {
         url: mirror.url(),
         mirror: true,
-        others: vec![Address {
+        others: vec![UpstreamAddress {
             url: registry.url(),
             credentials: Some(user("ann", "secret")),
             mirror: false,
@@ -434,7 +434,7 @@ async fn each_address_is_sent_its_own_login_only() {
     };
     let client = Client::new(config).expect("a good configuration");
     let reference = reference(":latest");
-    soon(client.manifest(&reference, &Known::default()))
+    soon(client.manifest(&reference, &Validators::default()))
         .await
         .expect("a manifest");
     assert!(mirror.count(|request| request.role == Role::Tokens) > 0);
@@ -447,14 +447,14 @@ async fn each_address_is_sent_its_own_login_only() {
     // Nor does a mirror see the login of a client, or judge one.
     mirror.clear_requests();
     let ann = ClientCredentials::basic("ann", "secret");
-    let wanted = Wanted::Manifest(&reference.target);
+    let resource = Resource::Manifest(&reference.target);
     let (name, repository) = (name(), repository());
-    let verdict = soon(client.authorize(&name, &repository, wanted, &ann)).await;
-    assert_eq!(verdict.expect("a verdict"), Verdict::Granted);
+    let decision = soon(client.authorize(&name, &repository, resource, &ann)).await;
+    assert_eq!(decision.expect("a decision"), AccessDecision::Granted);
     soon(
         client
             .on_behalf(&ann)
-            .manifest(&reference, &Known::default()),
+            .manifest(&reference, &Validators::default()),
     )
     .await
     .expect("a manifest");
@@ -491,7 +491,7 @@ async fn the_metrics_of_states_are_bounded() {
     for n in 0..3 {
         // Nobody answers at any of them.
         let stranger = format!("r{n}.invalid/a/b:c").parse().expect("a reference");
-        let known = Known::default();
+        let known = Validators::default();
         soon(two.client.manifest(&stranger, &known))
             .await
             .expect_err("no such host");

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::*;
 
 /// The parts of a document that came.
-fn document(fetched: Result<Fetched, Error>) -> (Vec<u8>, String, Digest, Option<String>) {
+fn document(fetched: Result<DocumentResponse, Error>) -> (Vec<u8>, String, Digest, Option<String>) {
     match fetched {
-        Ok(Fetched::Document {
+        Ok(DocumentResponse::Document {
             bytes,
             media_type,
             digest,
@@ -25,7 +25,11 @@ async fn a_manifest_comes_as_it_is_with_its_type_and_digest() {
     let pair = Pair::start().await;
     let root = pair.image.root_document();
     for target in [":latest".to_owned(), format!("@{}", root.digest)] {
-        let fetched = soon(pair.client.manifest(&reference(&target), &Known::default())).await;
+        let fetched = soon(
+            pair.client
+                .manifest(&reference(&target), &Validators::default()),
+        )
+        .await;
         let (bytes, media_type, digest, _) = document(fetched);
         assert_eq!(
             (bytes, media_type, digest),
@@ -57,12 +61,15 @@ async fn what_is_known_is_not_sent_again() {
     let pair = Pair::start().await;
     let (_, _, digest, etag) = document(pair.manifest().await);
     pair.upstream.clear_requests();
-    let known = Known {
+    let known = Validators {
         digest: Some(digest),
         etag,
     };
     let again = soon(pair.client.manifest(&reference(":latest"), &known)).await;
-    assert!(matches!(again, Ok(Fetched::Unchanged)), "{again:?}");
+    assert!(
+        matches!(again, Ok(DocumentResponse::NotModified)),
+        "{again:?}"
+    );
     assert_eq!(
         pair.upstream
             .requests()
@@ -92,7 +99,7 @@ async fn the_digest_is_computed_not_believed() {
     pair.upstream.inject(Fault::Corrupt(5).on_manifests());
     let by_digest = soon(
         pair.client
-            .manifest(&reference(&format!("@{root}")), &Known::default()),
+            .manifest(&reference(&format!("@{root}")), &Validators::default()),
     )
     .await;
     assert!(
@@ -130,11 +137,14 @@ async fn a_manifest_that_is_cut_or_huge_is_an_error() {
     ];
     all(faults, async |fault| {
         let pair = Pair::start().await;
-        let told = format!("{fault:?}");
+        let message = format!("{fault:?}");
         pair.upstream.inject(fault.on_manifests());
         let fetched = pair.manifest().await;
-        assert!(fetched.is_err_and(|error| error.is_retryable()), "{told}");
-        assert!(pair.upstream.requests().len() < 20, "{told}");
+        assert!(
+            fetched.is_err_and(|error| error.is_retryable()),
+            "{message}"
+        );
+        assert!(pair.upstream.requests().len() < 20, "{message}");
     })
     .await;
 }
@@ -226,7 +236,13 @@ async fn tags_come_complete_over_all_pages() {
     }
     pair.upstream
         .configure(|settings| settings.tags_page = Some(2));
-    let tags = async || soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    let tags = async || {
+        soon(
+            pair.client
+                .tags(&name(), &repository(), &Validators::default()),
+        )
+        .await
+    };
     let list: Value = serde_json::from_slice(&document(tags().await).0).expect("JSON");
     assert_eq!(list["tags"], json!(["1", "10", "2", "3", "latest"]));
 
@@ -253,7 +269,11 @@ async fn a_link_to_another_host_is_not_followed() {
     );
     pair.upstream
         .inject(Fault::Header("link", away).on("*/tags/list"));
-    let listed = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+    let listed = soon(
+        pair.client
+            .tags(&name(), &repository(), &Validators::default()),
+    )
+    .await;
     assert!(matches!(listed, Err(Error::Protocol { .. })), "{listed:?}");
     assert_eq!(other.requests().len(), 0);
 }
@@ -266,7 +286,11 @@ async fn pages_that_go_in_a_circle_end() {
         let link = format!("</v2/{REPOSITORY}/tags/list?n=1000{last}>; rel=next");
         pair.upstream
             .inject(Fault::Header("link", link).on("*/tags/list"));
-        let listed = soon(pair.client.tags(&name(), &repository(), &Known::default())).await;
+        let listed = soon(
+            pair.client
+                .tags(&name(), &repository(), &Validators::default()),
+        )
+        .await;
         assert!(matches!(listed, Err(Error::Protocol { .. })), "{listed:?}");
     }
     assert_eq!(pair.upstream.requests().len(), 3);
@@ -288,7 +312,7 @@ async fn referrers_come_by_the_api_or_the_tag() {
         let fetched =
             soon(
                 pair.client
-                    .referrers(&name(), &repository(), digest, &Known::default()),
+                    .referrers(&name(), &repository(), digest, &Validators::default()),
             )
             .await;
         let (bytes, media_type, ..) = document(fetched);
@@ -321,9 +345,9 @@ async fn an_image_under_the_referrers_tag_is_no_list_of_them() {
     let tag = subject.to_string().replace(':', "-");
     let root = pair.image.root;
     pair.upstream.tag(REPOSITORY, &tag, root);
-    let (name, repository, known) = (name(), repository(), Known::default());
+    let (name, repository, known) = (name(), repository(), Validators::default());
     let list = pair.client.referrers(&name, &repository, &subject, &known);
-    let Ok(Fetched::Document { bytes, .. }) = soon(list).await else {
+    let Ok(DocumentResponse::Document { bytes, .. }) = soon(list).await else {
         panic!("no list");
     };
     let index: Value = serde_json::from_slice(&bytes).expect("JSON");

@@ -4,15 +4,17 @@ mod access;
 mod addresses;
 mod blobs;
 mod documents;
-mod guests;
 mod network;
+mod pass_through;
 mod reach;
-mod upkeep;
+mod reload;
 
 use std::time::Duration;
 
 use pierhead_oci::{Digest, Hasher, Reference, Registry, Repository};
-use pierhead_remote::{BlobStream, Client, Config, Credentials, Error, Fetched, Known, Upstream};
+use pierhead_remote::{
+    BlobStream, Client, Config, Credentials, DocumentResponse, Error, Upstream, Validators,
+};
 use pierhead_testkit::images::Image;
 use pierhead_testkit::registry::{Builder, FakeRegistry, Fault};
 
@@ -64,10 +66,10 @@ impl Pair {
         self.image.blobs[1].digest
     }
 
-    async fn manifest(&self) -> Result<Fetched, Error> {
+    async fn manifest(&self) -> Result<DocumentResponse, Error> {
         soon(
             self.client
-                .manifest(&reference(":latest"), &Known::default()),
+                .manifest(&reference(":latest"), &Validators::default()),
         )
         .await
     }

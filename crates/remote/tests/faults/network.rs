@@ -96,15 +96,18 @@ async fn https_goes_through_the_proxy_with_its_password() {
 #[tokio::test]
 async fn a_proxy_that_refuses_is_named_without_its_password() {
     let (pair, _proxy, _file) = behind("HTTP/1.1 407 Who are you\r\n\r\n", &[]).await;
-    let told = pair.manifest().await.expect_err("refused").to_string();
-    assert!(told.contains("proxy") && !told.contains("s3cret"), "{told}");
+    let message = pair.manifest().await.expect_err("refused").to_string();
+    assert!(
+        message.contains("proxy") && !message.contains("s3cret"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
 async fn hosts_without_proxy_are_reached_directly() {
     let (pair, proxy, _file) = behind(OPEN, &["registry.invalid"]).await;
-    let told = pair.manifest().await.expect_err("no such host").to_string();
-    assert!(told.contains("resolved"), "{told}");
+    let message = pair.manifest().await.expect_err("no such host").to_string();
+    assert!(message.contains("resolved"), "{message}");
     assert!(proxy.heads().is_empty());
 }
 
@@ -126,7 +129,7 @@ async fn the_guard_judges_names_before_the_proxy_sees_them() {
         let reference = format!("{host}:443/a/b:latest")
             .parse()
             .expect("a reference");
-        let fetched = soon(client.manifest(&reference, &Known::default())).await;
+        let fetched = soon(client.manifest(&reference, &Validators::default())).await;
         assert!(matches!(fetched, Err(Error::Forbidden { .. })), "{host}");
     }
     assert!(proxy.heads().is_empty());
@@ -205,7 +208,7 @@ impl Names {
 }
 
 impl pierhead_remote::Resolve for Names {
-    fn resolve(&self, host: String, port: u16) -> pierhead_remote::Resolving {
+    fn resolve(&self, host: String, port: u16) -> pierhead_remote::ResolveFuture {
         let mut names = self.0.lock().expect("not poisoned");
         let answer = match (names.get_mut(&host), host.parse()) {
             (Some(answers), _) if answers.len() > 1 => answers.pop(),
@@ -253,7 +256,7 @@ async fn a_name_that_turns_internal_is_not_followed_there() {
         "translated.example",
     ] {
         let reference = format!("{host}:{port}/a/b:latest").parse().expect("one");
-        let fetched = soon(client.manifest(&reference, &Known::default())).await;
+        let fetched = soon(client.manifest(&reference, &Validators::default())).await;
         assert!(
             matches!(fetched, Err(Error::Forbidden { .. })),
             "{host}: {fetched:?}"
@@ -319,7 +322,7 @@ async fn behind_a_proxy_the_guard_judges_addresses_too() {
     .expect("a good configuration");
     let fetch = async |host: &str| {
         let reference = format!("{host}/a/b:latest").parse().expect("a reference");
-        soon(client.manifest(&reference, &Known::default())).await
+        soon(client.manifest(&reference, &Validators::default())).await
     };
     let fetched = fetch("inside.example").await;
     assert!(

@@ -19,7 +19,7 @@ fn anywhere() -> Client {
 async fn an_upstream_that_goes_and_comes_is_found_again() {
     let pair = Pair::start().await;
     pair.manifest().await.expect("a manifest");
-    // Connections that were kept are dead after this, and nobody told the client.
+    // Connections that were kept are dead after this, and nobody message the client.
     pair.upstream.stop().await;
     pair.upstream.restart().await;
     pair.manifest().await.expect("a manifest");
@@ -91,10 +91,10 @@ async fn tls_needs_an_authority_that_is_trusted() {
         .expect("a configuration")
     };
     // The token server is another host to TLS, and has the same authority.
-    soon(client(true).manifest(&reference(":latest"), &Known::default()))
+    soon(client(true).manifest(&reference(":latest"), &Validators::default()))
         .await
         .expect("a manifest");
-    let refused = soon(client(false).manifest(&reference(":latest"), &Known::default())).await;
+    let refused = soon(client(false).manifest(&reference(":latest"), &Validators::default())).await;
     assert!(refused.is_err_and(|error| matches!(error, Error::Transport { .. })));
 }
 
@@ -140,7 +140,7 @@ async fn internal_hosts_are_reached_only_when_configured() {
         let reference = format!("{host}:{port}/{REPOSITORY}:latest")
             .parse()
             .expect("a reference");
-        let fetched = soon(anywhere().manifest(&reference, &Known::default())).await;
+        let fetched = soon(anywhere().manifest(&reference, &Validators::default())).await;
         assert!(
             matches!(fetched, Err(Error::Forbidden { .. })),
             "{host}: {fetched:?}"

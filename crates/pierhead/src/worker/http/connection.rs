@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use pierhead_remote::Untrusted;
+use pierhead_remote::CertificateFault;
 use rustls::{ClientConnection, StreamOwned};
 use rustls_pki_types::ServerName;
 
@@ -31,12 +31,12 @@ const MAX_HEADERS: usize = 100;
 const BUFFER: usize = 64 << 10;
 
 /// What the user of this machine can do about it.
-fn mend(whose: Untrusted) -> &'static str {
+fn mend(whose: CertificateFault) -> &'static str {
     match whose {
-        Untrusted::Issuer => {
+        CertificateFault::Issuer => {
             ": name its authority by --ca FILE (for a self-signed certificate, that certificate)"
         }
-        Untrusted::Authority => " (docs/operations.md has the command)",
+        CertificateFault::Authority => " (docs/operations.md has the command)",
         _ => "",
     }
 }
@@ -123,7 +123,7 @@ impl Connection {
     ) -> Result<Answer, Error> {
         let url = server.url();
         let doing = format!("the connection to {url} broke");
-        let broke = |error: io::Error| match pierhead_remote::untrusted(&error) {
+        let broke = |error: io::Error| match pierhead_remote::certificate_fault(&error) {
             Some((whose, hint)) => Error::Untrusted {
                 whose,
                 message: format!("TLS with {url} failed: {error}{hint}{}", mend(whose)),

@@ -1,0 +1,138 @@
+//! The credentials of a client, and the identity of requests that are made on its behalf (pass-through).
+
+use std::fmt;
+
+use ring::hmac;
+use ring::rand::SystemRandom;
+use zeroize::Zeroizing;
+
+use crate::auth::credentials::Credentials;
+use crate::error::Error;
+
+/// The credentials that a client sends, or none. `Debug` prints nothing of them; memory is zeroised on drop.
+/// The caller bounds their length.
+#[derive(Clone)]
+pub struct ClientCredentials(Option<UserPassword>);
+
+#[derive(Clone)]
+struct UserPassword {
+    user: Zeroizing<String>,
+    password: Zeroizing<String>,
+}
+
+impl ClientCredentials {
+    /// A client without credentials.
+    pub fn anonymous() -> Self {
+        Self(None)
+    }
+
+    /// User and password, as in the `Authorization: Basic` of a client.
+    pub fn basic(user: &str, password: &str) -> Self {
+        Self(Some(UserPassword {
+            user: Zeroizing::new(user.to_owned()),
+            password: Zeroizing::new(password.to_owned()),
+        }))
+    }
+
+    /// Whether the client sends no credentials.
+    pub fn is_anonymous(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl fmt::Debug for ClientCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClientCredentials(…)")
+    }
+}
+
+/// Stands for credentials in tables and reveals nothing of them: a keyed hash whose key never leaves this
+/// process and changes with each start.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fingerprint(…)")
+    }
+}
+
+/// The key of all fingerprints of one client.
+pub(crate) struct FingerprintKey(hmac::Key);
+
+impl FingerprintKey {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        key.map(Self).map_err(|_| Error::Config {
+            what: "the system gives no random numbers".to_owned(),
+        })
+    }
+
+    /// Takes some microseconds.
+    pub(crate) fn fingerprint(&self, credentials: &ClientCredentials) -> Fingerprint {
+        let mut context = hmac::Context::with_key(&self.0);
+        if let Some(UserPassword { user, password }) = &credentials.0 {
+            // The length keeps pairs apart that are equal when joined.
+            context.update(&user.len().to_be_bytes());
+            context.update(user.as_bytes());
+            context.update(password.as_bytes());
+        }
+        let mut hash = [0; 32];
+        hash.copy_from_slice(context.sign().as_ref());
+        Fingerprint(hash)
+    }
+}
+
+/// The client on whose behalf an upstream is asked.
+pub(crate) struct ClientIdentity {
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) fingerprint: Fingerprint,
+}
+
+impl ClientIdentity {
+    pub(crate) fn new(credentials: &ClientCredentials, fingerprint: Fingerprint) -> Self {
+        let basic = |pair: &UserPassword| Credentials::Basic {
+            user: String::clone(&pair.user),
+            password: pair.password.clone(),
+        };
+        Self {
+            credentials: credentials.0.as_ref().map(basic),
+            fingerprint,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_logins_apart_and_keys_too() {
+        let (sealer, other) = (
+            FingerprintKey::new().unwrap(),
+            FingerprintKey::new().unwrap(),
+        );
+        let all = [
+            ClientCredentials::anonymous(),
+            ClientCredentials::basic("", ""),
+            ClientCredentials::basic("ab", "c"),
+            ClientCredentials::basic("a", "bc"),
+            ClientCredentials::basic("ab", "d"),
+        ];
+        let prints: std::collections::HashSet<_> =
+            all.iter().map(|one| sealer.fingerprint(one)).collect();
+        assert_eq!(prints.len(), all.len());
+        for one in &all {
+            assert_eq!(sealer.fingerprint(one), sealer.fingerprint(&one.clone()));
+            assert_ne!(sealer.fingerprint(one), other.fingerprint(one));
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_login_is_printed() {
+        let credentials = ClientCredentials::basic("name", "hush");
+        let print = FingerprintKey::new().unwrap().fingerprint(&credentials);
+        let text = format!("{credentials:?} {print:?}");
+        assert_eq!(text, "ClientCredentials(…) Fingerprint(…)");
+    }
+}

@@ -1,0 +1,9 @@
+//! Authentication at an upstream: what it demands, and what is sent to it.
+
+pub(crate) mod authenticate;
+pub(crate) mod challenge;
+pub(crate) mod credentials;
+pub(crate) mod helper;
+pub(crate) mod identity;
+pub(crate) mod state;
+pub(crate) mod token;

@@ -1,0 +1,97 @@
+//! What is known of the authentication at one host, so that most requests need no round trip to learn it.
+
+use http::Uri;
+use pierhead_oci::Repository;
+use tokio::time::Instant;
+
+use crate::auth::credentials::Credentials;
+
+#[derive(Default)]
+pub(crate) struct AuthState {
+    /// `None` before the first challenge.
+    pub(crate) scheme: Option<AuthScheme>,
+    pub(crate) helper_credentials: Option<HelperCredentials>,
+}
+
+/// The result of a credential helper, until it is asked again.
+pub(crate) struct HelperCredentials {
+    /// `None`: the helper failed.
+    pub(crate) credentials: Option<Credentials>,
+    pub(crate) expires: Instant,
+}
+
+/// The authentication that a host demands.
+#[derive(Clone)]
+pub(crate) enum AuthScheme {
+    Basic,
+    Bearer {
+        realm: Uri,
+        service: Option<String>,
+        scope: Scope,
+    },
+}
+
+/// The scope that a token of this host needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// `repository:<prefix><name>:pull`; upstreams under a path prefix know the repository by a longer name.
+    Repository { prefix: String },
+    /// The same for all repositories.
+    Fixed(String),
+}
+
+impl Scope {
+    /// Never more than the right to pull, whatever the challenge names.
+    pub(crate) fn of(named: Option<&str>, repository: &Repository) -> Self {
+        let Some(named) = named.map(str::trim).filter(|named| !named.is_empty()) else {
+            return Self::Repository {
+                prefix: String::new(),
+            };
+        };
+        match named.strip_prefix("repository:") {
+            Some(rest) => {
+                let name = rest.split(':').next().unwrap_or_default();
+                let prefix = name.strip_suffix(repository.as_str()).unwrap_or_default();
+                Self::Repository {
+                    prefix: prefix.to_owned(),
+                }
+            }
+            None => Self::Fixed(named.to_owned()),
+        }
+    }
+
+    pub(crate) fn text(&self, repository: &Repository) -> String {
+        match self {
+            Self::Repository { prefix } => format!("repository:{prefix}{repository}:pull"),
+            Self::Fixed(text) => text.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_follow_the_challenge_but_only_pull() {
+        let name: Repository = "library/redis".parse().unwrap();
+        let other: Repository = "a/b".parse().unwrap();
+        for (named, expected) in [
+            (None, "repository:a/b:pull"),
+            (Some(" "), "repository:a/b:pull"),
+            (Some("repository:library/redis:pull"), "repository:a/b:pull"),
+            (
+                Some("repository:library/redis:pull,push,delete"),
+                "repository:a/b:pull",
+            ),
+            (
+                Some("repository:hub-cache/library/redis:pull"),
+                "repository:hub-cache/a/b:pull",
+            ),
+            (Some("repository:unrelated:pull"), "repository:a/b:pull"),
+            (Some("aws"), "aws"),
+        ] {
+            assert_eq!(Scope::of(named, &name).text(&other), expected, "{named:?}");
+        }
+    }
+}

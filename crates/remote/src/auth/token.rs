@@ -1,0 +1,345 @@
+//! Bearer tokens: fetched once for all waiting requests, cached until they expire, bounded in number.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use moka::ops::compute::Op;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+use pierhead_oci::Registry;
+use serde::Deserialize;
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use zeroize::Zeroizing;
+
+use crate::auth::identity::Fingerprint;
+use crate::error::Error;
+
+/// Cached tokens, over all upstreams; each has some 1 to 4 KiB.
+const CAPACITY: u64 = 512;
+
+/// Bound of the response of a token server, in bytes.
+pub(crate) const MAX_TOKEN_RESPONSE: usize = 64 << 10;
+
+/// The lifetime of a token whose server names none (Distribution token specification).
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
+
+/// Bound of a lifetime, so that a revoked right ends.
+const MAX_LIFETIME: Duration = Duration::from_secs(3600);
+
+/// How long a request waits for a new token while the old one is still valid.
+const RENEWAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long the old token is used after a renewal failed.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
+
+/// A bearer token.
+pub(crate) struct Token {
+    pub(crate) secret: Zeroizing<String>,
+    /// When a new token is fetched.
+    renew: Instant,
+    /// Until then this token is used while no new one can be fetched.
+    expires: Instant,
+}
+
+/// The scope of a token. A token goes only to the address that demanded it: a mirror must not see the registry's
+/// token, and the registry refuses a mirror's.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct TokenKey {
+    /// As configured: two upstreams may share an address, with credentials of their own.
+    pub(crate) registry: Registry,
+    /// The base URL that demands the token.
+    pub(crate) address: String,
+    /// The token server, and the service.
+    pub(crate) realm: Uri,
+    pub(crate) service: Option<String>,
+    /// `None`: the configured credentials, or none.
+    pub(crate) client: Option<Fingerprint>,
+    pub(crate) scope: String,
+}
+
+/// A token that is cached or being fetched.
+type TokenCell = Arc<OnceCell<Result<Arc<Token>, Error>>>;
+
+/// The tokens of all upstreams; the least recently used one leaves first.
+pub(crate) struct Tokens(Cache<TokenKey, TokenCell>);
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self(
+            Cache::builder()
+                .max_capacity(CAPACITY)
+                .eviction_policy(EvictionPolicy::lru())
+                .build(),
+        )
+    }
+}
+
+impl Tokens {
+    /// A valid token: the cached one, the one that is being fetched, or the one that `fetch` returns. A
+    /// `rejected` token counts as absent. All requests that waited for a failed fetch get its error; later
+    /// requests fetch again.
+    ///
+    /// Cancel safe: when the request that fetches is dropped, another waiting request takes over.
+    pub(crate) async fn get<F>(
+        &self,
+        key: &TokenKey,
+        rejected: Option<&Arc<Token>>,
+        fetch: impl FnOnce() -> F,
+    ) -> Result<Arc<Token>, Error>
+    where
+        F: Future<Output = Result<Arc<Token>, Error>>,
+    {
+        let (cell, old) = self.cell(key, rejected);
+        let Some(old) = old else {
+            return cell.get_or_init(fetch).await.clone();
+        };
+        let renewed = cell.get_or_init(|| async {
+            match tokio::time::timeout(RENEWAL_LIMIT, fetch()).await {
+                Ok(Err(error)) if !error.is_retryable() => Err(error),
+                Ok(Ok(token)) => Ok(token),
+                _ => Ok(Arc::new(old.extended())),
+            }
+        });
+        renewed.await.clone()
+    }
+
+    /// The cell of that token; and the old token that is due to be renewed, while it is still valid.
+    fn cell(
+        &self,
+        key: &TokenKey,
+        rejected: Option<&Arc<Token>>,
+    ) -> (TokenCell, Option<Arc<Token>>) {
+        let now = Instant::now();
+        let is_rejected =
+            |token: &Arc<Token>| rejected.is_some_and(|rejected| Arc::ptr_eq(rejected, token));
+        let is_usable = |cell: &TokenCell| match cell.get() {
+            None => true,
+            Some(Ok(token)) => token.renew > now && !is_rejected(token),
+            Some(Err(_)) => false,
+        };
+        if let Some(cell) = self.0.get(key).filter(is_usable) {
+            return (cell, None);
+        }
+        let mut old = None;
+        let result = self.0.entry_by_ref(key).and_compute_with(|entry| {
+            let Some(cell) = entry.map(moka::Entry::into_value) else {
+                return Op::Put(TokenCell::default());
+            };
+            if is_usable(&cell) {
+                return Op::Nop;
+            }
+            old = cell.get().and_then(|token| token.clone().ok());
+            old = old
+                .take()
+                .filter(|token| token.expires > now && !is_rejected(token));
+            Op::Put(TokenCell::default())
+        });
+        let cell = result.into_entry().map(moka::Entry::into_value);
+        (cell.unwrap_or_default(), old)
+    }
+}
+
+#[derive(Deserialize)]
+struct TokenResponse {
+    token: Option<Zeroizing<String>>,
+    access_token: Option<Zeroizing<String>>,
+    expires_in: Option<u64>,
+}
+
+impl Token {
+    /// Parses the JSON of a token server. `None` when it has no token that a header can carry.
+    ///
+    /// The lifetime begins now and not at `issued_at`, which comes from another clock. A new token is fetched
+    /// in the last tenth, so that no token expires on the way.
+    pub(crate) fn parse(json: &[u8]) -> Option<Self> {
+        let answer: TokenResponse = serde_json::from_slice(json).ok()?;
+        let filled = |token: &Zeroizing<String>| !token.is_empty();
+        let secret = answer
+            .token
+            .filter(filled)
+            .or(answer.access_token.filter(filled))?;
+        if !secret.bytes().all(|b| b.is_ascii_graphic()) {
+            return None;
+        }
+        let life = answer
+            .expires_in
+            .map_or(DEFAULT_LIFETIME, Duration::from_secs)
+            .clamp(Duration::from_secs(1), MAX_LIFETIME);
+        Some(Self {
+            secret,
+            renew: Instant::now() + life.mul_f64(0.9),
+            expires: Instant::now() + life,
+        })
+    }
+
+    /// The same token, for use while the token server fails.
+    fn extended(&self) -> Self {
+        Self {
+            secret: self.secret.clone(),
+            renew: (Instant::now() + RENEWAL_PAUSE).min(self.expires),
+            expires: self.expires,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn key(scope: &str) -> TokenKey {
+        TokenKey {
+            registry: "quay.io".parse().unwrap(),
+            address: "https://quay.io".into(),
+            realm: "https://quay.io/token".parse().unwrap(),
+            service: None,
+            client: None,
+            scope: scope.into(),
+        }
+    }
+
+    fn token(json: &str) -> Option<Arc<Token>> {
+        Token::parse(json.as_bytes()).map(Arc::new)
+    }
+
+    #[test]
+    fn answers_of_token_servers() {
+        let secret = |json| token(json).map(|token| token.secret.to_string());
+        assert_eq!(
+            secret(r#"{"token":"a","access_token":"b","expires_in":300}"#).as_deref(),
+            Some("a")
+        );
+        assert_eq!(
+            secret(r#"{"token":"","access_token":"b"}"#).as_deref(),
+            Some("b")
+        );
+        assert_eq!(
+            secret(r#"{"token":"a","expires_in":18446744073709551615}"#).as_deref(),
+            Some("a")
+        );
+        for json in [
+            "",
+            "{}",
+            r#"{"token":""}"#,
+            r#"{"token":"a\r\nb: c"}"#,
+            r#"{"token":7}"#,
+            r#"{"token":"a","expires_in":-1}"#,
+            r#"{"token":"a b"}"#,
+            "{\"token\":\"a\u{e9}\"}",
+            &"[".repeat(60_000),
+            &format!("{{\"token\":{}1{}}}", "[".repeat(200), "]".repeat(200)),
+        ] {
+            assert_eq!(secret(json), None, "{json}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_kept_until_it_expires_or_is_rejected() {
+        let tokens = Tokens::default();
+        let fetched = AtomicUsize::new(0);
+        let get = async |rejected: Option<&Arc<Token>>| {
+            let fetch = || async {
+                fetched.fetch_add(1, Ordering::Relaxed);
+                Ok(token(r#"{"token":"a","expires_in":100}"#).unwrap())
+            };
+            tokens.get(&key("x"), rejected, fetch).await.unwrap()
+        };
+        let first = get(None).await;
+        assert!(Arc::ptr_eq(&first, &get(None).await));
+        tokio::time::advance(Duration::from_secs(89)).await;
+        assert!(Arc::ptr_eq(&first, &get(None).await));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        let second = get(None).await;
+        assert_eq!(fetched.load(Ordering::Relaxed), 2);
+        let third = get(Some(&second)).await;
+        // Who still holds the second finds that it has been replaced already.
+        assert!(Arc::ptr_eq(&third, &get(Some(&second)).await));
+        assert_eq!(fetched.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_old_token_will_do_until_it_expires_while_none_can_be_had() {
+        let tokens = Tokens::default();
+        let key = key("x");
+        let fresh = || async { Ok(token(r#"{"token":"a","expires_in":1000}"#).unwrap()) };
+        let first = tokens.get(&key, None, fresh).await.unwrap();
+        let asked = AtomicUsize::new(0);
+        let down = || async {
+            asked.fetch_add(1, Ordering::Relaxed);
+            std::future::pending().await
+        };
+        tokio::time::advance(Duration::from_secs(901)).await;
+        for _ in 0..3 {
+            let get = tokens.get(&key, None, down);
+            let old = tokio::time::timeout(RENEWAL_LIMIT * 2, get).await;
+            assert_eq!(old.unwrap().unwrap().secret, first.secret);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "not at each request");
+        tokio::time::advance(RENEWAL_PAUSE).await;
+        let refused = || async {
+            Err(Error::Denied {
+                upstream: "x".into(),
+                status: 401,
+            })
+        };
+        assert!(tokens.get(&key, None, refused).await.is_err(), "a verdict");
+
+        let first = tokens.get(&key, None, fresh).await.unwrap();
+        tokio::time::advance(Duration::from_secs(901)).await;
+        let broken = || async {
+            Err(Error::Status {
+                upstream: "x".into(),
+                status: 503,
+            })
+        };
+        assert!(
+            tokens.get(&key, Some(&first), broken).await.is_err(),
+            "it was rejected"
+        );
+        tokens.get(&key, None, fresh).await.unwrap();
+        tokio::time::advance(Duration::from_secs(1001)).await;
+        assert!(tokens.get(&key, None, broken).await.is_err(), "expired");
+    }
+
+    #[tokio::test]
+    async fn one_fetch_for_all_who_wait_also_when_it_fails() {
+        let tokens = Tokens::default();
+        let fetched = AtomicUsize::new(0);
+        let fetch = || async {
+            fetched.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            Err(Error::NotFound {
+                upstream: "x".into(),
+            })
+        };
+        let key = key("x");
+        let all = (0..10).map(|_| tokens.get(&key, None, fetch));
+        let results = futures_util::future::join_all(all).await;
+        assert!(results.iter().all(Result::is_err));
+        assert_eq!(fetched.load(Ordering::Relaxed), 1);
+        assert!(tokens.get(&key, None, fetch).await.is_err());
+        assert_eq!(
+            fetched.load(Ordering::Relaxed),
+            2,
+            "a failure is not remembered"
+        );
+    }
+
+    #[tokio::test]
+    async fn their_number_is_bounded() {
+        let tokens = Tokens::default();
+        for n in 0..2 * CAPACITY {
+            let fetch = || async { Ok(token(r#"{"token":"a"}"#).unwrap()) };
+            tokens.get(&key(&n.to_string()), None, fetch).await.unwrap();
+            tokens.0.run_pending_tasks();
+        }
+        tokens.0.run_pending_tasks();
+        assert_eq!(tokens.0.entry_count(), CAPACITY);
+        let latest = key(&(2 * CAPACITY - 1).to_string());
+        assert!(tokens.0.contains_key(&latest));
+    }
+}

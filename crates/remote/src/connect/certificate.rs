@@ -1,0 +1,153 @@
+//! Why TLS refused a server's certificate. The reason names the clock where the clock is the likely cause.
+
+use std::io;
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustls::CertificateError;
+use rustls_pki_types::UnixTime;
+
+/// Whose fault the refusal of a certificate is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateFault {
+    /// This machine's clock, most likely: by it the certificate is not good yet, or ended years ago.
+    Clock,
+    /// This machine's: no authority that is trusted here issued the certificate.
+    Issuer,
+    /// The server's: it shows the certificate of an authority.
+    Authority,
+    /// The server's, or of the authorities that are trusted here.
+    Certificate,
+}
+
+/// Registries renew their certificates each few months: what ended so long ago by our clock is more often a wrong clock.
+const LONG: u64 = 365 * 24 * 3600;
+/// The last second that an HTTP date, and so a certificate, can name.
+const LAST: u64 = 253_402_300_799;
+
+/// Whose fault a failed handshake is, and a hint, when the certificate is the cause.
+pub fn certificate_fault(error: &io::Error) -> Option<(CertificateFault, String)> {
+    let cause = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let rustls::Error::InvalidCertificate(why) = cause else {
+        return None;
+    };
+    Some(match why {
+        CertificateError::NotValidYetContext { time, not_before } => (
+            CertificateFault::Clock,
+            format!(
+                "; by this machine's clock it is {}, and the certificate is good from {} on: {CLOCK}",
+                date(*time),
+                date(*not_before)
+            ),
+        ),
+        CertificateError::ExpiredContext { time, not_after } => {
+            let since = time.as_secs().saturating_sub(not_after.as_secs());
+            let (which, fix) = match since > LONG {
+                true => (CertificateFault::Clock, CLOCK),
+                false => (CertificateFault::Certificate, RENEW),
+            };
+            let (now, end) = (date(*time), date(*not_after));
+            let hint = format!(
+                "; by this machine's clock it is {now}, and the certificate was good until {end}: {fix}"
+            );
+            (which, hint)
+        }
+        CertificateError::UnknownIssuer => (CertificateFault::Issuer, ISSUER.to_owned()),
+        // rustls wraps the error of webpki, which is no dependency here.
+        CertificateError::Other(other) if format!("{other:?}").contains("CaUsedAsEndEntity") => {
+            (CertificateFault::Authority, AUTHORITY.to_owned())
+        }
+        _ => (CertificateFault::Certificate, String::new()),
+    })
+}
+
+const CLOCK: &str = "the clock is wrong, most likely. Set it (`timedatectl set-ntp true`, or chrony; a DPU without a clock \
+                     of its own takes the time from its host or by NTP). If it is right, the server needs a new certificate";
+const ISSUER: &str = "; no authority that is trusted here issued it";
+const AUTHORITY: &str = "; it is the certificate of an authority, which pierhead refuses of a server: the server needs one with \
+                         `basicConstraints=critical,CA:FALSE`";
+const RENEW: &str = "the server needs a new one, unless the clock is wrong";
+
+fn date(time: UnixTime) -> String {
+    httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(time.as_secs().min(LAST)))
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa};
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier as _;
+
+    use super::*;
+
+    fn fault_of(why: CertificateError) -> (CertificateFault, String) {
+        let error = io::Error::other(rustls::Error::InvalidCertificate(why));
+        certificate_fault(&error).unwrap()
+    }
+
+    #[test]
+    fn a_clock_years_off_is_told_from_a_certificate_that_ended() {
+        let at = |seconds| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+        let (now, year) = (1_800_000_000, 366 * 24 * 3600);
+        let (which, hint) = fault_of(CertificateError::NotValidYetContext {
+            time: at(now),
+            not_before: at(now + 1),
+        });
+        assert_eq!(which, CertificateFault::Clock);
+        assert!(hint.contains("Fri, 15 Jan 2027 08:00:00 GMT"), "{hint}");
+        assert!(hint.contains("Fri, 15 Jan 2027 08:00:01 GMT"), "{hint}");
+        assert!(hint.contains("the clock is wrong"), "{hint}");
+        for (since, expected) in [
+            (1, CertificateFault::Certificate),
+            (year, CertificateFault::Clock),
+        ] {
+            let (which, hint) = fault_of(CertificateError::ExpiredContext {
+                time: at(now),
+                not_after: at(now - since),
+            });
+            assert_eq!(which, expected, "{hint}");
+            assert!(hint.contains("clock is wrong"), "{hint}");
+        }
+        let (which, hint) = fault_of(CertificateError::BadSignature);
+        assert_eq!((which, hint.as_str()), (CertificateFault::Certificate, ""));
+        assert_eq!(certificate_fault(&io::Error::other("cut")), None);
+    }
+
+    /// What rustls says of a self-signed certificate, trusted or not.
+    fn refusal(is_ca: IsCa, trusted: bool) -> rustls::Error {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut about = CertificateParams::new(["a.b".to_owned()]).unwrap();
+        about.is_ca = is_ca;
+        let shown = about.self_signed(&key).unwrap();
+        about.distinguished_name.push(DnType::CommonName, "other");
+        let other = about.self_signed(&rcgen::KeyPair::generate().unwrap());
+        let root = if trusted {
+            shown.clone()
+        } else {
+            other.unwrap()
+        };
+        let mut roots = RootCertStore::empty();
+        roots.add(root.der().clone()).unwrap();
+        let provider = rustls::crypto::ring::default_provider().into();
+        let builder = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
+        let (name, now) = ("a.b".try_into().unwrap(), UnixTime::now());
+        let verifier = builder.build().unwrap();
+        let verdict = verifier.verify_server_cert(shown.der(), &[], &name, &[], now);
+        verdict.map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn the_certificate_of_an_authority_is_told_from_one_of_none_that_is_trusted() {
+        let authority = IsCa::Ca(BasicConstraints::Unconstrained);
+        let told = certificate_fault(&io::Error::other(refusal(authority, true))).unwrap();
+        assert_eq!(told, (CertificateFault::Authority, AUTHORITY.to_owned()));
+        let told =
+            certificate_fault(&io::Error::other(refusal(IsCa::ExplicitNoCa, false))).unwrap();
+        assert_eq!(told, (CertificateFault::Issuer, ISSUER.to_owned()));
+    }
+
+    #[test]
+    fn no_date_is_too_late_to_be_told() {
+        assert!(date(UnixTime::since_unix_epoch(Duration::MAX)).contains("9999"));
+    }
+}

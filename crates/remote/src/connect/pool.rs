@@ -1,0 +1,31 @@
+//! The pool of connections to the upstreams that one [`Connector`] may reach.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use crate::connect::Connector;
+
+/// Connections that are kept alive and shared.
+pub(crate) type HttpPool = Client<Connector, Full<Bytes>>;
+
+/// Bound of one read from a socket, and of a response's head. Larger buffers cost memory for each fetch and
+/// save nothing.
+const READ_BUFFER: usize = 128 << 10;
+
+/// Shorter than the keep-alive time of common servers.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
+
+/// HTTP/1.1 only: one TCP connection for each blob has the better throughput, and the kernel bounds its
+/// receive window.
+pub(crate) fn http_pool(connector: Connector) -> HttpPool {
+    Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_max_idle_per_host(8)
+        .http1_max_buf_size(READ_BUFFER)
+        .build(connector)
+}

@@ -1,0 +1,15 @@
+//! The interface of a resolver.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+
+/// Turns names into addresses.
+pub trait Resolve: Send + Sync + std::fmt::Debug {
+    /// All addresses of a host, with that port, the preferred one first. Called for every new connection.
+    fn resolve(&self, host: String, port: u16) -> ResolveFuture;
+}
+
+/// See [`Resolve::resolve`].
+pub type ResolveFuture = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;

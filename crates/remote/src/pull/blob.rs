@@ -1,0 +1,214 @@
+//! Requests for a blob from an offset on, and the ways in which upstreams respond to them.
+
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use hyper::body::Incoming;
+use pierhead_oci::{Digest, Repository};
+
+use crate::auth::authenticate::request;
+use crate::error::Error;
+use crate::exchange::content_range::ContentRange;
+use crate::exchange::{UpstreamResponse, refusal, require_identity};
+use crate::metrics::{Operation, RequestKind};
+use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::host::RegistryHost;
+use crate::upstream::retry::RetryPolicy;
+use crate::upstream::session::Session;
+
+/// A blob, and the hosts that may have it.
+#[derive(Clone)]
+pub(crate) struct BlobRequest {
+    pub(crate) candidates: Candidates,
+    repository: Repository,
+    digest: Digest,
+    path: String,
+}
+
+/// A response from some offset on.
+pub(crate) struct OpenedBlob {
+    /// The host that responded.
+    pub(crate) session: Session,
+    pub(crate) body: Option<Incoming>,
+    /// Bytes to discard: the upstream began before the offset.
+    pub(crate) skip: u64,
+    pub(crate) size: Option<u64>,
+}
+
+impl BlobRequest {
+    pub(crate) fn new(candidates: Candidates, repository: &Repository, digest: &Digest) -> Self {
+        Self {
+            candidates,
+            repository: repository.clone(),
+            digest: *digest,
+            path: format!("/v2/{repository}/blobs/{digest}"),
+        }
+    }
+
+    pub(crate) fn digest(&self) -> &Digest {
+        &self.digest
+    }
+
+    async fn ask(
+        &self,
+        session: &Session,
+        method: &Method,
+        offset: u64,
+    ) -> Result<UpstreamResponse, Error> {
+        let mut headers = HeaderMap::new();
+        if offset > 0 {
+            let range = HeaderValue::try_from(format!("bytes={offset}-"));
+            headers.insert(RANGE, range.map_err(|_| session.protocol("no range"))?);
+        }
+        let uri = session.url(&self.path)?;
+        request(
+            session,
+            RequestKind::Blob,
+            method,
+            uri,
+            headers,
+            &self.repository,
+        )
+        .await
+    }
+
+    /// Requests all from `offset`. `known` is the size in an earlier response, and `last` the host that has just
+    /// failed.
+    pub(crate) async fn open(
+        &self,
+        policy: RetryPolicy,
+        last: Option<&RegistryHost>,
+        offset: u64,
+        known: Option<u64>,
+    ) -> Result<OpenedBlob, Error> {
+        let operation = Operation::get(RequestKind::Blob);
+        // Wrong bytes weigh more than a broken connection, and that more than empty bodies.
+        let penalty = |host: &RegistryHost| {
+            let failed = last.is_some_and(|last| std::ptr::eq(last, host));
+            let mismatched = host.mismatches.contains(&self.digest);
+            let empty = host.health.is_sending_empty_bodies();
+            4 * u8::from(mismatched) + 2 * u8::from(failed) + u8::from(empty)
+        };
+        let asked = (operation, &self.repository);
+        try_hosts(&self.candidates, asked, policy, penalty, |session| {
+            self.open_at(session, offset, known)
+        })
+        .await
+    }
+
+    async fn open_at(
+        &self,
+        session: Session,
+        offset: u64,
+        known: Option<u64>,
+    ) -> Result<OpenedBlob, Error> {
+        let mut answer = self.ask(&session, &Method::GET, offset).await?;
+        if is_refused_part(&answer, offset) {
+            answer = self.ask(&session, &Method::GET, 0).await?;
+        }
+        let headers = answer.response.headers();
+        let range = content_range(headers);
+        let length = length(headers);
+        let (skip, size) = match (answer.response.status().as_u16(), range) {
+            (200, _) => (offset, length),
+            (206, Some(ContentRange::Part { first, last, total }))
+                if offset > 0 && first == offset =>
+            {
+                if length.is_some_and(|length| length != last - first + 1) {
+                    return Err(session.protocol("the length and the range of its answer differ"));
+                }
+                (0, total)
+            }
+            (206, _) => {
+                return Err(
+                    session.protocol(format!("it sent another part than the one from {offset}"))
+                );
+            }
+            (416, Some(ContentRange::Unsatisfied { total })) if total == offset => {
+                agree(&session, Some(total), known)?;
+                return Ok(OpenedBlob {
+                    session,
+                    body: None,
+                    skip: 0,
+                    size: Some(total),
+                });
+            }
+            (416, _) => {
+                return Err(session.protocol(format!("it has nothing from {offset} on")));
+            }
+            _ => return Err(refusal(&session, &answer)),
+        };
+        require_identity(&session, headers)?;
+        let size = agree(&session, size, known)?;
+        if size.is_some_and(|size| size < offset) {
+            return Err(session.protocol(format!("its blob ends before {offset}")));
+        }
+        session.budget.succeeded();
+        Ok(OpenedBlob {
+            session,
+            body: Some(answer.response.into_body()),
+            skip,
+            size,
+        })
+    }
+}
+
+/// Some registries refuse every range with an open end by a 416. A 416 that names a size before the offset is
+/// meant as such.
+fn is_refused_part(answer: &UpstreamResponse, offset: u64) -> bool {
+    let response = &answer.response;
+    let ends_before = matches!(
+        content_range(response.headers()),
+        Some(ContentRange::Unsatisfied { total }) if total <= offset
+    );
+    response.status() == StatusCode::RANGE_NOT_SATISFIABLE && offset > 0 && !ends_before
+}
+
+fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
+    let text = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    ContentRange::parse(text)
+}
+
+/// All hosts of an upstream must name the same size every time.
+fn agree(session: &Session, stated: Option<u64>, known: Option<u64>) -> Result<Option<u64>, Error> {
+    match (stated, known) {
+        (Some(stated), Some(known)) if stated != known => Err(session.protocol(format!(
+            "it said that the blob has {known} bytes, and now {stated}"
+        ))),
+        (stated, known) => Ok(stated.or(known)),
+    }
+}
+
+fn length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// The size, by HEAD.
+pub(crate) async fn size(
+    candidates: Candidates,
+    repository: &Repository,
+    digest: &Digest,
+) -> Result<Option<u64>, Error> {
+    let blob = &BlobRequest::new(candidates, repository, digest);
+    let operation = Operation::head(RequestKind::Blob);
+    let policy = RetryPolicy::DOCUMENT;
+    try_hosts(
+        &blob.candidates,
+        (operation, repository),
+        policy,
+        no_penalty,
+        |session| async move {
+            let answer = blob.ask(&session, &Method::HEAD, 0).await?;
+            match answer.response.status().as_u16() {
+                200 => {
+                    session.budget.succeeded();
+                    Ok(length(answer.response.headers()))
+                }
+                // Signed URLs of object stores are often good for GET alone.
+                400..500 if answer.is_cross_origin => Ok(None),
+                405 => Ok(None),
+                _ => Err(refusal(&session, &answer)),
+            }
+        },
+    )
+    .await
+}

@@ -1,0 +1,332 @@
+//! A blob as one stream, which resumes when its upstream interrupts it, within the retry budget.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use pierhead_oci::{Digest, Repository};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::error::Error;
+use crate::metrics::FetchInFlight;
+use crate::pull::blob::{BlobRequest, OpenedBlob};
+use crate::upstream::failover::Candidates;
+use crate::upstream::host::{RegistryHost, TimeLimits};
+use crate::upstream::retry::{RetryPolicy, next_wait};
+use crate::upstream::session::Session;
+
+/// The resumes in a row without progress before the stream fails. With the header limit of 4 s, they bridge
+/// the restart of an upstream.
+const RESUME_POLICY: RetryPolicy = RetryPolicy {
+    attempts: 6,
+    max_rate_limit_wait: Duration::from_secs(30),
+    max_down_wait: Duration::from_secs(10),
+};
+
+/// Fewer bytes than this in the stall time are a stall, whatever the minimum rate: a slow drip would hold
+/// its download slot for ever. This many bytes are progress.
+const MIN_PROGRESS: usize = 16 << 10;
+
+/// Silence for this part (1/n) of the stall time is enough to try another connection while a try is left, and
+/// to end a connection that has brought nothing yet: clients have no time limit of their own for a body.
+const SILENCE_DIVISOR: u32 = 3;
+
+/// The bytes that earn an upstream one more retry.
+const BYTES_PER_RETRY: usize = 256 << 10;
+
+/// Bytes that have to come within the stall time.
+fn min_bytes(limits: &TimeLimits) -> usize {
+    let millis = u64::try_from(limits.stall_timeout.as_millis()).unwrap_or(u64::MAX);
+    let least = limits.minimum_rate.saturating_mul(millis) / 1000;
+    usize::try_from(least).map_or(usize::MAX, |least| least.max(MIN_PROGRESS))
+}
+
+/// Opens a blob.
+pub(crate) async fn open(
+    candidates: Candidates,
+    repository: &Repository,
+    digest: &Digest,
+    offset: u64,
+) -> Result<BlobStream, Error> {
+    let first = candidates.first()?;
+    let in_flight = first.metrics.fetch();
+    let blob = BlobRequest::new(candidates, repository, digest);
+    let OpenedBlob {
+        session,
+        body,
+        skip,
+        size,
+    } = blob.open(RetryPolicy::BLOB, None, offset, None).await?;
+    let state = body.map_or(State::Ended, State::Reading);
+    Ok(BlobStream {
+        blob,
+        sources: vec![Arc::clone(&session.host)],
+        session,
+        size,
+        start: offset,
+        position: offset,
+        skip,
+        state,
+        delayed: None,
+        waited: Duration::ZERO,
+        recent_bytes: 0,
+        wait_began: None,
+        failures: 0,
+        stalls: 0,
+        advanced: 0,
+        uncredited: 0,
+        _in_flight: in_flight,
+    })
+}
+
+/// The hosts that sent a blob.
+pub struct BlobSources {
+    hosts: Vec<Arc<RegistryHost>>,
+    digest: Digest,
+}
+
+impl BlobSources {
+    /// The blob has another digest: its next fetch asks other hosts first, if there are any.
+    pub fn report_mismatch(&self) {
+        for host in &self.hosts {
+            host.mismatches.insert(self.digest);
+        }
+    }
+}
+
+type Resuming = Pin<Box<dyn Future<Output = Result<OpenedBlob, Error>> + Send>>;
+
+enum State {
+    Reading(Incoming),
+    /// Stored here and not on the stack of `next`, so that a caller that stops waiting can continue later. The
+    /// lock is never taken: it makes the stream `Sync` for its holders.
+    Resuming(Mutex<Resuming>),
+    Ended,
+}
+
+/// The bytes of a blob as they arrive: one unbroken run, whatever happens to the connections below.
+/// Dropping it ends the fetch.
+pub struct BlobStream {
+    blob: BlobRequest,
+    /// The host that sends.
+    session: Session,
+    /// The hosts that sent so far, each once.
+    sources: Vec<Arc<RegistryHost>>,
+    size: Option<u64>,
+    start: u64,
+    /// The offset of the next byte for the caller.
+    position: u64,
+    skip: u64,
+    state: State,
+    /// Bytes that the bandwidth cap delays.
+    delayed: Option<(Bytes, Instant)>,
+    /// The time that the stream waited, and the bytes that came, since the last progress.
+    waited: Duration,
+    recent_bytes: usize,
+    /// The start of the current wait, which continues with the next call of `next`.
+    wait_began: Option<Instant>,
+    failures: u32,
+    /// Stalls in a row.
+    stalls: usize,
+    /// Bytes since the last failure.
+    advanced: usize,
+    uncredited: usize,
+    _in_flight: FetchInFlight,
+}
+
+impl BlobStream {
+    /// Total bytes of the blob, whatever the offset; `None` when the upstream does not say.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The offset of the first byte, as requested. Earlier bytes of an upstream that cannot begin there are
+    /// discarded.
+    pub fn offset(&self) -> u64 {
+        self.start
+    }
+
+    /// The address that sends now, as the log and the metrics name it.
+    pub fn address(&self) -> &str {
+        self.session.health.address()
+    }
+
+    /// The hosts that sent so far.
+    pub fn sources(&self) -> BlobSources {
+        BlobSources {
+            hosts: self.sources.clone(),
+            digest: *self.blob.digest(),
+        }
+    }
+
+    /// The next bytes, not empty; `None` at the end. After an error there are no more.
+    ///
+    /// The bytes are not verified against the digest. At the end they are as many as [`size`](Self::size)
+    /// says. Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<Bytes, Error>> {
+        loop {
+            if let Some((_, when)) = &self.delayed {
+                let when = *when;
+                if Instant::now() < when {
+                    sleep_until(when).await;
+                }
+                if let Some((bytes, _)) = self.delayed.take() {
+                    return Some(Ok(bytes));
+                }
+            }
+            let step = match &mut self.state {
+                State::Ended => return None,
+                State::Resuming(resuming) => match resuming.get_mut().as_mut().await {
+                    Ok(opened) => self.resumed(opened),
+                    Err(error) => self.resume_after(error),
+                },
+                State::Reading(body) => {
+                    let limit = self.session.shared.limits.stall_timeout;
+                    let began = *self.wait_began.get_or_insert_with(Instant::now);
+                    let mut deadline = began + limit.saturating_sub(self.waited);
+                    if self.advanced == 0 || self.stalls < self.blob.candidates.count() {
+                        deadline = deadline.min(began + limit / SILENCE_DIVISOR);
+                    }
+                    let outcome = timeout_at(deadline, body.frame()).await;
+                    self.wait_began = None;
+                    self.waited += began.elapsed();
+                    match outcome {
+                        Ok(Some(Ok(frame))) => self.arrived(frame.into_data().unwrap_or_default()),
+                        Ok(Some(Err(error))) => {
+                            self.interrupted(&format!("the blob broke off: {error}"))
+                        }
+                        Ok(None) => self.ended(),
+                        Err(_) => self.stalled(),
+                    }
+                }
+            };
+            if let Err(error) = step {
+                self.state = State::Ended;
+                return Some(Err(error));
+            }
+        }
+    }
+
+    fn arrived(&mut self, mut bytes: Bytes) -> Result<(), Error> {
+        let session = &self.session;
+        session.metrics.received.inc_by(as_u64(bytes.len()));
+        self.recent_bytes += bytes.len();
+        if self.recent_bytes >= min_bytes(&session.shared.limits) {
+            (self.recent_bytes, self.waited, self.stalls) = (0, Duration::ZERO, 0);
+        }
+        let skipped = usize::try_from(self.skip).map_or(bytes.len(), |skip| skip.min(bytes.len()));
+        let reserved = session.shared.bandwidth.reserve(bytes.len());
+        bytes = bytes.split_off(skipped);
+        self.skip -= as_u64(skipped);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.position += as_u64(bytes.len());
+        if self.size.is_some_and(|size| self.position > size) {
+            session.mismatches.insert(*self.blob.digest());
+            return Err(session.protocol("its blob is longer than it said"));
+        }
+        let before = self.advanced;
+        self.advanced = self.advanced.saturating_add(bytes.len());
+        if self.advanced >= MIN_PROGRESS {
+            self.failures = 0;
+            if before < MIN_PROGRESS {
+                session.health.body_ended(true);
+            }
+        }
+        self.uncredited += bytes.len();
+        while self.uncredited >= BYTES_PER_RETRY {
+            self.uncredited -= BYTES_PER_RETRY;
+            session.budget.progressed();
+        }
+        self.delayed = Some((bytes, reserved));
+        Ok(())
+    }
+
+    fn ended(&mut self) -> Result<(), Error> {
+        if self.skip > 0 || self.size.is_some_and(|size| self.position < size) {
+            return self.interrupted("the blob ended early");
+        }
+        self.session.health.body_ended(true);
+        self.state = State::Ended;
+        Ok(())
+    }
+
+    fn interrupted(&mut self, why: &str) -> Result<(), Error> {
+        let error = self.broken(why);
+        self.resume_after(error)
+    }
+
+    fn broken(&self, why: &str) -> Error {
+        if self.advanced < MIN_PROGRESS {
+            self.session.health.body_ended(false);
+        }
+        self.session.transport(why)
+    }
+
+    /// The body stands still or is slower than the minimum rate.
+    fn stalled(&mut self) -> Result<(), Error> {
+        self.stalls += 1;
+        let limits = &self.session.shared.limits;
+        let (came, waited, stall) = (self.recent_bytes, self.waited, limits.stall_timeout);
+        let is_still = came < MIN_PROGRESS || waited < stall;
+        let why = match is_still {
+            true => format!("the blob stands still: {came} bytes in {waited:.1?}"),
+            false => format!(
+                "the blob is slow: {came} bytes in {stall:?}, and the minimum is {} a second",
+                limits.minimum_rate
+            ),
+        };
+        // A new connection or another host may be faster; after as many stalls as hosts, the stream fails.
+        if self.stalls > self.blob.candidates.count() {
+            return Err(self.broken(&why));
+        }
+        self.interrupted(&why)
+    }
+
+    /// Plans a resume, or fails with `error`.
+    fn resume_after(&mut self, error: Error) -> Result<(), Error> {
+        let session = &self.session;
+        let Some(wait) = next_wait(&error, self.failures, RESUME_POLICY, &session.budget) else {
+            return Err(error);
+        };
+        tracing::debug!(upstream = %session.name, at = self.position, %error, "resuming a blob");
+        session.metrics.resumes.inc();
+        // An interruption after progress is harmless: resume at once.
+        let wait = (self.failures > 0).then_some(wait);
+        self.failures += 1;
+        self.advanced = 0;
+        (self.recent_bytes, self.waited) = (0, Duration::ZERO);
+        let (blob, position, size) = (self.blob.clone(), self.position, self.size);
+        let last = Arc::clone(&session.host);
+        self.state = State::Resuming(Mutex::new(Box::pin(async move {
+            if let Some(wait) = wait {
+                sleep(wait).await;
+            }
+            blob.open(RetryPolicy::ONCE, Some(&last), position, size)
+                .await
+        })));
+        Ok(())
+    }
+
+    fn resumed(&mut self, opened: OpenedBlob) -> Result<(), Error> {
+        self.session = opened.session;
+        let host = &self.session.host;
+        if !self.sources.iter().any(|known| Arc::ptr_eq(known, host)) {
+            self.sources.push(Arc::clone(host));
+        }
+        self.skip = opened.skip;
+        self.size = opened.size;
+        self.state = opened.body.map_or(State::Ended, State::Reading);
+        Ok(())
+    }
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}

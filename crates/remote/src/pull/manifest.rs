@@ -1,0 +1,205 @@
+//! Manifests: conditional, bounded, and verified against every digest that is known.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CONTENT_TYPE, IF_NONE_MATCH};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use pierhead_oci::{Algorithm, Digest, Manifest, MediaType, Reference, Target};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::auth::authenticate::request;
+use crate::error::Error;
+use crate::exchange::{UpstreamResponse, read_into, refusal};
+use crate::metrics::{Operation, RequestKind};
+use crate::pull::document::{DocumentResponse, Validators, etag};
+use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::retry::RetryPolicy;
+use crate::upstream::session::Session;
+
+/// Every type that a client may accept: pierhead replays the manifest as the upstream has it.
+const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json, \
+    application/vnd.oci.artifact.manifest.v1+json";
+
+/// The headers of every request for a manifest.
+pub(crate) fn accept() -> HeaderMap {
+    HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(ACCEPTED))])
+}
+
+/// Fetches a manifest, unless the caller has it.
+pub(crate) async fn manifest(
+    candidates: &Candidates,
+    reference: &Reference,
+    known: &Validators,
+) -> Result<DocumentResponse, Error> {
+    let (kind, policy) = (RequestKind::Manifest, RetryPolicy::DOCUMENT);
+    // Docker Hub does not count a HEAD as a pull.
+    if let Some(digest) = &known.digest {
+        let is_same = try_hosts(
+            candidates,
+            (Operation::head(kind), reference),
+            policy,
+            no_penalty,
+            |session| async move { head(&session, kind, reference, digest).await },
+        );
+        if is_same.await? {
+            return Ok(DocumentResponse::NotModified);
+        }
+    }
+    let fetched = try_hosts(
+        candidates,
+        (Operation::get(kind), reference),
+        policy,
+        no_penalty,
+        |session| async move { get(&session, kind, reference, known).await },
+    );
+    Ok(fetched.await?.unless(known))
+}
+
+fn path(reference: &Reference) -> String {
+    format!(
+        "/v2/{}/manifests/{}",
+        reference.repository, reference.target
+    )
+}
+
+async fn ask(
+    session: &Session,
+    kind: RequestKind,
+    method: &Method,
+    reference: &Reference,
+    etag: Option<&str>,
+) -> Result<UpstreamResponse, Error> {
+    let mut headers = accept();
+    if let Some(etag) = etag.and_then(|etag| HeaderValue::from_str(etag).ok()) {
+        headers.insert(IF_NONE_MATCH, etag);
+    }
+    request(
+        session,
+        kind,
+        method,
+        session.url(&path(reference))?,
+        headers,
+        &reference.repository,
+    )
+    .await
+}
+
+/// Whether the upstream says that it has the known document. `false` when it has another one or does not say.
+async fn head(
+    session: &Session,
+    kind: RequestKind,
+    reference: &Reference,
+    known: &Digest,
+) -> Result<bool, Error> {
+    let answer = ask(session, kind, &Method::HEAD, reference, None).await?;
+    match answer.response.status().as_u16() {
+        200 => {
+            session.budget.succeeded();
+            Ok(claimed_digest(answer.response.headers()) == Some(*known))
+        }
+        // A GET would only repeat these.
+        401 | 403 | 404 | 429 | 500.. => Err(refusal(session, &answer)),
+        // This upstream does not support HEAD.
+        _ => Ok(false),
+    }
+}
+
+pub(crate) async fn get(
+    session: &Session,
+    kind: RequestKind,
+    reference: &Reference,
+    known: &Validators,
+) -> Result<DocumentResponse, Error> {
+    // A request is conditional on an `ETag` only.
+    let answer = ask(
+        session,
+        kind,
+        &Method::GET,
+        reference,
+        known.etag.as_deref(),
+    )
+    .await?;
+    match answer.response.status() {
+        StatusCode::OK => {}
+        StatusCode::NOT_MODIFIED if known.etag.is_some() => {
+            session.budget.succeeded();
+            return Ok(DocumentResponse::NotModified);
+        }
+        _ => return Err(refusal(session, &answer)),
+    }
+    let headers = answer.response.headers();
+    let claimed = claimed_digest(headers);
+    let etag = etag(headers);
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(MediaType::new);
+    let documents = &session.shared.documents;
+    let mut reservation = documents.reservation(Manifest::MAX_SIZE);
+    let bytes = read_into(session, answer.response, &mut reservation).await?;
+    let digest = verify(session, &bytes, &reference.target, claimed)?;
+    let media_type = content_type
+        .or_else(|| stated_type(&bytes))
+        .ok_or_else(|| session.protocol("its manifest says nowhere of which media type it is"))?;
+    session.budget.succeeded();
+    Ok(DocumentResponse::Document {
+        bytes: reservation.attach_to(bytes),
+        media_type,
+        digest,
+        etag,
+    })
+}
+
+/// The requested digest, else the claimed one, else SHA-256.
+fn verify(
+    session: &Session,
+    bytes: &Bytes,
+    target: &Target,
+    claimed: Option<Digest>,
+) -> Result<Digest, Error> {
+    let asked = match target {
+        Target::Digest(digest) => Some(*digest),
+        Target::Tag(_) => None,
+    };
+    for expected in [asked, claimed].into_iter().flatten() {
+        let actual = Digest::of(expected.algorithm(), bytes);
+        if actual != expected {
+            return Err(session.protocol(format!(
+                "its manifest has the digest {actual} and not {expected}"
+            )));
+        }
+    }
+    if let Some(digest) = asked.or(claimed) {
+        return Ok(digest);
+    }
+    // No digest vouches for it, and it may be the login page of a captive portal.
+    if !is_json_object(bytes) {
+        return Err(session.protocol("what it gives as a manifest is no JSON object"));
+    }
+    Ok(Digest::of(Algorithm::Sha256, bytes))
+}
+
+fn is_json_object(bytes: &[u8]) -> bool {
+    bytes.trim_ascii_start().starts_with(b"{")
+        && serde_json::from_slice::<IgnoredAny>(bytes).is_ok()
+}
+
+pub(crate) fn claimed_digest(headers: &HeaderMap) -> Option<Digest> {
+    headers
+        .get("docker-content-digest")?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}
+
+/// The media type in the document, for upstreams that send no `Content-Type`.
+fn stated_type(bytes: &[u8]) -> Option<MediaType> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Stated {
+        media_type: String,
+    }
+    MediaType::new(&serde_json::from_slice::<Stated>(bytes).ok()?.media_type)
+}

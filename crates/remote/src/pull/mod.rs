@@ -1,0 +1,11 @@
+//! The operations: one module for each kind of request.
+
+pub(crate) mod access;
+pub(crate) mod blob;
+pub(crate) mod blob_stream;
+pub(crate) mod document;
+pub(crate) mod manifest;
+pub(crate) mod pages;
+pub(crate) mod probe;
+pub(crate) mod referrers;
+pub(crate) mod tags;

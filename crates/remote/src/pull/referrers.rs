@@ -1,0 +1,187 @@
+//! Referrers: all pages of the list as one index, with the tag schema as the fallback.
+
+use bytes::Bytes;
+use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::metrics::{Operation, RequestKind};
+use crate::pull::document::{DocumentResponse, Validators};
+use crate::pull::manifest::get;
+use crate::pull::pages::{Pages, pages};
+use crate::upstream::failover::{Candidates, no_penalty, try_hosts};
+use crate::upstream::retry::{RetryPolicy, retrying};
+use crate::upstream::session::Session;
+
+/// Bytes of all pages of referrers together: the bound of a manifest. Their parsed form takes ten times as
+/// much.
+const MAX_REFERRERS_BYTES: usize = Manifest::MAX_SIZE;
+
+const EMPTY_INDEX: &[u8] =
+    br#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#;
+
+/// All referrers of a digest as one index, which may be empty.
+pub(crate) async fn referrers(
+    candidates: &Candidates,
+    registry: &Registry,
+    repository: &Repository,
+    digest: &Digest,
+    known: &Validators,
+) -> Result<DocumentResponse, Error> {
+    let (operation, policy) = (Operation::get(RequestKind::Referrers), RetryPolicy::ONCE);
+    let found = try_hosts(
+        candidates,
+        (operation, repository),
+        policy,
+        no_penalty,
+        |session| async move { referrers_at(&session, registry, repository, digest, known).await },
+    );
+    match found.await {
+        // Only when no host has any: a mirror may lack what the registry has.
+        Err(Error::NotFound { .. }) => {
+            let none = DocumentResponse::of(
+                &candidates.first()?,
+                EMPTY_INDEX.into(),
+                MediaType::OCI_INDEX,
+                None,
+            )?;
+            Ok(none.unless(known))
+        }
+        other => other,
+    }
+}
+
+/// `NotFound` when neither the API nor the tag has any.
+async fn referrers_at(
+    session: &Session,
+    registry: &Registry,
+    repository: &Repository,
+    digest: &Digest,
+    known: &Validators,
+) -> Result<DocumentResponse, Error> {
+    let path = format!("/v2/{repository}/referrers/{digest}");
+    let fetched = match pages(
+        session,
+        RequestKind::Referrers,
+        &path,
+        repository,
+        (MediaType::OCI_INDEX, MAX_REFERRERS_BYTES),
+        known,
+    )
+    .await
+    {
+        Ok(Pages::NotModified) => return Ok(DocumentResponse::NotModified),
+        Ok(Pages::All {
+            pages,
+            reservation,
+            etag,
+            is_json: true,
+        }) => match merge(pages) {
+            Some(bytes) => DocumentResponse::of(
+                session,
+                reservation.attach_to(bytes),
+                MediaType::OCI_INDEX,
+                etag,
+            )?,
+            None => return Err(session.protocol("its list of referrers is no index")),
+        },
+        // Registries without the API send one of these, or the page of a web site.
+        Ok(Pages::All { is_json: false, .. })
+        | Err(
+            Error::NotFound { .. }
+            | Error::Status {
+                status: 400 | 405 | 406 | 501,
+                ..
+            },
+        ) => {
+            let target = Target::Tag(
+                fallback_tag(digest)
+                    .parse()
+                    .map_err(|_| session.protocol("no such tag"))?,
+            );
+            let reference = Reference {
+                registry: registry.clone(),
+                repository: repository.clone(),
+                target,
+            };
+            let fetch = || get(session, RequestKind::Referrers, &reference, known);
+            let fetched = retrying(&session.budget, RetryPolicy::DOCUMENT, fetch).await?;
+            if let DocumentResponse::Document { bytes, .. } = &fetched
+                && !is_index(bytes)
+            {
+                // An image under a tag of that form is no list of referrers.
+                return Err(Error::NotFound {
+                    upstream: session.name.to_string(),
+                });
+            }
+            fetched
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(fetched.unless(known))
+}
+
+/// Whether clients can read the document as a list of referrers, whatever its media type.
+fn is_index(bytes: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Index {
+        #[serde(rename = "manifests")]
+        _manifests: Vec<serde::de::IgnoredAny>,
+        config: Option<serde::de::IgnoredAny>,
+        layers: Option<serde::de::IgnoredAny>,
+    }
+    serde_json::from_slice::<Index>(bytes)
+        .is_ok_and(|index| index.config.is_none() && index.layers.is_none())
+}
+
+/// The tag of the referrers where the API is missing: `<alg>-<hex>`, each part cut to the lengths of the
+/// specification (Distribution v1.1, "Referrers Tag Schema").
+fn fallback_tag(digest: &Digest) -> String {
+    let mut tag = format!("{}-{}", digest.algorithm().as_str(), digest.hex());
+    tag.truncate(digest.algorithm().as_str().len().min(32) + 1 + 64);
+    tag
+}
+
+/// One index of all pages; a single page stays byte for byte the same.
+pub(crate) fn merge(pages: Vec<Bytes>) -> Option<Bytes> {
+    let mut whole: Option<Value> = None;
+    for page in &pages {
+        let mut page: Value = serde_json::from_slice(page).ok()?;
+        let entries = std::mem::take(page.get_mut("manifests")?.as_array_mut()?);
+        let whole = whole.get_or_insert(page);
+        whole.get_mut("manifests")?.as_array_mut()?.extend(entries);
+    }
+    match <[Bytes; 1]>::try_from(pages) {
+        Ok([only]) => Some(only),
+        Err(_) => Some(serde_json::to_vec(&whole?).ok()?.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::{Algorithm, Tag};
+
+    use super::*;
+
+    #[test]
+    fn fallback_tags_are_tags() {
+        let short = Digest::of(Algorithm::Sha256, b"");
+        assert_eq!(fallback_tag(&short), short.to_string().replace(':', "-"));
+        let long = fallback_tag(&Digest::of(Algorithm::Sha512, b""));
+        assert_eq!(long.len(), "sha512-".len() + 64);
+        assert!(long.parse::<Tag>().is_ok());
+    }
+
+    #[test]
+    fn pages_merge_and_a_single_one_is_kept() {
+        let page = |text: &'static str| Bytes::from_static(text.as_bytes());
+        let odd = page(r#"{ "manifests" : [ 1 ], "schemaVersion":2 }"#);
+        assert_eq!(merge(vec![odd.clone()]), Some(odd.clone()));
+        let merged = merge(vec![odd, page(r#"{"manifests":[2,3]}"#)]).unwrap();
+        assert_eq!(merged, page(r#"{"manifests":[1,2,3],"schemaVersion":2}"#));
+        for wrong in ["", "[]", "{}", r#"{"manifests":7}"#] {
+            assert_eq!(merge(vec![page(wrong)]), None, "{wrong}");
+        }
+    }
+}

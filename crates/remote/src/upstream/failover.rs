@@ -1,0 +1,259 @@
+//! One request to whichever host of an upstream can answer it: the first healthy one, the next when it
+//! fails, and both when it is silent.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use pierhead_oci::Digest;
+use tokio::time::sleep;
+
+use crate::auth::identity::ClientIdentity;
+use crate::error::{Error, Fault};
+use crate::metrics::Operation;
+use crate::upstream::health::{BreakerDecision, TrackedRequest};
+use crate::upstream::host::{RegistryHost, RegistryHosts};
+use crate::upstream::retry::{RetryPolicy, next_wait};
+use crate::upstream::session::Session;
+
+/// The next host is asked beside a silent one after this time. Three hosts are asked within two seconds,
+/// which leaves time for a response within the five seconds that clients are promised.
+const HEDGE_DELAY: Duration = Duration::from_secs(1);
+
+/// All hosts of one upstream in the order of preference, never empty, and the identity of the requests.
+#[derive(Clone)]
+pub(crate) struct Candidates {
+    hosts: RegistryHosts,
+    client_identity: Option<Arc<ClientIdentity>>,
+}
+
+impl Candidates {
+    pub(crate) fn new(hosts: RegistryHosts, client_identity: Option<Arc<ClientIdentity>>) -> Self {
+        Self {
+            hosts,
+            client_identity,
+        }
+    }
+
+    /// A session with each host that this identity may ask: the credentials of a client go to no mirror.
+    pub(crate) fn sessions(&self) -> impl Iterator<Item = Session> {
+        let hosts = self.hosts.iter();
+        let hosts = hosts.filter(|host| self.client_identity.is_none() || !host.is_mirror);
+        hosts.map(|host| Session {
+            host: Arc::clone(host),
+            client_identity: self.client_identity.clone(),
+        })
+    }
+
+    /// All sessions by their penalty, and else in the order of preference.
+    fn ordered(&self, penalty: impl Fn(&RegistryHost) -> u8) -> Vec<Session> {
+        let mut all: Vec<_> = self.sessions().collect();
+        all.sort_by_key(|session| penalty(session));
+        all
+    }
+
+    /// The host that errors and metrics name when none was asked.
+    pub(crate) fn first(&self) -> Result<Session, Error> {
+        let first = self.sessions().next();
+        first.ok_or_else(|| Error::Config {
+            what: "an upstream has no address of its own, mirrors only".to_owned(),
+        })
+    }
+
+    /// The number of hosts that may be asked.
+    pub(crate) fn count(&self) -> usize {
+        self.sessions().count()
+    }
+
+    /// Whether the last request to each host failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.hosts.iter().all(|host| host.health.is_failing())
+    }
+
+    /// Whether every host that may be asked recently sent other bytes for this digest.
+    pub(crate) fn all_mismatched(&self, digest: &Digest) -> bool {
+        self.sessions()
+            .all(|session| session.mismatches.contains(digest))
+    }
+
+    /// All sessions whatever their health, each with a request to report.
+    pub(crate) fn admit_always(&self) -> impl Iterator<Item = (Session, TrackedRequest)> {
+        self.sessions().map(|session| {
+            let tracked = session.health.admit_always();
+            (session, tracked)
+        })
+    }
+}
+
+/// For [`try_hosts`]: the order of preference alone counts.
+pub(crate) fn no_penalty(_: &RegistryHost) -> u8 {
+    0
+}
+
+/// Runs `attempt` at the hosts until one succeeds, all fail for good, or policy or budgets end.
+/// `image` is for the log. `penalty` moves a host behind the others. Cancel safe when `attempt` is.
+///
+/// A 404, 401 or 403 is final only when no host has more: see [`HostFailures::most_telling`].
+pub(crate) async fn try_hosts<T, F>(
+    candidates: &Candidates,
+    (operation, image): (Operation, &(impl Display + Sync)),
+    policy: RetryPolicy,
+    penalty: impl Fn(&RegistryHost) -> u8,
+    attempt: impl Fn(Session) -> F,
+) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let first = candidates.first()?;
+    let order = candidates.ordered(penalty);
+    // Upstreams limit the rate of an account: the limit of one client says nothing about other accounts.
+    let operation = candidates.client_identity.is_none().then_some(operation);
+    let mut failures = 0;
+    let mut previous: Option<Error> = None;
+    loop {
+        let round = match ask_each(&order, (operation, image), &attempt).await {
+            Ok(value) => return Ok(value),
+            Err(round) => round,
+        };
+        let Some((session, error)) = round.most_telling() else {
+            return Err(first.transport("none of its addresses was asked"));
+        };
+        // An open circuit tells less than the failure that opened it.
+        if let (Error::Down { .. }, Some(previous)) = (&error, &previous) {
+            return Err(previous.clone());
+        }
+        let Some(wait) = next_wait(&error, failures, policy, &session.budget) else {
+            return Err(error);
+        };
+        previous = Some(error);
+        sleep(wait).await;
+        failures += 1;
+    }
+}
+
+/// Asks every host at most once.
+async fn ask_each<T, F>(
+    order: &[Session],
+    (operation, image): (Option<Operation>, &(impl Display + Sync)),
+    attempt: &impl Fn(Session) -> F,
+) -> Result<T, HostFailures>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut failures = HostFailures::default();
+    let mut failed: Option<(usize, String)> = None;
+    let mut queue = HostQueue {
+        order,
+        next: 0,
+        operation,
+        any_asked: false,
+    };
+    let mut running = FuturesUnordered::new();
+    loop {
+        if let Some((index, tracked)) = queue.next(&mut failures) {
+            let response = attempt(order[index].clone());
+            running.push(async move {
+                let result = response.await;
+                tracked.ended(operation, &result);
+                (index, result)
+            });
+        }
+        let more = queue.has_more();
+        let ended = tokio::select! {
+            ended = running.next() => ended,
+            () = sleep(HEDGE_DELAY), if more => continue,
+        };
+        match ended {
+            Some((index, Ok(value))) => {
+                if index > 0 || !failures.0.is_empty() {
+                    order[index].metrics.failovers.inc();
+                }
+                if let Some((other, error)) = failed {
+                    let (session, other) = (&order[index], order[other].health.address());
+                    let (upstream, address) = (&session.name, session.health.address());
+                    tracing::info!(%upstream, %image, failed_address = %other, %address, %error, "another address answered");
+                }
+                return Ok(value);
+            }
+            Some((index, Err(error))) => {
+                // An open circuit was logged already, and a mirror may lack an image.
+                if error.fault() == Fault::Upstream && !matches!(error, Error::RateLimited { .. }) {
+                    failed = Some((index, error.to_string()));
+                }
+                failures.0.push((order[index].clone(), error));
+            }
+            None if more => {}
+            None => return Err(failures),
+        }
+    }
+}
+
+/// The hosts that are not asked yet.
+struct HostQueue<'a> {
+    order: &'a [Session],
+    next: usize,
+    operation: Option<Operation>,
+    any_asked: bool,
+}
+
+impl HostQueue<'_> {
+    /// The next healthy host. When all circuits are open, the next one whose ejection as an only host is over.
+    fn next(&mut self, failures: &mut HostFailures) -> Option<(usize, TrackedRequest)> {
+        while let Some(session) = self.order.get(self.next) {
+            let index = self.next;
+            self.next += 1;
+            let is_only_host = self.order.len() == 1;
+            match session.health.admit(self.operation, is_only_host) {
+                BreakerDecision::Send(tracked) => {
+                    self.any_asked = true;
+                    return Some((index, tracked));
+                }
+                BreakerDecision::Open(error) | BreakerDecision::RateLimited(error) => {
+                    failures.0.push((session.clone(), error));
+                }
+            }
+        }
+        if self.any_asked {
+            return None;
+        }
+        for (index, session) in self.order.iter().enumerate() {
+            if let BreakerDecision::Send(tracked) = session.health.admit(self.operation, true) {
+                self.any_asked = true;
+                failures
+                    .0
+                    .retain(|(other, _)| !Arc::ptr_eq(&other.host, &session.host));
+                return Some((index, tracked));
+            }
+        }
+        None
+    }
+
+    fn has_more(&self) -> bool {
+        self.next < self.order.len()
+    }
+}
+
+/// How each host failed.
+#[derive(Default)]
+struct HostFailures(Vec<(Session, Error)>);
+
+impl HostFailures {
+    /// The error that stands for all. A 404 or refusal of the registry itself outweighs every failure of a
+    /// mirror. Any failure of the registry outweighs a mirror's 404: it may have what the mirror lacks.
+    fn most_telling(self) -> Option<(Session, Error)> {
+        let weight = |(session, error): &(Session, Error)| match (error, error.fault()) {
+            (_, Fault::Request) if !session.is_mirror => 7,
+            (Error::Transport { .. } | Error::Status { .. }, _) => 6,
+            (Error::Protocol { .. }, _) => 5,
+            (Error::RateLimited { .. }, _) => 4,
+            (Error::Down { .. }, _) => 3,
+            (_, Fault::Request) => 2,
+            _ => 1,
+        };
+        // Of equal weights the last counts: the registry itself comes after its mirrors.
+        self.0.into_iter().max_by_key(weight)
+    }
+}

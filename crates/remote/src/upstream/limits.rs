@@ -1,0 +1,56 @@
+//! Limits that outlive a reload: they hold over the streams of the old and the new configuration together.
+
+use std::sync::Arc;
+
+use crate::client::config::Config;
+use crate::connect::resolve::Resolve;
+use crate::dns::{SystemFiles, SystemResolver};
+use crate::exchange::bandwidth::Bandwidth;
+use crate::exchange::document_memory::DocumentMemory;
+use crate::metrics::{DnsMetrics, Metrics};
+
+/// Clones share the limits.
+#[derive(Clone)]
+pub(crate) struct SharedLimits {
+    pub(crate) documents: DocumentMemory,
+    pub(crate) bandwidth: Arc<Bandwidth>,
+    pub(crate) resolvers: Resolvers,
+}
+
+impl SharedLimits {
+    pub(crate) fn new(config: &Config, metrics: &Metrics) -> Self {
+        Self {
+            resolvers: Resolvers::new(config, &metrics.dns),
+            documents: DocumentMemory::default(),
+            bandwidth: Arc::new(Bandwidth::new(config.bandwidth)),
+        }
+    }
+}
+
+/// The two resolvers. Each has its own limits and cache, so that names that clients invent never delay
+/// configured upstreams.
+#[derive(Clone)]
+pub(crate) struct Resolvers {
+    /// Configured upstreams and Docker Hub.
+    pub(crate) configured: Arc<dyn Resolve>,
+    /// All other registries.
+    pub(crate) unconfigured: Arc<dyn Resolve>,
+}
+
+impl Resolvers {
+    fn new(config: &Config, metrics: &DnsMetrics) -> Self {
+        let resolver = || -> Arc<dyn Resolve> {
+            match &config.resolver {
+                Some(resolver) => Arc::clone(resolver),
+                None => {
+                    let files = SystemFiles::default();
+                    Arc::new(SystemResolver::new(files, metrics.clone()))
+                }
+            }
+        };
+        Self {
+            configured: resolver(),
+            unconfigured: resolver(),
+        }
+    }
+}

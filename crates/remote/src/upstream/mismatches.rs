@@ -1,0 +1,73 @@
+//! The digests for which a host sent other bytes: for a while it is asked last for these blobs.
+
+use std::time::Duration;
+
+use moka::sync::Cache;
+use pierhead_oci::Digest;
+
+/// Longer than clients take to try again, and short enough that a repaired mirror is used again.
+const TTL: Duration = Duration::from_secs(60);
+
+/// Digests remembered for one host; some 100 bytes each.
+const CAPACITY: u64 = 256;
+
+/// Recent digest mismatches of one host. They are advice only: a lost entry costs one more attempt.
+pub(crate) struct DigestMismatches(Cache<Digest, ()>);
+
+impl Default for DigestMismatches {
+    fn default() -> Self {
+        Self::with_ttl(TTL)
+    }
+}
+
+impl DigestMismatches {
+    fn with_ttl(ttl: Duration) -> Self {
+        Self(
+            Cache::builder()
+                .max_capacity(CAPACITY)
+                .eviction_policy(moka::policy::EvictionPolicy::lru())
+                .time_to_live(ttl)
+                .build(),
+        )
+    }
+
+    /// Records that the bytes that this host sent have another digest.
+    pub(crate) fn insert(&self, digest: Digest) {
+        self.0.insert(digest, ());
+    }
+
+    pub(crate) fn contains(&self, digest: &Digest) -> bool {
+        self.0.contains_key(digest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+
+    fn digest(n: u64) -> Digest {
+        Digest::of(Algorithm::Sha256, &n.to_be_bytes())
+    }
+
+    #[test]
+    fn a_mismatch_expires() {
+        let mismatches = DigestMismatches::with_ttl(Duration::from_millis(50));
+        mismatches.insert(digest(0));
+        assert!(mismatches.contains(&digest(0)) && !mismatches.contains(&digest(1)));
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(!mismatches.contains(&digest(0)));
+    }
+
+    #[test]
+    fn the_number_of_mismatches_is_bounded_and_the_latest_stay() {
+        let mismatches = DigestMismatches::default();
+        for n in 0..3 * CAPACITY {
+            mismatches.insert(digest(n));
+            mismatches.0.run_pending_tasks();
+            assert!(mismatches.contains(&digest(n)));
+        }
+        assert_eq!(mismatches.0.entry_count(), CAPACITY);
+    }
+}

@@ -1,0 +1,43 @@
+//! Requests to one host under one identity: the configured credentials, or those of a client.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::auth::credentials::Credentials;
+use crate::auth::identity::ClientIdentity;
+use crate::auth::token::Tokens;
+use crate::upstream::host::RegistryHost;
+
+/// A host and the identity that its requests use.
+#[derive(Clone)]
+pub(crate) struct Session {
+    pub(crate) host: Arc<RegistryHost>,
+    /// `None`: the configured credentials.
+    pub(crate) client_identity: Option<Arc<ClientIdentity>>,
+}
+
+impl Deref for Session {
+    type Target = RegistryHost;
+
+    fn deref(&self) -> &RegistryHost {
+        &self.host
+    }
+}
+
+impl Session {
+    /// The credentials of this session's identity.
+    pub(crate) fn credentials(&self) -> Option<&Credentials> {
+        match &self.client_identity {
+            Some(identity) => identity.credentials.as_ref(),
+            None => self.host.credentials.as_ref(),
+        }
+    }
+
+    /// The table that holds the tokens of this identity.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        match self.client_identity {
+            Some(_) => &self.shared.pass_through_tokens,
+            None => &self.shared.tokens,
+        }
+    }
+}
