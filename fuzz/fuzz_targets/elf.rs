@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_bundle::fuzzing::elf(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| pierhead_bundle_server::fuzzing::elf(input));

@@ -4,5 +4,5 @@
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     let folder = tempfile::tempdir().expect("a folder");
-    pierhead_bundle::fuzzing::layer(input, folder.path());
+    pierhead_toc::fuzzing::layer(input, folder.path());
 });

@@ -26,15 +26,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("pierhead-plot", &[]),
     ("pierhead-remote", &["pierhead-atomic-file", "pierhead-oci"]),
     ("pierhead-toc", &["pierhead-atomic-file", "pierhead-oci"]),
-    (
-        "pierhead-bundle",
-        &[
-            "pierhead-atomic-file",
-            "pierhead-oci",
-            "pierhead-toc",
-            "pierhead-host",
-        ],
-    ),
+    ("pierhead-bundle", &["pierhead-oci", "pierhead-toc"]),
     (
         "pierhead-bundle-server",
         &[
@@ -137,11 +129,18 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
 ];
 
 /// Edges for tests alone, each with the reason.
-const FOR_TESTS: &[(&str, &str, &str)] = &[(
-    "pierhead-proxy",
-    "pierhead-eviction",
-    "the cache that its tests serve from wants a policy",
-)];
+const FOR_TESTS: &[(&str, &str, &str)] = &[
+    (
+        "pierhead-proxy",
+        "pierhead-eviction",
+        "the cache that its tests serve from wants a policy",
+    ),
+    (
+        "pierhead-bundle-server",
+        "pierhead-worker",
+        "its tests apply the bundles that the server makes",
+    ),
+];
 
 /// Packages around the product, not part of it.
 const AROUND: &[&str] = &["pierhead-tests", "pierhead-benches", "xtask"];
@@ -150,7 +149,7 @@ const AROUND: &[&str] = &["pierhead-tests", "pierhead-benches", "xtask"];
 const ONLY_IN: &[(&str, &[&str], &str)] = &[
     (
         "sled",
-        &["pierhead-cache", "pierhead-bundle"],
+        &["pierhead-cache", "pierhead-bundle-server"],
         "the catalog and the directory alone are databases",
     ),
     (
@@ -206,8 +205,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
 const SLED_IN: &[&str] = &[
     "crates/cache/src/catalog.rs",
     "crates/cache/src/catalog/",
-    "crates/bundle/src/directory.rs",
-    "crates/bundle/src/directory/",
+    "crates/bundle-server/src/directory/",
 ];
 
 /// Packages that deny unsafe code in their roots and allow it in these files (or folders, by their `/`), each with the reason.

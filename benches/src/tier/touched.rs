@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use pierhead_bundle::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use pierhead_bundle::{Content, Kind};
 use pierhead_oci::Digest;
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_toc::{Content, Kind};
 use serde_json::Value;
 
 use super::images::{Blob, Image};
@@ -35,7 +35,7 @@ pub(super) struct Indices {
 
 struct InMemory(Bytes);
 
-impl pierhead_bundle::Blob for InMemory {
+impl pierhead_toc::Blob for InMemory {
     fn size(&self) -> u64 {
         self.0.len() as u64
     }

@@ -3,7 +3,7 @@
 use pierhead_oci::Digest;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use pierhead_toc::Error;
 
 /// Most bytes of a document that a worker sends.
 pub const MAX_DOCUMENT: usize = 1 << 20;

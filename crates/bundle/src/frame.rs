@@ -3,7 +3,7 @@
 //! On the wire and in pack files a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. What its bytes
 //! mean (which contents, against which bases) stands in the header of the bundle, so that records of packs leave as they are.
 
-use crate::{Content, Error};
+use pierhead_toc::{Content, Error};
 
 /// Most bytes that a frame decodes to. Bounds what a worker holds of one.
 pub const MAX_FRAME: u64 = 4 << 20;
@@ -111,7 +111,6 @@ pub struct Base {
 
 /// How the bytes of a frame are had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Coding {
     /// The payload is the bytes.
     Stored,
@@ -161,17 +160,6 @@ pub struct Frame {
     pub bases: Vec<Base>,
     /// How.
     pub coding: Coding,
-}
-
-/// Where a record lies in the pack files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Which pack file; never used again once it is gone.
-    pub pack: u32,
-    /// Where the record begins, head included.
-    pub offset: u64,
-    /// Bytes of the record, head included.
-    pub len: u32,
 }
 
 #[cfg(test)]

@@ -125,7 +125,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
 }
 
 /// For the library of bundles, on a file system where `space` is left.
-pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle::library::Config {
+pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::library::Config {
     /// Below this bundles are of little use; nobody who did not ask for it gives more.
     const AUTO: (u64, u64) = (256 << 20, 100 << 30);
     let bundle = &config.bundle;
@@ -138,7 +138,8 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle::library
         size => size.resolve(space.total, 0),
     };
     let plans = size / 8;
-    let mut library = pierhead_bundle::library::Config::new(&config.data, size - plans, plans);
+    let mut library =
+        pierhead_bundle_server::library::Config::new(&config.data, size - plans, plans);
     library.workers = bundle.workers;
     if let Some(profile) = config.profile {
         library.share = profile.worker_cpu;
@@ -156,7 +157,7 @@ impl fmt::Debug for Day {
     }
 }
 
-impl pierhead_bundle::library::Wear for Day {
+impl pierhead_bundle_server::library::Wear for Day {
     fn wrote(&self, bytes: u64) {
         self.0.wrote(bytes);
     }

@@ -579,7 +579,7 @@ fn without_a_daemon_the_message_helps() {
 #[test]
 fn an_image_that_a_store_does_not_have_has_its_exit_code() {
     let folder = tempfile::tempdir().expect("a folder");
-    pierhead_bundle::store::Store::open(folder.path(), &[]).expect("a store");
+    pierhead_worker::store::Store::open(folder.path(), &[]).expect("a store");
     let store = folder.path().to_str().expect("UTF-8");
     let digest = format!("docker.io/library/redis@sha256:{}", "0".repeat(64));
     for image in ["docker.io/library/redis:7", &digest] {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
-use pierhead_bundle::library::Opened;
+use pierhead_bundle_server::library::Opened;
 use pierhead_cache::Sound;
 
 use crate::Error;

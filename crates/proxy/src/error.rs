@@ -77,7 +77,7 @@ pub(crate) enum Error {
     #[error("the image could not be pulled: {0}")]
     Pull(String),
     #[error(transparent)]
-    Bundle(Arc<pierhead_bundle::Error>),
+    Bundle(Arc<pierhead_toc::Error>),
     #[error("cannot be read: {0}")]
     Records(String),
 }

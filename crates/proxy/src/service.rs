@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::{Cache, Name, Readers};
 use pierhead_oci::{Digest, Reference, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
@@ -197,7 +197,7 @@ impl Proxy {
     }
 
     /// What of the cache a library reads.
-    pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_bundle::Blobs> {
+    pub fn blobs(cache: &Cache) -> Arc<dyn pierhead_toc::Blobs> {
         Arc::new(CacheBlobs(cache.clone()))
     }
 

@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use pierhead_bundle::RECORD_HEAD;
 use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
-use pierhead_bundle::library::State;
-use pierhead_bundle::{Content, Kind, RECORD_HEAD, Table, pack, table};
+use pierhead_bundle_server::library::State;
+use pierhead_bundle_server::pack;
 use pierhead_host::Rest;
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
+use pierhead_toc::{Content, Kind, Table, table};
 use serde_json::{Value, json};
 use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -173,8 +175,10 @@ async fn a_pull_by_layers_is_indexed_unasked() {
     stage.upstream.push("app", "1", &image.image);
     stage.pull(&image.image).await;
     let library = stage.library.clone().unwrap();
-    eventually(async || library.state(&image.image.root) == pierhead_bundle::library::State::Ready)
-        .await;
+    eventually(async || {
+        library.state(&image.image.root) == pierhead_bundle_server::library::State::Ready
+    })
+    .await;
     let answer = stage.ask(post(BUNDLE, &json!({"want": "1"}))).await;
     assert_eq!(answer.status, 200);
 }

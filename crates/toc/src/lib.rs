@@ -1,3 +1,32 @@
 //! What is in a layer and in an image: layer index, table of contents, file digests.
+//!
+//! The server and the worker share this crate. It knows no cache, no network and no async runtime: it reads
+//! layers through [`Blob`] and file contents through [`Source`].
+//!
+//! Layers, from the bytes up: [`Content`] and [`Entry`] (the words), [`layer`] (one pass over a layer),
+//! [`table`] (the merged view of an image), [`Tree`] (the files of an image by path).
 
 #![forbid(unsafe_code)]
+
+mod content;
+#[doc(hidden)]
+pub mod durable;
+mod entry;
+mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod image;
+pub mod layer;
+mod source;
+pub mod table;
+mod tree;
+pub mod varint;
+
+pub use content::Content;
+pub use entry::{Entry, Kind, Time};
+pub use error::{Error, Fault, is_exhausted};
+pub use image::Image;
+pub use source::{Blob, Blobs, FileBlob, Source};
+pub use table::Table;
+pub use tree::{Leaf, Tree};

@@ -1,3 +1,6 @@
 //! Worker side of delta bundles: pull, store, apply, export, trace and inspect.
 
 #![forbid(unsafe_code)]
+
+pub mod export;
+pub mod store;

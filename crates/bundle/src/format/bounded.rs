@@ -2,7 +2,7 @@
 
 use zstd::zstd_safe::{CCtx, CParameter, DCtx, get_error_name, get_frame_content_size};
 
-use crate::Error;
+use pierhead_toc::Error;
 
 const WHAT: &str = "zstd frame";
 
@@ -10,7 +10,7 @@ const WHAT: &str = "zstd frame";
 ///
 /// # Errors
 /// zstd's, of which none is known for bytes in memory.
-pub(crate) fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
+pub fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
     let mut context = CCtx::create();
     let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
     context
@@ -25,14 +25,14 @@ pub(crate) fn compress(plain: &[u8], level: i32) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 /// It is not one frame, or of another length.
-pub(crate) fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
+pub fn decompress(coded: &[u8], len: usize, prefix: &[u8]) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(len);
     decompress_into(coded, len, prefix, &mut out)?;
     Ok(out)
 }
 
 /// As [`decompress`], into a buffer that is used again.
-pub(crate) fn decompress_into(
+pub fn decompress_into(
     coded: &[u8],
     len: usize,
     prefix: &[u8],

@@ -2,7 +2,8 @@
 
 use super::header::{Header, PRELUDE, Prelude};
 use super::record::{End, Head};
-use crate::{Coding, Error, RECORD_HEAD, RecordHead};
+use crate::{Coding, RECORD_HEAD, RecordHead};
+use pierhead_toc::Error;
 
 /// What a [`Decoder`] has put together.
 #[derive(Debug)]

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::varint::{self, Reader};
-use crate::{Base, Coding, Error, Frame, MAX_BASE, MAX_FRAME, Slice};
+use crate::{Base, Coding, Frame, MAX_BASE, MAX_FRAME, Slice};
+use pierhead_toc::Error;
+use pierhead_toc::varint::{self, Reader};
 
 /// Most frames of a bundle.
 pub const MAX_FRAMES: usize = 1 << 18;

@@ -6,8 +6,8 @@ use sha2::{Digest as _, Sha256};
 use super::bounded;
 use super::frames::{Frames, MAX_FRAME_LIST};
 use crate::api::MAX_HAVE;
-use crate::varint::{self, Reader};
-use crate::{Content, Error};
+use pierhead_toc::varint::{self, Reader};
+use pierhead_toc::{Content, Error};
 
 /// Bytes before the body of a header.
 pub const PRELUDE: usize = 56;
@@ -304,7 +304,7 @@ impl Had {
     ///
     /// # Errors
     /// Not of the format.
-    pub(crate) fn of(body: &[u8]) -> Result<Vec<Self>, Error> {
+    pub fn of(body: &[u8]) -> Result<Vec<Self>, Error> {
         haves(&mut Reader::new(WHAT, body))
     }
 }

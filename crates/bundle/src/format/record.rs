@@ -1,6 +1,7 @@
 //! What may stand where a record may begin: a record's head, the sign that a frame is not sent, the end mark.
 
-use crate::{Error, RECORD_HEAD, RecordHead};
+use crate::{RECORD_HEAD, RecordHead};
+use pierhead_toc::Error;
 
 const WHAT: &str = "record";
 const UNSENT: u8 = 0xfe;

@@ -8,9 +8,11 @@ use std::collections::BTreeSet;
 
 /// A place, with the hash of what stands before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Anchor {
-    pub(crate) hash: u64,
-    pub(crate) offset: u64,
+pub struct Anchor {
+    /// Hash of the 64 bytes before it.
+    pub hash: u64,
+    /// Where it lies in the content.
+    pub offset: u64,
 }
 
 /// Bytes that a hash depends on.
@@ -18,7 +20,7 @@ const REACH: u64 = 64;
 
 /// Walks over a content, fed in pieces of any length. No memory but its state.
 #[derive(Clone, Debug)]
-pub(crate) struct Sampler {
+pub struct Sampler {
     hash: u64,
     at: u64,
     shift: u32,
@@ -28,7 +30,7 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// Anchors are `1 << every_log2` bytes apart on the average.
-    pub(crate) fn new(every_log2: u32) -> Self {
+    pub fn new(every_log2: u32) -> Self {
         Self {
             hash: 0,
             at: 0,
@@ -39,7 +41,7 @@ impl Sampler {
 
     /// Takes in the next bytes; `each` gets the anchors in them. Runs of one byte have one hash at every byte: only
     /// the first of equal ones in a row is an anchor.
-    pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
+    pub fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(Anchor)) {
         for byte in bytes {
             self.hash = (self.hash << 1).wrapping_add(GEAR[usize::from(*byte)]);
             self.at += 1;
@@ -58,14 +60,14 @@ impl Sampler {
 
 /// What a content is like: its smallest anchor hashes. Two contents share about as many as they share bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sketch(BTreeSet<u64>);
+pub struct Sketch(BTreeSet<u64>);
 
 impl Sketch {
     /// How many hashes are kept.
     const KEPT: usize = 24;
 
     /// Another anchor of the content.
-    pub(crate) fn add(&mut self, anchor: Anchor) {
+    pub fn add(&mut self, anchor: Anchor) {
         // The top bits are zero and the low ones hang on few bytes only: spread them before they are compared.
         self.0.insert(mix(anchor.hash));
         if self.0.len() > Self::KEPT {
@@ -74,7 +76,7 @@ impl Sketch {
     }
 
     /// The hashes, ascending.
-    pub(crate) fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
+    pub fn hashes(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.iter().copied()
     }
 }

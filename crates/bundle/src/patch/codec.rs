@@ -3,7 +3,8 @@
 use zstd::zstd_safe::{CCtx, CParameter, compress_bound, get_error_name};
 
 use super::Level;
-use crate::{Coding, Error};
+use crate::Coding;
+use pierhead_toc::Error;
 
 /// A patch must be smaller than the plain frame by 1/32: it makes the worker read its bases.
 const MARGIN: usize = 32;

@@ -75,7 +75,7 @@ const TOO_MUCH: u64 = 60_000;
 
 impl Effort {
     /// Whether so many bytes may be compressed or compressed against, and so many read besides.
-    pub(crate) fn affords(self, compressed: u64, read: u64) -> bool {
+    pub fn affords(self, compressed: u64, read: u64) -> bool {
         match self {
             Self::Level(_) => true,
             Self::Waiting(most) => compressed.saturating_add(read) <= most,
@@ -85,7 +85,7 @@ impl Effort {
 
     /// The levels for groups of small contents and for ranges of large ones, of which there are so many bytes,
     /// prefixes included.
-    pub(crate) fn levels(self, small: u64, large: u64) -> (Level, Level) {
+    pub fn levels(self, small: u64, large: u64) -> (Level, Level) {
         match self {
             Self::Level(level) => (level, level),
             Self::Waiting(_) => (Level::FAST, Level::FAST),

@@ -5,7 +5,7 @@ mod codec;
 mod effort;
 mod window;
 
-pub(crate) use anchors::{Anchor, Sampler, Sketch};
+pub use anchors::{Anchor, Sampler, Sketch};
 pub use codec::{Coded, Encoder};
 pub use effort::{Effort, Level};
-pub(crate) use window::Alignment;
+pub use window::Alignment;

@@ -9,7 +9,7 @@ const COMMON: usize = 4;
 
 /// The old content's anchors, sorted; 16 bytes each.
 #[derive(Debug)]
-pub(crate) struct Alignment {
+pub struct Alignment {
     anchors: Vec<Anchor>,
     old_size: u64,
     new_size: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Alignment {
 
 impl Alignment {
     /// Takes all anchors of the old content.
-    pub(crate) fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
+    pub fn new(mut anchors: Vec<Anchor>, old_size: u64, new_size: u64) -> Self {
         anchors.sort_unstable();
         Self {
             anchors,
@@ -28,7 +28,7 @@ impl Alignment {
 
     /// At most `len` bytes of the old content for the new one's `range`, whose anchors are given: where most of
     /// them are found again, or else where the range would lie if all had grown alike.
-    pub(crate) fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
+    pub fn window(&self, range: &Range<u64>, anchors: &[Anchor], len: u64) -> Range<u64> {
         if self.old_size <= len {
             return 0..self.old_size;
         }

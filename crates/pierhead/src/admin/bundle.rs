@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -179,9 +179,9 @@ mod tests {
     use std::sync::{Arc, Condvar, Mutex};
     use std::time::{Duration, Instant};
 
-    use pierhead_bundle::library::{Config, Image};
-    use pierhead_bundle::{Blob, Blobs};
+    use pierhead_bundle_server::library::{Config, Image};
     use pierhead_oci::{Algorithm, Digest};
+    use pierhead_toc::{Blob, Blobs};
     use prometheus_client::registry::Registry;
 
     use super::*;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
 use pierhead_host::Rest;
 use pierhead_oci::units::human_bytes;
@@ -67,7 +67,7 @@ pub(super) async fn library(
     let wear = Arc::new(wiring::Day(cache.clone()));
     let open = move || -> anyhow::Result<_> {
         let library = wiring::library(&config, wiring::space(&config.data)?);
-        let library = pierhead_bundle::library::Config {
+        let library = pierhead_bundle_server::library::Config {
             rest,
             wear,
             ..library

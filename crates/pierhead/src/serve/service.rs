@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
 use pierhead_host::Rest;
 use tokio::sync::{mpsc, watch};

@@ -62,7 +62,7 @@ pub(crate) enum Error {
     },
     /// What was sent does not fit, or this machine's disk.
     #[error(transparent)]
-    Bundle(#[from] pierhead_bundle::Error),
+    Bundle(#[from] pierhead_toc::Error),
     /// This machine's files.
     #[error("{doing}: {source}")]
     File {

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use pierhead_bundle::store::Store;
 use pierhead_oci::{Digest, Platform, Reference};
+use pierhead_worker::store::Store;
 use serde::{Deserialize, Serialize};
 
 use super::Error;

@@ -10,12 +10,12 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use pierhead_bundle::api::{
     Ask, MEDIA_TYPE, Progress, Share, Stage, Trace, TraceReport, UNKNOWN_HAVE,
 };
-use pierhead_bundle::library::{self, Library, State, Stream};
-use pierhead_bundle::{Content, Fault};
+use pierhead_bundle_server::library::{self, Library, State, Stream};
 use pierhead_oci::{
     Body as Document, Digest, Endpoint, Manifest, Name, Platform, Reference, Registry, Repository,
     Target,
 };
+use pierhead_toc::{Content, Fault};
 
 use pierhead_host::ClientKey;
 
@@ -174,7 +174,7 @@ impl Asked<'_> {
             .collect::<Vec<_>>()
             .join(", ");
         let (bundle, is_new) = match self.plan(library, image.digest, have, ask).await? {
-            Err(pierhead_bundle::Error::Missing(_)) => {
+            Err(pierhead_toc::Error::Missing(_)) => {
                 // What it is made of has left since: it says how far it is from here.
                 self.ready(library, &image).await?;
                 return Err(Error::NotReady(WAIT));
@@ -218,7 +218,7 @@ impl Asked<'_> {
         want: Digest,
         have: Vec<library::Have>,
         ask: &Ask,
-    ) -> Result<Result<(library::Bundle, bool), pierhead_bundle::Error>, Error> {
+    ) -> Result<Result<(library::Bundle, bool), pierhead_toc::Error>, Error> {
         let (of, layers) = (library.clone(), ask.layers);
         let etag = ask.part.as_ref().map(|part| part.etag.clone());
         let (have, found) = blocking(move || {
@@ -461,7 +461,7 @@ fn with_length(
     respond::finish(builder, body)
 }
 
-fn bundle_error(error: pierhead_bundle::Error) -> Error {
+fn bundle_error(error: pierhead_toc::Error) -> Error {
     match error.fault() {
         Fault::Theirs => Error::Unbundled(error.to_string()),
         Fault::Ours | Fault::Nobody => Error::Bundle(Arc::new(error)),

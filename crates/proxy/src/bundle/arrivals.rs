@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::library::{Image, Library, State};
+use pierhead_bundle_server::library::{Image, Library, State};
 use pierhead_host::ClientKey;
 use pierhead_oci::{Body, Digest, Manifest, Reference};
 

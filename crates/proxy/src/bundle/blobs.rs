@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use pierhead_bundle::{Blob, Blobs};
 use pierhead_cache::{Cache, Error, Handle};
 use pierhead_oci::Digest;
+use pierhead_toc::{Blob, Blobs};
 
 /// See the head of this module.
 pub(crate) struct CacheBlobs(pub(crate) Cache);

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pierhead_bundle::Error;
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
 use pierhead_oci::Digest;
+use pierhead_toc::Error;
 use tokio::sync::Semaphore;
 
 use super::records::blocking;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_bundle::library::{Opened, Piece, Stream};
+use pierhead_bundle_server::library::{Opened, Piece, Stream};
 use tokio::sync::Semaphore;
 
 use crate::Error;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pierhead_bundle::library::{Image, Library, State};
+use pierhead_bundle_server::library::{Image, Library, State};
 use pierhead_cache::{Cache, Error, Name, Record};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 

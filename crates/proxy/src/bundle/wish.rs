@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use pierhead_bundle::Content;
 use pierhead_bundle::api::{Ask, Trace};
 use pierhead_oci::{Digest, Endpoint, ParseError, Target};
+use pierhead_toc::Content;
 
 use crate::{Error, question};
 
@@ -43,7 +43,7 @@ impl Wish {
             return Err(Error::NotJson);
         }
         let body = question.as_ref().map_err(Clone::clone)?;
-        let malformed = |error: pierhead_bundle::Error| Error::Question(error.to_string());
+        let malformed = |error: pierhead_toc::Error| Error::Question(error.to_string());
         Ok(match endpoint {
             Endpoint::Bundle { .. } => {
                 let ask = Ask::parse(body).map_err(malformed)?;

@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pierhead_bundle::library::Library;
+use pierhead_bundle_server::library::Library;
 use pierhead_cache::staging::Weights;
 use pierhead_cache::tier::{DiskTier, Options};
 use pierhead_cache::{Cache, FastTier, Name, Record};
@@ -147,7 +147,7 @@ impl Plan {
         config.default_upstream = upstream.addr().to_string().parse().unwrap();
         let library = self.bundles.then(|| {
             let mut config =
-                pierhead_bundle::library::Config::new(data.path(), 256 << 20, 32 << 20);
+                pierhead_bundle_server::library::Config::new(data.path(), 256 << 20, 32 << 20);
             (config.share, config.level) = (100, 3);
             config.rest = self.rest;
             Library::open(config, Proxy::blobs(&cache)).unwrap()

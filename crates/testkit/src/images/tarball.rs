@@ -1,6 +1,6 @@
 //! Entries written as the tars of layers have them.
 
-use pierhead_bundle::{Entry, Kind};
+use pierhead_toc::{Entry, Kind};
 use tar::{Builder, EntryType, Header};
 
 /// Writes one layer into memory.

@@ -198,7 +198,7 @@ fn a_random_tree_is_the_tar_of_its_layer() {
                 header.mtime().expect("a time"),
                 entry.modified.seconds.unsigned_abs()
             );
-            if let pierhead_bundle::Kind::File { content, size } = entry.kind {
+            if let pierhead_toc::Kind::File { content, size } = entry.kind {
                 assert!(header.entry_type().is_hard_link() || made.contents[&content] == *data);
                 assert_eq!(made.contents[&content].len() as u64, size);
             }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
-use pierhead_bundle::{Content, Entry, Kind, Time};
+use pierhead_toc::{Content, Entry, Kind, Time};
 
 use super::tarball::Writer;
 use super::{Blob, Image, random_bytes};

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use pierhead_bundle::{Blob, Blobs, FileBlob};
 use pierhead_oci::{Algorithm, Digest};
+use pierhead_toc::{Blob, Blobs, FileBlob};
 
 /// A blob in memory.
 #[derive(Clone, Debug)]

@@ -2,7 +2,8 @@
 
 use std::io;
 
-use pierhead_bundle::{Content, MAX_FRAME, Source};
+use pierhead_bundle::MAX_FRAME;
+use pierhead_toc::{Content, Source};
 
 /// Reads at random places, of all contents in turn: what one read leaves behind must not reach the next.
 const READS: usize = 300;

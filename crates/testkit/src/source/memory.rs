@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use pierhead_bundle::{Content, Source};
+use pierhead_toc::{Content, Source};
 
 /// Contents by their names.
 #[derive(Clone, Debug, Default)]

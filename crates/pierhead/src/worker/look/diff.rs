@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::io::{self, Read as _, Write as _};
 
+use pierhead_bundle::Coding;
 use pierhead_bundle::format::Event;
-use pierhead_bundle::store::wanted;
-use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::units::human_bytes;
+use pierhead_toc::{Content, Table};
+use pierhead_worker::store::wanted;
 use serde::Serialize;
 
 use super::seen::{Place, Seen, Tables, is_sent, visible};

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use http::{StatusCode, header};
+use pierhead_bundle::Coding;
 use pierhead_bundle::api::{Ask, MAX_TRACE, Progress, StartOrder};
 use pierhead_bundle::format::Sizes;
-use pierhead_bundle::store::{Store, wanted};
-use pierhead_bundle::{Coding, Content, Table};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
+use pierhead_toc::{Content, Table};
+use pierhead_worker::store::{Store, wanted};
 
 use super::super::http::{Request, Server};
 use super::super::pull::{Answered, Began, Waiting, ask_once, read_header};
@@ -91,7 +92,7 @@ impl Place {
                 };
                 let held = store.image(&digest.ok_or_else(absent)?);
                 let held = held.map_err(|error| match error {
-                    pierhead_bundle::Error::Missing(_) => absent(),
+                    pierhead_toc::Error::Missing(_) => absent(),
                     error => error.into(),
                 })?;
                 Ok(Seen {

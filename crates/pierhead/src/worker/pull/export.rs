@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use pierhead_bundle::export::rootfs::{self, Contents, Options, Reuse};
-use pierhead_bundle::export::{Names, archive, layout};
-use pierhead_bundle::store::{Image, Store};
 use pierhead_oci::{Digest, Reference, Target};
+use pierhead_worker::export::rootfs::{self, Contents, Options, Reuse};
+use pierhead_worker::export::{Names, archive, layout};
+use pierhead_worker::store::{Image, Store};
 
 use super::super::Error;
 use super::view::View;

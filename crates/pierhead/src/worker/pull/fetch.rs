@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use pierhead_bundle::api::{Ask, Part};
 use pierhead_bundle::format::{Decoder, Event};
-use pierhead_bundle::store::Apply;
 use pierhead_oci::Reference;
+use pierhead_worker::store::Apply;
 
 use super::super::Error;
 use super::super::http::{Body, Server};

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Frames, Header, Sizes, WireTable};
-use pierhead_bundle::layer::{self, LayerIndex, Limits, Unhurried};
-use pierhead_bundle::store::{Begin, Image, Outcome};
-use pierhead_bundle::{Content, FileBlob, Source as _, Table, table};
 use pierhead_oci::{Descriptor, Digest};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Unhurried};
+use pierhead_toc::{Content, FileBlob, Source as _, Table, table};
+use pierhead_worker::store::{Begin, Image, Outcome};
 use serde::Deserialize;
 
 use super::super::Error;
@@ -148,7 +148,7 @@ pub(super) fn pull(
 
 fn take(
     pull: &Pull<'_>,
-    apply: &pierhead_bundle::store::Apply,
+    apply: &pierhead_worker::store::Apply,
     reader: &layer::LayerReader,
     content: &Content,
     size: u64,

@@ -16,8 +16,8 @@ mod work;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use pierhead_bundle::store::{self, Kind, Store, Whole};
 use pierhead_oci::{Algorithm, Digest, Platform, Target};
+use pierhead_worker::store::{self, Kind, Store, Whole};
 
 use super::pulled::{Pulled, haves};
 use super::session::Session;
@@ -95,7 +95,7 @@ impl Pull<'_> {
         let mut told = false;
         loop {
             match self.pull(report) {
-                Err(Error::Bundle(pierhead_bundle::Error::Busy(fetch))) => {
+                Err(Error::Bundle(pierhead_toc::Error::Busy(fetch))) => {
                     if !std::mem::replace(&mut told, true) {
                         let into = self.args.into.display();
                         self.view.say(&format!(
@@ -204,7 +204,7 @@ impl Pull<'_> {
 
 /// Opens the store; what it is not, in a line with its mend.
 fn opened(into: &Path, others: &[PathBuf]) -> Result<Store, Failure> {
-    use pierhead_bundle::Error as Of;
+    use pierhead_toc::Error as Of;
     Store::open(into, others).map_err(|error| match error {
         Of::Foreign(why) => Failure::Refused(format!("--into: {why}")),
         Of::Io { .. } if into.exists() && !into.is_dir() => {

@@ -278,7 +278,7 @@ fn body(
 fn check(image: &Reference, wanted: &Digest, found: &Digest) -> Result<(), Error> {
     match wanted == found {
         true => Ok(()),
-        false => Err(Error::Bundle(pierhead_bundle::Error::Digest {
+        false => Err(Error::Bundle(pierhead_toc::Error::Digest {
             what: format!("what was sent of {image}"),
             expected: wanted.to_string(),
             found: found.to_string(),

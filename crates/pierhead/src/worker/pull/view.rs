@@ -67,7 +67,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    pub(super) fn of(counts: &pierhead_bundle::store::Counts) -> Self {
+    pub(super) fn of(counts: &pierhead_worker::store::Counts) -> Self {
         Self {
             reused: counts.reused.contents,
             patched: counts.patched.contents,

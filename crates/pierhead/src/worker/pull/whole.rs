@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pierhead_bundle::Content;
 use pierhead_bundle::api::{Ask, Part, Stage};
 use pierhead_bundle::format::Known;
-use pierhead_bundle::store::{Apply, Begin, Outcome, Whole};
 use pierhead_oci::{Algorithm, Digest, Target};
+use pierhead_toc::Content;
+use pierhead_worker::store::{Apply, Begin, Outcome, Whole};
 
 use super::super::http::Request;
 use super::super::session::{Patience, Session};
@@ -78,7 +78,7 @@ impl Pull<'_> {
             let apply = match begun {
                 Ok(apply) => apply,
                 // A mark that fell meanwhile, and no fault of the bundle's.
-                Err(pierhead_bundle::Error::Malformed { .. }) if self.fallen(&mut ask)? => {
+                Err(pierhead_toc::Error::Malformed { .. }) if self.fallen(&mut ask)? => {
                     lanes = Lanes::default();
                     continue;
                 }
@@ -353,8 +353,8 @@ enum Next {
 }
 
 /// It may be what it was made against: asked for once more, against nothing. Layers prove what they are.
-fn next(ask: &mut Ask, error: pierhead_bundle::Error) -> Result<Next, Error> {
-    use pierhead_bundle::Error as Of;
+fn next(ask: &mut Ask, error: pierhead_toc::Error) -> Result<Next, Error> {
+    use pierhead_toc::Error as Of;
     match error {
         Of::Malformed { .. } | Of::Digest { .. } | Of::Missing(_) if !ask.have.is_empty() => {
             ask.have.clear();
@@ -369,7 +369,7 @@ fn next(ask: &mut Ask, error: pierhead_bundle::Error) -> Result<Next, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pierhead_bundle::Error as Of;
+    use pierhead_toc::Error as Of;
 
     #[test]
     fn what_cannot_be_applied_is_asked_for_once_more_and_then_by_layers() {

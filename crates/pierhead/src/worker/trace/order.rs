@@ -4,8 +4,8 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use pierhead_bundle::api::MAX_TRACE;
-use pierhead_bundle::plan::{Image, Tree};
-use pierhead_bundle::{Error, Table};
+use pierhead_toc::{Error, Table};
+use pierhead_toc::{Image, Tree};
 
 use super::watch::MAX_FILES;
 
@@ -84,8 +84,8 @@ pub(super) fn within(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Er
 
 #[cfg(test)]
 mod tests {
-    use pierhead_bundle::table::LayerEntries;
-    use pierhead_bundle::{Content, Entry, Kind, Time};
+    use pierhead_toc::table::LayerEntries;
+    use pierhead_toc::{Content, Entry, Kind, Time};
 
     use super::*;
 

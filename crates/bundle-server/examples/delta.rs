@@ -1,0 +1,188 @@
+//! What an update costs, without a daemon: `delta LAYOUT OLD NEW [LEVEL] [-v]` over an OCI layout.
+//!
+//! Holds both images in memory; the names are those of the layout's `org.opencontainers.image.ref.name`.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use pierhead_bundle::RECORD_HEAD;
+use pierhead_bundle::patch::{Effort, Level};
+use pierhead_bundle_server::plan::{Expected, prepare};
+use pierhead_oci::Digest;
+use pierhead_toc::table::{LayerEntries, encode};
+use pierhead_toc::{Content, Entry, Kind, Source, Table, Time};
+use pierhead_toc::{Image, Tree};
+use serde_json::Value;
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
+
+struct Memory(HashMap<Content, Vec<u8>>);
+
+impl Source for Memory {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        Ok(self.0.get(content).map(|bytes| bytes.len() as u64))
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.0.get(content).ok_or(io::ErrorKind::NotFound)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(buf.len());
+        buf.copy_from_slice(bytes.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
+fn main() -> Fallible<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [layout, old, new, rest @ ..] = args.as_slice() else {
+        return Err("usage: delta LAYOUT OLD NEW [LEVEL] [-v]".into());
+    };
+    let level = rest.first().and_then(|level| level.parse().ok());
+    let verbose = rest.iter().any(|arg| arg == "-v");
+    let layout = PathBuf::from(layout);
+    let mut source = Memory(HashMap::new());
+    let have = image(&layout, old, &mut source)?;
+    let want = image(&layout, new, &mut source)?;
+    let table = encode(&want, Some(&have), 19)?.len();
+    let start = processor_seconds()?;
+    let (mut sent, mut frames, mut plain) = (table, 0, 0);
+    let mut by: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    let effort = level.map_or(Effort::Idle, |level| Effort::Level(Level::new(level)));
+    let (have, want) = (Image::with_layers(&have), Image::with_layers(&want));
+    let names = Tree::of(want)?;
+    let expected = Expected::default();
+    prepare(
+        want,
+        have,
+        &expected,
+        &source,
+        effort,
+        &mut |_| Ok(()),
+        &mut |frame, coded| {
+            let bytes: u64 = frame.members.iter().map(|member| member.len).sum();
+            let bases: u64 = frame.bases.iter().map(|base| base.slice.len).sum();
+            let entry = by.entry(format!("{:?}", frame.coding)).or_default();
+            entry.0 += bytes;
+            entry.1 += coded.payload.len();
+            frames += 1;
+            sent += coded.payload.len() + RECORD_HEAD;
+            plain += bytes;
+            if verbose {
+                let first = frame.members.first().map_or(0, |member| member.content);
+                let name = names.files().find(|(_, number)| *number == first);
+                let path = name.map_or(&b""[..], |(at, _)| names.path(at));
+                println!(
+                    "{:9} <- {bytes:9} of {:5} against {bases:9} of {:5} {}",
+                    coded.payload.len(),
+                    frame.members.len(),
+                    frame.bases.len(),
+                    String::from_utf8_lossy(path)
+                );
+            }
+            Ok(())
+        },
+    )?;
+    println!(
+        "{old} {new}: {plain} bytes in {sent} of which {table} are the table, {frames} frames, {:.1} CPU-s {by:?}",
+        processor_seconds()? - start
+    );
+    Ok(())
+}
+
+/// Of this thread, which does all the work.
+fn processor_seconds() -> Fallible<f64> {
+    let line = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanoseconds: f64 = line.split(' ').next().unwrap_or_default().parse()?;
+    Ok(nanoseconds / 1e9)
+}
+
+fn json(path: &Path) -> Fallible<Value> {
+    Ok(serde_json::from_reader(File::open(path)?)?)
+}
+
+fn blob(layout: &Path, digest: &Value) -> Fallible<PathBuf> {
+    let digest = digest.as_str().ok_or("no digest")?;
+    Ok(layout.join("blobs").join(digest.replace(':', "/")))
+}
+
+fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<Table> {
+    let index = json(&layout.join("index.json"))?;
+    let all = index["manifests"].as_array().ok_or("no manifests")?;
+    let named =
+        |manifest: &&Value| manifest["annotations"]["org.opencontainers.image.ref.name"] == name;
+    let descriptor = all.iter().find(named).ok_or("no such image")?;
+    let mut manifest = json(&blob(layout, &descriptor["digest"])?)?;
+    if let Some(all) = manifest["manifests"].as_array() {
+        let amd64 = |manifest: &&Value| manifest["platform"]["architecture"] == "amd64";
+        let chosen = all.iter().find(amd64).ok_or("no amd64")?;
+        manifest = json(&blob(layout, &chosen["digest"])?)?;
+    }
+    let mut layers = Vec::new();
+    for descriptor in manifest["layers"].as_array().ok_or("no layers")? {
+        let path = blob(layout, &descriptor["digest"])?;
+        let digest: Digest = descriptor["digest"].as_str().ok_or("no digest")?.parse()?;
+        let entries = entries(&path, source)?;
+        let files: Vec<(Content, u64)> = entries
+            .iter()
+            .filter_map(|entry| match entry.kind {
+                Kind::File { content, size } => Some((content, size)),
+                _ => None,
+            })
+            .collect();
+        layers.push(LayerEntries {
+            // Not those of a real table: neither matters for what is measured here.
+            diff_id: digest,
+            skeleton: (Content::of(b""), 0),
+            files: files.into_iter().map(Ok),
+            entries: entries.into_iter().map(Ok),
+        });
+    }
+    Ok(Table::merge(layers)?)
+}
+
+fn entries(path: &Path, source: &mut Memory) -> Fallible<Vec<Entry>> {
+    let mut archive = tar::Archive::new(flate2::read::MultiGzDecoder::new(File::open(path)?));
+    let mut entries = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let clean = |path: &[u8]| {
+            let path = path.strip_prefix(b"./").unwrap_or(path);
+            path.strip_suffix(b"/").unwrap_or(path).to_vec()
+        };
+        let path = clean(&entry.path_bytes());
+        let target = entry.link_name_bytes().map(|target| target.into_owned());
+        let target = target.unwrap_or_default();
+        let kind = match entry.header().entry_type() {
+            tar::EntryType::Directory => Kind::Directory,
+            tar::EntryType::Symlink => Kind::Symlink { target },
+            tar::EntryType::Link => Kind::HardLink {
+                target: clean(&target),
+            },
+            tar::EntryType::Regular => {
+                let mut bytes = Vec::new();
+                entry.read_to_end(&mut bytes)?;
+                let content = Content::of(&bytes);
+                let size = bytes.len() as u64;
+                source.0.entry(content).or_insert(bytes);
+                Kind::File { content, size }
+            }
+            _ => continue,
+        };
+        let header = entry.header();
+        entries.push(Entry {
+            path: if path == b"." { Vec::new() } else { path },
+            kind,
+            mode: header.mode()? & 0o7777,
+            uid: u32::try_from(header.uid()?)?,
+            gid: u32::try_from(header.gid()?)?,
+            modified: Time {
+                seconds: i64::try_from(header.mtime()?)?,
+                nanos: 0,
+            },
+            xattrs: Vec::new(),
+        });
+    }
+    Ok(entries)
+}

@@ -1,0 +1,203 @@
+//! Packs an image of an OCI layout, and says what that costs and gives: for the figures of `docs/formats/disk.md`.
+//!
+//! `cargo run --release -p pierhead-bundle-server --example pack -- LAYOUT REF FOLDER [LEVEL [SMALL GROUP]]`: SMALL and
+//! GROUP in KiB. FOLDER gets an index of each layer (kept for the next run) and the packs (made anew).
+
+use std::collections::HashSet;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use pierhead_bundle_server::pack::{Config, Contents, InMemory, Item, Packs, Settings, pack};
+use pierhead_oci::Digest;
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_toc::{Blob, Content, FileBlob, Kind, Source};
+use serde_json::Value;
+
+type Done<T> = Result<T, Box<dyn Error>>;
+
+/// Nothing: what is not in the packs is not here.
+struct Nothing;
+
+impl Source for Nothing {
+    fn size(&self, _: &Content) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    fn read_at(&self, _: &Content, _: u64, _: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+fn main() -> Done<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [layout, reference, folder, rest @ ..] = &args[..] else {
+        return Err("LAYOUT REF FOLDER [LEVEL [SMALL GROUP]]".into());
+    };
+    let (layout, folder) = (Path::new(layout), Path::new(folder));
+    let mut settings = Settings::default();
+    if let Some(level) = rest.first() {
+        settings.level = level.parse()?;
+    }
+    if let [_, small, group] = rest {
+        (settings.small, settings.group) =
+            (small.parse::<u64>()? << 10, group.parse::<u64>()? << 10);
+    }
+    fs::create_dir_all(folder)?;
+    let layers = layers(layout, reference, folder)?;
+    let compressed: u64 = layers.iter().map(|(_, blob)| blob.size()).sum();
+    let packs_folder = folder.join("packs");
+    let _ = fs::remove_dir_all(&packs_folder);
+    let packs = Arc::new(Packs::open(Config::new(&packs_folder, 64 << 30))?);
+    let known = Arc::new(InMemory::default());
+
+    let (began, cpu, before) = (Instant::now(), cpu_seconds()?, peak()?);
+    let (mut seen, mut raw, mut packed, mut frames) = (HashSet::new(), 0, 0, Vec::new());
+    for (index, blob) in &layers {
+        let items = items(index, &mut seen)?;
+        let reader = index.reader(blob.clone());
+        let done = pack(&items, &reader, &packs, &*known, &settings, &mut |_| Ok(()))?;
+        (raw, packed) = (raw + done.raw, packed + done.packed);
+        frames.extend(done.frames);
+    }
+    let (seconds, cpu) = (began.elapsed().as_secs_f64(), cpu_seconds()? - cpu);
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    println!(
+        "{reference}: level {}, small {} KiB, groups of {} KiB: {:.1} MiB raw, {:.1} MiB packed, {:.1} MiB of layers, \
+         ratio {:.4}, {} frames; {cpu:.1} CPU-s, {seconds:.1} s, {:.1} MiB/s, peak {before} to {} KiB",
+        settings.level,
+        settings.small >> 10,
+        settings.group >> 10,
+        mib(raw),
+        mib(packed),
+        mib(compressed),
+        packed as f64 / compressed as f64,
+        frames.len(),
+        mib(raw) / cpu,
+        peak()?,
+    );
+
+    let (began, mut total) = (Instant::now(), 0);
+    for place in &frames {
+        packs.check(place)?;
+        total += u64::from(place.len);
+    }
+    println!(
+        "checked at {:.0} MiB/s",
+        mib(total) / began.elapsed().as_secs_f64()
+    );
+    let source = Contents::new(packs, known, Arc::new(Nothing), 16 << 20);
+    let began = Instant::now();
+    let mut read = 0;
+    let mut buf = vec![0; 1 << 20];
+    for content in seen {
+        let size = source.size(&content)?.ok_or("a content is not packed")?;
+        for at in (0..size).step_by(buf.len()) {
+            let len = usize::try_from(size - at)?.min(buf.len());
+            source.read_at(&content, at, &mut buf[..len])?;
+            read += len as u64;
+        }
+    }
+    println!(
+        "read in no order at {:.0} MiB/s",
+        mib(read) / began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// The layers of an image, indexed.
+fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex, Arc<dyn Blob>)>> {
+    let index: Value = serde_json::from_slice(&fs::read(layout.join("index.json"))?)?;
+    let named = |manifest: &&Value| {
+        manifest["annotations"]["org.opencontainers.image.ref.name"] == reference
+    };
+    let mut of = index["manifests"].as_array().into_iter().flatten();
+    let found = of.find(named).ok_or("no such reference")?;
+    let mut manifest = document(layout, found)?;
+    if let Some(first) = manifest["manifests"].get(0).cloned() {
+        manifest = document(layout, &first)?;
+    }
+    let config = document(layout, &manifest["config"])?;
+    let mut layers = Vec::new();
+    for (nth, layer) in manifest["layers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .enumerate()
+    {
+        let path = blob_path(layout, layer)?;
+        let blob: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(&path)?)?);
+        let diff_id: Digest = config["rootfs"]["diff_ids"][nth]
+            .as_str()
+            .unwrap_or_default()
+            .parse()?;
+        let out = folder.join(diff_id.hex());
+        let index = match LayerIndex::open(&out) {
+            Ok(index) => index,
+            Err(_) => {
+                let request = Request {
+                    media_type: layer["mediaType"].as_str().unwrap_or_default(),
+                    diff_id: &diff_id,
+                    limits: Limits::default(),
+                };
+                layer::index(&*blob, &request, &mut Unhurried, &out)?
+            }
+        };
+        layers.push((index, blob));
+    }
+    Ok(layers)
+}
+
+fn items(index: &LayerIndex, seen: &mut HashSet<Content>) -> Done<Vec<Item>> {
+    let mut items = Vec::new();
+    for entry in index.entries() {
+        let entry = entry?;
+        if let Kind::File { content, size } = entry.kind
+            && size > 0
+            && seen.insert(content)
+        {
+            items.push(Item::file(content, size, &entry.path));
+        }
+    }
+    let (skeleton, size) = index.skeleton();
+    if seen.insert(skeleton) {
+        items.push(Item::apart(skeleton, size));
+    }
+    Ok(items)
+}
+
+fn document(layout: &Path, descriptor: &Value) -> Done<Value> {
+    Ok(serde_json::from_slice(&fs::read(blob_path(
+        layout, descriptor,
+    )?)?)?)
+}
+
+fn blob_path(layout: &Path, descriptor: &Value) -> Done<PathBuf> {
+    let digest: Digest = descriptor["digest"].as_str().unwrap_or_default().parse()?;
+    Ok(layout.join("blobs/sha256").join(digest.hex()))
+}
+
+/// Of this process, user and system.
+fn cpu_seconds() -> Done<f64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let after = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = after
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(str::parse::<f64>);
+    Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
+}
+
+/// Peak of resident memory, KiB.
+fn peak() -> Done<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .ok_or("no peak")?;
+    Ok(kib.trim().parse()?)
+}

@@ -1,0 +1,81 @@
+//! How long an image of an OCI layout takes to be ready, and to be packed well: for the figures of `docs/formats/disk.md`.
+//!
+//! `cargo run --release -p pierhead-bundle-server --example ready -- LAYOUT REF FOLDER [QUICK LEVEL]`: FOLDER is the library's,
+//! and must be empty. A request waits, so that one core is taken whole. QUICK = LEVEL is one stage.
+
+use std::error::Error;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use pierhead_bundle_server::library::{Config, Image, Library, State};
+use pierhead_oci::Digest;
+use pierhead_testkit::source::BlobFolder;
+use serde_json::Value;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [layout, reference, folder, rest @ ..] = &args[..] else {
+        return Err("LAYOUT REF FOLDER [QUICK LEVEL]".into());
+    };
+    let layout = Path::new(layout);
+    let index: Value = serde_json::from_reader(File::open(layout.join("index.json"))?)?;
+    let manifests = index["manifests"].as_array().ok_or("no manifests")?;
+    let name = "org.opencontainers.image.ref.name";
+    let found = manifests
+        .iter()
+        .find(|it| it["annotations"][name] == **reference);
+    let manifest: Digest = found
+        .and_then(|it| it["digest"].as_str())
+        .ok_or("no such image")?
+        .parse()?;
+    let mut config = Config::new(folder, 8 << 30, 1 << 30);
+    config.share = 100;
+    if let [quick, level] = rest {
+        (config.quick, config.level) = (quick.parse()?, level.parse()?);
+    }
+    let blobs = BlobFolder::new(layout.join("blobs/sha256"));
+    let library = Library::open(config, Arc::new(blobs))?;
+    let began = Instant::now();
+    let repository = "example/image".to_owned();
+    library.offer(Image {
+        manifest,
+        repository,
+    });
+    let say = |what: &str| {
+        let sent = [false, true].map(|layers| {
+            let bundle = library.bundle(&manifest, &[], layers);
+            bundle
+                .and_then(|it| it.stream(None))
+                .ok()
+                .and_then(|it| it.len())
+        });
+        let stat = library.stat();
+        println!(
+            "{reference}: {what} after {:.1} s; bundle {:?} bytes, with layers {:?}; packs {} bytes, {} quick layers",
+            began.elapsed().as_secs_f64(),
+            sent[0].unwrap_or(0),
+            sent[1].unwrap_or(0),
+            stat.packs,
+            stat.quick_layers
+        );
+    };
+    loop {
+        match library.awaited(&manifest) {
+            State::Working(_) => sleep(Duration::from_millis(10)),
+            State::Ready => break,
+            state => return Err(format!("{state:?}").into()),
+        }
+    }
+    say("ready");
+    if library.stat().quick_layers > 0 {
+        while library.stat().improved == 0 {
+            sleep(Duration::from_millis(100));
+        }
+        say("packed well");
+    }
+    library.close();
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Bundles that were handed out stay while somebody may go on with them, though the same question has another answer by now.
+//!
+//! A plan that is handed out gets a second name (a hard link) by its `ETag`: once a trace, a pair or better frames make
+//! another plan in its place, that name is all that is left of it, for a while.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pierhead_oci::Digest;
+
+use super::kept::{Kept, packed};
+use super::shelf::remove;
+use super::{Bundle, Have, Inner, Library};
+use pierhead_toc::{Content, Error};
+
+/// Plans that have no other name than this one.
+const MOST: usize = 256;
+
+impl Library {
+    /// The bundle with this `ETag`, if it was handed out for this question and can still be sent whole.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn earlier(
+        &self,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+        etag: &str,
+    ) -> Result<Option<Bundle>, Error> {
+        let inner = &self.inner;
+        let key = name(want, layers, etag);
+        let plan = inner.open_at(&key, &inner.shelf.sent(&key))?;
+        let fits =
+            |plan: &Arc<Kept>| plan.etag == etag && plan.is_for(have) && inner.is_sound(plan);
+        Ok(plan.filter(fits).map(|kept| Bundle {
+            kept,
+            packs: inner.packs.clone(),
+        }))
+    }
+}
+
+impl Inner {
+    /// Notes that a plan is handed out. One link for each plan that is open; nothing from then on.
+    pub(super) fn sent(&self, want: &Digest, layers: bool, key: &Content, plan: &Kept) {
+        if plan.is_named.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.shelf.link_plan(key, &name(want, layers, &plan.etag));
+    }
+
+    /// Lets go of those that nobody went on with for long enough.
+    pub(super) fn tidy_earlier(&self) -> Result<(), Error> {
+        self.shelf.retain_sent(MOST, self.config.earlier)
+    }
+
+    /// Deletes those of images that are none of `images`: nobody can ask for them before the image is ready again.
+    pub(super) fn forget_earlier(&self, images: &HashSet<Digest>) -> Result<(), Error> {
+        self.tidy_earlier()?;
+        for path in self.shelf.only_sent(self.config.earlier)? {
+            let plan = match Kept::open(&path) {
+                Ok(plan) => plan,
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(_) => continue,
+            };
+            let is_of = |want: &Digest| {
+                let key = name(want, plan.prelude.layers, &plan.etag);
+                self.shelf.sent(&key) == path
+            };
+            if !images.iter().any(is_of) {
+                remove(&path);
+            }
+        }
+        Ok(())
+    }
+
+    /// The packs of those that can be gone on with.
+    pub(super) fn earlier_packs(&self) -> Result<Vec<u32>, Error> {
+        let mut packs = Vec::new();
+        for path in self.shelf.only_sent(self.config.earlier)? {
+            match Kept::open(&path) {
+                Ok(plan) => packs.extend(packed(&plan).map(|place| place.pack)),
+                // Its packs are unknown: none may be deleted.
+                Err(error) if error.is_exhausted() => return Err(error),
+                Err(_) => {}
+            }
+        }
+        packs.sort_unstable();
+        packs.dedup();
+        Ok(packs)
+    }
+}
+
+pub(super) fn name(want: &Digest, layers: bool, etag: &str) -> Content {
+    Content::of(format!("sent {want} {layers} {etag}").as_bytes())
+}

@@ -1,0 +1,333 @@
+//! Plan cache: finds plans by request and inputs, and evicts them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use pierhead_host::ClientKey;
+use pierhead_oci::Digest;
+
+use super::kept::{Draft, Kept, Lies};
+use super::pairs;
+use super::shelf::remove;
+use super::{Have, Inner, lock};
+use crate::directory::Stage;
+use pierhead_bundle::format::Prelude;
+use pierhead_toc::{Content, Error};
+
+/// Number of open plan files.
+const OPEN: usize = 32;
+/// Version of the plan format. Plans of another version are made anew.
+pub(super) const VERSION: &str = "1";
+
+/// Maximum number of base images in one plan. Planning reads the table of each of them.
+const MAX_BASES: usize = 16;
+/// One client's plans take at most this fraction (1/n) of the bytes for plans.
+const SHARES: u64 = 4;
+/// A plan counts at least one disk block.
+const MIN_PLAN: u64 = 4096;
+
+/// Plans by the client whose request made them, oldest first.
+#[derive(Default)]
+pub(super) struct Owned(HashMap<ClientKey, VecDeque<OwnedPlan>>);
+
+struct OwnedPlan {
+    key: Content,
+    /// The hard link of a plan that was sent.
+    sent: Option<Content>,
+    len: u64,
+}
+
+impl Owned {
+    /// Adds a plan. Returns the oldest plans of the same client that exceed its share.
+    fn add(&mut self, client: ClientKey, plan: OwnedPlan, share: u64) -> Vec<OwnedPlan> {
+        let plans = self.0.entry(client).or_default();
+        plans.retain(|it| it.key != plan.key);
+        plans.push_back(plan);
+        let mut all: u64 = plans.iter().map(|it| it.len).sum();
+        let mut over = Vec::new();
+        while all > share
+            && plans.len() > 1
+            && let Some(oldest) = plans.pop_front()
+        {
+            all -= oldest.len;
+            over.push(oldest);
+        }
+        over
+    }
+}
+
+impl Inner {
+    /// The base images that the plan uses: known ones, without duplicates. Their order does not depend on the order in
+    /// the request: same repository first, then most layers in common, then latest.
+    pub(super) fn base_images(&self, want: &Digest, have: &[Have]) -> Vec<Have> {
+        let mut known: BTreeMap<Digest, Have> = BTreeMap::new();
+        for have in have.iter().filter(|have| have.is_known) {
+            known.entry(have.manifest).or_insert(*have).has_layers |= have.has_layers;
+        }
+        let images = lock(&self.images);
+        let wanted = images.get(want);
+        let layers: HashSet<_> = wanted.iter().flat_map(|row| &row.row.blobs).collect();
+        let rank = |manifest: &Digest| {
+            let row = images.get(manifest)?;
+            let is_same = wanted.is_some_and(|it| it.row.repository == row.row.repository);
+            let shared = row.row.blobs.iter().filter(|it| layers.contains(it));
+            Some((is_same, shared.count(), row.row.came))
+        };
+        let mut ranked: Vec<_> = known
+            .into_values()
+            .map(|have| (Reverse(rank(&have.manifest)), have))
+            .collect();
+        drop(images);
+        // A stable sort: images of equal rank stay sorted by digest.
+        ranked.sort_by_key(|(rank, _)| *rank);
+        let bases = ranked.into_iter().map(|(_, have)| have);
+        bases.take(MAX_BASES).collect()
+    }
+
+    /// Counts a plan towards the share of its client, and deletes that client's oldest plans above the share.
+    pub(super) fn charge(
+        &self,
+        client: ClientKey,
+        key: &Content,
+        sent: Option<Content>,
+        plan: &Kept,
+    ) {
+        let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        let plan = OwnedPlan {
+            key: *key,
+            sent,
+            len: len.max(MIN_PLAN),
+        };
+        let over = lock(&self.owned).add(client, plan, self.config.plans / SHARES);
+        for plan in over {
+            self.forget(&plan.key);
+            if let Some(sent) = &plan.sent {
+                self.shelf.remove_sent(sent);
+                lock(&self.kept).retain(|(of, _)| of != sent);
+            }
+        }
+    }
+
+    /// A plan that was made before. One that is damaged is deleted.
+    pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        self.open_at(key, &self.shelf.plan(key))
+    }
+
+    /// The same of one that lies elsewhere; no two plans have one key.
+    pub(super) fn open_at(&self, key: &Content, path: &Path) -> Result<Option<Arc<Kept>>, Error> {
+        {
+            let mut kept = lock(&self.kept);
+            if let Some(at) = kept.iter().position(|(of, _)| of == key) {
+                let found = kept.remove(at);
+                let plan = found.1.clone();
+                kept.push(found);
+                drop(kept);
+                // The order in which plans leave. One that is not told leaves early.
+                let _ = plan.file.set_modified(SystemTime::now());
+                return Ok(Some(plan));
+            }
+        }
+        match Kept::open(path) {
+            Ok(plan) => {
+                let _ = plan.file.set_modified(SystemTime::now());
+                Ok(Some(self.hold(key, plan)))
+            }
+            Err(Error::Missing(_)) => Ok(None),
+            Err(error @ Error::Malformed { .. }) => {
+                tracing::warn!(%error, "a plan is made anew");
+                remove(path);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
+        let plan = Arc::new(plan);
+        let mut kept = lock(&self.kept);
+        kept.retain(|(of, _)| of != key);
+        if kept.len() >= OPEN {
+            kept.remove(0);
+        }
+        kept.push((*key, plan.clone()));
+        let mut alive = lock(&self.alive);
+        alive.retain(|plan| plan.strong_count() > 0);
+        alive.push(Arc::downgrade(&plan));
+        plan
+    }
+
+    /// Puts a plan in its place, and others away if there are too many bytes of them now.
+    pub(super) fn finish(
+        &self,
+        key: &Content,
+        draft: Draft,
+        prelude: &Prelude,
+        body: &[u8],
+    ) -> Result<Arc<Kept>, Error> {
+        let aside = draft.aside();
+        let plan = draft.finish(prelude, body)?;
+        let len = plan.file.metadata().map_or(0, |meta| meta.len());
+        self.wrote(len + aside);
+        let plan = self.hold(key, plan);
+        let before = self.plans.fetch_add(len, Ordering::Relaxed);
+        if before.saturating_add(len) > self.config.plans {
+            // To less than the most, so that not each plan from here on has them all looked through.
+            self.shrink_plans(self.config.plans / 8 * 7)?;
+        }
+        Ok(plan)
+    }
+
+    /// Deletes plans until they take `most` bytes, those that are held open too.
+    pub(super) fn shrink_plans(&self, most: u64) -> Result<(), Error> {
+        let left = self.shelf.shrink_plans(most)?;
+        self.plans.store(left, Ordering::Relaxed);
+        lock(&self.kept).retain(|(key, _)| self.shelf.has_plan(key));
+        lock(&self.owned).0.retain(|_, plans| {
+            plans.retain(|plan| self.shelf.has_plan(&plan.key));
+            !plans.is_empty()
+        });
+        Ok(())
+    }
+
+    /// Names the plan of a request, by what it is made of: once there is something better it has another name.
+    /// `None` when that is not there yet.
+    pub(super) fn key(
+        &self,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Option<Content>, Error> {
+        let request = key(want, have, layers);
+        if have.is_empty() {
+            return Ok(Some(request));
+        }
+        for have in have {
+            if let Some(pair) = self.pair(want, &have.manifest, layers)? {
+                return Ok(Some(derived(&request, &pair)));
+            }
+        }
+        let fresh = self.open(&self::key(want, &[], layers))?;
+        Ok(fresh.map(|fresh| derived(&request, &fresh)))
+    }
+
+    /// The best patches from one image to another that there are.
+    pub(super) fn pair(
+        &self,
+        want: &Digest,
+        have: &Digest,
+        layers: bool,
+    ) -> Result<Option<Arc<Kept>>, Error> {
+        match self.open(&pairs::idle(want, have))? {
+            None => self.open(&pairs::quick(want, have, layers)),
+            found => Ok(found),
+        }
+    }
+
+    /// A plan of which all packs are still here. Another one is deleted.
+    pub(super) fn whole(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+        let plan = self.open(key)?;
+        if plan.as_ref().is_some_and(|plan| !self.is_sound(plan)) {
+            self.forget(key);
+            return Ok(None);
+        }
+        Ok(plan)
+    }
+
+    /// Whether a plan is there and all packs that it names are, too.
+    pub(super) fn is_whole(&self, key: &Content) -> bool {
+        matches!(self.whole(key), Ok(Some(_)))
+    }
+
+    pub(super) fn is_sound(&self, plan: &Kept) -> bool {
+        let is_here = |nth| match plan.record(nth) {
+            Some(Lies::Packed(place)) => self.packs.contains(&place),
+            found => found.is_some(),
+        };
+        let frames = u32::try_from(plan.records.len() / super::kept::ENTRY).unwrap_or(0);
+        (0..frames).all(is_here)
+    }
+
+    /// Has an image that was ready made ready once more.
+    pub(super) fn again(&self, manifest: &Digest) -> Result<(), Error> {
+        for layers in [false, true] {
+            self.forget(&key(manifest, &[], layers));
+        }
+        let client = {
+            let mut images = lock(&self.images);
+            let Some(row) = images.get_mut(manifest) else {
+                return Ok(());
+            };
+            if !row.row.stage.is_ready() {
+                return Ok(());
+            }
+            row.row.stage = Stage::Waiting;
+            // From here on, a request registers as waiting.
+            row.awaited.store(false, Ordering::Relaxed);
+            row.client
+        };
+        lock(&self.queue).image(*manifest, client);
+        self.wake.notify_all();
+        Ok(())
+    }
+
+    /// Deletes a plan.
+    pub(super) fn forget(&self, key: &Content) {
+        lock(&self.kept).retain(|(of, _)| of != key);
+        self.shelf.remove_plan(key);
+    }
+}
+
+/// Names what is made for a request out of a plan.
+pub(super) fn derived(request: &Content, of: &Kept) -> Content {
+    Content::of(format!("{request} of {}", of.etag).as_bytes())
+}
+
+/// Names a request: whatever is in the header of its plan is in its name.
+pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
+    let mut text = format!("bundle {VERSION} {want} {layers}");
+    for have in have {
+        let Have {
+            manifest,
+            is_known,
+            has_layers,
+        } = have;
+        text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
+    }
+    Content::of(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_plans_of_one_client_leave_before_they_take_all_the_room() {
+        let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
+        let plan = |nth: u32, len| OwnedPlan {
+            key: Content::of(&nth.to_le_bytes()),
+            sent: None,
+            len,
+        };
+        let mut owned = Owned::default();
+        let mut add = |of, nth, len| {
+            let over = owned.add(client(of), plan(nth, len), 100);
+            over.into_iter().map(|plan| plan.key).collect::<Vec<_>>()
+        };
+        let key = |nth: u32| Content::of(&nth.to_le_bytes());
+        assert!(add(2, 1000, 100).is_empty());
+        assert!(add(1, 0, 40).is_empty());
+        assert!(add(1, 1, 40).is_empty());
+        // Only the oldest plan of the same client leaves.
+        assert_eq!(add(1, 2, 40), [key(0)]);
+        // A plan that is made again counts once, as the newest.
+        assert!(add(1, 1, 40).is_empty());
+        assert_eq!(add(1, 3, 60), [key(2)]);
+        // A single plan above the share stays for its request.
+        assert_eq!(add(1, 4, 500), [key(1), key(3)]);
+        assert_eq!(add(1, 5, 1), [key(4)]);
+    }
+}

@@ -1,0 +1,145 @@
+//! Prune: deletes files of removed images, then the least recently used plans and packs.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use super::kept::Kept;
+use super::{Inner, Library, lock};
+use crate::directory::Stage;
+use crate::pack::Known as _;
+use pierhead_toc::{Error, Table};
+
+impl Library {
+    /// Deletes the files of images whose manifest or config the cache no longer has. Then deletes plans and packs, least
+    /// recently used first, until packs, plans and indexes take at most `target` bytes. Files in use stay. A later request
+    /// makes deleted files of cached images again. Returns the bytes that are left.
+    ///
+    /// Takes no planning slot, since the operator asks for it and no client. A second call waits for the first one: all
+    /// calls together hold one table in memory. No image is indexed while packs are deleted.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn prune(&self, target: u64) -> Result<u64, Error> {
+        let inner = &self.inner;
+        let _pruning = lock(&inner.pruning);
+        inner.forget_gone()?;
+        let (index, _) = inner.shelf.bytes();
+        let room = target.saturating_sub(index);
+        // Plans first, since many plans use one pack.
+        let packs = inner.packs.stat().bytes;
+        inner.shrink_plans(room.saturating_sub(packs))?;
+        let plans = inner.plans.load(Ordering::Relaxed);
+        inner.packs.evict_to(room.saturating_sub(plans))?;
+        inner.forget_places()?;
+        let (index, plans) = inner.shelf.bytes();
+        Ok(index + plans + inner.packs.stat().bytes)
+    }
+}
+
+impl Inner {
+    /// Removes images that the cache no longer has, with their tables, traces, plans and layer indexes. Removes the packs
+    /// that no remaining image needs.
+    fn forget_gone(&self) -> Result<(), Error> {
+        let is_here =
+            |digest: &pierhead_oci::Digest| matches!(self.blobs.open(digest), Ok(Some(_)) | Err(_));
+        let known: Vec<_> = lock(&self.images)
+            .iter()
+            // Indexing settles an image in progress by itself.
+            .filter(|(_, row)| row.progress.is_none())
+            .map(|(manifest, row)| (*manifest, row.row.blobs.first().copied()))
+            .collect();
+        for (manifest, config) in known {
+            if is_here(&manifest) && config.is_none_or(|config| is_here(&config)) {
+                continue;
+            }
+            // Stays set until its packs are deleted: a later prune does not find this image any more.
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+            for layers in [false, true] {
+                self.forget(&super::plans::key(&manifest, &[], layers));
+            }
+            self.settle(&manifest, None)?;
+        }
+        let known: HashSet<_> = lock(&self.images).keys().copied().collect();
+        self.close_layers();
+        self.shelf
+            .retain(|digest| known.contains(digest) || is_here(digest))?;
+        self.drop_late()
+    }
+
+    /// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
+    /// since no plan and no table names its packs yet.
+    fn drop_unused_packs(&self) -> Result<(), Error> {
+        let Ok(_packing) = self.packing.try_write() else {
+            tracing::info!("unused packs stay until no image is being indexed");
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+            return Ok(());
+        };
+        let images = lock(&self.images).keys().copied().collect();
+        self.forget_earlier(&images)?;
+        let Some(mut used) = self.used_packs()? else {
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+            return Ok(());
+        };
+        // Clients resume downloads with superseded plans.
+        used.extend(self.earlier_packs()?);
+        // Packs of plans in use are held, and stay.
+        lock(&self.kept).clear();
+        self.packs.retain(&|number| used.contains(&number))?;
+        // Deletes patches that name a deleted pack: they cannot be sent any more.
+        self.shelf.retain_plans(|path| match Kept::open(path) {
+            Ok(plan) => self.is_sound(&plan),
+            // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
+            Err(error) => !matches!(error, Error::Malformed { .. }),
+        })?;
+        let (_, plans) = self.shelf.bytes();
+        self.plans.store(plans, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Deletes unused packs that an earlier call left because an image was being packed.
+    pub(super) fn drop_late(&self) -> Result<(), Error> {
+        let is_ending = self.stop.load(Ordering::Relaxed);
+        if is_ending || !self.has_unused_packs.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let done = self.drop_unused_packs().and_then(|()| self.forget_places());
+        if done.is_err() {
+            self.has_unused_packs.store(true, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// The packs that known images need: those that their plans name, and those that their next plans will name, since
+    /// plans leave before packs. `None` when the packs of an image cannot be determined.
+    fn used_packs(&self) -> Result<Option<HashSet<u32>>, Error> {
+        let images: Vec<_> = lock(&self.images)
+            .iter()
+            .filter(|(_, row)| !matches!(row.row.stage, Stage::Refused(_)))
+            .map(|(manifest, row)| (*manifest, !row.row.blobs.is_empty()))
+            .collect();
+        let mut used = HashSet::new();
+        for (manifest, was_begun) in images {
+            used.extend(self.packs_of(&manifest));
+            let table = match Table::open(&self.shelf.table(&manifest)) {
+                Ok(table) => table,
+                // The image has no packs yet.
+                Err(Error::Missing(_)) if !was_begun => continue,
+                Err(Error::Missing(_) | Error::Malformed { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            for (content, _) in table.contents().iter() {
+                let places = self.directory.get(&content)?;
+                used.extend(places.into_iter().map(|place| place.pack));
+            }
+        }
+        Ok(Some(used))
+    }
+
+    /// Removes the positions of contents whose pack is gone.
+    fn forget_places(&self) -> Result<(), Error> {
+        let packs = &self.packs;
+        self.directory
+            .retain_places(|places| places.iter().all(|place| packs.contains(place)))?;
+        self.directory.flush()
+    }
+}

@@ -1,0 +1,123 @@
+//! Serves bundles and single files: finds a plan or makes one on request.
+
+use std::sync::Arc;
+
+use pierhead_host::ClientKey;
+use pierhead_oci::Digest;
+
+use super::figures::count;
+use super::files::OfImage;
+use super::plans::key;
+use super::traces::Noted;
+use super::{Bundle, Have, Library, Stream, earlier, lock};
+use pierhead_toc::{Content, Error};
+
+impl Library {
+    /// As [`Self::bundle_for`], for the operator of this host.
+    ///
+    /// # Errors
+    /// As [`Self::bundle_for`].
+    pub fn bundle(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Bundle, Error> {
+        self.bundle_for(ClientKey::OPERATOR, want, have, layers)
+    }
+
+    /// Finds the plan of a bundle, or makes it. Only a few plans are made at once, since each holds tables in memory. A new
+    /// plan counts towards the share of `client` in [`super::Config::plans`].
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more); `Io`.
+    pub fn bundle_for(
+        &self,
+        client: ClientKey,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Bundle, Error> {
+        let inner = &self.inner;
+        let have = inner.base_images(want, have);
+        // What others wait for is most often this.
+        let _planning = inner.planning.begin(key(want, &have, layers));
+        if let Some(found) = self.find(want, &have, layers)? {
+            return Ok(found);
+        }
+        let planned = inner.plan(client, want, &have, layers);
+        let (key, kept) = planned.inspect_err(|error| {
+            if matches!(error, Error::Missing(_)) {
+                let _ = inner.again(want);
+            }
+        })?;
+        inner.sent(want, layers, &key, &kept);
+        let second = earlier::name(want, layers, &kept.etag);
+        inner.charge(client, &key, Some(second), &kept);
+        let packs = inner.packs.clone();
+        Ok(Bundle { kept, packs })
+    }
+
+    /// The bundle, if it was planned before: cheap.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn planned(
+        &self,
+        want: &Digest,
+        have: &[Have],
+        layers: bool,
+    ) -> Result<Option<Bundle>, Error> {
+        self.find(want, &self.inner.base_images(want, have), layers)
+    }
+
+    /// As above, with `have` already reduced to the base images of the plan.
+    fn find(&self, want: &Digest, have: &[Have], layers: bool) -> Result<Option<Bundle>, Error> {
+        let inner = &self.inner;
+        let Some(key) = inner.key(want, have, layers)? else {
+            return Ok(None);
+        };
+        // Packs may have left since: for better ones, or for want of room.
+        let Some(kept) = inner.whole(&key)? else {
+            return Ok(None);
+        };
+        count(&inner.figures.plan_hits);
+        inner.sent(want, layers, &key, &kept);
+        let packs = inner.packs.clone();
+        Ok(Some(Bundle { kept, packs }))
+    }
+
+    /// One content of an image; `None` when the image has no such content.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
+    pub fn file(&self, image: &Digest, content: &Content) -> Result<Option<Stream>, Error> {
+        let inner = &self.inner;
+        let Some(size) = inner.size_in(image, content)? else {
+            return Ok(None);
+        };
+        let source = OfImage {
+            inner: Arc::downgrade(inner),
+            image: *image,
+        };
+        Ok(Some(Stream::of_file(Arc::new(source), *content, size)))
+    }
+
+    /// Records the files that a start of an image opened, in order, as the vote of that client. Leaves out files that the
+    /// image does not have. Records nothing when no file is left.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] when the image is not ready; `Io`.
+    pub fn trace(
+        &self,
+        client: ClientKey,
+        image: &Digest,
+        files: &[String],
+    ) -> Result<Noted, Error> {
+        let inner = &self.inner;
+        if self.blobs(image).is_none() {
+            return Err(Error::Missing(image.to_string()));
+        }
+        let noted = inner.note_trace(client, image, files)?;
+        if noted.is_new {
+            lock(&inner.queue).order(*image);
+            inner.wake.notify_all();
+        }
+        Ok(noted)
+    }
+}

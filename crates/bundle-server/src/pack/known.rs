@@ -1,0 +1,40 @@
+//! Where each content was packed: the part of the directory that packing reads and writes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::pack::Place;
+use pierhead_toc::{Content, Error};
+
+/// Content to the frames that hold it. It may be lost, and name places that are gone: [`super::Packs::contains`] decides.
+pub trait Known: Send + Sync {
+    /// The frames that together hold the whole content, in order of its bytes: one of a small content, ranges
+    /// of a large one. Empty when nothing is known.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn get(&self, content: &Content) -> Result<Vec<Place>, Error>;
+
+    /// Notes that, in place of what was known.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error>;
+}
+
+/// In memory: for tests, and for work on images that are not kept.
+#[derive(Default)]
+pub struct InMemory(Mutex<HashMap<Content, Vec<Place>>>);
+
+impl Known for InMemory {
+    fn get(&self, content: &Content) -> Result<Vec<Place>, Error> {
+        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(map.get(content).cloned().unwrap_or_default())
+    }
+
+    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error> {
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        map.insert(*content, places.to_vec());
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! What an earlier process left of a pack: the records that its index names, in one piece from the start.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::disk::Disk;
+use super::file::{index_path, on_disk, pack_path};
+use super::index::{self, HEADER, INDEX_MAGIC, PACK_MAGIC, Record};
+
+/// A pack as it was found.
+pub(super) struct Found {
+    pub(super) number: u32,
+    pub(super) files: (File, File),
+    pub(super) records: Vec<Record>,
+    /// Bytes of both files that are of use; what came after was cut off.
+    pub(super) lens: (u64, u64),
+    /// When its index was written, or last said to be used: seconds and nanoseconds since 1970.
+    pub(super) used: (i64, i64),
+}
+
+/// Numbers of all packs of which there is any file, in order; files of other names are left alone.
+pub(super) fn numbers(folder: &Path) -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_suffix(".pack").or(name.strip_suffix(".index")))
+            .filter(|stem| stem.len() == 8)
+            .and_then(|stem| u32::from_str_radix(stem, 16).ok());
+        numbers.extend(number);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// Bytes on disk of the files of a pack that could not be opened.
+pub(super) fn unopened_bytes(folder: &Path, number: u32) -> u64 {
+    let bytes = |path: PathBuf| path.metadata().map_or(0, |it| it.len());
+    on_disk(bytes(pack_path(folder, number))) + on_disk(bytes(index_path(folder, number)))
+}
+
+/// Opens a pack, and cuts off what is not whole; `None` when nothing of it is of use: then both files are gone. Also `None`,
+/// with both files left as they are, when one of them cannot be opened.
+pub(super) fn open(disk: &Disk, folder: &Path, number: u32) -> io::Result<Option<Found>> {
+    let paths = (pack_path(folder, number), index_path(folder, number));
+    let opened = existing(&paths.0).and_then(|data| Ok((data, existing(&paths.1)?)));
+    let files = match opened {
+        Ok((Some(data), Some(index))) => (data, index),
+        Ok(_) => return remove(disk, folder, number).map(|()| None),
+        // All packs may be intact.
+        Err(error) if pierhead_toc::is_exhausted(&error) => return Err(error),
+        // The other packs serve without it, and its number is not given again.
+        Err(error) => {
+            tracing::warn!(
+                pack = %paths.0.display(),
+                %error,
+                "a pack cannot be opened, and the others serve without it; make its two files readable and writable for \
+                 pierhead, or delete them, and restart"
+            );
+            return Ok(None);
+        }
+    };
+    let (data_len, index_len) = (files.0.metadata()?.len(), files.1.metadata()?.len());
+    let mut header = [0; HEADER];
+    let mut is_ours = |file: &File, magic| {
+        file.read_exact_at(&mut header, 0).is_ok() && header == index::header(magic, number)
+    };
+    if !is_ours(&files.0, PACK_MAGIC) || !is_ours(&files.1, INDEX_MAGIC) {
+        return remove(disk, folder, number).map(|()| None);
+    }
+    let (records, lens) = walk(number, &files.1, index_len, data_len)?;
+    if records.is_empty() {
+        return remove(disk, folder, number).map(|()| None);
+    }
+    // The index first: what it names must be there.
+    if lens.1 != index_len {
+        disk.cut(&paths.1, &files.1, lens.1)?;
+    }
+    if lens.0 != data_len {
+        disk.cut(&paths.0, &files.0, lens.0)?;
+    }
+    let stat = rustix::fs::fstat(&files.1)?;
+    let used = (
+        stat.st_mtime,
+        i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+    );
+    Ok(Some(Found {
+        number,
+        files,
+        records,
+        lens,
+        used,
+    }))
+}
+
+/// Entries that follow each other without a gap and name bytes that are there. What the disk cannot read is none.
+fn walk(
+    number: u32,
+    file: &File,
+    index_len: u64,
+    data_len: u64,
+) -> io::Result<(Vec<Record>, (u64, u64))> {
+    let mut records = Vec::new();
+    let (mut at, mut end) = (HEADER as u64, HEADER as u64);
+    let mut bytes = Vec::new();
+    while at + index::ENTRY as u64 <= index_len {
+        let mut len = [0; 4];
+        if !read(file, &mut len, at)? {
+            break;
+        }
+        let Ok(len) = index::length(len) else { break };
+        if at + len as u64 > index_len {
+            break;
+        }
+        bytes.resize(len, 0);
+        if !read(file, &mut bytes, at)? {
+            break;
+        }
+        let Ok(place) = u32::try_from(at) else { break };
+        let Ok((record, _)) = index::decode(number, place, &bytes) else {
+            break;
+        };
+        let after = u64::from(record.offset) + u64::from(record.len);
+        if u64::from(record.offset) != end || after > data_len {
+            break;
+        }
+        records.push(record);
+        (at, end) = (at + len as u64, after);
+    }
+    Ok((records, (end, at)))
+}
+
+/// Fills `bytes`, unless a sector cannot be read.
+fn read(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
+    match file.read_exact_at(bytes, at) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes both files of a pack: the index first, since a pack without one is nothing.
+pub(super) fn remove(disk: &Disk, folder: &Path, number: u32) -> io::Result<()> {
+    disk.remove(&index_path(folder, number))?;
+    disk.remove(&pack_path(folder, number))
+}
+
+fn existing(path: &Path) -> io::Result<Option<File>> {
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_disk_cannot_read_ends_a_pack() {
+        // Nothing is mapped at its begin: reads there fail as those of a bad sector do.
+        let unreadable = File::open("/proc/self/mem").unwrap();
+        let failed = unreadable.read_exact_at(&mut [0], HEADER as u64);
+        assert_eq!(failed.unwrap_err().raw_os_error(), Some(5));
+        let (records, lens) = walk(0, &unreadable, 4096, 4096).unwrap();
+        assert!(records.is_empty());
+        assert_eq!(lens, (HEADER as u64, HEADER as u64));
+    }
+}

@@ -1,0 +1,176 @@
+//! One thread's own end of a pack: what it appends lies in one piece.
+
+use std::sync::Arc;
+
+use crate::pack::Place;
+use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
+use pierhead_toc::Error;
+
+use super::Part;
+use super::file::{PackFile, index_path, on_disk, pack_path};
+use super::index::{self, Record};
+use super::packs::Packs;
+
+/// A pack that may be appended to, and the lengths of its files.
+pub(super) struct Open {
+    pub(super) file: Arc<PackFile>,
+    pub(super) data: u64,
+    pub(super) index: u64,
+}
+
+/// Appends to a pack that nobody else appends to meanwhile. Dropping it gives the pack back.
+pub struct Writer<'a> {
+    packs: &'a Packs,
+    is_quick: bool,
+    open: Option<Open>,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) const fn new(packs: &'a Packs, is_quick: bool) -> Self {
+        Self {
+            packs,
+            is_quick,
+            open: None,
+        }
+    }
+
+    /// Appends a record: after it returns others can read it, and a kill does not lose it (a loss of power may).
+    /// `members` is what it decodes to, in order, for frames that stand for themselves; of patches it may be empty.
+    /// One pass of SHA-256 and one of CRC-32C over the payload.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: with `StorageFull` when the budget is used up by packs in use; what was there stays as it was.
+    /// [`Error::Malformed`] for what no frame can be.
+    pub fn append(
+        &mut self,
+        members: &[Part],
+        coding: Coding,
+        payload: &[u8],
+    ) -> Result<Place, Error> {
+        let head = RecordHead::of(coding, payload)?.encode();
+        let len = (RECORD_HEAD + payload.len()) as u64;
+        self.turn_over(len)?;
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => self.packs.take_open(len, self.is_quick)?,
+        };
+        let number = open.file.number();
+        let (Ok(offset), Ok(len)) = (u32::try_from(open.data), u32::try_from(len)) else {
+            return Err(Error::malformed("pack", "it is longer than 4 GiB"));
+        };
+        let record = Record {
+            offset,
+            len,
+            sum: crc32c::crc32c_append(crc32c::crc32c(&head), payload),
+            coding,
+            entry: (0, 0),
+        };
+        let entry = match index::encode(number, &record, members) {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.open = Some(open);
+                return Err(error);
+            }
+        };
+        let after = (open.data + u64::from(len), open.index + entry.len() as u64);
+        if let Err(error) = self
+            .packs
+            .reserve(&open, on_disk(after.0) + on_disk(after.1))
+        {
+            self.open = Some(open);
+            return Err(error);
+        }
+        if let Err(error) = self.write(&open, &head, payload, &entry) {
+            let doing = open.file.doing("write to");
+            self.mend(open);
+            return Err(Error::io(doing, error));
+        }
+        let (Ok(at), Ok(entry_len)) = (u32::try_from(open.index), u32::try_from(entry.len()))
+        else {
+            return Err(Error::malformed("pack index", "it is longer than 4 GiB"));
+        };
+        open.file.push(Record {
+            entry: (at, entry_len),
+            ..record
+        });
+        self.packs.count_appended();
+        self.open = Some(Open {
+            file: open.file,
+            data: after.0,
+            index: after.1,
+        });
+        Ok(Place {
+            pack: number,
+            offset: u64::from(offset),
+            len,
+        })
+    }
+
+    /// Makes what was appended durable.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&mut self) -> Result<(), Error> {
+        match &self.open {
+            Some(open) => self.sync_open(open),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves a pack that has no room for `len` more bytes.
+    fn turn_over(&mut self, len: u64) -> Result<(), Error> {
+        if let Some(open) = self
+            .open
+            .take_if(|open| open.data + len > self.packs.config.most(self.is_quick))
+        {
+            self.sync_open(&open)?;
+        }
+        Ok(())
+    }
+
+    /// The record, then the entry that names it: an entry without its record is never there.
+    fn write(&self, open: &Open, head: &[u8], payload: &[u8], entry: &[u8]) -> std::io::Result<()> {
+        let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
+        let number = open.file.number();
+        let path = pack_path(folder, number);
+        disk.write(&path, &open.file.data, open.data, head)?;
+        let behind = open.data + head.len() as u64;
+        disk.write(&path, &open.file.data, behind, payload)?;
+        disk.write(
+            &index_path(folder, number),
+            &open.file.index,
+            open.index,
+            entry,
+        )
+    }
+
+    /// Takes back what was half written; a pack where that fails is not appended to any more before the next start.
+    fn mend(&mut self, open: Open) {
+        let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
+        let number = open.file.number();
+        let mended = disk
+            .cut(&index_path(folder, number), &open.file.index, open.index)
+            .and_then(|()| disk.cut(&pack_path(folder, number), &open.file.data, open.data));
+        if mended.is_ok() {
+            open.file
+                .set_bytes(on_disk(open.data) + on_disk(open.index));
+            self.open = Some(open);
+        }
+    }
+
+    fn sync_open(&self, open: &Open) -> Result<(), Error> {
+        let (folder, disk) = (&self.packs.config.folder, &self.packs.disk);
+        let number = open.file.number();
+        disk.sync(&pack_path(folder, number), &open.file.data)
+            .and_then(|()| disk.sync(&index_path(folder, number), &open.file.index))
+            .map_err(|error| Error::io(open.file.doing("sync"), error))
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.packs.give_back(open);
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Cuts what is missing into frames: small contents together with their old versions, large ones in ranges.
+
+use std::ops::Range;
+
+use super::matching::{Missing, Pause, each_piece};
+use pierhead_bundle::patch::{Alignment, Anchor, Sampler};
+use pierhead_bundle::{MAX_BASE, MAX_FRAME, Slice};
+use pierhead_toc::Tree;
+use pierhead_toc::{Content, Error, Source};
+
+/// Bounds of the frames that are made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Bytes of a frame.
+    pub(crate) frame: u64,
+    /// Bytes of its bases.
+    pub(crate) base: u64,
+    /// Members of a frame, and bases.
+    pub(crate) members: usize,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            frame: MAX_FRAME,
+            base: MAX_BASE / 2,
+            members: 4096,
+        }
+    }
+}
+
+/// Contents from here on are compressed as large ones are.
+const LARGE: u64 = 1 << 20;
+
+/// Anchors that are kept of one content: 16 MiB. [`density`] makes half as many, unless the bytes are built to have more.
+const ANCHORS: usize = 1 << 20;
+
+/// Parts of a range that have a window each.
+const PARTS: u64 = 4;
+
+/// A frame to be made: bases are contents of the one old image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Group {
+    pub(crate) members: Vec<Slice>,
+    pub(crate) bases: Vec<Slice>,
+    bytes: u64,
+    base_bytes: u64,
+}
+
+impl Group {
+    /// Bytes of members and bases: what making it costs time for.
+    pub(crate) fn work(&self) -> u64 {
+        self.bytes + self.base_bytes
+    }
+
+    /// Whether it is a part of one large content, or all of one that is as large as a range.
+    pub(crate) fn is_range(&self) -> bool {
+        self.members.len() == 1 && self.bytes >= LARGE
+    }
+
+    fn fits(&self, size: u64, base: u64, shape: &Shape) -> bool {
+        self.bytes + size <= shape.frame
+            && self.base_bytes + base <= shape.base
+            && self.members.len() < shape.members
+    }
+
+    fn push(&mut self, member: Slice, base: Option<Slice>) {
+        self.bytes += member.len;
+        self.members.push(member);
+        if let Some(base) = base
+            && !self.bases.contains(&base)
+        {
+            self.base_bytes += base.len;
+            self.bases.push(base);
+        }
+    }
+}
+
+/// All groups, in order. `missing` is in the order in which it is to be sent, extras last; none is mixed with others.
+pub(crate) fn groups(
+    want: &Tree<'_>,
+    have: &Tree<'_>,
+    missing: &[Missing],
+    shape: &Shape,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+) -> Result<Vec<Group>, Error> {
+    let mut groups = Vec::new();
+    let mut open = Group::default();
+    let mut extras = false;
+    for one in missing {
+        let base = one
+            .base
+            .and_then(|number| Some((number, have.content(number)?.1)));
+        if one.file.is_none() != extras {
+            extras = one.file.is_none();
+            close(&mut groups, &mut open);
+        }
+        let whole = base.filter(|(_, size)| *size <= shape.base);
+        if one.size > shape.frame || whole.is_none() && base.is_some() {
+            // The open group goes on behind it: many short groups cost more than a large file that comes early.
+            ranges(want, have, one, shape, source, pause, &mut groups)?;
+            continue;
+        }
+        if !open.fits(one.size, whole.map_or(0, |(_, size)| size), shape) {
+            close(&mut groups, &mut open);
+        }
+        open.push(
+            slice(one.content, 0..one.size),
+            whole.map(|(number, size)| slice(number, 0..size)),
+        );
+    }
+    close(&mut groups, &mut open);
+    Ok(groups)
+}
+
+fn close(groups: &mut Vec<Group>, open: &mut Group) {
+    if !open.members.is_empty() {
+        groups.push(std::mem::take(open));
+    }
+}
+
+/// A content of its own frames, each against the part of the old version that is most like it.
+fn ranges(
+    want: &Tree<'_>,
+    have: &Tree<'_>,
+    one: &Missing,
+    shape: &Shape,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+    groups: &mut Vec<Group>,
+) -> Result<(), Error> {
+    let old = one
+        .base
+        .and_then(|number| Some((number, have.content(number)?)));
+    let new = want.content(one.content);
+    let aligned = match (old, new) {
+        (Some((_, (content, size))), Some(_)) if size > shape.base => {
+            let anchors = anchors(density(size), content, 0..size, source, pause)?;
+            Some((Alignment::new(anchors, size, one.size), density(size)))
+        }
+        _ => None,
+    };
+    // Ranges of equal length: a last one of a few bytes would waste a frame.
+    let count = one.size.div_ceil(shape.frame).max(1);
+    for at in 0..count {
+        let range = one.size * at / count..one.size * (at + 1) / count;
+        let bases = match (&aligned, old, new) {
+            (Some((alignment, every)), Some((number, _)), Some((content, _))) => {
+                let windows = windows(alignment, *every, content, &range, shape, source, pause)?;
+                windows
+                    .into_iter()
+                    .map(|window| slice(number, window))
+                    .collect()
+            }
+            (None, Some((number, (_, size))), _) => vec![slice(number, 0..size)],
+            _ => Vec::new(),
+        };
+        let mut group = Group::default();
+        group.push(slice(one.content, range), None);
+        group.base_bytes = bases.iter().map(|base| base.len).sum();
+        group.bases = bases;
+        groups.push(group);
+    }
+    Ok(())
+}
+
+/// The parts of the old content for a range of the new one, ascending and apart: each part of the range has its own, as
+/// sections of a program move apart from each other.
+fn windows(
+    alignment: &Alignment,
+    every: u32,
+    content: Content,
+    range: &Range<u64>,
+    shape: &Shape,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+) -> Result<Vec<Range<u64>>, Error> {
+    let mut windows: Vec<Range<u64>> = Vec::new();
+    let len = range.end - range.start;
+    for part in 0..PARTS {
+        let part = range.start + len * part / PARTS..range.start + len * (part + 1) / PARTS;
+        let anchors = anchors(every, content, part.clone(), source, pause)?;
+        windows.push(alignment.window(&part, &anchors, shape.base / PARTS));
+    }
+    windows.sort_by_key(|window| window.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for window in windows {
+        match merged.last_mut() {
+            Some(last) if window.start <= last.end => last.end = last.end.max(window.end),
+            _ => merged.push(window),
+        }
+    }
+    Ok(merged)
+}
+
+/// The anchors of a part of a content; the first [`ANCHORS`] of them.
+fn anchors(
+    every: u32,
+    content: Content,
+    part: Range<u64>,
+    source: &dyn Source,
+    pause: &mut Pause<'_>,
+) -> Result<Vec<Anchor>, Error> {
+    let mut anchors = Vec::new();
+    let mut sampler = Sampler::new(every);
+    each_piece(source, content, part, pause, |piece| {
+        sampler.feed(piece, |anchor| {
+            if anchors.len() < ANCHORS {
+                anchors.push(anchor);
+            }
+        });
+    })?;
+    Ok(anchors)
+}
+
+/// How far apart the anchors of a content are, so that there are no more than about half a million: 8 MiB.
+fn density(size: u64) -> u32 {
+    (size >> 19)
+        .max(1 << 8)
+        .next_power_of_two()
+        .trailing_zeros()
+}
+
+fn slice(content: u32, range: Range<u64>) -> Slice {
+    Slice {
+        content,
+        offset: range.start,
+        len: range.end - range.start,
+    }
+}

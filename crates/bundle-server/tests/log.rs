@@ -1,0 +1,68 @@
+//! What an operator reads in the log of images for bundles. Runs in its own process, because other threads write the log.
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pierhead_bundle_server::library::{Config, Image, Library, State};
+use pierhead_oci::Digest;
+use pierhead_testkit::images::{self, TreeOptions};
+use pierhead_testkit::log::capture_process;
+use pierhead_testkit::source::MemoryBlob;
+use pierhead_toc::{Blob, Blobs};
+
+struct InMemory(HashMap<Digest, Arc<MemoryBlob>>);
+
+impl Blobs for InMemory {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        let found = self.0.get(digest).cloned();
+        Ok(found.map(|bytes| bytes as Arc<dyn Blob>))
+    }
+}
+
+#[test]
+fn an_image_that_is_ready_has_one_line() {
+    let lines = capture_process();
+    let images = [1, 2].map(|seed| images::Image::tree(seed, &TreeOptions::default()).image);
+    let mut blobs = HashMap::new();
+    for image in &images {
+        let contents = image.blobs.iter().map(|it| (it.digest, &it.bytes));
+        let documents = image.documents.iter().map(|it| (it.digest, &it.bytes));
+        for (digest, bytes) in contents.chain(documents) {
+            blobs.insert(digest, Arc::new(MemoryBlob(bytes.to_vec())));
+        }
+    }
+    // A layer of the second image is none.
+    let [ready, refused] = &images;
+    let broken = Arc::new(MemoryBlob(b"no layer".to_vec()));
+    blobs.insert(refused.blobs[1].digest, broken);
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::new(folder.path(), 64 << 20, 16 << 20);
+    let library = Library::open(config, Arc::new(InMemory(blobs))).unwrap();
+    for image in &images {
+        library.offer(Image {
+            manifest: image.root,
+            repository: "registry.example/app".into(),
+        });
+        while let State::Working(_) = library.state(&image.root) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    assert_eq!(library.state(&ready.root), State::Ready);
+    assert!(matches!(library.state(&refused.root), State::Refused(_)));
+    // The line comes behind the state.
+    library.close();
+    let found = lines.with("image ready for bundles");
+    let [line] = &found[..] else {
+        panic!("{}", lines.text());
+    };
+    let expected = format!(
+        "image=registry.example/app manifest={} seconds=",
+        ready.root
+    );
+    assert!(line.contains("INFO") && line.contains(&expected), "{line}");
+    let (_, seconds) = line.split_once("seconds=").unwrap();
+    assert!(seconds.trim().parse::<f64>().is_ok(), "{line}");
+}

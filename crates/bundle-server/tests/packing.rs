@@ -1,0 +1,315 @@
+//! The packing job: what comes of it holds all of a layer and nothing else.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+use std::collections::HashSet;
+use std::io;
+
+use pierhead_bundle::{Coding, MAX_FRAME};
+use pierhead_bundle_server::pack::{
+    Config, InMemory, Item, Known, Packed, Packs, Settings, decode, improve, is_quick, pack,
+};
+use pierhead_testkit::source::MemorySource;
+use pierhead_toc::{Content, Error, Source};
+
+struct Bench {
+    _folder: tempfile::TempDir,
+    packs: Packs,
+    known: InMemory,
+    source: MemorySource,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self {
+            packs: Packs::open(Config::new(folder.path().join("packs"), 256 << 20)).unwrap(),
+            known: InMemory::default(),
+            source: MemorySource::default(),
+            _folder: folder,
+        }
+    }
+
+    fn item(&mut self, seed: u64, len: usize) -> Item {
+        Item::file(self.source.add(text(seed, len)), len as u64, b"usr/share/a")
+    }
+
+    fn pack(&self, items: &[Item]) -> Packed {
+        self.try_pack(items, &mut |_| Ok(())).unwrap()
+    }
+
+    fn try_pack(
+        &self,
+        items: &[Item],
+        pause: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Packed, Error> {
+        let settings = Settings {
+            level: 1,
+            small: 256 << 10,
+            ..Settings::default()
+        };
+        pack(
+            items,
+            &self.source,
+            &self.packs,
+            &self.known,
+            &settings,
+            pause,
+        )
+    }
+
+    /// What frames decode to, content by content: each must be whole, right, and there once.
+    fn contents(&self, packed: &Packed) -> HashSet<Content> {
+        let mut found: Vec<(Content, Vec<u8>)> = Vec::new();
+        for place in &packed.frames {
+            let frame = self.packs.frame(place).unwrap();
+            let (mut payload, mut bytes) = (Vec::new(), Vec::new());
+            let head = self.packs.read(place, &mut payload).unwrap();
+            assert_eq!(head.coding, frame.coding);
+            let len = frame.members.iter().map(|part| part.len).sum();
+            decode(head.coding, &payload, len, &mut bytes).unwrap();
+            let mut rest = &bytes[..];
+            for part in frame.members {
+                let (piece, after) = rest.split_at(usize::try_from(part.len).unwrap());
+                rest = after;
+                match found.last_mut() {
+                    Some((of, bytes)) if *of == part.content => {
+                        assert_eq!(part.offset, bytes.len() as u64);
+                        bytes.extend(piece);
+                    }
+                    _ => {
+                        assert_eq!(part.offset, 0);
+                        found.push((part.content, piece.to_vec()));
+                    }
+                }
+            }
+        }
+        for (content, bytes) in &found {
+            assert_eq!(Content::of(bytes), *content);
+        }
+        let all: HashSet<_> = found.iter().map(|(content, _)| *content).collect();
+        assert_eq!(all.len(), found.len(), "a content is in two frames");
+        all
+    }
+}
+
+/// Words, so that it compresses.
+fn text(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let words: Vec<u64> = (0..300).map(|_| random.u64(..)).collect();
+    let text = std::iter::repeat_with(|| words[random.usize(..words.len())].to_le_bytes());
+    text.flatten().take(len).collect()
+}
+
+fn wanted(source: &MemorySource, seeds: &[(u64, usize)]) -> HashSet<Content> {
+    let content = |(seed, len): &(u64, usize)| Content::of(&text(*seed, *len));
+    let all: HashSet<_> = seeds.iter().map(content).collect();
+    assert!(all.iter().all(|content| source.get(content).is_some()));
+    all
+}
+
+#[test]
+fn a_layer_is_packed_whole_and_once() {
+    let mut bench = Bench::new();
+    let frame = usize::try_from(MAX_FRAME).unwrap();
+    let mut seeds: Vec<_> = (0..300_usize)
+        .map(|nth| (nth as u64, 1 + 40 * nth))
+        .collect();
+    seeds.extend([(1000, frame), (1001, frame + 1), (1002, 300_000)]);
+    let mut items: Vec<_> = seeds
+        .iter()
+        .map(|(seed, len)| bench.item(*seed, *len))
+        .collect();
+    items.push(items[7]);
+    items.push(bench.item(0, 0));
+    let packed = bench.pack(&items);
+    assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
+    assert_eq!(packed.kept, 0);
+    assert!(packed.packed < packed.raw / 2);
+    // Again, there is nothing to do.
+    let again = bench.pack(&items);
+    assert_eq!((again.raw, again.packed, again.kept), (0, 0, 303));
+    assert_eq!(bench.contents(&again), wanted(&bench.source, &seeds));
+}
+
+#[test]
+fn a_frame_of_another_layer_is_used_only_where_all_of_it_is_wanted() {
+    let mut bench = Bench::new();
+    let [a, b, c, d] = [1, 2, 3, 4].map(|seed| bench.item(seed, 1000));
+    let large = bench.item(5, 1 << 20);
+    bench.pack(&[a, b, c, large]);
+    let other = bench.pack(&[b, c, d, large]);
+    let seeds = [(2, 1000), (3, 1000), (4, 1000), (5, 1 << 20)];
+    assert_eq!(bench.contents(&other), wanted(&bench.source, &seeds));
+    assert_eq!((other.kept, other.raw), (1, 3000));
+    let both = bench.pack(&[a, b, c, d, large]);
+    let all = [seeds[0], seeds[1], seeds[2], seeds[3], (1, 1000)];
+    assert_eq!(bench.contents(&both), wanted(&bench.source, &all));
+    assert_eq!((both.kept, both.raw), (4, 1000));
+}
+
+#[test]
+fn what_is_apart_shares_no_frame() {
+    let mut bench = Bench::new();
+    let file = bench.item(1, 1000);
+    let content = bench.source.add(text(2, 1000));
+    let packed = bench.pack(&[file, Item::apart(content, 1000)]);
+    assert_eq!(packed.frames.len(), 2);
+    assert_eq!(bench.known.get(&content).unwrap(), &packed.frames[..1]);
+}
+
+#[test]
+fn what_does_not_compress_is_stored() {
+    let mut bench = Bench::new();
+    let mut bytes = vec![0; 400_000];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    let content = bench.source.add(bytes);
+    let packed = bench.pack(&[Item::file(content, 400_000, b"a")]);
+    assert_eq!(
+        bench.packs.frame(&packed.frames[0]).unwrap().coding,
+        Coding::Stored
+    );
+    assert_eq!(bench.contents(&packed).len(), 1);
+}
+
+#[test]
+fn work_that_is_stopped_goes_on_where_it_was() {
+    let mut bench = Bench::new();
+    let seeds: Vec<_> = (0..12).map(|seed| (seed, 300_000)).collect();
+    let items: Vec<_> = seeds
+        .iter()
+        .map(|(seed, len)| bench.item(*seed, *len))
+        .collect();
+    let mut so_far = 0;
+    let stopped = bench.try_pack(&items, &mut |bytes| {
+        so_far += bytes;
+        if so_far > 4_000_000 {
+            Err(Error::Stopped)
+        } else {
+            Ok(())
+        }
+    });
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    let packed = bench.pack(&items);
+    assert!(packed.kept >= 5 && packed.raw > 300_000, "{packed:?}");
+    assert_eq!(bench.contents(&packed), wanted(&bench.source, &seeds));
+}
+
+/// Says that every content is zeros.
+struct Liar;
+
+impl Source for Liar {
+    fn size(&self, _: &Content) -> io::Result<Option<u64>> {
+        Ok(Some(1000))
+    }
+
+    fn read_at(&self, _: &Content, _: u64, buf: &mut [u8]) -> io::Result<()> {
+        buf.fill(0);
+        Ok(())
+    }
+}
+
+#[test]
+fn other_bytes_than_promised_are_never_known() {
+    let mut bench = Bench::new();
+    for item in [bench.item(1, 1000), bench.item(2, 1 << 20)] {
+        let settings = Settings {
+            level: 1,
+            small: 256 << 10,
+            ..Settings::default()
+        };
+        let result = pack(
+            &[item],
+            &Liar,
+            &bench.packs,
+            &bench.known,
+            &settings,
+            &mut |_| Ok(()),
+        );
+        assert!(matches!(result, Err(Error::Digest { .. })), "{result:?}");
+    }
+    for content in [text(1, 1000), text(2, 1 << 20)] {
+        assert_eq!(bench.known.get(&Content::of(&content)).unwrap(), []);
+    }
+}
+
+#[test]
+fn a_frame_that_is_not_what_it_should_be_is_refused() {
+    let bytes = text(1, 10_000);
+    let payload = zstd::bulk::compress(&bytes, 3).unwrap();
+    let mut out = Vec::new();
+    decode(Coding::Zstd, &payload, 10_000, &mut out).unwrap();
+    assert!(out == bytes);
+    let wide = {
+        // A window larger than any frame, in a header that does not say how long it is.
+        let mut encoder = zstd::Encoder::new(Vec::new(), 3).unwrap();
+        encoder.window_log(27).unwrap();
+        io::Write::write_all(&mut encoder, &bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    for (coding, payload, len) in [
+        (Coding::Zstd, &payload[..], 9_999),
+        (Coding::Zstd, &payload[..], 10_001),
+        (Coding::Zstd, &payload[..payload.len() - 1], 10_000),
+        (Coding::Zstd, &bytes[..], 10_000),
+        (Coding::Zstd, &wide[..], 10_001),
+        (Coding::Stored, &bytes[..], 9_999),
+        (Coding::Patch, &payload[..], 10_000),
+        (Coding::Copy, &payload[..], 10_000),
+        (Coding::Zstd, &payload[..], u64::MAX),
+    ] {
+        let result = decode(coding, payload, len, &mut out);
+        assert!(
+            matches!(result, Err(Error::Malformed { .. })),
+            "{coding:?} {len}: {result:?}"
+        );
+    }
+}
+
+#[test]
+fn better_frames_go_on_where_they_were_stopped() {
+    let mut bench = Bench::new();
+    let mut items: Vec<_> = (0..20).map(|seed| bench.item(seed, 20_000)).collect();
+    let large = bench.item(99, 9 << 20);
+    items.push(large);
+    let settings = Settings {
+        level: 1,
+        small: 256 << 10,
+        quick: true,
+        ..Settings::default()
+    };
+    let Bench { source, known, .. } = &bench;
+    let quick = pack(&items, source, &bench.packs, known, &settings, &mut |_| {
+        Ok(())
+    });
+    let quick = quick.unwrap();
+    assert!(quick.frames.len() > 3 && quick.frames.iter().all(|it| is_quick(it.pack)));
+    let whole = bench.contents(&quick);
+    let before = bench.packs.stat().appended;
+    let (mut stops, frames) = (0, &quick.frames);
+    let made = loop {
+        // Stopped after each frame that it makes.
+        let mut pause = |bytes| match bytes {
+            0 => Ok(()),
+            _ => Err(Error::Stopped),
+        };
+        match improve(frames, &bench.packs, known, 6, &mut pause, &mut || Ok(())) {
+            Ok(made) => break made,
+            Err(Error::Stopped) if stops < frames.len() => stops += 1,
+            Err(error) => panic!("{error}, after {stops}"),
+        }
+    };
+    assert_eq!(stops, frames.len());
+    assert_eq!(made.len(), quick.frames.len());
+    assert_eq!(bench.packs.stat().appended, before + made.len() as u64);
+    let better = Packed {
+        frames: quick.frames.iter().map(|place| made[place]).collect(),
+        ..Packed::default()
+    };
+    assert!(better.frames.iter().all(|it| !is_quick(it.pack)));
+    assert_eq!(bench.contents(&better), whole);
+    // Without the quick ones all is found, and nothing is packed again.
+    bench.packs.give_up(&|_| false).unwrap();
+    let again = bench.pack(&items);
+    assert_eq!((again.raw, again.frames.len()), (0, made.len()));
+}

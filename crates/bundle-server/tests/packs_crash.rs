@@ -1,0 +1,266 @@
+//! Packs cut or failed at every change to the disk: what was there is there, and nothing wrong is given to anybody.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pierhead_bundle::Coding;
+use pierhead_bundle_server::pack::Place;
+use pierhead_bundle_server::pack::{Config, Packs, Part, Step};
+use pierhead_toc::Content;
+
+/// Appends of one run.
+const COUNT: u64 = 11;
+const BUDGET: u64 = 24 << 10;
+
+fn config(folder: &Path) -> Config {
+    Config {
+        folder: folder.to_owned(),
+        budget: BUDGET,
+        pack: 4 << 10,
+    }
+}
+
+fn content(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut bytes = vec![0; random.usize(100..2500)];
+    random.fill(&mut bytes);
+    bytes
+}
+
+/// What happens to the change that is failed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    /// It and all after it do not happen.
+    Kill,
+    /// The same, but half of a write did.
+    KillHalfway,
+    /// It alone fails, after half of a write.
+    Full,
+}
+
+/// Fails step number `nth`.
+fn watch(nth: u64, fault: Fault, steps: Arc<AtomicU64>) -> impl Fn(Step<'_>) -> io::Result<()> {
+    move |step| {
+        let now = steps.fetch_add(1, Ordering::SeqCst);
+        let is_hit = now == nth || (now > nth && fault != Fault::Full);
+        if now == nth
+            && fault != Fault::Kill
+            && let Step::Write(path, at, bytes) = step
+        {
+            let file = OpenOptions::new().write(true).open(path)?;
+            file.write_all_at(&bytes[..bytes.len() / 2], at)?;
+        }
+        if is_hit {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Appends until packs were turned over and evicted; returns what was said to be packed, with its seed.
+fn work(packs: &Packs) -> Vec<(u64, Place)> {
+    let mut writer = packs.writer();
+    let mut done = Vec::new();
+    for seed in 0..COUNT {
+        let bytes = content(seed);
+        let part = Part {
+            content: Content::of(&bytes),
+            offset: 0,
+            len: bytes.len() as u64,
+        };
+        if let Ok(place) = writer.append(&[part], Coding::Stored, &bytes) {
+            done.push((seed, place));
+        }
+    }
+    // Its failure loses nothing but durability.
+    let _ = writer.sync();
+    done
+}
+
+fn on_disk(folder: &Path) -> u64 {
+    let lens = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        let is_counted = name.ends_with(".pack") || name.ends_with(".index");
+        if is_counted {
+            entry.metadata().unwrap().len().div_ceil(4096) * 4096
+        } else {
+            0
+        }
+    });
+    lens.sum()
+}
+
+/// Whether a record is there; if so it must be the right one.
+fn is_there(packs: &Packs, (seed, place): &(u64, Place)) -> bool {
+    let mut payload = Vec::new();
+    if !packs.contains(place) {
+        return false;
+    }
+    match packs.read(place, &mut payload) {
+        Ok(_) => assert!(payload == content(*seed), "{place:?} is another"),
+        Err(_) => {
+            assert!(payload.is_empty() && !packs.contains(place));
+            return false;
+        }
+    }
+    let frame = packs.frame(place).unwrap();
+    assert_eq!(frame.members[0].content, Content::of(&payload));
+    true
+}
+
+/// Runs `test` for each step of the work, until there are no more.
+fn at_every_step(fault: Fault, test: impl Fn(&Path, &Packs, &[(u64, Place)])) {
+    let mut nth = 0;
+    loop {
+        let folder = tempfile::tempdir().unwrap();
+        let steps = Arc::new(AtomicU64::new(0));
+        let packs =
+            Packs::open_watched(config(folder.path()), watch(nth, fault, steps.clone())).unwrap();
+        let done = work(&packs);
+        assert!(packs.stat().bytes <= BUDGET);
+        test(folder.path(), &packs, &done);
+        if steps.load(Ordering::SeqCst) <= nth {
+            assert!(
+                nth > 60 && packs.stat().evicted > 1,
+                "{nth} steps, {:?}",
+                packs.stat()
+            );
+            return;
+        }
+        nth += 1;
+    }
+}
+
+fn killed(fault: Fault, spoil: impl Fn(&Path), may_lose: bool) {
+    at_every_step(fault, |folder, packs, done| {
+        let before: Vec<_> = done
+            .iter()
+            .filter(|record| is_there(packs, record))
+            .copied()
+            .collect();
+        // The process is gone; what it wrote is not. It held a lock, so its folder is looked at as a copy.
+        let copy = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+        spoil(copy.path());
+        let after = Packs::open(config(copy.path())).unwrap();
+        let kept = before
+            .iter()
+            .filter(|record| is_there(&after, record))
+            .count();
+        // A kill in the middle of an eviction may lose the pack that was to leave.
+        let evicting = before.iter().map(|(_, place)| place.pack).min();
+        let spared = before
+            .iter()
+            .filter(|(_, place)| Some(place.pack) != evicting)
+            .count();
+        assert!(may_lose || kept >= spared, "{kept} of {}", before.len());
+        assert_eq!(after.stat().bytes, on_disk(copy.path()));
+        assert!(after.stat().bytes <= BUDGET);
+        let more = work(&after);
+        assert_eq!(more.len() as u64, COUNT);
+        let clash = |(_, place): &(u64, Place)| before.iter().any(|(_, old)| old == place);
+        assert!(!more.iter().any(clash), "a place is given twice");
+        let found = more
+            .iter()
+            .filter(|record| is_there(&after, record))
+            .count();
+        assert_eq!(
+            found as u64,
+            after.stat().records - before.iter().filter(|it| is_there(&after, it)).count() as u64
+        );
+    });
+}
+
+#[test]
+fn a_kill_at_any_write_loses_nothing_that_was_packed() {
+    killed(Fault::Kill, |_| (), false);
+}
+
+#[test]
+fn a_kill_within_any_write_loses_nothing_that_was_packed() {
+    killed(Fault::KillHalfway, |_| (), false);
+}
+
+/// What a loss of power leaves of bytes that were not synced: zeros, where the length was.
+#[test]
+fn a_loss_of_power_gives_no_wrong_bytes() {
+    let spoil = |folder: &Path| {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|end| end == "pack") {
+                let mut bytes = fs::read(&path).unwrap();
+                let from = bytes.len() * 2 / 3;
+                bytes[from..].fill(0);
+                fs::write(&path, bytes).unwrap();
+            }
+        }
+    };
+    at_every_step(Fault::Kill, |folder, _, done| {
+        let copy = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(folder).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+        spoil(copy.path());
+        let after = Packs::open(config(copy.path())).unwrap();
+        for record in done {
+            is_there(&after, record);
+        }
+        assert_eq!(work(&after).len() as u64, COUNT);
+    });
+}
+
+#[test]
+fn a_full_disk_fails_one_append_and_nothing_else() {
+    at_every_step(Fault::Full, |folder, packs, done| {
+        assert!(done.len() as u64 >= COUNT - 1, "{} of {COUNT}", done.len());
+        let there = done.iter().filter(|record| is_there(packs, record)).count();
+        assert_eq!(there as u64, packs.stat().records);
+        assert!(there > 2);
+        assert!(
+            on_disk(folder) <= packs.stat().bytes,
+            "{} > {}",
+            on_disk(folder),
+            packs.stat().bytes
+        );
+    });
+}
+
+#[test]
+fn readers_and_writers_at_once_stay_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let packs = Packs::open(config(folder.path())).unwrap();
+    std::thread::scope(|scope| {
+        for from in [0, 1000] {
+            let packs = &packs;
+            scope.spawn(move || {
+                let mut done = Vec::new();
+                for seed in from..from + 100 {
+                    let bytes = content(seed);
+                    // Three threads may hold three packs: the budget has room for more.
+                    let place = packs.append(&[], Coding::Patch, &bytes).unwrap();
+                    done.push((seed, place));
+                    let (seed, place) = done[fastrand::Rng::with_seed(seed).usize(0..done.len())];
+                    let mut payload = Vec::new();
+                    if packs.read(&place, &mut payload).is_ok() {
+                        assert!(payload == content(seed));
+                    }
+                    assert!(packs.stat().bytes <= BUDGET);
+                }
+            });
+        }
+    });
+    assert!(packs.stat().evicted > 10);
+    assert_eq!(packs.stat().bytes, on_disk(folder.path()));
+}

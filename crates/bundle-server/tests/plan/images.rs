@@ -1,0 +1,189 @@
+//! Two versions of a random image, and a receiver that knows nothing of how plans are made.
+
+use std::collections::HashMap;
+
+use fastrand::Rng;
+use pierhead_bundle::format::{Frames, Sizes};
+use pierhead_bundle::patch::Coded;
+use pierhead_bundle::{Coding, Frame, MAX_BASE, MAX_FRAME};
+use pierhead_testkit::source::MemorySource;
+use pierhead_toc::Image;
+use pierhead_toc::table::LayerEntries;
+use pierhead_toc::{Content, Entry, Error, Kind, Table, Time};
+use zstd::zstd_safe::DCtx;
+
+pub(crate) type Files = Vec<(String, Vec<u8>)>;
+
+/// Files in any order become the table of an image of one layer.
+pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
+    let mut files = files.clone();
+    files.sort();
+    files.dedup_by(|one, other| one.0 == other.0);
+    let entries = files.into_iter().map(|(path, bytes)| {
+        let size = bytes.len() as u64;
+        Ok::<_, Error>(Entry {
+            path: path.into_bytes(),
+            kind: Kind::File {
+                content: source.add(bytes),
+                size,
+            },
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            modified: Time::default(),
+            xattrs: Vec::new(),
+        })
+    });
+    let entries: Vec<_> = entries.collect();
+    let files: Vec<_> = entries.iter().filter_map(file).collect();
+    let skeleton = b"skeleton".to_vec();
+    Table::merge([LayerEntries {
+        diff_id: Content::of(b"diff").into(),
+        files: files.into_iter(),
+        skeleton: (source.add(skeleton), 8),
+        entries: entries.into_iter(),
+    }])
+    .expect("a sound image")
+}
+
+fn file(entry: &Result<Entry, Error>) -> Option<Result<(Content, u64), Error>> {
+    match entry.as_ref().map(|entry| &entry.kind) {
+        Ok(Kind::File { content, size }) => Some(Ok((*content, *size))),
+        _ => None,
+    }
+}
+
+/// Words over a small alphabet: compressible, and no two files alike.
+pub(crate) fn text(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 16);
+    while bytes.len() < len {
+        let word = rng.u32(..5000);
+        bytes.extend_from_slice(format!("{word:x} ").as_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The next version of a file: a few places overwritten, one insertion.
+pub(crate) fn edited(rng: &mut Rng, bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for _ in 0..rng.usize(1..8) {
+        if !bytes.is_empty() {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = rng.u8(..);
+        }
+    }
+    let at = rng.usize(..=bytes.len());
+    let new = text(rng, 40);
+    bytes.splice(at..at, new);
+    bytes
+}
+
+/// An image and its next version: files that stay, change, move, get another version in their names, come and go.
+pub(crate) fn versions(rng: &mut Rng) -> (Files, Files) {
+    let (mut old, mut new) = (Files::new(), Files::new());
+    for nth in 0..rng.usize(1..40) {
+        let len = match rng.u8(..10) {
+            0 => 0,
+            1..=6 => rng.usize(1..3000),
+            7 | 8 => rng.usize(1..40_000),
+            _ => rng.usize(1..300_000),
+        };
+        let folder = rng.u8(..5);
+        let bytes = text(rng, len);
+        let path = format!("d{folder}/f{nth}.txt");
+        let change = edited(rng, &bytes);
+        match rng.u8(..6) {
+            0 => old.push((path, bytes)),
+            1 => new.push((path, bytes)),
+            2 => {
+                old.push((path.clone(), bytes.clone()));
+                new.push((path, bytes));
+            }
+            3 => {
+                old.push((path, bytes));
+                new.push((format!("moved/x{nth}"), change));
+            }
+            4 => {
+                old.push((format!("lib/l{nth}.so.1.{folder}"), bytes));
+                new.push((format!("lib/l{nth}.so.2.0.{folder}"), change));
+            }
+            _ => {
+                old.push((path.clone(), bytes));
+                new.push((path, change));
+            }
+        }
+    }
+    (old, new)
+}
+
+struct Tables<'a>(Image<'a>, &'a [Image<'a>]);
+
+impl Sizes for Tables<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        Some(self.0.content(content)?.1)
+    }
+
+    fn had(&self, have: u16, content: u32) -> Option<u64> {
+        Some(self.1.get(usize::from(have))?.content(content)?.1)
+    }
+}
+
+/// Checks the frames as the format does, applies them, and holds every content that is wanted against its digest.
+pub(crate) fn apply(
+    want: Image<'_>,
+    haves: &[Image<'_>],
+    frames: &[(Frame, Option<Coded>)],
+    source: &MemorySource,
+) {
+    let sizes = Tables(want, haves);
+    let list =
+        Frames::encode(frames.iter().map(|(frame, _)| frame), &sizes).expect("of the format");
+    list.check(&sizes).expect("of the format, read again");
+    let mut made: HashMap<Content, Vec<u8>> = HashMap::new();
+    for (frame, coded) in frames {
+        let len: u64 = frame.members.iter().map(|member| member.len).sum();
+        let base: u64 = frame.bases.iter().map(|base| base.slice.len).sum();
+        assert!(len <= MAX_FRAME && base <= MAX_BASE);
+        let mut prefix = Vec::new();
+        for base in &frame.bases {
+            let (content, _) = haves[usize::from(base.have)]
+                .content(base.slice.content)
+                .expect("a base that is had");
+            let start = usize::try_from(base.slice.offset).expect("small");
+            let end = start + usize::try_from(base.slice.len).expect("small");
+            prefix.extend_from_slice(&source.get(&content).expect("had")[start..end]);
+        }
+        let len = usize::try_from(len).expect("small");
+        let data = match coded {
+            None => prefix,
+            Some(coded) if coded.coding == Coding::Stored => coded.payload.clone(),
+            Some(coded) => {
+                let mut context = DCtx::create();
+                context.ref_prefix(&prefix).expect("a prefix");
+                let mut data = Vec::with_capacity(len);
+                context
+                    .decompress(&mut data, &coded.payload)
+                    .expect("one frame");
+                data
+            }
+        };
+        assert_eq!(data.len(), len);
+        let mut rest = &data[..];
+        for member in &frame.members {
+            let (content, _) = want.content(member.content).expect("wanted");
+            let (part, behind) = rest.split_at(usize::try_from(member.len).expect("small"));
+            let whole = made.entry(content).or_default();
+            assert_eq!(whole.len() as u64, member.offset);
+            whole.extend_from_slice(part);
+            rest = behind;
+        }
+    }
+    for (number, lacks) in (0..).zip(want.lacking(haves)) {
+        let (content, _) = want.content(number).unwrap_or((Content::of(b""), 0));
+        match made.remove(&content) {
+            Some(bytes) => assert_eq!(Content::of(&bytes), content),
+            None => assert!(!lacks, "{content} was not sent"),
+        }
+    }
+}

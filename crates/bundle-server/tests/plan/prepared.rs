@@ -1,0 +1,195 @@
+//! Pairs of images prepared ahead of time.
+
+use fastrand::Rng;
+use pierhead_bundle::patch::{Coded, Effort, Level};
+use pierhead_bundle::{Coding, Frame};
+use pierhead_bundle_server::plan::{Expected, prepare};
+use pierhead_testkit::source::MemorySource;
+use pierhead_toc::Image;
+use pierhead_toc::{Error, Source};
+
+use crate::images::{Files, apply, edited, table, text, versions};
+
+fn prepared(
+    want: Image<'_>,
+    have: Image<'_>,
+    source: &dyn Source,
+    effort: Effort,
+) -> Vec<(Frame, Option<Coded>)> {
+    let mut frames = Vec::new();
+    prepare(
+        want,
+        have,
+        &Expected::default(),
+        source,
+        effort,
+        &mut |_| Ok(()),
+        &mut |frame, coded| {
+            assert_eq!(frame.coding, coded.coding);
+            frames.push((frame.clone(), Some(coded.clone())));
+            Ok(())
+        },
+    )
+    .expect("all contents are there");
+    frames
+}
+
+fn payload(frames: &[(Frame, Option<Coded>)]) -> usize {
+    let coded = frames.iter().filter_map(|(_, coded)| coded.as_ref());
+    coded.map(|coded| coded.payload.len()).sum()
+}
+
+#[test]
+fn a_prepared_pair_makes_the_new_image_out_of_the_old_one_and_always_alike() {
+    for seed in 0..12 {
+        let mut rng = Rng::with_seed(seed);
+        let (old, new) = versions(&mut rng);
+        let mut source = MemorySource::default();
+        let have = table(&old, &mut source);
+        let want = table(&new, &mut source);
+        let effort = Effort::Level(Level::new([1, 3, 6][usize::try_from(seed).unwrap() % 3]));
+        let (want, have) = match seed % 2 {
+            0 => (Image::mounted(&want), Image::mounted(&have)),
+            _ => (Image::with_layers(&want), Image::with_layers(&have)),
+        };
+        let frames = prepared(want, have, &source, effort);
+        apply(want, &[have], &frames, &source);
+        assert_eq!(frames, prepared(want, have, &source, effort), "seed {seed}");
+        // From itself nothing is missing.
+        assert!(prepared(want, want, &source, effort).is_empty());
+    }
+}
+
+/// One file whose old and new versions are given.
+fn one(old: &[(&str, &[u8])], new: (&str, &[u8])) -> Vec<(Frame, Option<Coded>)> {
+    let owned = |(path, bytes): &(&str, &[u8])| ((*path).to_owned(), bytes.to_vec());
+    let old: Files = old.iter().map(owned).collect();
+    let new: Files = vec![owned(&new)];
+    let mut source = MemorySource::default();
+    let have = table(&old, &mut source);
+    let want = table(&new, &mut source);
+    let (want, have) = (Image::mounted(&want), Image::mounted(&have));
+    let frames = prepared(want, have, &source, Effort::Level(Level::FAST));
+    apply(want, &[have], &frames, &source);
+    frames
+}
+
+#[test]
+fn old_versions_are_found_by_path_by_name_and_by_likeness() {
+    let mut rng = Rng::with_seed(7);
+    let old = text(&mut rng, 60_000);
+    let other = text(&mut rng, 60_000);
+    let new = edited(&mut rng, &old);
+    let olds = [
+        ("etc/same", "etc/same"),
+        ("usr/lib/libx.so.1.2.3", "usr/lib/libx.so.1.3"),
+        (
+            "site/flask-2.3.2.dist-info/RECORD",
+            "site/flask-3.0.dist-info/RECORD",
+        ),
+        ("opt/a/tool", "opt/b/tool"),
+        ("opt/a/before", "srv/quite/another"),
+    ];
+    for (path, next) in olds {
+        let frames = one(&[("etc/other", &other), (path, &old)], (next, &new));
+        let sent = payload(&frames);
+        assert!(sent < 1000, "{path} -> {next}: {sent} bytes");
+        assert!(
+            frames
+                .iter()
+                .all(|(frame, _)| frame.coding == Coding::Patch)
+        );
+    }
+}
+
+#[test]
+fn a_file_without_likeness_is_sent_whole() {
+    let mut rng = Rng::with_seed(8);
+    let noise: Vec<u8> = (0..50_000).map(|_| rng.u8(..)).collect();
+    let frames = one(&[("etc/a", &text(&mut rng, 50_000))], ("etc/a", &noise));
+    assert_eq!(frames.len(), 1);
+    assert_eq!(frames[0].0.coding, Coding::Stored);
+    assert!(frames[0].0.bases.is_empty());
+    let words = text(&mut rng, 50_000);
+    let frames = one(&[("etc/a", &noise)], ("etc/a", &words));
+    assert_eq!(frames[0].0.coding, Coding::Zstd);
+}
+
+#[test]
+fn a_large_file_is_made_against_the_parts_that_are_like_it() {
+    let mut rng = Rng::with_seed(9);
+    // Incompressible, so that a window that misses shows; the parts change places by 12 MiB.
+    let old: Vec<u8> = (0..26 << 20).map(|_| rng.u8(..)).collect();
+    let mut new = old[12 << 20..].to_vec();
+    new.extend_from_slice(&old[..12 << 20]);
+    for at in (0..new.len()).step_by(100_000) {
+        new[at] ^= 1;
+    }
+    let frames = one(&[("bin/a", &old)], ("bin/a", &new));
+    let sent = payload(&frames);
+    assert!(frames.len() > 6 && sent < 100_000, "{sent} bytes");
+}
+
+#[test]
+fn preparing_stops_where_it_is_told_to() {
+    let mut rng = Rng::with_seed(10);
+    let (old, new) = versions(&mut rng);
+    let mut source = MemorySource::default();
+    let (have, want) = (table(&old, &mut source), table(&new, &mut source));
+    let stopped = prepare(
+        Image::mounted(&want),
+        Image::mounted(&have),
+        &Expected::default(),
+        &source,
+        Effort::Idle,
+        &mut |_| Err(Error::Stopped),
+        &mut |_, _| Ok(()),
+    );
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    // A content that is gone is named.
+    let nothing = MemorySource::default();
+    let missing = prepare(
+        Image::mounted(&want),
+        Image::mounted(&have),
+        &Expected::default(),
+        &nothing,
+        Effort::Idle,
+        &mut |_| Ok(()),
+        &mut |_, _| Ok(()),
+    );
+    assert!(matches!(missing, Err(Error::Missing(what)) if what.starts_with("sha256:")));
+}
+
+#[test]
+fn while_somebody_waits_too_much_is_not_begun() {
+    let mut rng = Rng::with_seed(11);
+    let old = text(&mut rng, 50_000);
+    let new = edited(&mut rng, &old);
+    let mut source = MemorySource::default();
+    let files = |name: &str, bytes: &[u8]| -> Files { vec![(name.to_owned(), bytes.to_vec())] };
+    let mut is_made = |old_name: &str, most| {
+        let have = table(&files(old_name, &old), &mut source);
+        let want = table(&files("bin/a", &new), &mut source);
+        let mut frames = 0;
+        let is_made = prepare(
+            Image::mounted(&want),
+            Image::mounted(&have),
+            &Expected::default(),
+            &source,
+            Effort::Waiting(most),
+            &mut |_| Ok(()),
+            &mut |_, _| {
+                frames += 1;
+                Ok(())
+            },
+        );
+        assert_eq!(is_made.expect("all is there"), frames > 0);
+        frames > 0
+    };
+    // What is compressed, and against what.
+    assert!(is_made("bin/a", 110_000));
+    assert!(!is_made("bin/a", 90_000));
+    // Both are read to be found alike, and the new one is compressed.
+    assert!(is_made("lib/b", 160_000));
+    assert!(!is_made("lib/b", 140_000));
+}

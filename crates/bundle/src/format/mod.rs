@@ -1,0 +1,14 @@
+//! A bundle on the wire, as `docs/formats/bundle.md` has it byte by byte.
+
+pub mod bounded;
+mod decoder;
+mod frames;
+mod header;
+mod record;
+
+pub use decoder::{Decoder, Event};
+pub use frames::{Cursor, Frames, MAX_FRAME_LIST, MAX_FRAMES, MAX_MEMBERS, Sizes};
+pub use header::{
+    Had, Header, Known, MAX_BODY, MAX_DOCUMENTS, MAX_TABLE, PRELUDE, Prelude, WireTable,
+};
+pub use record::{End, unsent};

@@ -1,0 +1,165 @@
+//! Indexes layers of an OCI layout and tells how fast on a core of its own, and the peak of memory:
+//! `cargo run --release -p pierhead-toc --example index -- LAYOUT [LEAST_BYTES] [--rebuild]`.
+//!
+//! With `--rebuild` each tar is made again from the skeleton and the contents read through the checkpoints.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pierhead_oci::Digest;
+use pierhead_toc::layer::{self, Limits, Request, Unhurried};
+use pierhead_toc::{Blob, FileBlob, Source};
+
+struct Layer {
+    media_type: String,
+    diff_id: Digest,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let rebuild = arguments.iter().any(|argument| argument == "--rebuild");
+    arguments.retain(|argument| !argument.starts_with("--"));
+    let [root, rest @ ..] = &arguments[..] else {
+        return Err("which layout?".into());
+    };
+    let root = Path::new(root);
+    let least: u64 = rest.first().map_or(Ok(0), |text| text.parse())?;
+    let mut layers = BTreeMap::new();
+    let index = json(&root.join("index.json"))?;
+    collect(root, &index, &mut layers)?;
+    let folder = tempfile::tempdir()?;
+    let out = folder.path().join("index");
+    let (mut bytes, mut blobs, mut indexes) = (0u64, 0u64, 0u64);
+    let mut spent = Duration::ZERO;
+    for (digest, layer) in &layers {
+        let opened = Arc::new(FileBlob::new(File::open(blob(root, digest))?)?);
+        let size = opened.size();
+        if size < least {
+            continue;
+        }
+        let request = Request {
+            media_type: &layer.media_type,
+            diff_id: &layer.diff_id,
+            limits: Limits::default(),
+        };
+        let begin = cpu()?;
+        let index = match layer::index(&*opened, &request, &mut Unhurried, &out) {
+            Ok(index) => index,
+            Err(error) => {
+                println!("{digest} {error}");
+                continue;
+            }
+        };
+        let took = cpu()?.saturating_sub(begin);
+        spent += took;
+        bytes += index.size();
+        blobs += size;
+        let own = fs::metadata(&out)?.len();
+        indexes += own;
+        println!(
+            "{digest} {size} -> {} bytes, {} entries, index {own}, skeleton {}, {:.0} MB/s",
+            index.size(),
+            index.entry_count(),
+            index.skeleton().1,
+            rate(index.size(), took),
+        );
+        if rebuild {
+            check(&index, &(opened as Arc<dyn Blob>))?;
+        }
+    }
+    println!(
+        "{blobs} bytes of blobs, {bytes} of tar, {indexes} of indexes, {:.1} s, {:.0} MB/s; {}",
+        spent.as_secs_f64(),
+        rate(bytes, spent),
+        fs::read_to_string("/proc/self/status")?
+            .lines()
+            .find(|line| line.starts_with("VmHWM"))
+            .unwrap_or_default()
+    );
+    Ok(())
+}
+
+fn check(index: &layer::LayerIndex, blob: &Arc<dyn Blob>) -> Result<(), Box<dyn Error>> {
+    let begin = cpu()?;
+    let reader = index.reader(blob.clone());
+    let (content, size) = index.skeleton();
+    let mut skeleton = vec![0; usize::try_from(size)?];
+    reader.read_at(&content, 0, &mut skeleton)?;
+    let digest = layer::rebuild(
+        &mut &skeleton[..],
+        &mut index.files(),
+        &reader,
+        index.size(),
+        &mut io::sink(),
+    )?;
+    if digest != index.diff_id() {
+        return Err("the rebuilt tar is another one".into());
+    }
+    println!(
+        "    made again at {:.0} MB/s",
+        rate(index.size(), cpu()?.saturating_sub(begin))
+    );
+    Ok(())
+}
+
+/// Time that this thread had on a core: others may be on it too.
+fn cpu() -> Result<Duration, Box<dyn Error>> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanos = text.split(' ').next().unwrap_or_default().parse()?;
+    Ok(Duration::from_nanos(nanos))
+}
+
+fn rate(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / 1e6 / took.as_secs_f64()
+}
+
+fn blob(root: &Path, digest: &str) -> std::path::PathBuf {
+    root.join("blobs").join(digest.replace(':', "/"))
+}
+
+fn json(path: &Path) -> Result<serde_json::Value, Box<dyn Error>> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+/// All layers of an index or manifest, by digest.
+fn collect(
+    root: &Path,
+    document: &serde_json::Value,
+    layers: &mut BTreeMap<String, Layer>,
+) -> Result<(), Box<dyn Error>> {
+    for child in document["manifests"].as_array().into_iter().flatten() {
+        let path = blob(root, child["digest"].as_str().unwrap_or_default());
+        if path.exists() {
+            collect(root, &json(&path)?, layers)?;
+        }
+    }
+    let config = blob(
+        root,
+        document["config"]["digest"].as_str().unwrap_or_default(),
+    );
+    let Some(list) = document["layers"].as_array().filter(|_| config.is_file()) else {
+        return Ok(());
+    };
+    let config = json(&config)?;
+    let ids = config["rootfs"]["diff_ids"].as_array();
+    for (layer, diff_id) in list.iter().zip(ids.into_iter().flatten()) {
+        let digest = layer["digest"].as_str().unwrap_or_default().to_owned();
+        if blob(root, &digest).exists() {
+            let media_type = layer["mediaType"].as_str().unwrap_or_default().to_owned();
+            let diff_id = diff_id.as_str().unwrap_or_default().parse()?;
+            layers.insert(
+                digest,
+                Layer {
+                    media_type,
+                    diff_id,
+                },
+            );
+        }
+    }
+    Ok(())
+}

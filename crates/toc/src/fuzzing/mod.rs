@@ -1,0 +1,71 @@
+//! What every input of the parsers must satisfy, whoever makes it: the fuzzer, or the kept corpus.
+
+mod layer;
+
+pub use layer::{layer, skeleton};
+
+use crate::Table;
+use crate::table::{LayerEntries, Node, compare};
+use crate::{Entry, Kind};
+
+/// Bytes of a table: refused, or walked to the end without an error, and merged anew from its own entries to the same tree.
+pub fn table(bytes: &[u8]) {
+    let Ok(table) = Table::parse(bytes.to_vec()) else {
+        return;
+    };
+    assert_eq!(table.bytes(), bytes);
+    let contents = table.contents();
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut rows = table.rows();
+    while let Some(row) = rows.next().expect("it was checked") {
+        if let Some(last) = entries.last() {
+            assert!(compare(&last.path, row.path).is_lt());
+        }
+        if let Node::File(number) = row.node {
+            assert!(number < table.visible());
+        }
+        let linked = match row.node {
+            Node::HardLink(to) => entries[to as usize].path.clone(),
+            _ => Vec::new(),
+        };
+        let entry = row.to_entry(&contents, &linked).expect("known contents");
+        entries.push(entry);
+    }
+    assert_eq!(entries.len(), table.entries() as usize);
+    for (number, (content, _)) in (0..).zip(contents.iter()) {
+        assert_eq!(table.find(&content), Some(number));
+    }
+    for layer in table.layers() {
+        let layer = layer.expect("it was checked");
+        assert!(layer.files.iter().all(|number| *number < contents.len()));
+    }
+    let again = Table::merge([LayerEntries {
+        diff_id: crate::Content::of(b"").into(),
+        skeleton: (crate::Content::of(b""), 0),
+        files: None,
+        entries: entries.iter().cloned().map(Ok),
+    }]);
+    // Two sizes of a content whose name is that of nothing: nobody can merge that.
+    let Ok(again) = again else { return };
+    let mut rows = again.rows();
+    for entry in &entries {
+        let row = rows.next().expect("it was built").expect("as many");
+        let same = match (&entry.kind, row.node) {
+            (Kind::File { content, .. }, Node::File(number)) => {
+                again.contents().content(number) == Some(*content)
+            }
+            _ => true,
+        };
+        assert!(same && row.path == entry.path && row.modified == entry.modified);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_testkit::corpus::each;
+
+    #[test]
+    fn table() {
+        each("table", super::table);
+    }
+}

@@ -1,0 +1,190 @@
+//! What planning needs of a table: files and symbolic links by path, and which contents they have.
+
+use crate::Image;
+use crate::table::{Node, compare};
+use crate::{Content, Error};
+
+/// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
+#[derive(Debug)]
+pub struct Tree<'a> {
+    image: Image<'a>,
+    bytes: Vec<u8>,
+    names: Vec<Name>,
+}
+
+/// What a path of a [`Tree`] leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf<'a> {
+    /// A regular file, by the number of its content.
+    File(u32),
+    /// A symbolic link and its target.
+    Symlink(&'a [u8]),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    start: u32,
+    path: u32,
+    /// Equal to `path`, unless it is a symbolic link, whose target follows the path.
+    end: u32,
+    content: u32,
+}
+
+/// Bytes of all paths and targets: few layers of few bytes may name half a million files under one long path.
+const MAX_PATHS: usize = 96 << 20;
+
+/// Of directories, links and devices.
+const NO_CONTENT: u32 = u32::MAX;
+
+impl<'a> Tree<'a> {
+    /// Reads a table once.
+    ///
+    /// # Errors
+    /// `Malformed`, never for a table that was parsed or built; `Image` when its paths take more than 96 MiB.
+    pub fn of(image: Image<'a>) -> Result<Self, Error> {
+        Self::within(image, MAX_PATHS)
+    }
+
+    fn within(image: Image<'a>, most: usize) -> Result<Self, Error> {
+        let mut tree = Self {
+            image,
+            bytes: Vec::new(),
+            names: Vec::new(),
+        };
+        let mut contents = Vec::new();
+        let mut rows = image.table.rows();
+        while let Some(row) = rows.next()? {
+            let content = match row.node {
+                Node::File(number) => number,
+                Node::HardLink(to) => usize::try_from(to)
+                    .ok()
+                    .and_then(|to| contents.get(to).copied())
+                    .unwrap_or(NO_CONTENT),
+                _ => NO_CONTENT,
+            };
+            contents.push(content);
+            let target = match row.node {
+                Node::Symlink(target) => target,
+                _ if content == NO_CONTENT => continue,
+                _ => &[],
+            };
+            if tree.bytes.len() + row.path.len() + target.len() > most {
+                return Err(Error::Image(format!(
+                    "its paths take more than {most} bytes"
+                )));
+            }
+            tree.push(row.path, target, content)?;
+        }
+        Ok(tree)
+    }
+
+    fn push(&mut self, path: &[u8], target: &[u8], content: u32) -> Result<(), Error> {
+        let at = |len: usize| {
+            u32::try_from(len).map_err(|_| Error::malformed("table", "paths of over 4 GiB"))
+        };
+        let start = at(self.bytes.len())?;
+        self.bytes.extend_from_slice(path);
+        let middle = at(self.bytes.len())?;
+        self.bytes.extend_from_slice(target);
+        self.names.push(Name {
+            start,
+            path: middle,
+            end: at(self.bytes.len())?,
+            content,
+        });
+        Ok(())
+    }
+
+    /// Of how many paths it is.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The path at a position.
+    pub fn path(&self, at: usize) -> &[u8] {
+        self.names
+            .get(at)
+            .map_or(&[], |name| self.slice(name.start, name.path))
+    }
+
+    /// What is at a position.
+    pub fn leaf(&self, at: usize) -> Option<Leaf<'_>> {
+        let name = self.names.get(at)?;
+        Some(match name.content {
+            NO_CONTENT => Leaf::Symlink(self.slice(name.path, name.end)),
+            number => Leaf::File(number),
+        })
+    }
+
+    /// All regular files: position and number of the content.
+    pub fn files(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let files = self.names.iter().enumerate();
+        files.filter_map(|(at, name)| (name.content != NO_CONTENT).then_some((at, name.content)))
+    }
+
+    /// The position of a path. Logarithmic; follows no link.
+    pub fn find(&self, path: &[u8]) -> Option<usize> {
+        let order = |name: &Name| compare(self.slice(name.start, name.path), path);
+        self.names.binary_search_by(order).ok()
+    }
+
+    /// Number of the content of a regular file.
+    pub fn file(&self, path: &[u8]) -> Option<u32> {
+        let name = self.names.get(self.find(path)?)?;
+        (name.content != NO_CONTENT).then_some(name.content)
+    }
+
+    /// Digest and size of a content that is meant.
+    pub fn content(&self, number: u32) -> Option<(Content, u64)> {
+        self.image.content(number)
+    }
+
+    /// What it is of.
+    pub const fn image(&self) -> &Image<'a> {
+        &self.image
+    }
+
+    fn slice(&self, start: u32, end: u32) -> &[u8] {
+        let at = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
+        self.bytes.get(at(start)..at(end)).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::LayerEntries;
+    use crate::{Entry, Kind, Table, Time};
+
+    #[test]
+    fn paths_are_bounded_in_bytes() {
+        let file = |path: &str| {
+            Ok(Entry {
+                path: path.into(),
+                kind: Kind::Symlink {
+                    target: b"to".to_vec(),
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        };
+        let layer = LayerEntries {
+            diff_id: Content::of(b"diff").into(),
+            files: std::iter::empty(),
+            skeleton: (Content::of(b"skeleton"), 8),
+            entries: ["one", "two"].map(file).into_iter(),
+        };
+        let table = Table::merge([layer]).expect("sound");
+        let image = Image::mounted(&table);
+        assert_eq!(Tree::within(image, 10).expect("they fit").len(), 2);
+        assert!(matches!(Tree::within(image, 9), Err(Error::Image(_))));
+    }
+}

@@ -1,0 +1,211 @@
+//! Layers indexed, read through their checkpoints, and made again.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot set up fails it")]
+
+#[path = "layer/making.rs"]
+mod making;
+
+#[path = "layer/attributes.rs"]
+mod attributes;
+
+#[path = "layer/damage.rs"]
+mod damage;
+
+#[path = "layer/hostile.rs"]
+mod hostile;
+
+use std::sync::Arc;
+
+use pierhead_toc::layer::{self, LayerIndex, Unhurried};
+use pierhead_toc::{Blob, Content, Kind, Source};
+
+use pierhead_testkit::images::{Image, TreeOptions};
+use pierhead_testkit::source::MemoryBlob;
+
+use making::{Packing, Tar, indexed, random};
+
+/// Reads every file back whole and in pieces, and makes the tar again.
+fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
+    let reader = index.reader(blob.clone());
+    for file in index.files() {
+        let (content, size) = file.unwrap();
+        assert_eq!(reader.size(&content).unwrap(), Some(size));
+        let mut bytes = vec![0; usize::try_from(size).unwrap()];
+        reader.read_at(&content, 0, &mut bytes).unwrap();
+        assert_eq!(Content::of(&bytes), content);
+        let middle = bytes.len() / 3;
+        let mut part = vec![0; bytes.len() / 2];
+        reader.read_at(&content, middle as u64, &mut part).unwrap();
+        assert_eq!(part, bytes[middle..middle + part.len()]);
+        assert!(reader.read_at(&content, size, &mut [0]).is_err());
+    }
+    let (content, size) = index.skeleton();
+    let mut skeleton = vec![0; usize::try_from(size).unwrap()];
+    reader.read_at(&content, 0, &mut skeleton).unwrap();
+    assert_eq!(Content::of(&skeleton), content);
+    let mut again = Vec::new();
+    let limit = tar.len() as u64;
+    let files = &mut index.files();
+    let digest = layer::rebuild(&mut &skeleton[..], files, &reader, limit, &mut again).unwrap();
+    assert!(again == tar, "the tar is another one");
+    assert_eq!(digest, index.diff_id());
+    // One byte less allowed is refused.
+    let short = layer::rebuild(
+        &mut &skeleton[..],
+        &mut index.files(),
+        &reader,
+        limit - 1,
+        &mut Vec::new(),
+    );
+    assert!(short.is_err());
+}
+
+#[test]
+fn every_packing_reads_back_and_is_made_again() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut tar = Tar::new();
+    tar.directory("usr/");
+    for number in 0..200 {
+        let len = if number % 9 == 0 {
+            0
+        } else {
+            rng.usize(1..20_000)
+        };
+        tar.file(&format!("usr/{number}"), &random(&mut rng, len));
+    }
+    tar.file("usr/large", &random(&mut rng, 9_000_000));
+    tar.symlink("usr/link", "../large");
+    tar.hard_link("usr/hard", "usr/7");
+    let tar = tar.finish();
+    for packing in Packing::ALL {
+        let blob = packing.pack(&tar);
+        let index = indexed(&blob, &tar).unwrap();
+        check(&tar, &blob, &index);
+        assert_eq!(index.entry_count(), 204);
+        assert_eq!(index.entries().count(), 204);
+    }
+}
+
+#[test]
+fn entries_are_told_in_the_order_of_the_tar() {
+    let mut tar = Tar::new();
+    tar.directory("./b");
+    tar.file("/a", b"x");
+    tar.file("b/.wh.gone", b"");
+    tar.file("b/.wh..wh..opq", b"");
+    tar.file("a", b"y");
+    let tar = tar.finish();
+    let index = indexed(&Packing::Plain.pack(&tar), &tar).unwrap();
+    let entries: Vec<_> = index
+        .entries()
+        .map(|entry| entry.unwrap())
+        .map(|entry| (String::from_utf8(entry.path).unwrap(), entry.kind))
+        .collect();
+    let file = |bytes: &[u8]| Kind::File {
+        content: Content::of(bytes),
+        size: bytes.len() as u64,
+    };
+    let expected = [
+        ("b", Kind::Directory),
+        ("a", file(b"x")),
+        ("b/gone", Kind::Whiteout),
+        ("b", Kind::Opaque),
+        ("a", file(b"y")),
+    ];
+    assert_eq!(
+        entries,
+        expected.map(|(path, kind)| (path.to_owned(), kind))
+    );
+}
+
+#[test]
+fn random_images_read_back_and_are_made_again() {
+    for seed in 0..6usize {
+        let options = TreeOptions {
+            large: seed % 2 == 1,
+            ..TreeOptions::default()
+        };
+        let image = Image::tree(seed as u64, &options);
+        for (number, tar) in image.tars.iter().enumerate() {
+            let packing = Packing::ALL[(seed + number) % Packing::ALL.len()];
+            let blob = packing.pack(tar);
+            let index = indexed(&blob, tar).unwrap();
+            check(tar, &blob, &index);
+            for entry in index.entries() {
+                if let Kind::File { content, size } = entry.unwrap().kind {
+                    let known = image.contents.get(&content);
+                    assert_eq!(known.map(Vec::len), Some(usize::try_from(size).unwrap()));
+                }
+            }
+        }
+    }
+}
+
+/// A blob that has no other bytes than these.
+struct Only(Arc<MemoryBlob>, Vec<std::ops::Range<u64>>);
+
+impl Blob for Only {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        // A reader reads ahead by no more than this.
+        const AHEAD: u64 = 64 << 10;
+        let end = offset + buf.len() as u64;
+        let mut had = self.1.iter();
+        assert!(
+            had.any(|range| range.contains(&offset) && end <= range.end + AHEAD),
+            "{offset}..{end} is not in {:?}",
+            self.1
+        );
+        self.0.read_at(offset, buf)
+    }
+}
+
+#[test]
+fn what_is_touched_is_enough_to_read_by() {
+    let mut rng = fastrand::Rng::with_seed(9);
+    let mut tar = Tar::new();
+    let mut contents = Vec::new();
+    for number in 0..30 {
+        let len = rng.usize(1..600_000);
+        let content = random(&mut rng, len);
+        contents.push(Content::of(&content));
+        tar.file(&format!("usr/{number}"), &content);
+    }
+    let tar = tar.finish();
+    for packing in Packing::ALL {
+        let blob = packing.pack(&tar);
+        let index = indexed(&blob, &tar).unwrap();
+        // Two neighbours, one far from them, one that the layer has not.
+        let hot = [
+            contents[25],
+            contents[11],
+            contents[10],
+            Content::of(b"elsewhere"),
+        ];
+        let touched = |hot: &[Content]| index.touched(blob.clone(), hot, &mut Unhurried).unwrap();
+        let ranges = touched(&hot);
+        assert!(
+            ranges.is_sorted_by(|a, b| a.end < b.start),
+            "{packing:?}: {ranges:?}"
+        );
+        let bytes: u64 = ranges.iter().map(|it| it.end - it.start).sum();
+        assert!(bytes < index.blob_size(), "{packing:?}: all of it");
+        let only = Arc::new(Only(blob.clone(), ranges));
+        let mut orders = [hot.to_vec(), hot.to_vec()];
+        orders[1].reverse();
+        for order in orders {
+            let reader = index.reader(only.clone());
+            for content in &order[..] {
+                if let Some(size) = reader.size(content).unwrap() {
+                    let mut bytes = vec![0; usize::try_from(size).unwrap()];
+                    reader.read_at(content, 0, &mut bytes).unwrap();
+                    assert_eq!(Content::of(&bytes), *content, "{packing:?}");
+                }
+            }
+        }
+        assert_eq!(touched(&[]), []);
+    }
+}

@@ -1,0 +1,202 @@
+//! Merges images of an OCI layout and tells what their tables weigh and cost:
+//! `cargo run --release -p pierhead-worker --example table -- LAYOUT NAME... [--into FOLDER]`.
+//!
+//! Each table but the first is measured against the one before, too. With `--into` the contents of the first are
+//! written to `FOLDER/store`, one file each, and its tree from there to `FOLDER/rootfs`.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pierhead_toc::Table;
+use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
+use pierhead_toc::table::{decode, encode};
+use pierhead_toc::{Blob, Content, FileBlob, Source, Time};
+use pierhead_worker::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
+use serde_json::Value;
+
+/// A folder of contents.
+struct Store<'a>(&'a Path);
+
+impl Store<'_> {
+    fn fill(&self, layers: &[(LayerIndex, Arc<dyn Blob>)]) -> Result<()> {
+        fs::create_dir_all(self.0)?;
+        let mut buffer = Vec::new();
+        for (index, blob) in layers {
+            let reader = index.reader(blob.clone());
+            for file in index.files() {
+                let (content, size) = file?;
+                let path = self.0.join(content.hex());
+                if !path.exists() {
+                    buffer.resize(usize::try_from(size)?, 0);
+                    reader.read_at(&content, 0, &mut buffer)?;
+                    fs::write(path, &buffer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Files for Store<'_> {
+    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+        File::open(self.0.join(content.hex())).map(Some)
+    }
+
+    fn is_still(&self, _: &Content, _: &File) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn lent(&self, _: &Content, _: &File, _: Time) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Source for Store<'_> {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        fs::metadata(self.0.join(content.hex())).map(|meta| Some(meta.len()))
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        File::open(self.0.join(content.hex()))?.read_exact_at(buf, offset)
+    }
+}
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    let mut names: Vec<String> = std::env::args().skip(1).collect();
+    let into = match names.iter().position(|name| name == "--into") {
+        Some(at) => names.drain(at..).nth(1),
+        None => None,
+    };
+    if names.is_empty() {
+        return Err("which layout?".into());
+    }
+    let root = names.remove(0);
+    let root = Path::new(&root);
+    let folder = tempfile::tempdir()?;
+    let mut last: Option<Table> = None;
+    for name in &names {
+        let layers = index(root, name, folder.path())?;
+        let all: Vec<&LayerIndex> = layers.iter().map(|(index, _)| index).collect();
+        let table = timed("build", || Ok(Table::build(&all)?))?;
+        println!(
+            "{name}: {} entries, {} contents ({} visible), {} layers, {} bytes",
+            table.entries(),
+            table.contents().len(),
+            table.visible(),
+            all.len(),
+            table.bytes().len(),
+        );
+        let path = folder.path().join("table");
+        timed("save", || Ok(table.save(&path)?))?;
+        timed("open", || Ok(Table::open(&path)?))?;
+        timed("parse", || Ok(Table::parse(table.bytes().to_vec())?))?;
+        timed("walk", || {
+            let mut rows = table.rows();
+            let mut bytes = 0;
+            while let Some(row) = rows.next()? {
+                bytes += row.path.len();
+            }
+            Ok(bytes)
+        })?;
+        for level in [1, 3, 9, 19] {
+            let frame = timed(&format!("encode {level}"), || {
+                Ok(encode(&table, None, level)?)
+            })?;
+            println!("  {} bytes", frame.len());
+            timed("decode", || Ok(decode(&frame, None)?))?;
+            if let Some(last) = &last {
+                let frame = timed(&format!("patch {level}"), || {
+                    Ok(encode(&table, Some(last), level)?)
+                })?;
+                println!("  {} bytes", frame.len());
+                timed("decode", || Ok(decode(&frame, Some(last))?))?;
+            }
+        }
+        if let (Some(into), None) = (&into, &last) {
+            let into = Path::new(into);
+            let folder = into.join("store");
+            let store = Store(&folder);
+            timed("fill a store", || store.fill(&layers))?;
+            for (name, reuse) in [("rootfs", Reuse::Clone), ("linked", Reuse::HardLink)] {
+                let contents = Contents {
+                    source: &store,
+                    files: Some(&store),
+                };
+                let options = Options {
+                    threads: NonZeroUsize::new(2).unwrap_or(NonZeroUsize::MIN),
+                    reuse,
+                    ..Options::default()
+                };
+                let summary = timed(&format!("export {name}"), || {
+                    Ok(rootfs(
+                        &table,
+                        contents,
+                        &into.join(name),
+                        &options,
+                        &|_| {},
+                    )?)
+                })?;
+                println!("  {summary:?}");
+            }
+        }
+        last = Some(table);
+    }
+    Ok(())
+}
+
+fn timed<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    let done = run()?;
+    println!("  {what}: {:.2} ms", begin.elapsed().as_secs_f64() * 1e3);
+    Ok(done)
+}
+
+fn index(root: &Path, name: &str, out: &Path) -> Result<Vec<(LayerIndex, Arc<dyn Blob>)>> {
+    let blob = |descriptor: &Value| {
+        let digest = descriptor["digest"].as_str().unwrap_or_default();
+        root.join("blobs").join(digest.replace(':', "/"))
+    };
+    let json = |path: &Path| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
+    let index = json(&root.join("index.json"))?;
+    let named = |entry: &&Value| entry["annotations"]["org.opencontainers.image.ref.name"] == name;
+    let entries = index["manifests"].as_array().ok_or("no index")?;
+    let entry = entries.iter().find(named).ok_or("no such image")?;
+    let mut manifest = json(&blob(entry))?;
+    if let Some(platforms) = manifest["manifests"].as_array() {
+        let this = |entry: &&Value| entry["platform"]["architecture"] == "amd64";
+        let entry = platforms.iter().find(this).ok_or("no such platform")?;
+        manifest = json(&blob(entry))?;
+    }
+    let config = json(&blob(&manifest["config"]))?;
+    let mut layers = Vec::new();
+    for (nth, layer) in manifest["layers"]
+        .as_array()
+        .ok_or("no layers")?
+        .iter()
+        .enumerate()
+    {
+        let opened: Arc<dyn Blob> = Arc::new(FileBlob::new(File::open(blob(layer))?)?);
+        let request = Request {
+            media_type: layer["mediaType"].as_str().unwrap_or_default(),
+            diff_id: &config["rootfs"]["diff_ids"][nth]
+                .as_str()
+                .unwrap_or_default()
+                .parse()?,
+            limits: Limits::default(),
+        };
+        let out = out.join(format!("{name}-{nth}"));
+        layers.push((
+            layer::index(&*opened, &request, &mut Unhurried, &out)?,
+            opened,
+        ));
+    }
+    Ok(layers)
+}

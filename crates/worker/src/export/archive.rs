@@ -1,0 +1,143 @@
+//! An image as one tar that `docker load` and `podman load` take: an OCI layout with `manifest.json`, as `docker save` writes it.
+//!
+//! The same image always gives the same bytes. It is written as a stream, so a layer's size is needed before the
+//! layer: each is made twice, the first time with zeros in place of contents, which costs hashing them and no reading.
+
+use std::io::{self, Write};
+
+use pierhead_oci::{Algorithm, Digest};
+use serde_json::json;
+
+use super::layout::{
+    Documents, Names, Rebuilt, distinct, documents, layers_of, to_vec, write_layer,
+};
+use crate::store::Image;
+use pierhead_toc::{Content, Error, Source};
+
+const BLOCK: u64 = 512;
+
+/// Writes the archive. `told` is called with the bytes of layers written since the last call.
+///
+/// # Errors
+/// As [`super::layout::layout`]. What was written until then is no archive: it has no end.
+pub fn archive(
+    image: &Image,
+    source: &dyn Source,
+    names: Names<'_>,
+    out: &mut dyn Write,
+    told: &dyn Fn(u64),
+) -> Result<(), Error> {
+    let all = layers_of(image)?;
+    let mut sizes = Vec::with_capacity(all.len());
+    for layer in &all {
+        sizes.push(Rebuilt {
+            diff_id: layer.diff_id,
+            size: measure(image, layer, source)?,
+        });
+    }
+    let Documents { mut files, .. } = documents(image, &sizes, names)?;
+    let blob = |digest: &Digest| format!("blobs/sha256/{}", digest.hex());
+    let config = Digest::of(Algorithm::Sha256, &image.config);
+    let paths: Vec<String> = sizes
+        .iter()
+        .map(|layer| blob(&layer.diff_id.into()))
+        .collect();
+    let tags: Vec<&str> = names.full.into_iter().collect();
+    let manifest = json!([{"Config": blob(&config), "RepoTags": tags, "Layers": paths}]);
+    files.push(("manifest.json".into(), to_vec(&manifest)?));
+    let mut tar = Tar { out };
+    for layer in distinct(all) {
+        let size = sizes
+            .iter()
+            .find(|size| size.diff_id == layer.diff_id)
+            .map_or(0, |size| size.size);
+        tar.header(&blob(&layer.diff_id.into()), size)?;
+        let written = write_layer(image, &layer, source, tar.out, told)?;
+        if written.size != size {
+            return Err(Error::malformed(
+                "skeleton",
+                "it gave another length before",
+            ));
+        }
+        tar.pad(size)?;
+    }
+    for (name, bytes) in &files {
+        let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        tar.header(name, size)?;
+        tar.write(bytes)?;
+        tar.pad(size)?;
+    }
+    tar.write(&[0; 1024])?;
+    tar.out.flush().map_err(failed)
+}
+
+/// Bytes of a layer's tar, which the lengths alone decide.
+fn measure(
+    image: &Image,
+    layer: &pierhead_toc::table::TableLayer,
+    source: &dyn Source,
+) -> Result<u64, Error> {
+    let skeleton = image.table.contents().content(layer.skeleton);
+    let blank = Blank { source, skeleton };
+    let bytes = std::cell::Cell::new(0);
+    let count = |more| bytes.set(bytes.get() + more);
+    match write_layer(image, layer, &blank, &mut io::sink(), &count) {
+        // Of zeros it cannot be right.
+        Ok(_) | Err(Error::Digest { .. }) => Ok(bytes.get()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Skeletons as they are, files as zeros.
+struct Blank<'a> {
+    source: &'a dyn Source,
+    skeleton: Option<Content>,
+}
+
+impl Source for Blank<'_> {
+    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+        self.source.size(content)
+    }
+
+    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.skeleton == Some(*content) {
+            return self.source.read_at(content, offset, buf);
+        }
+        Ok(())
+    }
+}
+
+struct Tar<'a> {
+    out: &'a mut dyn Write,
+}
+
+impl Tar<'_> {
+    fn header(&mut self, name: &str, size: u64) -> Result<(), Error> {
+        let mut header = tar::Header::new_gnu();
+        header.set_path(name).map_err(failed)?;
+        header.set_entry_type(tar::EntryType::Regular);
+        header.set_mode(0o644);
+        header.set_size(size);
+        header.set_mtime(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_cksum();
+        self.write(header.as_bytes())
+    }
+
+    fn pad(&mut self, size: u64) -> Result<(), Error> {
+        let over = usize::try_from(size % BLOCK).unwrap_or(0);
+        match over {
+            0 => Ok(()),
+            over => self.write(&[0; 512][over..]),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.out.write_all(bytes).map_err(failed)
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::io("write the archive", error)
+}

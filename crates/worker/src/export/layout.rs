@@ -1,0 +1,319 @@
+//! An image as an OCI layout: the layers rebuilt, each diff ID checked while it is written.
+//!
+//! The digests in the original manifest are those of compressed blobs, which only the program that made them could make
+//! again. So the layout's image is the original config under a manifest of our own, whose layers are the plain tars (their digests
+//! are the diff IDs); the original manifest lies beside it as a blob, named by an annotation. An image whose layers
+//! were plain from the start keeps its manifest, and with it its digest.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use pierhead_oci::{Algorithm, Body, Digest, Manifest};
+use serde_json::{Map, Value, json};
+
+use crate::store::Image;
+use pierhead_toc::layer::rebuild;
+use pierhead_toc::table::TableLayer;
+use pierhead_toc::{Content, Error, Source};
+
+/// The annotation that names the digest of the original manifest.
+pub const ORIGINAL: &str = "dev.pierhead.manifest.original";
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const MARKER: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// What an image is called in what is exported; an image without names is found by its digest.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Names<'a> {
+    /// All of it: `docker.io/library/redis:7`.
+    pub full: Option<&'a str>,
+    /// What it is called within a layout: `7`.
+    pub short: Option<&'a str>,
+}
+
+/// A layer as it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// SHA-256 of the tar.
+    pub diff_id: Content,
+    /// Bytes of the tar.
+    pub size: u64,
+}
+
+/// Small files of a layout.
+pub(super) struct Documents {
+    /// Path and bytes.
+    pub(super) files: Vec<(String, Vec<u8>)>,
+    /// Of the manifest in `index.json`.
+    pub(super) digest: Digest,
+}
+
+/// Writes a layout into a folder that is empty or missing, or is a layout already, whose index is replaced. `told` is
+/// called with the bytes written since the last call. Gives the digest of the manifest in `index.json`.
+///
+/// # Errors
+/// `Missing` when the image was pulled without what layers need, or a content is gone; `Digest` when a layer comes out
+/// different; the file system's.
+pub fn layout(
+    image: &Image,
+    source: &dyn Source,
+    names: Names<'_>,
+    folder: &Path,
+    told: &dyn Fn(u64),
+) -> Result<Digest, Error> {
+    let failed = |path: &Path| {
+        let doing = format!("write {}", path.display());
+        move |error| Error::io(doing, error)
+    };
+    let blobs = folder.join("blobs/sha256");
+    let (marker, text) = MARKER;
+    // A marker that was begun is all that an export which was killed at once leaves: no other program has such a name.
+    let is_ours = |name: &std::ffi::OsStr| {
+        let name = name.to_string_lossy();
+        name.starts_with(marker)
+            && (name == marker || name.ends_with(pierhead_toc::durable::PARTIAL))
+    };
+    let mut found = fs::read_dir(folder).into_iter().flatten().flatten();
+    let foreign = found.any(|entry| !is_ours(&entry.file_name()));
+    if foreign && !folder.join(marker).exists() {
+        let error = io::Error::new(io::ErrorKind::AlreadyExists, "it holds something else");
+        return Err(failed(folder)(error));
+    }
+    let all = layers_of(image)?;
+    // First of all, before any folder, so that an export that is cut short can be done again.
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    pierhead_toc::durable::write(&folder.join(marker), |file| file.write_all(text))?;
+    fs::create_dir_all(&blobs).map_err(failed(&blobs))?;
+    let mut layers = Vec::new();
+    for layer in all {
+        let path = blobs.join(layer.diff_id.hex());
+        let partial = path.with_extension("partial");
+        let mut out =
+            BufWriter::with_capacity(1 << 18, File::create(&partial).map_err(failed(&partial))?);
+        let written = write_layer(image, &layer, source, &mut out, told).and_then(|rebuilt| {
+            let file = out
+                .into_inner()
+                .map_err(|error| failed(&path)(error.into_error()))?;
+            file.sync_data()
+                .and_then(|()| fs::rename(&partial, &path))
+                .map_err(failed(&path))?;
+            Ok(rebuilt)
+        });
+        if written.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        layers.push(written?);
+    }
+    let documents = documents(image, &layers, names)?;
+    // The index last: before it is there, nothing is.
+    for (name, bytes) in &documents.files {
+        pierhead_toc::durable::write(&folder.join(name), |file| file.write_all(bytes))?;
+    }
+    Ok(documents.digest)
+}
+
+/// The layers of an image that was pulled with all that they need.
+pub(super) fn layers_of(image: &Image) -> Result<Vec<TableLayer>, Error> {
+    if !image.layers {
+        let what = format!("what the layers of {} are rebuilt of", image.digest());
+        return Err(Error::Missing(what));
+    }
+    image.table.layers().collect()
+}
+
+/// One layer's tar; its digest is checked when the last byte was written.
+pub(super) fn write_layer(
+    image: &Image,
+    layer: &TableLayer,
+    source: &dyn Source,
+    out: &mut dyn Write,
+    told: &dyn Fn(u64),
+) -> Result<Rebuilt, Error> {
+    let contents = image.table.contents();
+    let named = |number: u32| {
+        let found = contents.content(number).zip(contents.size(number));
+        found.ok_or_else(|| Error::malformed("table", "a content over the end"))
+    };
+    let (skeleton, size) = named(layer.skeleton)?;
+    let mut limit = size.saturating_mul(512).saturating_add(SLACK);
+    for number in &layer.files {
+        limit = limit.saturating_add(named(*number)?.1);
+    }
+    let reader = Reader {
+        source,
+        content: skeleton,
+        at: 0,
+        left: size,
+    };
+    // A skeleton has a place for each regular file that is not empty.
+    let files = layer.files.iter().map(|number| named(*number));
+    let mut files = files.filter(|file| !matches!(file, Ok((_, 0))));
+    let mut out = Counted {
+        out,
+        told,
+        bytes: 0,
+    };
+    let digest = rebuild(
+        &mut BufReader::with_capacity(1 << 16, reader),
+        &mut files,
+        source,
+        limit,
+        &mut out,
+    )?;
+    if digest != Digest::from(layer.diff_id) {
+        return Err(Error::Digest {
+            what: "a rebuilt layer".into(),
+            expected: layer.diff_id.to_string(),
+            found: digest.to_string(),
+        });
+    }
+    Ok(Rebuilt {
+        diff_id: layer.diff_id,
+        size: out.bytes,
+    })
+}
+
+/// Padding at the end of a tar, which a skeleton has in few bytes. Beyond it, a byte of a skeleton gives a block at most.
+const SLACK: u64 = 16 << 20;
+
+/// Everything but the layers, `index.json` last.
+pub(super) fn documents(
+    image: &Image,
+    layers: &[Rebuilt],
+    names: Names<'_>,
+) -> Result<Documents, Error> {
+    let original = image.digest();
+    let config = Digest::of(Algorithm::Sha256, &image.config);
+    let (media_type, manifest) = match is_plain(image, layers) {
+        true => (&*image.media_type, image.manifest.clone()),
+        false => (MANIFEST, manifest(image, &config, layers)?),
+    };
+    let digest = Digest::of(Algorithm::Sha256, &manifest);
+    let mut annotations = Map::new();
+    let named = [
+        (
+            "org.opencontainers.image.ref.name",
+            names.short.map(str::to_owned),
+        ),
+        ("io.containerd.image.name", names.full.map(str::to_owned)),
+        (ORIGINAL, (digest != original).then(|| original.to_string())),
+    ];
+    for (key, value) in named {
+        if let Some(value) = value {
+            annotations.insert(key.to_owned(), value.into());
+        }
+    }
+    let index = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [{
+            "mediaType": media_type,
+            "digest": digest.to_string(),
+            "size": manifest.len(),
+            "annotations": annotations,
+        }],
+    });
+    let blob = |digest: &Digest| format!("blobs/sha256/{}", digest.hex());
+    let mut files = vec![
+        (blob(&config), image.config.clone()),
+        (blob(&digest), manifest),
+    ];
+    if digest != original {
+        files.push((blob(&original), image.manifest.clone()));
+    }
+    files.push((MARKER.0.into(), MARKER.1.to_vec()));
+    files.push(("index.json".into(), to_vec(&index)?));
+    Ok(Documents { files, digest })
+}
+
+/// Whether the original manifest names the very tars that were written.
+fn is_plain(image: &Image, layers: &[Rebuilt]) -> bool {
+    let parsed = Manifest::parse(image.manifest.clone().into(), Some(&image.media_type));
+    let Ok(Body::Image { layers: named, .. }) = parsed.map(|manifest| manifest.body) else {
+        return false;
+    };
+    let named = named.iter().map(|layer| (layer.digest, layer.size));
+    named.eq(layers
+        .iter()
+        .map(|layer| (Digest::from(layer.diff_id), layer.size)))
+}
+
+fn manifest(image: &Image, config: &Digest, layers: &[Rebuilt]) -> Result<Vec<u8>, Error> {
+    let original: Value = serde_json::from_slice(&image.manifest)
+        .map_err(|error| Error::malformed("manifest", error.to_string()))?;
+    let mut annotations = match original.get("annotations") {
+        Some(Value::Object(annotations)) => annotations.clone(),
+        _ => Map::new(),
+    };
+    annotations.insert(ORIGINAL.into(), image.digest().to_string().into());
+    let layers: Vec<Value> = layers
+        .iter()
+        .map(|layer| json!({"mediaType": LAYER, "digest": layer.diff_id.to_string(), "size": layer.size}))
+        .collect();
+    to_vec(&json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": {"mediaType": CONFIG, "digest": config.to_string(), "size": image.config.len()},
+        "layers": layers,
+        "annotations": annotations,
+    }))
+}
+
+pub(super) fn to_vec(value: &Value) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(value).map_err(|error| Error::io("write JSON", error.into()))
+}
+
+/// Layers once each, since an image may have one twice.
+pub(super) fn distinct(layers: Vec<TableLayer>) -> Vec<TableLayer> {
+    let mut seen = BTreeSet::new();
+    layers
+        .into_iter()
+        .filter(|layer| seen.insert(layer.diff_id))
+        .collect()
+}
+
+/// A content from its beginning.
+struct Reader<'a> {
+    source: &'a dyn Source,
+    content: Content,
+    at: u64,
+    left: u64,
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = usize::try_from(self.left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        self.source
+            .read_at(&self.content, self.at, &mut buffer[..len])?;
+        let taken = u64::try_from(len).unwrap_or(0);
+        self.at += taken;
+        self.left -= taken;
+        Ok(len)
+    }
+}
+
+struct Counted<'a> {
+    out: &'a mut dyn Write,
+    told: &'a dyn Fn(u64),
+    bytes: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let len = self.out.write(bytes)?;
+        let written = u64::try_from(len).unwrap_or(0);
+        self.bytes += written;
+        (self.told)(written);
+        Ok(len)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}

@@ -1,0 +1,159 @@
+//! Owner, extended attributes, mode and time of what has been written, in the only order that works.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+
+use rustix::fs::{self as sys, AtFlags, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::io::Errno;
+
+use pierhead_toc::Time;
+use pierhead_toc::table::Attributes;
+
+use super::counts::{Counts, add};
+use super::too_large;
+
+/// Setuid and setgid.
+pub(super) const SET_ID: u32 = 0o6000;
+
+/// What the attributes are for.
+pub(super) enum At<'a> {
+    /// A regular file.
+    Open(&'a File),
+    /// A directory.
+    Folder(&'a OwnedFd),
+    /// Something that is not to be opened; whether it is a symbolic link.
+    Named(&'a OwnedFd, &'a [u8], bool),
+}
+
+impl At<'_> {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Open(file) => Some(file.as_fd()),
+            Self::Folder(fd) => Some(fd.as_fd()),
+            Self::Named(..) => None,
+        }
+    }
+
+    /// A descriptor on the same file system.
+    fn place(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Open(file) => file.as_fd(),
+            Self::Folder(fd) | Self::Named(fd, ..) => fd.as_fd(),
+        }
+    }
+
+    fn stat(&self) -> Result<Stat, Errno> {
+        match self {
+            Self::Named(parent, name, _) => sys::statat(parent, *name, AtFlags::SYMLINK_NOFOLLOW),
+            Self::Open(file) => sys::fstat(file),
+            Self::Folder(fd) => sys::fstat(fd),
+        }
+    }
+
+    fn chown(&self, uid: Uid, gid: Gid) -> Result<(), Errno> {
+        match self {
+            Self::Named(parent, name, _) => {
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                sys::chownat(parent, *name, Some(uid), Some(gid), flags)
+            }
+            _ => self
+                .fd()
+                .map_or(Ok(()), |fd| sys::fchown(fd, Some(uid), Some(gid))),
+        }
+    }
+
+    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        match self {
+            Self::Named(parent, of, _) => {
+                // There is no call that takes a folder's descriptor and a name.
+                let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
+                path.extend(*of);
+                sys::lsetxattr(path, name, value, XattrFlags::empty())
+            }
+            _ => self.fd().map_or(Ok(()), |fd| {
+                sys::fsetxattr(fd, name, value, XattrFlags::empty())
+            }),
+        }
+    }
+
+    fn chmod(&self, mode: Mode) -> Result<(), Errno> {
+        match self {
+            // The system knows none.
+            Self::Named(_, _, true) => Ok(()),
+            Self::Named(parent, name, false) => sys::chmodat(parent, *name, mode, AtFlags::empty()),
+            _ => self.fd().map_or(Ok(()), |fd| sys::fchmod(fd, mode)),
+        }
+    }
+
+    fn set_time(&self, times: &Timestamps) -> Result<(), Errno> {
+        match self {
+            Self::Named(parent, name, _) => {
+                sys::utimensat(parent, *name, times, AtFlags::SYMLINK_NOFOLLOW)
+            }
+            _ => self.fd().map_or(Ok(()), |fd| sys::futimens(fd, times)),
+        }
+    }
+}
+
+/// The owner first, since a change of it clears capabilities and setuid; the time last. What is so already is not set: that costs a file
+/// system's journal. Owners and extended attributes that this process may not set, or this file system does not keep, are counted.
+pub(super) fn apply(
+    at: &At<'_>,
+    attributes: Attributes<'_>,
+    modified: Time,
+    counts: &Counts,
+) -> io::Result<()> {
+    let mut mode = attributes.mode;
+    let now = at.stat()?;
+    let is_owned = (now.st_uid, now.st_gid) == (attributes.uid, attributes.gid);
+    let owned = match owner(attributes) {
+        Some(_) if is_owned => Ok(()),
+        Some((uid, gid)) => at.chown(uid, gid),
+        None => Err(Errno::INVAL),
+    };
+    match owned {
+        Ok(()) => {}
+        // EINVAL: not mapped into this user namespace.
+        Err(Errno::PERM | Errno::INVAL) => {
+            add(&counts.owners, 1);
+            // It would run as whoever exports.
+            if !matches!(at, At::Folder(_)) && mode & SET_ID != 0 {
+                mode &= !SET_ID;
+                add(&counts.modes, 1);
+            }
+        }
+        Err(error) => return Err(error.into()),
+    }
+    for (name, value) in attributes.xattrs.iter() {
+        match at.set_xattr(name, value) {
+            Ok(()) => {}
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::INVAL) => add(&counts.xattrs, 1),
+            Err(error) => {
+                return Err(too_large::attribute(at.place(), name, value, error));
+            }
+        }
+    }
+    // The change of owner may have taken from a mode with setuid.
+    if now.st_mode & 0o7777 != mode || mode & SET_ID != 0 {
+        at.chmod(Mode::from_raw_mode(mode))?;
+    }
+    Ok(at.set_time(&times(modified))?)
+}
+
+/// `None` for the number that means no change to the system.
+pub(super) fn owner(attributes: Attributes<'_>) -> Option<(Uid, Gid)> {
+    let known = attributes.uid != u32::MAX && attributes.gid != u32::MAX;
+    known.then(|| (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid)))
+}
+
+fn times(modified: Time) -> Timestamps {
+    let time = Timespec {
+        tv_sec: modified.seconds,
+        tv_nsec: modified.nanos.into(),
+    };
+    Timestamps {
+        last_access: time,
+        last_modification: time,
+    }
+}

@@ -1,0 +1,111 @@
+//! The content of one file: its blocks shared, or copied, or written with holes where it is zeros.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use rustix::fs as sys;
+
+use pierhead_toc::{Content, Time};
+
+use super::Contents;
+
+/// Read and written at once.
+const PIECE: usize = 256 << 10;
+
+/// What a file system keeps as a hole.
+const BLOCK: usize = 4096;
+
+const ZEROS: [u8; BLOCK] = [0; BLOCK];
+
+/// Writes one file after the other, through one buffer.
+pub(super) struct Writer<'a> {
+    contents: Contents<'a>,
+    buffer: Vec<u8>,
+    /// Until the file system says that it cannot.
+    cloning: bool,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) const fn new(contents: Contents<'a>) -> Self {
+        Self {
+            contents,
+            buffer: Vec::new(),
+            cloning: true,
+        }
+    }
+
+    /// The file of the store's is a tree's from now on, too.
+    pub(super) fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        let files = self.contents.files;
+        files.map_or(Ok(()), |files| files.lent(content, file, modified))
+    }
+
+    /// Into a file that is empty. Whether it shares its blocks with a store's.
+    pub(super) fn write(&mut self, to: &File, content: &Content, size: u64) -> io::Result<bool> {
+        if size == 0 {
+            return Ok(false);
+        }
+        if let Some(files) = self.contents.files
+            && let Some(from) = files.file(content)?
+        {
+            if from.metadata()?.len() != size {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if self.cloning {
+                match sys::ioctl_ficlone(to, &from) {
+                    Ok(()) => return Ok(true),
+                    Err(_) => self.cloning = false,
+                }
+            }
+            let read = |at, piece: &mut [u8]| from.read_exact_at(piece, at);
+            return self.copy(to, size, read).map(|()| false);
+        }
+        let source = self.contents.source;
+        let read = |at, piece: &mut [u8]| source.read_at(content, at, piece);
+        self.copy(to, size, read).map(|()| false)
+    }
+
+    fn copy(
+        &mut self,
+        to: &File,
+        size: u64,
+        mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.buffer.resize(PIECE, 0);
+        let mut at = 0;
+        let mut holes = false;
+        while at < size {
+            let len = usize::try_from(size - at).map_or(PIECE, |left| left.min(PIECE));
+            let piece = &mut self.buffer[..len];
+            read(at, piece)?;
+            holes |= write_but_zeros(to, at, piece)?;
+            at += len as u64;
+        }
+        if holes {
+            to.set_len(size)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether anything was left out. Runs of blocks that hold anything are written at once.
+fn write_but_zeros(to: &File, at: u64, piece: &[u8]) -> io::Result<bool> {
+    let mut start = 0;
+    let mut holes = false;
+    for (nth, block) in piece.chunks(BLOCK).enumerate() {
+        // The last block may be a short one; as zeros it is a hole as well.
+        if block[0] == 0 && *block == ZEROS[..block.len()] {
+            let end = nth * BLOCK;
+            if start < end {
+                to.write_all_at(&piece[start..end], at + start as u64)?;
+            }
+            start = end + block.len();
+            holes = true;
+        }
+    }
+    if start < piece.len() {
+        to.write_all_at(&piece[start..], at + start as u64)?;
+    }
+    Ok(holes)
+}

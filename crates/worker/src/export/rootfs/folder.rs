@@ -1,0 +1,231 @@
+//! The folders between the target and the entry that is being written.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{self as sys, AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use pierhead_toc::Time;
+use pierhead_toc::table::Attributes;
+
+use super::attributes::{At, apply};
+use super::counts::Counts;
+
+/// Descriptors that are kept open at once; folders above are opened anew when the walk comes back to them.
+const OPEN: usize = 64;
+
+const FOLDER: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// The target, made if it is not there; must be empty unless `over`.
+pub(super) fn target(into: &Path, over: bool) -> io::Result<OwnedFd> {
+    fs::create_dir_all(into)?;
+    // The target itself may be a link: whoever called chose it.
+    let root = sys::open(into, FOLDER - OFlags::NOFOLLOW, Mode::empty())?;
+    if !over {
+        // Two that found it empty would take each other's files away. Not every file system locks folders.
+        if let Err(Errno::WOULDBLOCK) =
+            sys::flock(&root, sys::FlockOperation::NonBlockingLockExclusive)
+        {
+            return Err(io::Error::other("another process writes into it"));
+        }
+        if fs::read_dir(into)?.next().is_some() {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into());
+        }
+    }
+    Ok(root)
+}
+
+/// One folder that has been entered; its attributes come when it is left, since writing into it changes its time, and
+/// needs a permission that it may not give.
+struct Entered<'t> {
+    fd: Option<OwnedFd>,
+    /// Bytes of the path up to its end.
+    len: usize,
+    attributes: Attributes<'t>,
+    modified: Time,
+}
+
+/// The way from the target to the folder that the walk is in.
+pub(super) struct Folders<'t> {
+    root: OwnedFd,
+    of_root: Option<(Attributes<'t>, Time)>,
+    /// Of the folder that the walk is in.
+    path: Vec<u8>,
+    entered: Vec<Entered<'t>>,
+}
+
+impl<'t> Folders<'t> {
+    pub(super) const fn new(root: OwnedFd) -> Self {
+        Self {
+            root,
+            of_root: None,
+            path: Vec::new(),
+            entered: Vec::new(),
+        }
+    }
+
+    /// What the target itself gets at the end.
+    pub(super) const fn root(&mut self, attributes: Attributes<'t>, modified: Time) {
+        self.of_root = Some((attributes, modified));
+    }
+
+    /// Leaves folders until the one that `path` lies in; gives the last name of the path.
+    pub(super) fn go_to_parent<'p>(
+        &mut self,
+        path: &'p [u8],
+        counts: &Counts,
+    ) -> io::Result<&'p [u8]> {
+        let (parent, name) = split(path);
+        while self.path != parent {
+            self.leave(counts)?;
+        }
+        Ok(name)
+    }
+
+    /// The folder that the walk is in.
+    pub(super) fn here(&self) -> io::Result<&OwnedFd> {
+        match self.entered.last() {
+            None => Ok(&self.root),
+            Some(entered) => entered
+                .fd
+                .as_ref()
+                .ok_or_else(|| io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Makes a folder and goes into it.
+    pub(super) fn enter(
+        &mut self,
+        name: &[u8],
+        over: bool,
+        attributes: Attributes<'t>,
+        modified: Time,
+    ) -> io::Result<()> {
+        let parent = self.here()?;
+        let mode = Mode::from_raw_mode(0o700);
+        let fd = match sys::mkdirat(parent, name, mode) {
+            Err(Errno::EXIST) if over => match sys::openat(parent, name, FOLDER, Mode::empty()) {
+                Ok(fd) => fd,
+                Err(Errno::NOTDIR | Errno::LOOP) => {
+                    clear(parent, name)?;
+                    sys::mkdirat(parent, name, mode)?;
+                    sys::openat(parent, name, FOLDER, Mode::empty())?
+                }
+                Err(error) => return Err(error.into()),
+            },
+            made => {
+                made?;
+                sys::openat(parent, name, FOLDER, Mode::empty())?
+            }
+        };
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend(name);
+        if let Some(above) = self.entered.len().checked_sub(OPEN) {
+            self.entered[above].fd = None;
+        }
+        self.entered.push(Entered {
+            fd: Some(fd),
+            len: self.path.len(),
+            attributes,
+            modified,
+        });
+        Ok(())
+    }
+
+    fn leave(&mut self, counts: &Counts) -> io::Result<()> {
+        let left = self.entered.pop().ok_or(io::ErrorKind::InvalidData)?;
+        if let Some(fd) = &left.fd {
+            let applied = apply(&At::Folder(fd), left.attributes, left.modified, counts);
+            // The walk is at another entry by now, which would be named in its place.
+            applied.map_err(|error| {
+                let path = self.path.escape_ascii();
+                io::Error::new(error.kind(), format!("folder {path}: {error}"))
+            })?;
+        }
+        self.path
+            .truncate(self.entered.last().map_or(0, |above| above.len));
+        if let Some(above) = self.entered.last()
+            && above.fd.is_none()
+        {
+            let fd = walk(&self.root, &self.path)?;
+            if let Some(above) = self.entered.last_mut() {
+                above.fd = Some(fd);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves everything, the target last.
+    pub(super) fn leave_all(&mut self, counts: &Counts) -> io::Result<()> {
+        while !self.entered.is_empty() {
+            self.leave(counts)?;
+        }
+        match self.of_root {
+            Some((attributes, modified)) => {
+                apply(&At::Folder(&self.root), attributes, modified, counts)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The folder of a path that has been written, and the path's last name. Folders that have been left may not let others
+    /// than root in.
+    pub(super) fn open<'p>(&self, path: &'p [u8]) -> io::Result<(OwnedFd, &'p [u8])> {
+        let (parent, name) = split(path);
+        Ok((walk(&self.root, parent)?, name))
+    }
+}
+
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (&[], path),
+    }
+}
+
+fn walk(root: &OwnedFd, path: &[u8]) -> io::Result<OwnedFd> {
+    let mut folder = sys::openat(root, c".", FOLDER, Mode::empty())?;
+    for name in path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty())
+    {
+        folder = sys::openat(&folder, name, FOLDER, Mode::empty())?;
+    }
+    Ok(folder)
+}
+
+/// Removes whatever has this name, with all that is in it.
+pub(super) fn clear(parent: &OwnedFd, name: &[u8]) -> io::Result<()> {
+    match sys::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    empty(&sys::openat(parent, name, FOLDER, Mode::empty())?)?;
+    Ok(sys::unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+}
+
+/// Removes whatever lies in a folder.
+pub(super) fn empty(folder: &OwnedFd) -> io::Result<()> {
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let inner = entry.file_name().to_bytes();
+        if inner == b"." || inner == b".." {
+            continue;
+        }
+        if entry.file_type() == FileType::Directory {
+            clear(folder, inner)?;
+        } else {
+            sys::unlinkat(folder, inner, AtFlags::empty())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! The walk over a table: each entry gets its name, and files go to the writers.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{self as sys, AtFlags, FileType, Mode, OFlags};
+
+use pierhead_toc::Table;
+use pierhead_toc::table::{Node, Row};
+use pierhead_toc::{Content, Error};
+
+use super::attributes::{self, At};
+use super::counts::{Counts, add};
+use super::folder::{Folders, clear};
+use super::link::{self, Changed, Link};
+use super::too_large;
+use super::{Contents, Job, Options, Reuse};
+
+pub(super) enum Failure {
+    Io(Vec<u8>, io::Error),
+    Other(Error),
+}
+
+/// What a store gave to a name.
+enum Given {
+    /// Its file, which waits for the entry's attributes. Changed last by being given.
+    Lent(File, Changed),
+    /// Its file, all done.
+    Shared,
+    /// Nothing: a file is to be made.
+    No,
+}
+
+/// The ordinals that hard links name, and later their paths; `None` for what could not be made.
+pub(super) type Linked = HashMap<u32, Option<Vec<u8>>>;
+
+pub(super) fn linked(table: &Table) -> Result<Linked, Error> {
+    let mut linked = Linked::new();
+    let mut rows = table.rows();
+    while let Some(row) = rows.next()? {
+        if let Node::HardLink(to) = row.node {
+            linked.insert(to, None);
+        }
+    }
+    Ok(linked)
+}
+
+pub(super) struct Walk<'a> {
+    pub(super) table: &'a Table,
+    pub(super) contents: Contents<'a>,
+    pub(super) options: &'a Options,
+    pub(super) counts: &'a Counts,
+    pub(super) stopped: &'a AtomicBool,
+    pub(super) told: &'a (dyn Fn(u64) + Sync),
+    pub(super) linked: Linked,
+    /// Contents whose inode is in the tree.
+    pub(super) taken: HashSet<u32>,
+    pub(super) folders: Folders<'a>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn run(mut self, mut send: impl FnMut(Job<'a>) -> bool) -> Result<(), Failure> {
+        let mut rows = self.table.rows();
+        while let Some(row) = rows.next().map_err(Failure::Other)? {
+            let done = self.entry(&row, &mut send);
+            if !done.map_err(|error| Failure::Io(row.path.to_vec(), error))? {
+                return Ok(());
+            }
+        }
+        self.folders
+            .leave_all(self.counts)
+            .map_err(|error| Failure::Io(Vec::new(), error))
+    }
+
+    /// `false` when somebody else failed.
+    fn entry(
+        &mut self,
+        row: &Row<'_, 'a>,
+        send: &mut impl FnMut(Job<'a>) -> bool,
+    ) -> io::Result<bool> {
+        if self.stopped.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        if row.path.is_empty() {
+            self.folders.root(row.attributes, row.modified);
+            add(&self.counts.entries, 1);
+            return Ok(true);
+        }
+        let (name, over) = (
+            self.folders.go_to_parent(row.path, self.counts)?,
+            self.options.over,
+        );
+        let parent = self.folders.here()?;
+        let mut made = true;
+        match row.node {
+            Node::Directory => {
+                self.folders
+                    .enter(name, over, row.attributes, row.modified)?;
+            }
+            Node::File(number) => {
+                if !self.file(name, row, number, send)? {
+                    return Ok(false);
+                }
+            }
+            Node::HardLink(to) => match self.linked.get(&to) {
+                Some(Some(target)) => {
+                    let (folder, old) = self.folders.open(target)?;
+                    if over {
+                        clear(parent, name)?;
+                    }
+                    sys::linkat(folder, old, parent, name, AtFlags::empty())?;
+                }
+                _ => {
+                    add(&self.counts.devices, 1);
+                    made = false;
+                }
+            },
+            Node::Symlink(_) | Node::CharDevice(..) | Node::BlockDevice(..) | Node::Fifo => {
+                if over {
+                    clear(parent, name)?;
+                }
+                made = make(parent, name, &row.node)?;
+                if made {
+                    let at = At::Named(parent, name, matches!(row.node, Node::Symlink(_)));
+                    attributes::apply(&at, row.attributes, row.modified, self.counts)?;
+                } else {
+                    add(&self.counts.devices, 1);
+                }
+            }
+        }
+        add(&self.counts.entries, u64::from(made));
+        if made && let Some(path) = self.linked.get_mut(&row.ordinal) {
+            *path = Some(row.path.to_vec());
+        }
+        Ok(true)
+    }
+
+    /// `false` when somebody else failed.
+    fn file(
+        &mut self,
+        name: &[u8],
+        row: &Row<'_, 'a>,
+        number: u32,
+        send: &mut impl FnMut(Job<'a>) -> bool,
+    ) -> io::Result<bool> {
+        let all = self.table.contents();
+        let content = all.content(number).zip(all.size(number));
+        let (content, size) = content.ok_or(io::ErrorKind::InvalidData)?;
+        if self.options.over {
+            clear(self.folders.here()?, name)?;
+        }
+        let (file, lent) = match self.give(name, row, number, &content, size)? {
+            Given::Shared => return Ok(true),
+            Given::Lent(file, changed) => (file, Some(changed)),
+            Given::No => {
+                let file = create(self.folders.here()?, name, row.attributes.mode)?;
+                (file.into(), None)
+            }
+        };
+        Ok(send(Job {
+            file,
+            lent,
+            path: row.path.to_vec(),
+            content,
+            size,
+            attributes: row.attributes,
+            modified: row.modified,
+        }))
+    }
+
+    /// Makes a file's name one more of a store's inode, if it may be.
+    fn give(
+        &mut self,
+        name: &[u8],
+        row: &Row<'_, 'a>,
+        number: u32,
+        content: &Content,
+        size: u64,
+    ) -> io::Result<Given> {
+        let (Reuse::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {
+            return Ok(Given::No);
+        };
+        // There is nothing to share, and a file system allows an inode so many names only.
+        if size == 0 || self.taken.contains(&number) {
+            return Ok(Given::No);
+        }
+        let Some(file) = files.file(content)? else {
+            return Ok(Given::No);
+        };
+        let meta = file.metadata()?;
+        if meta.len() != size {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // What lies in a folder that is written over may be of the same inode.
+        let shared = !self.options.over;
+        let parent = self.folders.here()?;
+        let held = || files.is_still(content, &file);
+        let seen = link::changed(&meta);
+        let given = link::link(&file, parent, name, row, seen, shared, held)?;
+        if given != Link::None {
+            self.taken.insert(number);
+        }
+        Ok(match given {
+            Link::None => Given::No,
+            Link::Lent(changed) => Given::Lent(file, changed),
+            Link::Shared => {
+                files.lent(content, &file, row.modified)?;
+                add(&self.counts.shared, 1);
+                add(&self.counts.bytes, size);
+                (self.told)(size);
+                Given::Shared
+            }
+        })
+    }
+}
+
+/// With the mode already, as far as the process's mask lets it.
+fn create(parent: &OwnedFd, name: &[u8], mode: u32) -> io::Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(sys::openat(
+        parent,
+        name,
+        flags,
+        Mode::from_raw_mode(mode & 0o777),
+    )?)
+}
+
+/// `false` for a device that this process may not make.
+fn make(parent: &OwnedFd, name: &[u8], node: &Node<'_>) -> io::Result<bool> {
+    let (kind, device) = match *node {
+        Node::Symlink(target) => {
+            let made = sys::symlinkat(target, parent, name);
+            made.map_err(|error| too_large::target(target, error))?;
+            return Ok(true);
+        }
+        Node::CharDevice(major, minor) => (FileType::CharacterDevice, sys::makedev(major, minor)),
+        Node::BlockDevice(major, minor) => (FileType::BlockDevice, sys::makedev(major, minor)),
+        _ => (FileType::Fifo, 0),
+    };
+    match sys::mknodat(parent, name, kind, Mode::from_raw_mode(0o600), device) {
+        Err(rustix::io::Errno::PERM) if kind != FileType::Fifo => Ok(false),
+        made => made.map(|()| true).map_err(Into::into),
+    }
+}

@@ -1,0 +1,160 @@
+//! Images that are complete: their documents and tables, recorded when all contents are on the disk.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use pierhead_oci::{Algorithm, Digest};
+use serde::{Deserialize, Serialize};
+
+use pierhead_bundle::format::MAX_DOCUMENTS;
+use pierhead_toc::{Content, Error, Table, durable};
+
+/// An image whose contents are all in the store.
+#[derive(Debug)]
+pub struct Image {
+    /// What the manifest is, as a registry serves it.
+    pub media_type: String,
+    /// The exact bytes.
+    pub manifest: Vec<u8>,
+    /// The exact bytes.
+    pub config: Vec<u8>,
+    /// Whether the extras are there too, so that layers can be rebuilt.
+    pub layers: bool,
+    /// The merged tree, its contents, its layers.
+    pub table: Table,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Record {
+    media_type: String,
+    layers: bool,
+    config: Digest,
+}
+
+impl Image {
+    /// Of the manifest.
+    pub fn digest(&self) -> Digest {
+        Digest::of(Algorithm::Sha256, &self.manifest)
+    }
+
+    /// The contents that are to be there.
+    pub(super) fn needed(&self) -> impl Iterator<Item = (Content, u64)> + '_ {
+        needed(&self.table, self.layers)
+    }
+
+    /// Reads a record; `Missing` when there is none, or when it is damaged: it can be pulled again.
+    pub(super) fn load(folder: &Path) -> Result<Self, Error> {
+        let missing = |_| Error::Missing(folder.display().to_string());
+        let record: Record = serde_json::from_slice(&read(&folder.join("image.json"), 4096)?)
+            .map_err(|_| Error::Missing(folder.display().to_string()))?;
+        let image = Self {
+            media_type: record.media_type,
+            manifest: read(&folder.join("manifest"), MAX_DOCUMENTS)?,
+            config: read(&folder.join("config"), MAX_DOCUMENTS)?,
+            layers: record.layers,
+            table: Table::open(&folder.join("table")).map_err(missing)?,
+        };
+        let named = folder.file_name().and_then(|name| name.to_str());
+        let whole = named == Some(&*image.digest().hex())
+            && Digest::of(record.config.algorithm(), &image.config) == record.config;
+        whole
+            .then_some(image)
+            .ok_or_else(|| Error::Missing(folder.display().to_string()))
+    }
+
+    /// Writes the record beside, durably, and puts it in place.
+    pub(super) fn save(&self, images: &Path) -> Result<(), Error> {
+        let target = images.join(self.digest().hex());
+        let failed = |error| Error::io(format!("record {}", target.display()), error);
+        let mut partial = target.clone().into_os_string();
+        partial.push(durable::PARTIAL);
+        let partial = PathBuf::from(partial);
+        let _ = fs::remove_dir_all(&partial);
+        fs::create_dir(&partial).map_err(failed)?;
+        let record = Record {
+            media_type: self.media_type.clone(),
+            layers: self.layers,
+            config: Digest::of(Algorithm::Sha256, &self.config),
+        };
+        let record = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
+        let table = |file: &mut File| self.table.write(file);
+        put(&partial, "table", table).map_err(failed)?;
+        for (name, bytes) in [
+            ("image.json", &record),
+            ("manifest", &self.manifest),
+            ("config", &self.config),
+        ] {
+            put(&partial, name, |file| file.write_all(bytes)).map_err(failed)?;
+        }
+        // Their names; the folder's own is given when it has them all.
+        let named = File::open(&partial).and_then(|folder| folder.sync_all());
+        named.map_err(failed)?;
+        match fs::rename(&partial, &target) {
+            Ok(()) => {}
+            Err(error) if is_occupied(&error) => {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(
+                    rustix::fs::CWD,
+                    &partial,
+                    rustix::fs::CWD,
+                    &target,
+                    flags,
+                )
+                .map_err(|error| failed(error.into()))?;
+                let _ = fs::remove_dir_all(&partial);
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        File::open(images)
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed)
+    }
+}
+
+/// A file that is on the disk, but for its name.
+fn put(
+    folder: &Path,
+    name: &str,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = File::create_new(folder.join(name))?;
+    fill(&mut file)?;
+    file.sync_data()
+}
+
+/// Numbers below `visible` are the merged tree's.
+pub(super) fn needed(table: &Table, layers: bool) -> impl Iterator<Item = (Content, u64)> + '_ {
+    let count = if layers {
+        table.contents().len()
+    } else {
+        table.visible()
+    };
+    table
+        .contents()
+        .iter()
+        .take(usize::try_from(count).unwrap_or(usize::MAX))
+}
+
+pub(super) fn read(path: &Path, most: usize) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| {
+        let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+        file.take(limit).read_to_end(&mut bytes)
+    });
+    match read {
+        Ok(len) if len <= most => Ok(bytes),
+        Ok(_) => Err(Error::Missing(path.display().to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Error::Missing(path.display().to_string()))
+        }
+        Err(error) => Err(Error::io(format!("read {}", path.display()), error)),
+    }
+}
+
+fn is_occupied(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty
+    )
+}

@@ -1,0 +1,1117 @@
+//! apply(encode(want, have), have) = want, with a simple planner; and what happens to it when somebody is hostile,
+//! something is damaged, or the worker is killed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use pierhead_oci::{Algorithm, Digest};
+use tempfile::TempDir;
+
+use super::*;
+use pierhead_bundle::api::Ask;
+use pierhead_bundle::format::{
+    Decoder, End, Event, Frames, Had, Header, Known, Prelude, Sizes, WireTable, bounded, unsent,
+};
+use pierhead_bundle::{Base, Coding, Frame, MAX_FRAME, RecordHead, Slice};
+use pierhead_toc::table::{self, LayerEntries};
+use pierhead_toc::{Entry, Kind, Table, Time};
+
+const NAME: &str = "registry.example/app:1";
+
+/// An image of one layer: names and bytes.
+#[derive(Clone, Default)]
+struct Made {
+    files: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Made {
+    fn of(files: &[(&str, Vec<u8>)]) -> Self {
+        let files = files
+            .iter()
+            .map(|(name, bytes)| (name.as_bytes().to_vec(), bytes.clone()));
+        Self {
+            files: files.collect(),
+        }
+    }
+
+    fn skeleton(&self) -> Vec<u8> {
+        self.files
+            .keys()
+            .flat_map(|name| name.iter().copied().chain([0]))
+            .collect()
+    }
+
+    fn diff_id(&self) -> Content {
+        Content::of(&self.skeleton())
+    }
+
+    fn table(&self) -> Table {
+        let entries = self.files.iter().map(|(path, bytes)| {
+            Ok(Entry {
+                path: path.clone(),
+                kind: Kind::File {
+                    content: Content::of(bytes),
+                    size: bytes.len() as u64,
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        });
+        let skeleton = self.skeleton();
+        let layer = LayerEntries {
+            diff_id: self.diff_id().into(),
+            skeleton: (Content::of(&skeleton), skeleton.len() as u64),
+            files: self
+                .files
+                .values()
+                .map(|bytes| Ok((Content::of(bytes), bytes.len() as u64))),
+            entries,
+        };
+        Table::merge([layer]).unwrap()
+    }
+
+    fn config(&self) -> Vec<u8> {
+        format!(
+            r#"{{"rootfs":{{"type":"layers","diff_ids":["{}"]}}}}"#,
+            self.diff_id()
+        )
+        .into_bytes()
+    }
+
+    fn manifest(&self) -> Vec<u8> {
+        let config = self.config();
+        let digest = Digest::of(Algorithm::Sha256, &config);
+        format!(
+            r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{digest}","size":{}}},"layers":[]}}"#,
+            config.len()
+        )
+        .into_bytes()
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(Algorithm::Sha256, &self.manifest())
+    }
+
+    fn bytes(&self, content: &Content) -> Vec<u8> {
+        let skeleton = self.skeleton();
+        let mut all = self.files.values().chain([&skeleton]);
+        all.find(|bytes| Content::of(bytes) == *content)
+            .cloned()
+            .expect("a content of this image")
+    }
+}
+
+/// What a test may want to be otherwise.
+struct Encoded {
+    prelude: Prelude,
+    body: Vec<u8>,
+    records: Vec<Vec<u8>>,
+    end: [u8; 40],
+}
+
+impl Encoded {
+    fn bytes(&self) -> Vec<u8> {
+        let mut all = self.prelude.encode().to_vec();
+        all.extend(&self.body);
+        all.extend(self.records.iter().flatten());
+        all.extend(self.end);
+        all
+    }
+}
+
+struct Both<'a>(&'a Table, Vec<&'a Table>);
+
+impl Sizes for Both<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.0.contents().size(content)
+    }
+
+    fn had(&self, have: u16, content: u32) -> Option<u64> {
+        self.1.get(usize::from(have))?.contents().size(content)
+    }
+}
+
+/// Patches against the same path, copies of what begins alike, groups of small files, ranges of large ones.
+fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
+    let table = want.table();
+    let had = have.map(Made::table);
+    let mut frames: Vec<Frame> = Vec::new();
+    let count = if layers {
+        table.contents().len()
+    } else {
+        table.visible()
+    };
+    for number in 0..count {
+        let (content, size) = (
+            table.contents().content(number).unwrap(),
+            table.contents().size(number).unwrap(),
+        );
+        if size == 0
+            || had
+                .as_ref()
+                .is_some_and(|had| had.find(&content).is_some_and(|at| at < had.visible()))
+        {
+            continue;
+        }
+        let path = want
+            .files
+            .iter()
+            .find(|(_, bytes)| Content::of(bytes) == content)
+            .map(|(path, _)| path);
+        let old = path
+            .and_then(|path| have?.files.get(path))
+            .filter(|old| !old.is_empty());
+        let base = old.map(|old| Base {
+            have: 0,
+            slice: Slice {
+                content: had.as_ref().unwrap().find(&Content::of(old)).unwrap(),
+                offset: 0,
+                len: (old.len() as u64).min(MAX_FRAME),
+            },
+        });
+        let mut offset = 0;
+        while offset < size {
+            let mut len = (size - offset).min(MAX_FRAME);
+            let member = |len| Slice {
+                content: number,
+                offset,
+                len,
+            };
+            let mut frame = Frame {
+                members: vec![member(len)],
+                bases: base.into_iter().collect(),
+                coding: if base.is_some() {
+                    Coding::Patch
+                } else {
+                    Coding::Zstd
+                },
+            };
+            let new = want.bytes(&content);
+            let alike = old.is_some_and(|old| {
+                offset == 0 && old.len() >= 5000 && new.len() > 5000 && new[..5000] == old[..5000]
+            });
+            if let (true, Some(base)) = (alike, base) {
+                len = 5000;
+                frame.members = vec![member(len)];
+                frame.bases = vec![Base {
+                    slice: Slice { len, ..base.slice },
+                    ..base
+                }];
+                frame.coding = Coding::Copy;
+            } else if base.is_none()
+                && offset == 0
+                && let Some(last) = frames.last_mut()
+                && last.coding == Coding::Zstd
+                && len < 2000
+                && last.members.len() < 5
+            {
+                last.members.push(member(len));
+                break;
+            }
+            frames.push(frame);
+            offset += len;
+        }
+    }
+    frames
+}
+
+fn encode(want: &Made, have: Option<&Made>, layers: bool) -> Encoded {
+    encode_frames(want, have, layers, &plan(want, have, layers))
+}
+
+fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame]) -> Encoded {
+    let table = want.table();
+    let had = have.map(Made::table);
+    let sizes = Both(&table, had.iter().collect());
+    let header = Header {
+        layers,
+        media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+        manifest: want.manifest(),
+        config: want.config(),
+        haves: have
+            .map(|have| Had {
+                manifest: have.digest(),
+                known: Known::Visible,
+            })
+            .into_iter()
+            .collect(),
+        table: WireTable {
+            base: had.as_ref().map(|_| 0),
+            digest: *Content::of(table.bytes()).as_bytes(),
+            len: u32::try_from(table.bytes().len()).unwrap(),
+            coded: table::encode(&table, had.as_ref(), 3).unwrap(),
+        },
+        frames: Frames::encode(frames, &sizes).unwrap(),
+        records: 0,
+    };
+    let cursor: Vec<Frame> = header
+        .frames
+        .cursor(&sizes)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(cursor, frames, "a list is read as it was written");
+    let (prelude, body) = header.encode(3).unwrap();
+    assert_eq!(Header::decode(&prelude, &body).unwrap(), header);
+    let (mut records, mut payloads) = (Vec::new(), 0);
+    for frame in frames {
+        let slice = |made: &Made, table: &Table, slice: &Slice| {
+            let bytes = made.bytes(&table.contents().content(slice.content).unwrap());
+            let start = usize::try_from(slice.offset).unwrap();
+            bytes[start..start + usize::try_from(slice.len).unwrap()].to_vec()
+        };
+        let plain: Vec<u8> = frame
+            .members
+            .iter()
+            .flat_map(|member| slice(want, &table, member))
+            .collect();
+        let bases = frame
+            .bases
+            .iter()
+            .flat_map(|base| slice(have.unwrap(), had.as_ref().unwrap(), &base.slice));
+        let payload = match frame.coding {
+            Coding::Copy => continue,
+            Coding::Stored => plain,
+            Coding::Zstd => bounded::compress(&plain, 3).unwrap(),
+            Coding::Patch => patch(&plain, &bases.collect::<Vec<_>>()),
+        };
+        payloads += payload.len() as u64;
+        records.push(record(frame.coding, &payload));
+    }
+    let end = End {
+        records: u32::try_from(records.len()).unwrap(),
+        payload: payloads,
+    };
+    Encoded {
+        prelude,
+        body,
+        records,
+        end: end.encode(),
+    }
+}
+
+fn record(coding: Coding, payload: &[u8]) -> Vec<u8> {
+    let mut record = RecordHead::of(coding, payload).unwrap().encode().to_vec();
+    record.extend(payload);
+    record
+}
+
+fn patch(plain: &[u8], base: &[u8]) -> Vec<u8> {
+    let mut context = zstd::zstd_safe::CCtx::create();
+    let log = (plain.len() + base.len())
+        .next_power_of_two()
+        .ilog2()
+        .max(10);
+    context
+        .set_parameter(zstd::zstd_safe::CParameter::WindowLog(log))
+        .unwrap();
+    context.ref_prefix(base).unwrap();
+    let mut out = Vec::with_capacity(zstd::zstd_safe::compress_bound(plain.len()));
+    context.compress2(&mut out, plain).unwrap();
+    out
+}
+
+/// Feeds a stream in pieces; `Err` is whatever the decoder or the store says.
+fn feed(store: &Store, bytes: &[u8], piece: usize) -> Result<Apply, Error> {
+    let mut decoder = Decoder::new();
+    let mut apply = None;
+    for piece in bytes.chunks(piece) {
+        let mut piece = piece;
+        while let Some(event) = decoder.feed(&mut piece)? {
+            handle(store, event, &mut apply)?;
+        }
+    }
+    apply.ok_or_else(|| Error::Missing("the header".into()))
+}
+
+fn handle(store: &Store, event: Event, apply: &mut Option<Apply>) -> Result<(), Error> {
+    match (event, &apply) {
+        (
+            Event::Header {
+                prelude,
+                body,
+                header,
+            },
+            _,
+        ) => {
+            let begin = Begin {
+                proven: false,
+                name: NAME,
+                ask: &Ask::default(),
+                etag: &prelude.etag(),
+                prelude: &prelude,
+                body: &body,
+                header: *header,
+            };
+            *apply = Some(store.begin(begin)?);
+            Ok(())
+        }
+        (
+            Event::Record {
+                frame,
+                coding,
+                payload,
+            },
+            Some(apply),
+        ) => apply.record(frame, coding, payload),
+        _ => Ok(()),
+    }
+}
+
+fn finish(apply: &Apply) -> Image {
+    match apply.finish().unwrap() {
+        Outcome::Complete(whole) => whole.recorded().unwrap(),
+        Outcome::Need(need) => panic!("it lacks {need:?}"),
+    }
+}
+
+fn pull(store: &Store, want: &Made, have: Option<&Made>, layers: bool) -> Apply {
+    let apply = feed(store, &encode(want, have, layers).bytes(), 1000).unwrap();
+    let image = finish(&apply);
+    assert_eq!(image.digest(), want.digest());
+    assert_eq!(image.table.bytes(), want.table().bytes());
+    assert_holds(store, want, layers);
+    apply
+}
+
+fn assert_holds(store: &Store, want: &Made, layers: bool) {
+    let table = want.table();
+    for (content, size) in image::needed(&table, layers) {
+        assert_eq!(store.size(&content).unwrap(), Some(size), "{content}");
+        let mut bytes = vec![0; usize::try_from(size).unwrap()];
+        store.read_at(&content, 0, &mut bytes).unwrap();
+        assert_eq!(Content::of(&bytes), content);
+    }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| random.u8(..) & random.u8(..)).collect()
+}
+
+/// Two versions: unchanged, patched, copied, removed, added, empty, in ranges.
+fn versions() -> (Made, Made) {
+    let large = noise(1, 9_000_000);
+    let mut larger = large.clone();
+    larger[6_000_000..6_000_100].fill(7);
+    let mut alike = noise(2, 20_000);
+    alike.truncate(20_000);
+    let mut changed = alike.clone();
+    changed[10_000..10_050].fill(1);
+    let old = Made::of(&[
+        ("a/same", noise(3, 3000)),
+        ("b/gone", noise(4, 3000)),
+        ("c/large", large),
+        ("d/alike", alike),
+        ("e/empty", Vec::new()),
+    ]);
+    let mut new = old.clone();
+    new.files.remove(&b"b/gone"[..]);
+    new.files.insert(b"c/large".to_vec(), larger);
+    new.files.insert(b"d/alike".to_vec(), changed);
+    for number in 0..20 {
+        new.files
+            .insert(format!("f/{number}").into_bytes(), noise(100 + number, 700));
+    }
+    (old, new)
+}
+
+struct Fixture {
+    folder: TempDir,
+    old: Made,
+    new: Made,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let (old, new) = versions();
+        Self {
+            folder: TempDir::new().unwrap(),
+            old,
+            new,
+        }
+    }
+
+    fn store(&self) -> Store {
+        Store::open(self.folder.path(), &[]).unwrap()
+    }
+
+    fn file(&self, content: &Content) -> PathBuf {
+        let hex = content.hex();
+        self.folder
+            .path()
+            .join("contents")
+            .join(&hex[..2])
+            .join(hex)
+    }
+
+    fn of(&self, made: &Made, path: &str) -> Content {
+        Content::of(&made.files[path.as_bytes()])
+    }
+}
+
+#[test]
+fn what_is_applied_is_what_was_wanted() {
+    let f = Fixture::new();
+    let store = f.store();
+    let fresh = pull(&store, &f.old, None, false);
+    assert_eq!(fresh.counts().full.contents, 4);
+    drop(fresh);
+    let update = pull(&store, &f.new, Some(&f.old), false);
+    let counts = update.counts();
+    assert!(
+        counts.patched.bytes > 0 && counts.chunked.bytes == 10_000,
+        "{counts:?}"
+    );
+    assert_eq!(
+        counts.reused.contents, 2,
+        "the same and the empty one: {counts:?}"
+    );
+    let held: Vec<Digest> = store
+        .images()
+        .unwrap()
+        .iter()
+        .map(|held| held.manifest)
+        .collect();
+    assert_eq!(held.len(), 2);
+    assert!(held.contains(&f.old.digest()) && held.contains(&f.new.digest()));
+    assert!(
+        fs::read_dir(f.folder.path().join("fetches"))
+            .unwrap()
+            .next()
+            .is_none()
+    );
+    assert!(!f.folder.path().join("unsynced").exists());
+}
+
+#[test]
+fn extras_come_when_layers_are_asked_for() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    assert!(!store.images().unwrap()[0].layers);
+    // Over the image that has none.
+    pull(&store, &f.old, Some(&f.old), true);
+    assert!(store.images().unwrap()[0].layers);
+    assert_eq!(store.images().unwrap().len(), 1);
+}
+
+#[test]
+fn pieces_of_any_size_give_the_same() {
+    let made = Made::of(&[
+        ("a", noise(1, 300)),
+        ("b", noise(2, 5000)),
+        ("c", noise(3, 10)),
+    ]);
+    for piece in [1, 7, 40, 1 << 20] {
+        let folder = TempDir::new().unwrap();
+        let store = Store::open(folder.path(), &[]).unwrap();
+        let apply = feed(&store, &encode(&made, None, false).bytes(), piece).unwrap();
+        finish(&apply);
+        assert_holds(&store, &made, false);
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_is_gone_on_with() {
+    let f = Fixture::new();
+    let store = f.store();
+    let encoded = encode(&f.new, None, false);
+    let all = encoded.bytes();
+    let before: usize = 56 + encoded.body.len();
+    // In the middle of the second record of the large one.
+    let cut = before + encoded.records[0].len() + encoded.records[1].len() + 100;
+    let apply = feed(&store, &all[..cut], 50_000).unwrap();
+    assert!(matches!(apply.finish().unwrap(), Outcome::Need(_)));
+    drop(apply);
+    drop(store);
+    let store = f.store();
+    assert!(store.resume("another").unwrap().is_none());
+    let apply = store.resume(NAME).unwrap().expect("what was begun");
+    let total = u32::try_from(encoded.records.len()).unwrap();
+    assert_eq!(apply.missing(), vec![2..total]);
+    assert_eq!(apply.etag(), encoded.prelude.etag());
+    let mut decoder = Decoder::resumed(apply.digest(), apply.header());
+    let prelude = Prelude {
+        continued: true,
+        first: 2,
+        ..encoded.prelude
+    };
+    let mut stream = prelude.encode().to_vec();
+    stream.extend(encoded.records[2..].iter().flatten());
+    let payload: usize = encoded.records[2..]
+        .iter()
+        .map(|record| record.len() - 40)
+        .sum();
+    let end = End {
+        records: total - 2,
+        payload: payload as u64,
+    };
+    stream.extend(end.encode());
+    let mut rest = &stream[..];
+    while let Some(event) = decoder.feed(&mut rest).unwrap() {
+        if let Event::Record {
+            frame,
+            coding,
+            payload,
+        } = event
+        {
+            apply.record(frame, coding, payload).unwrap();
+        }
+    }
+    assert!(decoder.is_ended());
+    finish(&apply);
+    assert_holds(&store, &f.new, false);
+}
+
+#[test]
+fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let (same, large) = (f.of(&f.old, "a/same"), f.of(&f.old, "c/large"));
+    fs::remove_file(f.file(&same)).unwrap();
+    // A base: somebody wrote to it.
+    let mut bytes = fs::read(f.file(&large)).unwrap();
+    bytes[5] ^= 1;
+    fs::remove_file(f.file(&large)).unwrap();
+    fs::write(f.file(&large), bytes).unwrap();
+    assert_eq!(store.size(&large).unwrap(), None);
+    let apply = feed(
+        &store,
+        &encode(&f.new, Some(&f.old), false).bytes(),
+        100_000,
+    )
+    .unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("it is damaged")
+    };
+    let needed: Vec<Content> = need.iter().map(|(content, _)| *content).collect();
+    let new_large = f.of(&f.new, "c/large");
+    assert!(
+        needed.contains(&same) && needed.contains(&new_large) && needed.len() == 2,
+        "{needed:?}"
+    );
+    // Wrong bytes are refused, the right ones complete it.
+    let mut receive = apply.receive(&same).unwrap();
+    receive.write(&noise(9, 3000)).unwrap();
+    assert!(matches!(receive.commit(), Err(Error::Digest { .. })));
+    for content in needed {
+        let mut receive = apply.receive(&content).unwrap();
+        f.new
+            .bytes(&content)
+            .chunks(100_000)
+            .for_each(|piece| receive.write(piece).unwrap());
+        receive.commit().unwrap();
+    }
+    finish(&apply);
+    assert_holds(&store, &f.new, false);
+}
+
+/// Exports with hard links, into a folder that is given back.
+fn lend(store: &Store, made: &Made) -> TempDir {
+    lend_of(store, store, made)
+}
+
+fn lend_of(store: &Store, files: &dyn Files, made: &Made) -> TempDir {
+    use crate::export::rootfs::{self, Contents, Options, Reuse};
+    let folder = TempDir::new().unwrap();
+    let options = Options {
+        reuse: Reuse::HardLink,
+        ..Options::default()
+    };
+    let contents = Contents {
+        source: store,
+        files: Some(files),
+    };
+    let told = |_| {};
+    let summary = rootfs::rootfs(&made.table(), contents, folder.path(), &options, &told).unwrap();
+    assert!(summary.shared > 2, "{summary:?}");
+    folder
+}
+
+#[test]
+fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
+    use std::os::unix::fs::MetadataExt as _;
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let tree = lend(&store, &f.old);
+    let large = f.of(&f.old, "c/large");
+    let times = |path: &Path| {
+        (
+            path.metadata().unwrap().mtime(),
+            path.metadata().unwrap().ino(),
+        )
+    };
+    let inside = tree.path().join("c/large");
+    assert_eq!(times(&inside), times(&f.file(&large)));
+    assert_eq!(times(&inside).0, 0, "the entry's own time");
+    // With the stamps, without them, and where they are of another inode.
+    assert_holds(&store, &f.old, false);
+    drop(store);
+    assert_holds(&f.store(), &f.old, false);
+    let stamps = f.folder.path().join("lent");
+    let mut bytes = fs::read(&stamps).unwrap();
+    assert!(bytes.len() >= 48 && bytes.len().is_multiple_of(16));
+    bytes.iter_mut().for_each(|byte| *byte ^= 1);
+    fs::write(&stamps, &bytes[..bytes.len() - 3]).unwrap();
+    assert_holds(&f.store(), &f.old, false);
+    fs::remove_file(&stamps).unwrap();
+    assert_holds(&f.store(), &f.old, false);
+    // Somebody wrote into the tree, and put the time back.
+    let store = f.store();
+    rot(&inside);
+    assert_eq!(store.size(&large).unwrap(), None);
+    assert!(store.complete(&f.old.digest(), false).unwrap().is_none());
+    pull(&store, &f.old, None, false);
+    assert_holds(&store, &f.old, false);
+    assert_ne!(times(&inside).1, times(&f.file(&large)).1);
+}
+
+/// A store, one of whose contents is altered once it has its name in a tree.
+struct Altered<'a> {
+    store: &'a Store,
+    content: Content,
+    path: &'a Path,
+    linked: std::sync::Mutex<Option<bool>>,
+}
+
+impl Files for Altered<'_> {
+    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+        use std::os::unix::fs::MetadataExt as _;
+        let mut linked = self.linked.lock().unwrap();
+        if *content == self.content {
+            *linked = linked.or(Some(true));
+        } else if *linked == Some(true) {
+            // The one before waits with this one, small as they are, for a thread.
+            *linked = Some(false);
+            let changed = || {
+                let meta = self.path.metadata().unwrap();
+                assert_eq!(meta.nlink(), 2);
+                (meta.ctime(), meta.ctime_nsec())
+            };
+            let before = changed();
+            rot(self.path);
+            // The clock of a file system is a coarse one.
+            while changed() == before {
+                fs::set_permissions(self.path, self.path.metadata().unwrap().permissions())
+                    .unwrap();
+            }
+        }
+        self.store.file(content)
+    }
+
+    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+        self.store.is_still(content, file)
+    }
+
+    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+        self.store.lent(content, file, modified)
+    }
+}
+
+#[test]
+fn what_is_altered_between_its_name_and_its_attributes_gets_no_stamp() {
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let same = f.of(&f.old, "a/same");
+    let path = f.file(&same);
+    let files = Altered {
+        store: &store,
+        content: same,
+        path: &path,
+        linked: std::sync::Mutex::default(),
+    };
+    let _tree = lend_of(&store, &files, &f.old);
+    assert_eq!(*files.linked.lock().unwrap(), Some(false), "it was altered");
+    drop(store);
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(!contents().is_known(&same));
+    assert!(!contents().has(&same, None));
+}
+
+#[test]
+fn nobody_else_looks_into_a_store_that_is_made() {
+    use std::os::unix::fs::MetadataExt as _;
+    let f = Fixture::new();
+    let _store = f.store();
+    for folder in ["contents", "contents/00", "contents/ff"] {
+        let meta = f.folder.path().join(folder).metadata().unwrap();
+        assert_eq!(meta.mode() & 0o077, 0, "{folder}");
+    }
+}
+
+#[test]
+fn a_stamp_saves_reading_what_was_lent() {
+    if !pierhead_testkit::skip::unless("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let _tree = lend(&store, &f.old);
+    drop(store);
+    let same = f.of(&f.old, "a/same");
+    let contents = || Contents::open(&f.folder.path().join("contents"), true).unwrap();
+    assert!(contents().is_known(&same));
+    fs::remove_file(f.folder.path().join("lent")).unwrap();
+    assert!(!contents().is_known(&same));
+    // Read once, it has one again.
+    assert!(contents().has(&same, None));
+    assert!(contents().is_known(&same));
+}
+
+#[test]
+fn what_rots_under_a_whole_seal_is_found_where_it_is_used() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let alike = f.of(&f.old, "d/alike");
+    rot(&f.file(&alike));
+    assert_eq!(
+        store.size(&alike).unwrap(),
+        Some(20_000),
+        "the seal says nothing of it"
+    );
+    let apply = feed(
+        &store,
+        &encode(&f.new, Some(&f.old), false).bytes(),
+        100_000,
+    )
+    .unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("it is damaged")
+    };
+    assert_eq!(need, vec![(f.of(&f.new, "d/alike"), 20_000)]);
+    rot(&f.file(&f.of(&f.old, "a/same")));
+    let verified = store.verify().unwrap();
+    assert!(
+        verified.removed.contains(&f.of(&f.old, "a/same")),
+        "{verified:?}"
+    );
+}
+
+/// Changes a byte, and not the times.
+fn rot(path: &Path) {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let times = fs::metadata(path).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 3000 / 2).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], 3000 / 2).unwrap();
+    file.set_modified(times.modified().unwrap()).unwrap();
+}
+
+#[test]
+fn a_crash_of_the_system_leaves_nothing_that_is_believed_unread() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    let cut = encode(&f.new, None, false);
+    let apply = feed(&store, &cut.bytes(), 1 << 20).unwrap();
+    // All is here, nothing synced.
+    while !apply.missing().is_empty() {
+        std::thread::yield_now();
+    }
+    drop(apply);
+    drop(store);
+    let lost = f.of(&f.new, "f/3");
+    rot_small(&f.file(&lost));
+    fs::write(f.folder.path().join("unsynced"), "another boot").unwrap();
+    let store = f.store();
+    assert_eq!(store.size(&lost).unwrap(), None);
+    assert!(store.size(&f.of(&f.new, "f/4")).unwrap().is_some());
+    assert_holds(&store, &f.old, false);
+}
+
+fn rot_small(path: &Path) {
+    let modified = fs::metadata(path).unwrap().modified().unwrap();
+    let len = fs::metadata(path).unwrap().len();
+    fs::remove_file(path).unwrap();
+    fs::write(path, vec![0; usize::try_from(len).unwrap()]).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_modified(modified)
+        .unwrap();
+}
+
+#[test]
+fn other_stores_are_taken_from_and_not_written_to() {
+    let f = Fixture::new();
+    let other = TempDir::new().unwrap();
+    pull(
+        &Store::open(other.path(), &[]).unwrap(),
+        &f.old,
+        None,
+        false,
+    );
+    let before = listing(other.path());
+    let store = Store::open(f.folder.path(), &[other.path().to_owned()]).unwrap();
+    assert_eq!(store.images().unwrap().len(), 1);
+    pull(&store, &f.new, Some(&f.old), false);
+    assert_eq!(listing(other.path()), before);
+    drop(store);
+    // By itself it is complete.
+    let alone = Store::open(f.folder.path(), &[]).unwrap();
+    assert_holds(&alone, &f.new, false);
+    assert_eq!(alone.images().unwrap().len(), 1);
+}
+
+fn listing(path: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path.clone());
+            }
+            all.push(path);
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn contents_that_no_image_has_are_collected() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, false);
+    pull(&store, &f.new, Some(&f.old), false);
+    let second = f.store();
+    let busy = store.collect();
+    assert!(
+        matches!(busy, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::WouldBlock)
+    );
+    drop(second);
+    store.forget(&f.old.digest()).unwrap();
+    let collected = store.collect().unwrap();
+    assert_eq!(
+        collected.files, 3,
+        "gone, and the old ones of two: {collected:?}"
+    );
+    assert_holds(&store, &f.new, false);
+    assert_eq!(store.size(&f.of(&f.old, "b/gone")).unwrap(), None);
+}
+
+#[test]
+fn an_image_is_complete_only_while_its_contents_are() {
+    let f = Fixture::new();
+    let store = f.store();
+    let (same, alike) = (f.of(&f.old, "a/same"), f.of(&f.old, "d/alike"));
+    let complete = |layers| store.complete(&f.old.digest(), layers).unwrap().is_some();
+    assert!(!complete(false));
+    pull(&store, &f.old, None, false);
+    assert!(complete(false) && !complete(true));
+    let bytes = fs::read(f.file(&same)).unwrap();
+    fs::remove_file(f.file(&same)).unwrap();
+    assert!(!complete(false), "one is gone");
+    store.0.contents.put(&same, &bytes).unwrap();
+    assert!(complete(false));
+    fs::remove_file(f.file(&alike)).unwrap();
+    fs::write(f.file(&alike), noise(5, 20_000)).unwrap();
+    assert!(!complete(false), "one was altered");
+}
+
+#[test]
+fn a_leftover_of_a_process_of_the_same_number_is_no_hindrance() {
+    let f = Fixture::new();
+    let store = f.store();
+    let content = Content::of(b"bytes");
+    fs::write(f.file(&content), "by").unwrap();
+    for number in 0..2 {
+        let beside = format!("{}.{}-{number}", content.hex(), std::process::id());
+        fs::write(f.file(&content).with_file_name(beside), "byt").unwrap();
+    }
+    store.0.contents.put(&content, b"bytes").unwrap();
+    assert_eq!(store.size(&content).unwrap(), Some(5));
+}
+
+#[test]
+fn nobody_fetches_the_same_at_the_same_time() {
+    let f = Fixture::new();
+    let (store, second) = (f.store(), f.store());
+    let bytes = encode(&f.old, None, false).bytes();
+    let apply = feed(&store, &bytes[..5000], 5000).unwrap();
+    let error = feed(&second, &bytes, 5000).err().expect("it is locked");
+    assert!(error.to_string().contains("another process"), "{error}");
+    drop(apply);
+    finish(&feed(&second, &bytes, 5000).unwrap());
+}
+
+#[test]
+fn frames_that_are_not_sent_are_asked_for() {
+    let f = Fixture::new();
+    let store = f.store();
+    let mut encoded = encode(&f.old, None, false);
+    let gone = encoded.records[0].len() as u64 - 40;
+    encoded.records[0] = unsent().to_vec();
+    let mut end = encoded.end;
+    let payload = u64::from_le_bytes(end[8..16].try_into().unwrap()) - gone;
+    end[8..16].copy_from_slice(&payload.to_le_bytes());
+    encoded.end = end;
+    let apply = feed(&store, &encoded.bytes(), 10_000).unwrap();
+    let Outcome::Need(need) = apply.finish().unwrap() else {
+        panic!("one was not sent")
+    };
+    assert_eq!(need, vec![(f.of(&f.old, "a/same"), 3000)]);
+}
+
+#[test]
+fn a_server_may_send_the_bytes_in_place_of_a_patch() {
+    let (old, mut new) = (
+        Made::of(&[("a", noise(1, 3000))]),
+        Made::of(&[("a", noise(1, 3000))]),
+    );
+    new.files.insert(b"a".to_vec(), noise(2, 3000));
+    // Another skeleton, and so another image.
+    new.files.insert(b"b".to_vec(), Vec::new());
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    pull(&store, &old, None, false);
+    let mut encoded = encode(&new, Some(&old), false);
+    encoded.records = vec![record(Coding::Stored, &noise(2, 3000))];
+    encoded.end = End {
+        records: 1,
+        payload: 3000,
+    }
+    .encode();
+    finish(&feed(&store, &encoded.bytes(), 1000).unwrap());
+    assert_holds(&store, &new, false);
+}
+
+mod hostile;
+
+#[test]
+fn a_new_store_may_be_opened_by_several_at_once() {
+    const MANY: usize = 8;
+    for _ in 0..5 {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("new");
+        let start = std::sync::Barrier::new(MANY);
+        std::thread::scope(|scope| {
+            let open = || {
+                start.wait();
+                let store = Store::open(&path, &[]).map_err(|error| error.to_string())?;
+                store.unsynced().map_err(|error| error.to_string())
+            };
+            let all: Vec<_> = (0..MANY).map(|_| scope.spawn(open)).collect();
+            for opened in all {
+                assert_eq!(opened.join().unwrap(), Ok(()));
+            }
+        });
+    }
+}
+
+#[test]
+fn a_plain_pull_does_not_take_layers_away() {
+    let f = Fixture::new();
+    let store = f.store();
+    pull(&store, &f.old, None, true);
+    pull(&store, &f.old, Some(&f.old), false);
+    assert!(store.images().unwrap()[0].layers);
+}
+
+#[test]
+fn who_waits_for_another_fetch_finds_all_there() {
+    let f = Fixture::new();
+    let (store, second) = (f.store(), f.store());
+    let bytes = encode(&f.old, None, false).bytes();
+    let apply = feed(&store, &bytes, 5000).unwrap();
+    let busy = feed(&second, &bytes, 5000).err();
+    let Some(Error::Busy(fetch)) = busy else {
+        panic!("{busy:?}");
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| Store::wait(&fetch).unwrap());
+        finish(&apply);
+        drop(apply);
+        waits.join().unwrap();
+    });
+    let held = second.complete(&f.old.digest(), false).unwrap();
+    assert!(held.is_some());
+    // The folder is a new one.
+    finish(&feed(&second, &bytes, 5000).unwrap());
+}
+
+#[test]
+fn the_data_of_a_proxy_and_a_later_store_are_left_alone() {
+    for (version, said) in [("1\n", "pierhead serve"), ("store 2\n", "later pierhead")] {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("version"), version).unwrap();
+        let error = Store::open(folder.path(), &[]).unwrap_err();
+        assert!(matches!(error, Error::Foreign(_)), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(listing(folder.path()).len(), 1, "nothing is written");
+    }
+}
+
+#[test]
+fn one_unusable_version_file_does_not_lose_a_store() {
+    let folder = TempDir::new().unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    let version = folder.path().join("version");
+    fs::write(&version, "").unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    fs::remove_file(&version).unwrap();
+    drop(Store::open(folder.path(), &[]).unwrap());
+    assert_eq!(fs::read(&version).unwrap(), VERSION);
+    // A folder of somebody else stays one.
+    fs::remove_file(&version).unwrap();
+    fs::write(folder.path().join("letter"), "dear").unwrap();
+    let error = Store::open(folder.path(), &[]).unwrap_err();
+    assert!(matches!(error, Error::Foreign(_)), "{error}");
+}
+
+#[test]
+fn one_unusable_entry_of_a_store_is_replaced_or_named() {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path(), &[]).unwrap();
+    let content = Content::of(b"bytes");
+    let hex = content.hex();
+    let path = folder.path().join("contents").join(&hex[..2]).join(&hex);
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("something"), "else").unwrap();
+    store.0.contents.put(&content, b"bytes").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"bytes");
+    // The same where another store has it.
+    let other = TempDir::new().unwrap();
+    let other = Store::open(other.path(), &[]).unwrap();
+    other.0.contents.put(&content, b"bytes").unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    let taken = store.0.contents.take(&other.0.contents, &content, 5);
+    assert!(taken.unwrap());
+    assert_eq!(fs::read(&path).unwrap(), b"bytes");
+    drop(store);
+    for name in ["images", "fetches", "contents"] {
+        let path = folder.path().join(name);
+        fs::remove_dir_all(&path).unwrap();
+        fs::write(&path, "no folder").unwrap();
+        let error = Store::open(folder.path(), &[]).unwrap_err();
+        let message = error.to_string();
+        let says = message.contains(&path.display().to_string()) && message.contains("delete it");
+        assert!(says, "{message}");
+        fs::remove_file(&path).unwrap();
+    }
+}

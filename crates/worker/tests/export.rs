@@ -1,0 +1,216 @@
+//! Layers come out of an export as they went into the index.
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+use std::cell::Cell;
+use std::fs;
+use std::io::Read as _;
+use std::sync::Arc;
+
+use pierhead_oci::{Algorithm, Digest};
+use pierhead_testkit::source::{MemoryBlob, MemorySource};
+use pierhead_toc::layer::{self, Limits, Unhurried};
+use pierhead_toc::{Error, Source as _, Table};
+use pierhead_worker::export::{Names, ORIGINAL, archive, layout};
+use pierhead_worker::store::Image;
+use serde_json::{Value, json};
+
+fn tar(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut tar = tar::Builder::new(Vec::new());
+    for number in 0..20 {
+        let len = if number % 5 == 0 {
+            0
+        } else {
+            random.usize(1..40_000)
+        };
+        let bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+        let mut header = tar::Header::new_ustar();
+        header.set_size(len as u64);
+        header.set_mode(0o644);
+        header.set_mtime(random.u64(..1 << 31));
+        tar.append_data(&mut header, format!("{seed}/file-{number}"), &bytes[..])
+            .unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+/// An image whose layers are compressed in the registry, as far as its manifest tells.
+fn image(tars: &[Vec<u8>], plain: bool) -> (Image, MemorySource) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut source = MemorySource::default();
+    let mut layers = Vec::new();
+    let (mut diff_ids, mut named) = (Vec::new(), Vec::new());
+    for (number, tar) in tars.iter().enumerate() {
+        let diff_id = Digest::of(Algorithm::Sha256, tar);
+        let request = layer::Request {
+            media_type: "application/vnd.oci.image.layer.v1.tar",
+            diff_id: &diff_id,
+            limits: Limits::default(),
+        };
+        let path = folder.path().join(number.to_string());
+        let index =
+            layer::index(&MemoryBlob(tar.clone()), &request, &mut Unhurried, &path).unwrap();
+        let (skeleton, size) = index.skeleton();
+        let mut bytes = vec![0; usize::try_from(size).unwrap()];
+        index
+            .reader(Arc::new(MemoryBlob(tar.clone())))
+            .read_at(&skeleton, 0, &mut bytes)
+            .unwrap();
+        source.add(bytes);
+        for entry in tar::Archive::new(&tar[..]).entries().unwrap() {
+            let mut bytes = Vec::new();
+            entry.unwrap().read_to_end(&mut bytes).unwrap();
+            source.add(bytes);
+        }
+        layers.push(index);
+        let digest = if plain {
+            diff_id
+        } else {
+            Digest::of(Algorithm::Sha256, &tar[1..])
+        };
+        named.push(json!({"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest.to_string(), "size": tar.len()}));
+        diff_ids.push(diff_id.to_string());
+    }
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}});
+    let config = serde_json::to_vec(&config).unwrap();
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": Digest::of(Algorithm::Sha256, &config).to_string(), "size": config.len()},
+        "layers": named,
+        "annotations": {"kept": "yes"},
+    });
+    let image = Image {
+        media_type: "application/vnd.oci.image.manifest.v1+json".into(),
+        manifest: serde_json::to_vec(&manifest).unwrap(),
+        config,
+        layers: true,
+        table: Table::build(&layers.iter().collect::<Vec<_>>()).unwrap(),
+    };
+    (image, source)
+}
+
+const NAMES: Names<'_> = Names {
+    full: Some("registry.example/app:1"),
+    short: Some("1"),
+};
+
+fn json_of(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap()
+}
+
+#[test]
+fn a_layout_has_the_layers_and_both_manifests() {
+    let tars = [tar(1), tar(2), tar(1)];
+    let (image, source) = image(&tars, false);
+    let to = tempfile::tempdir().unwrap();
+    let told = Cell::new(0);
+    let digest = layout(&image, &source, NAMES, to.path(), &|more| {
+        told.set(told.get() + more)
+    })
+    .unwrap();
+    let blob =
+        |digest: &str| fs::read(to.path().join("blobs").join(digest.replace(':', "/"))).unwrap();
+    let index = json_of(&fs::read(to.path().join("index.json")).unwrap());
+    let found = &index["manifests"][0];
+    assert_eq!(found["digest"], digest.to_string());
+    assert_eq!(
+        found["annotations"]["org.opencontainers.image.ref.name"],
+        "1"
+    );
+    assert_eq!(found["annotations"][ORIGINAL], image.digest().to_string());
+    assert_eq!(blob(&image.digest().to_string()), image.manifest);
+    let manifest = json_of(&blob(&digest.to_string()));
+    assert_eq!(manifest["annotations"]["kept"], "yes");
+    assert_eq!(
+        blob(manifest["config"]["digest"].as_str().unwrap()),
+        image.config
+    );
+    for (layer, tar) in manifest["layers"].as_array().unwrap().iter().zip(&tars) {
+        assert!(blob(layer["digest"].as_str().unwrap()) == *tar);
+        assert_eq!(layer["size"], tar.len());
+    }
+    assert_eq!(
+        told.get(),
+        tars.iter().map(|tar| tar.len() as u64).sum::<u64>()
+    );
+}
+
+#[test]
+fn an_image_of_plain_layers_keeps_its_digest() {
+    let (image, source) = image(&[tar(1), tar(2)], true);
+    let to = tempfile::tempdir().unwrap();
+    let digest = layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    assert_eq!(digest, image.digest());
+}
+
+#[test]
+fn an_archive_is_a_layout_with_a_list_for_docker_and_always_the_same() {
+    let tars = [tar(1), tar(2), tar(1)];
+    let (image, source) = image(&tars, false);
+    let mut bytes = Vec::new();
+    archive(&image, &source, NAMES, &mut bytes, &|_| {}).unwrap();
+    let mut again = Vec::new();
+    archive(&image, &source, NAMES, &mut again, &|_| {}).unwrap();
+    assert!(bytes == again);
+    let to = tempfile::tempdir().unwrap();
+    tar::Archive::new(&bytes[..]).unpack(to.path()).unwrap();
+    let list = json_of(&fs::read(to.path().join("manifest.json")).unwrap());
+    assert_eq!(list[0]["RepoTags"], json!(["registry.example/app:1"]));
+    assert_eq!(
+        fs::read(to.path().join(list[0]["Config"].as_str().unwrap())).unwrap(),
+        image.config
+    );
+    for (layer, tar) in list[0]["Layers"].as_array().unwrap().iter().zip(&tars) {
+        assert!(fs::read(to.path().join(layer.as_str().unwrap())).unwrap() == *tar);
+    }
+    assert!(to.path().join("index.json").exists() && to.path().join("oci-layout").exists());
+}
+
+#[test]
+fn a_layer_that_comes_out_different_is_not_written() {
+    let (mut image, source) = image(&[tar(1)], false);
+    let to = tempfile::tempdir().unwrap();
+    let (other, _) = self::image(&[tar(2)], false);
+    image.table = other.table;
+    let error = layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap_err();
+    assert!(
+        matches!(error, Error::Missing(_) | Error::Io { .. }),
+        "{error}"
+    );
+    assert!(!to.path().join("index.json").exists());
+    image.layers = false;
+    assert!(matches!(
+        layout(&image, &source, NAMES, to.path(), &|_| {}),
+        Err(Error::Missing(_))
+    ));
+}
+
+/// In the order in which it comes to be: the marker, beside its place and in it, the folders, a layer.
+#[test]
+fn what_a_killed_export_left_is_written_over() {
+    let (image, source) = image(&[tar(1)], false);
+    let to = tempfile::tempdir().unwrap();
+    let path = |name: &str| to.path().join(name);
+    fs::write(path("oci-layout.partial"), "{\"image").unwrap();
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    fs::remove_file(path("index.json")).unwrap();
+    fs::remove_dir_all(path("blobs")).unwrap();
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    fs::remove_file(path("index.json")).unwrap();
+    for blob in fs::read_dir(path("blobs/sha256")).unwrap() {
+        let blob = blob.unwrap().path();
+        fs::rename(&blob, blob.with_extension("partial")).unwrap();
+    }
+    layout(&image, &source, NAMES, to.path(), &|_| {}).unwrap();
+    assert!(path("index.json").exists());
+}
+
+#[test]
+fn a_folder_of_something_else_is_left_alone() {
+    let (image, source) = image(&[tar(1)], false);
+    let to = tempfile::tempdir().unwrap();
+    fs::write(to.path().join("thesis.tex"), "").unwrap();
+    assert!(layout(&image, &source, NAMES, to.path(), &|_| {}).is_err());
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 1);
+}
