@@ -10,7 +10,6 @@ mod documents;
 mod earlier;
 mod figures;
 mod files;
-mod flights;
 mod hot;
 mod improve;
 mod kept;
@@ -46,14 +45,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pierhead_host::{ClientKey, Rest};
+use pierhead_host::{ClientKey, KeyedLock, Rest};
 use pierhead_oci::Digest;
 
 use crate::directory::{Directory, ImageRow, Stage};
 use crate::pack::{self, Known as _, Packs};
 use figures::Figures;
 use files::Files;
-use flights::Flights;
 use kept::Kept;
 use pierhead_bundle::api::{Progress, Stage as At};
 use pierhead_toc::layer::Limits;
@@ -231,9 +229,9 @@ pub(crate) struct Inner {
     /// Plans that a request or a response may still use.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
-    planning: Flights,
+    planning: KeyedLock<pierhead_toc::Content>,
     /// Pairs that are being prepared while somebody waits. Taken after `planning`.
-    pairing: Flights,
+    pairing: KeyedLock<pierhead_toc::Content>,
     /// Indexing holds it shared, because no plan names the new packs yet.
     packing: RwLock<()>,
     /// Number of images in indexing. Low-priority work pauses while it is not 0.
@@ -332,8 +330,8 @@ impl Library {
                 alive: Mutex::default(),
                 packing: RwLock::default(),
                 busy: Arc::default(),
-                planning: Flights::new(PLANNING),
-                pairing: Flights::new(PLANNING),
+                planning: KeyedLock::with_max_holders(PLANNING),
+                pairing: KeyedLock::with_max_holders(PLANNING),
                 plans: AtomicU64::new(plans),
                 figures: Figures::default(),
                 told: wear::Told::default(),

@@ -84,7 +84,7 @@ impl Inner {
         let effort = Effort::Waiting(self.config.waiting);
         let path = quick(new, old, layers);
         // For another question of which it is a part.
-        let _pairing = self.pairing.begin(path);
+        let _pairing = self.pairing.lock(path);
         if let Some(made) = self.pair(new, old, layers)? {
             return Ok(Some(made));
         }

@@ -36,7 +36,7 @@ impl Library {
         let inner = &self.inner;
         let have = inner.base_images(want, have);
         // What others wait for is most often this.
-        let _planning = inner.planning.begin(key(want, &have, layers));
+        let _planning = inner.planning.lock(key(want, &have, layers));
         if let Some(found) = self.find(want, &have, layers)? {
             return Ok(found);
         }
