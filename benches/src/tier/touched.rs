@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use pierhead_oci::Digest;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use pierhead_toc::{Content, Kind};
+use pierhead_toc::{FileDigest, Kind};
 use serde_json::Value;
 
 use super::images::{Blob, Image};
@@ -75,7 +75,7 @@ impl Indices {
         let config: Value = serde_json::from_slice(&image.config.1)?;
         let mut indices = Vec::new();
         // By path, which layer has it, and what is in it: the uppermost counts.
-        let mut files: HashMap<Vec<u8>, (usize, Content)> = HashMap::new();
+        let mut files: HashMap<Vec<u8>, (usize, FileDigest)> = HashMap::new();
         for (nth, layer) in image.layers.iter().enumerate() {
             let diff_id = config["rootfs"]["diff_ids"][nth].as_str();
             let media_type = manifest["layers"][nth]["mediaType"].as_str();

@@ -12,20 +12,20 @@ use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, prepare};
 use pierhead_oci::Digest;
 use pierhead_toc::table::{LayerEntries, encode};
-use pierhead_toc::{Content, Entry, Kind, Source, Table, Time};
+use pierhead_toc::{Entry, FileDigest, Kind, Source, Table, Time};
 use pierhead_toc::{Image, Tree};
 use serde_json::Value;
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
-struct Memory(HashMap<Content, Vec<u8>>);
+struct Memory(HashMap<FileDigest, Vec<u8>>);
 
 impl Source for Memory {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         Ok(self.0.get(content).map(|bytes| bytes.len() as u64))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let bytes = self.0.get(content).ok_or(io::ErrorKind::NotFound)?;
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let end = start.saturating_add(buf.len());
@@ -124,7 +124,7 @@ fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<Table> {
         let path = blob(layout, &descriptor["digest"])?;
         let digest: Digest = descriptor["digest"].as_str().ok_or("no digest")?.parse()?;
         let entries = entries(&path, source)?;
-        let files: Vec<(Content, u64)> = entries
+        let files: Vec<(FileDigest, u64)> = entries
             .iter()
             .filter_map(|entry| match entry.kind {
                 Kind::File { content, size } => Some((content, size)),
@@ -134,7 +134,7 @@ fn image(layout: &Path, name: &str, source: &mut Memory) -> Fallible<Table> {
         layers.push(LayerEntries {
             // Not those of a real table: neither matters for what is measured here.
             diff_id: digest,
-            skeleton: (Content::of(b""), 0),
+            skeleton: (FileDigest::of(b""), 0),
             files: files.into_iter().map(Ok),
             entries: entries.into_iter().map(Ok),
         });
@@ -163,7 +163,7 @@ fn entries(path: &Path, source: &mut Memory) -> Fallible<Vec<Entry>> {
             tar::EntryType::Regular => {
                 let mut bytes = Vec::new();
                 entry.read_to_end(&mut bytes)?;
-                let content = Content::of(&bytes);
+                let content = FileDigest::of(&bytes);
                 let size = bytes.len() as u64;
                 source.0.entry(content).or_insert(bytes);
                 Kind::File { content, size }

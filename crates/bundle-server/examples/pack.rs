@@ -14,7 +14,7 @@ use std::time::Instant;
 use pierhead_bundle_server::pack::{Config, Contents, InMemory, Item, Packs, Settings, pack};
 use pierhead_oci::Digest;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use pierhead_toc::{Blob, Content, FileBlob, Kind, Source};
+use pierhead_toc::{Blob, FileBlob, FileDigest, Kind, Source};
 use serde_json::Value;
 
 type Done<T> = Result<T, Box<dyn Error>>;
@@ -23,11 +23,11 @@ type Done<T> = Result<T, Box<dyn Error>>;
 struct Nothing;
 
 impl Source for Nothing {
-    fn size(&self, _: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, _: &FileDigest) -> io::Result<Option<u64>> {
         Ok(None)
     }
 
-    fn read_at(&self, _: &Content, _: u64, _: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, _: &FileDigest, _: u64, _: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::NotFound.into())
     }
 }
@@ -151,7 +151,7 @@ fn layers(layout: &Path, reference: &str, folder: &Path) -> Done<Vec<(LayerIndex
     Ok(layers)
 }
 
-fn items(index: &LayerIndex, seen: &mut HashSet<Content>) -> Done<Vec<Item>> {
+fn items(index: &LayerIndex, seen: &mut HashSet<FileDigest>) -> Done<Vec<Item>> {
     let mut items = Vec::new();
     for entry in index.entries() {
         let entry = entry?;

@@ -20,7 +20,7 @@ use pierhead_host::{ClientKey, Rest};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
-use pierhead_toc::{Blob, Blobs, Content, Error, Source as _, Table, table};
+use pierhead_toc::{Blob, Blobs, Error, FileDigest, Source as _, Table, table};
 use pierhead_worker::store::{Begin, Outcome, Store};
 
 /// Blobs in memory, which can be taken away, and how often one was opened.
@@ -142,7 +142,7 @@ impl Sizes for Tables<'_> {
 }
 
 /// What a worker makes of a bundle: the header, the table, and the contents that came.
-fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<FileDigest, Vec<u8>>) {
     applied(bundle, had, &BTreeMap::new())
 }
 
@@ -150,8 +150,8 @@ fn received(bundle: &[u8], had: &[Table]) -> (Header, Table, BTreeMap<Content, V
 fn applied(
     bundle: &[u8],
     had: &[Table],
-    old: &BTreeMap<Content, Vec<u8>>,
-) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+    old: &BTreeMap<FileDigest, Vec<u8>>,
+) -> (Header, Table, BTreeMap<FileDigest, Vec<u8>>) {
     let mut decoder = Decoder::new();
     let mut rest = bytes_of(bundle);
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
@@ -166,7 +166,7 @@ fn applied(
         .unwrap()
         .map(Result::unwrap)
         .collect();
-    let mut contents: BTreeMap<Content, Vec<u8>> = BTreeMap::new();
+    let mut contents: BTreeMap<FileDigest, Vec<u8>> = BTreeMap::new();
     loop {
         match decoder.feed(&mut rest).unwrap().expect("it ends too early") {
             Event::Record {
@@ -207,7 +207,7 @@ fn applied(
     }
     assert!(decoder.is_ended() && rest.is_empty());
     for (content, bytes) in &contents {
-        assert_eq!(Content::of(bytes), *content);
+        assert_eq!(FileDigest::of(bytes), *content);
     }
     (*header, table, contents)
 }
@@ -330,7 +330,7 @@ fn an_update_has_what_the_worker_lacks_and_ignores_what_is_unknown() {
     assert_eq!(offer(&library, &old.image), State::Ready);
     assert_eq!(offer(&library, &update), State::Ready);
     let stranger = Have {
-        manifest: Content::of(b"stranger").into(),
+        manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
         has_layers: false,
     };
@@ -638,7 +638,7 @@ fn permutations_of_what_a_worker_has_are_one_plan() {
         // Unknown and duplicate digests make no other plan either.
         let mut have: Vec<_> = had.iter().chain(&had[..2]).map(self::have).collect();
         have.push(Have {
-            manifest: Content::of(&random.u64(..).to_le_bytes()).into(),
+            manifest: FileDigest::of(&random.u64(..).to_le_bytes()).into(),
             is_known: false,
             has_layers: false,
         });
@@ -806,7 +806,7 @@ fn single_files_outlive_a_damaged_index() {
     std::fs::remove_dir_all(folder.path().join("packs")).unwrap();
     damage(&folder.path().join("index/layers"));
     let library = open(folder.path(), &blobs);
-    let all = |content: &Content| -> Option<Vec<u8>> {
+    let all = |content: &FileDigest| -> Option<Vec<u8>> {
         let mut stream = library.file(&image.image.root, content).ok()??;
         let mut all = Vec::new();
         while let Some(piece) = stream.next_piece().ok()? {
@@ -1117,7 +1117,10 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
     let codings: Vec<_> = header.frames.codings().collect();
     assert_eq!(codings, [Coding::Patch]);
     assert_eq!(came.len(), 1, "what did not change does not come");
-    assert_eq!(came[&Content::of(changed.as_bytes())], changed.as_bytes());
+    assert_eq!(
+        came[&FileDigest::of(changed.as_bytes())],
+        changed.as_bytes()
+    );
     assert_eq!(new_table.visible(), 2);
     assert!(sent.len() < lib.len() / 20, "{}", sent.len());
     library.close();
@@ -1335,7 +1338,7 @@ fn better_frames_replace_quick_ones() {
     let quick = all(&library);
     // A plan that was made from the fresh one names its packs too.
     let stranger = Have {
-        manifest: Content::of(b"stranger").into(),
+        manifest: FileDigest::of(b"stranger").into(),
         is_known: false,
         has_layers: false,
     };
@@ -1441,7 +1444,7 @@ fn plans_keep_to_their_bytes_while_they_are_made() {
     let mut etags = Vec::new();
     for nth in 0..20_u32 {
         let stranger = Have {
-            manifest: Content::of(&nth.to_le_bytes()).into(),
+            manifest: FileDigest::of(&nth.to_le_bytes()).into(),
             is_known: false,
             has_layers: false,
         };
@@ -1515,7 +1518,7 @@ fn many_files_that_nobody_takes_share_their_memory() {
     let image = images::Image::of_tars("amd64", &[tar(&[("large", &large)])]);
     blobs.put(&image);
     assert_eq!(offer(&library, &image), State::Ready);
-    let content = Content::of(large.as_bytes());
+    let content = FileDigest::of(large.as_bytes());
     let before = (blobs.2.load(Ordering::Relaxed), resident());
     let mut streams = Vec::new();
     for _ in 0..FILES {
@@ -1702,7 +1705,9 @@ fn where_there_is_no_time_for_patches_the_worker_copies_chunks() {
     let (large, packed, small) = &versions[1];
     for whole in [large, packed, &small[7]] {
         let mut bytes = vec![0; whole.len()];
-        store.read_at(&Content::of(whole), 0, &mut bytes).unwrap();
+        store
+            .read_at(&FileDigest::of(whole), 0, &mut bytes)
+            .unwrap();
         assert!(bytes == *whole);
     }
     library.close();
@@ -1732,7 +1737,8 @@ fn a_trace_orders_the_frames_of_its_own_image() {
     };
     let before = ask();
     let sent = bytes(before.stream(None).unwrap());
-    let traced = (files.iter().rev()).find(|it| first(&sent) != Some(Content::of(it.1.as_bytes())));
+    let traced =
+        (files.iter().rev()).find(|it| first(&sent) != Some(FileDigest::of(it.1.as_bytes())));
     let (name, text) = traced.unwrap();
     for _ in 0..2 {
         library
@@ -1741,7 +1747,7 @@ fn a_trace_orders_the_frames_of_its_own_image() {
         until(|| ask().etag() != before.etag());
     }
     let after = bytes(ask().stream(None).unwrap());
-    assert_eq!(first(&after), Some(Content::of(text.as_bytes())));
+    assert_eq!(first(&after), Some(FileDigest::of(text.as_bytes())));
     assert!(received(&after, &[]).2 == received(&sent, &[]).2);
     // Whoever began with the other goes on with it, over another connection and after a restart too.
     assert!(bytes(before.stream(None).unwrap()) == sent);

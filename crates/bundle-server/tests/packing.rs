@@ -10,7 +10,7 @@ use pierhead_bundle_server::pack::{
     Config, InMemory, Item, Known, Packed, Packs, Settings, decode, improve, is_quick, pack,
 };
 use pierhead_testkit::source::MemorySource;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 struct Bench {
     _folder: tempfile::TempDir,
@@ -59,8 +59,8 @@ impl Bench {
     }
 
     /// What frames decode to, content by content: each must be whole, right, and there once.
-    fn contents(&self, packed: &Packed) -> HashSet<Content> {
-        let mut found: Vec<(Content, Vec<u8>)> = Vec::new();
+    fn contents(&self, packed: &Packed) -> HashSet<FileDigest> {
+        let mut found: Vec<(FileDigest, Vec<u8>)> = Vec::new();
         for place in &packed.frames {
             let frame = self.packs.frame(place).unwrap();
             let (mut payload, mut bytes) = (Vec::new(), Vec::new());
@@ -85,7 +85,7 @@ impl Bench {
             }
         }
         for (content, bytes) in &found {
-            assert_eq!(Content::of(bytes), *content);
+            assert_eq!(FileDigest::of(bytes), *content);
         }
         let all: HashSet<_> = found.iter().map(|(content, _)| *content).collect();
         assert_eq!(all.len(), found.len(), "a content is in two frames");
@@ -101,8 +101,8 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
     text.flatten().take(len).collect()
 }
 
-fn wanted(source: &MemorySource, seeds: &[(u64, usize)]) -> HashSet<Content> {
-    let content = |(seed, len): &(u64, usize)| Content::of(&text(*seed, *len));
+fn wanted(source: &MemorySource, seeds: &[(u64, usize)]) -> HashSet<FileDigest> {
+    let content = |(seed, len): &(u64, usize)| FileDigest::of(&text(*seed, *len));
     let all: HashSet<_> = seeds.iter().map(content).collect();
     assert!(all.iter().all(|content| source.get(content).is_some()));
     all
@@ -199,11 +199,11 @@ fn work_that_is_stopped_goes_on_where_it_was() {
 struct Liar;
 
 impl Source for Liar {
-    fn size(&self, _: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, _: &FileDigest) -> io::Result<Option<u64>> {
         Ok(Some(1000))
     }
 
-    fn read_at(&self, _: &Content, _: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, _: &FileDigest, _: u64, buf: &mut [u8]) -> io::Result<()> {
         buf.fill(0);
         Ok(())
     }
@@ -229,7 +229,7 @@ fn other_bytes_than_promised_are_never_known() {
         assert!(matches!(result, Err(Error::Digest { .. })), "{result:?}");
     }
     for content in [text(1, 1000), text(2, 1 << 20)] {
-        assert_eq!(bench.known.get(&Content::of(&content)).unwrap(), []);
+        assert_eq!(bench.known.get(&FileDigest::of(&content)).unwrap(), []);
     }
 }
 

@@ -15,7 +15,7 @@ use pierhead_bundle_server::pack::{
     Config, Contents, InMemory, Item, Known, Packs, Part, Settings, is_quick, pack,
 };
 use pierhead_testkit::source::{MemorySource, conforms};
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 fn config(folder: &Path) -> Config {
     Config {
@@ -42,7 +42,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 /// A record whose payload is `bytes`, of one content.
 fn append(packs: &Packs, bytes: &[u8]) -> Result<Place, Error> {
     let part = Part {
-        content: Content::of(bytes),
+        content: FileDigest::of(bytes),
         offset: 0,
         len: bytes.len() as u64,
     };
@@ -87,7 +87,7 @@ fn what_is_appended_is_read_back_now_and_after_a_restart() {
             assert!(read(packs, place).unwrap() == *bytes);
             let frame = packs.frame(place).unwrap();
             assert_eq!((frame.place, frame.coding), (*place, Coding::Stored));
-            assert_eq!(frame.members[0].content, Content::of(bytes));
+            assert_eq!(frame.members[0].content, FileDigest::of(bytes));
             let file = packs.file(place).unwrap();
             let mut record = vec![0; place.len as usize];
             file.file()
@@ -243,7 +243,7 @@ fn no_damaged_byte_is_given_to_anybody() {
                         assert!(found == *bytes, "byte {at} of {name}");
                         assert_eq!(
                             packs.frame(place).unwrap().members[0].content,
-                            Content::of(bytes)
+                            FileDigest::of(bytes)
                         );
                         assert!(packs.is_checked(place));
                     }
@@ -280,7 +280,7 @@ fn damage_under_a_running_process_is_found_once_checks_are_old() {
 
 fn items(contents: &[Vec<u8>]) -> Vec<Item> {
     let item =
-        |bytes: &Vec<u8>| Item::file(Content::of(bytes), bytes.len() as u64, b"usr/lib/x.py");
+        |bytes: &Vec<u8>| Item::file(FileDigest::of(bytes), bytes.len() as u64, b"usr/lib/x.py");
     contents.iter().map(item).collect()
 }
 
@@ -324,7 +324,7 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
         &mut |_| Ok(()),
     )
     .unwrap();
-    let place = known.get(&Content::of(&contents[0])).unwrap()[0];
+    let place = known.get(&FileDigest::of(&contents[0])).unwrap()[0];
     let file = fs::OpenOptions::new()
         .write(true)
         .open(folder.path().join("00000000.pack"))
@@ -333,7 +333,9 @@ fn what_is_not_packed_any_more_comes_from_the_layers() {
     let source = Contents::new(packs.clone(), known, all, 0);
     for bytes in &contents {
         let mut found = vec![0; 10_000];
-        source.read_at(&Content::of(bytes), 0, &mut found).unwrap();
+        source
+            .read_at(&FileDigest::of(bytes), 0, &mut found)
+            .unwrap();
         assert!(found == *bytes);
     }
     assert!(!packs.contains(&place));
@@ -346,7 +348,7 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
     let quick = |seed| {
         let bytes = random(seed, 30_000);
         let part = Part {
-            content: Content::of(&bytes),
+            content: FileDigest::of(&bytes),
             offset: 0,
             len: bytes.len() as u64,
         };
@@ -388,12 +390,12 @@ fn quick_packs_are_apart_and_leave_whole_when_nobody_holds_them() {
 struct Counting(InMemory, AtomicUsize);
 
 impl Known for Counting {
-    fn get(&self, content: &Content) -> Result<Vec<Place>, Error> {
+    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.get(content)
     }
 
-    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error> {
+    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error> {
         self.0.put(content, places)
     }
 }
@@ -405,7 +407,7 @@ fn a_content_of_many_ranges_is_laid_out_once() {
     let packs = Arc::new(Packs::open(config(folder.path())).unwrap());
     let known = Arc::new(Counting::default());
     let bytes = random(1, 60 * RANGE);
-    let content = Content::of(&bytes);
+    let content = FileDigest::of(&bytes);
     let write = |nth: usize| {
         let part = Part {
             content,

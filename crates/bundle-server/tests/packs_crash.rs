@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pierhead_bundle::Coding;
 use pierhead_bundle_server::pack::Place;
 use pierhead_bundle_server::pack::{Config, Packs, Part, Step};
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 
 /// Appends of one run.
 const COUNT: u64 = 11;
@@ -71,7 +71,7 @@ fn work(packs: &Packs) -> Vec<(u64, Place)> {
     for seed in 0..COUNT {
         let bytes = content(seed);
         let part = Part {
-            content: Content::of(&bytes),
+            content: FileDigest::of(&bytes),
             offset: 0,
             len: bytes.len() as u64,
         };
@@ -112,7 +112,7 @@ fn is_there(packs: &Packs, (seed, place): &(u64, Place)) -> bool {
         }
     }
     let frame = packs.frame(place).unwrap();
-    assert_eq!(frame.members[0].content, Content::of(&payload));
+    assert_eq!(frame.members[0].content, FileDigest::of(&payload));
     true
 }
 

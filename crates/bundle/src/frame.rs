@@ -3,7 +3,7 @@
 //! On the wire and in pack files a frame is one *record*: [`RECORD_HEAD`] bytes and the payload. What its bytes
 //! mean (which contents, against which bases) stands in the header of the bundle, so that records of packs leave as they are.
 
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// Most bytes that a frame decodes to. Bounds what a worker holds of one.
 pub const MAX_FRAME: u64 = 4 << 20;
@@ -22,7 +22,7 @@ pub struct RecordHead {
     /// Bytes of the payload: 1 to [`MAX_FRAME`].
     pub len: u32,
     /// SHA-256 of the payload.
-    pub digest: Content,
+    pub digest: FileDigest,
 }
 
 impl RecordHead {
@@ -34,7 +34,7 @@ impl RecordHead {
         let head = Self {
             coding,
             len: u32::try_from(payload.len()).unwrap_or(u32::MAX),
-            digest: Content::of(payload),
+            digest: FileDigest::of(payload),
         };
         head.check()
     }
@@ -59,7 +59,7 @@ impl RecordHead {
         let head = Self {
             coding: Coding::from_number(coding)?,
             len: u32::from_le_bytes([a, b, c, d]),
-            digest: Content::from_bytes(digest),
+            digest: FileDigest::from_bytes(digest),
         };
         head.check()
     }
@@ -69,7 +69,7 @@ impl RecordHead {
     /// # Errors
     /// [`Error::Digest`] when it is not.
     pub fn verify(&self, payload: &[u8]) -> Result<(), Error> {
-        let found = Content::of(payload);
+        let found = FileDigest::of(payload);
         if found == self.digest {
             return Ok(());
         }
@@ -172,7 +172,7 @@ mod tests {
         let bytes = head.encode();
         assert_eq!(bytes[..8], [2, 0, 0, 0, 3, 0, 0, 0]);
         assert_eq!(RecordHead::decode(&bytes).unwrap(), head);
-        assert_eq!(head.digest, Content::of(b"abc"));
+        assert_eq!(head.digest, FileDigest::of(b"abc"));
     }
 
     #[test]

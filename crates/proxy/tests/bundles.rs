@@ -19,7 +19,7 @@ use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::{Image, TreeImage, TreeOptions, random_bytes};
 use pierhead_testkit::registry::{Auth as Upstream, FakeRegistry, TokenAuth};
-use pierhead_toc::{Content, Kind, Table, table};
+use pierhead_toc::{FileDigest, Kind, Table, table};
 use serde_json::{Value, json};
 use stage::{Plan, Stage, blob_path, code, eventually, from, metric, soon};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -91,7 +91,7 @@ impl Sizes for Tables<'_> {
 }
 
 /// Header, table, and the contents that came whole.
-fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<Content, Vec<u8>>) {
+fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<FileDigest, Vec<u8>>) {
     let mut decoder = Decoder::new();
     let mut rest = bundle;
     let Some(Event::Header { header, .. }) = decoder.feed(&mut rest).unwrap() else {
@@ -105,7 +105,7 @@ fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<Con
         .unwrap()
         .map(Result::unwrap)
         .collect();
-    let mut contents: BTreeMap<Content, Vec<u8>> = BTreeMap::new();
+    let mut contents: BTreeMap<FileDigest, Vec<u8>> = BTreeMap::new();
     loop {
         match decoder.feed(&mut rest).unwrap().expect("it ends too early") {
             Event::Record {
@@ -134,7 +134,7 @@ fn received(bundle: &[u8], base: Option<&Table>) -> (Header, Table, BTreeMap<Con
     (*header, table, contents)
 }
 
-fn is_whole(table: &Table, contents: &BTreeMap<Content, Vec<u8>>) -> bool {
+fn is_whole(table: &Table, contents: &BTreeMap<FileDigest, Vec<u8>>) -> bool {
     let all = table.contents();
     (0..table.visible()).all(|number| {
         all.size(number) == Some(0) || contents.contains_key(&all.content(number).unwrap())
@@ -272,7 +272,7 @@ async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
     stage.upstream.push("app", "2", &new);
     let first = bundle(&stage, &json!({"want": "1"})).await;
     let (_, old_table, _) = received(&first.body, None);
-    let stranger = Digest::from(Content::of(b"stranger")).to_string();
+    let stranger = Digest::from(FileDigest::of(b"stranger")).to_string();
     let whole = bundle(&stage, &json!({"want": "2"})).await;
     let have = json!({"want": "2", "have": [old.image.root.to_string(), stranger]});
     let update = bundle(&stage, &have).await;
@@ -282,7 +282,7 @@ async fn what_a_worker_has_is_not_sent_and_what_is_unknown_is_told() {
     assert_eq!(header.haves.len(), 1);
     // As many as somebody may say, none of them known.
     let many: Vec<_> = (0..256_u32)
-        .map(|nth| Digest::from(Content::of(&nth.to_le_bytes())).to_string())
+        .map(|nth| Digest::from(FileDigest::of(&nth.to_le_bytes())).to_string())
         .collect();
     let answer = bundle(&stage, &json!({"want": "2", "have": many})).await;
     assert_eq!(answer.status, 200);
@@ -394,7 +394,7 @@ async fn shares_are_disjoint_and_all_of_the_bundle() {
         assert_eq!(answer.status, 400, "{question}");
     }
     // One plans for all of them.
-    let stranger = Digest::from(Content::of(b"stranger")).to_string();
+    let stranger = Digest::from(FileDigest::of(b"stranger")).to_string();
     let question = |nth: u8| json!({"want": "1", "have": [image.image.root.to_string(), stranger], "share": [nth, 2], "pieces": true});
     let early = stage.ask(post(BUNDLE, &question(1))).await;
     assert_eq!(early.status, 503);
@@ -416,7 +416,7 @@ async fn single_files_are_those_of_the_image_alone() {
     stage.upstream.push("app", "2", &other.image);
     bundle(&stage, &json!({"want": "1"})).await;
     bundle(&stage, &json!({"want": "2"})).await;
-    let path = |content: &Content, image: &TreeImage| {
+    let path = |content: &FileDigest, image: &TreeImage| {
         format!(
             "/v2/app/_pierhead/file/{content}?image={}",
             image.image.root

@@ -1,6 +1,6 @@
 //! One entry of a file tree, with all that a mount needs.
 
-use crate::Content;
+use crate::FileDigest;
 
 /// Seconds since 1970 and nanoseconds (below 10^9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,7 +40,7 @@ pub enum Kind {
     /// A regular file.
     File {
         /// What is in it; of a sparse file with its holes as zeros.
-        content: Content,
+        content: FileDigest,
         /// Bytes of the content.
         size: u64,
     },

@@ -20,7 +20,7 @@ pub enum Error {
         /// What about it.
         why: String,
     },
-    /// Content with another digest than it was promised to have.
+    /// The SHA-256 of the bytes differs from the promised digest.
     #[error("{what} has the digest {found}, not {expected}")]
     Digest {
         /// Of what.

@@ -1,6 +1,6 @@
 //! An image in a plan, and which of its contents others lack.
 
-use crate::{Content, Table};
+use crate::{FileDigest, Table};
 
 /// An image that is wanted or had: its table, and how much of it.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl<'a> Image<'a> {
     }
 
     /// Digest and size of a content that is meant.
-    pub fn content(&self, number: u32) -> Option<(Content, u64)> {
+    pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         let contents = self.table.contents();
         let meant = number < self.contents;
         meant.then(|| Some((contents.content(number)?, contents.size(number)?)))?

@@ -3,16 +3,16 @@
 //! The server and the worker share this crate. It knows no cache, no network and no async runtime: it reads
 //! layers through [`Blob`] and file contents through [`Source`].
 //!
-//! Layers, from the bytes up: [`Content`] and [`Entry`] (the words), [`layer`] (one pass over a layer),
+//! Layers, from the bytes up: [`FileDigest`] and [`Entry`] (the words), [`layer`] (one pass over a layer),
 //! [`table`] (the merged view of an image), [`Tree`] (the files of an image by path).
 
 #![forbid(unsafe_code)]
 
-mod content;
 #[doc(hidden)]
 pub mod durable;
 mod entry;
 mod error;
+mod file_digest;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -23,9 +23,9 @@ pub mod table;
 mod tree;
 pub mod varint;
 
-pub use content::Content;
 pub use entry::{Entry, Kind, Time};
 pub use error::{Error, Fault, is_exhausted};
+pub use file_digest::FileDigest;
 pub use image::Image;
 pub use source::{Blob, Blobs, FileBlob, Source};
 pub use table::Table;

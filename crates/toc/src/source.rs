@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pierhead_oci::Digest;
 
-use crate::Content;
+use crate::FileDigest;
 
 /// Where contents come from: the server's packs and layers, the worker's store. Blocks.
 ///
@@ -17,14 +17,14 @@ pub trait Source {
     ///
     /// # Errors
     /// Those of the medium.
-    fn size(&self, content: &Content) -> io::Result<Option<u64>>;
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>>;
 
     /// Fills `buf` from `offset` of a content.
     ///
     /// # Errors
     /// `NotFound` when it is not here, `UnexpectedEof` when it ends before, `InvalidData` when what lies there
     /// is not that content, as far as can be told.
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 }
 
 /// The bytes of one blob, as they are stored: a layer, compressed or not. Blocks.

@@ -2,7 +2,7 @@
 
 use crate::Image;
 use crate::table::{Node, compare};
-use crate::{Content, Error};
+use crate::{Error, FileDigest};
 
 /// The files of an image in path order, hard links as files of their own. About 16 bytes a file, and its path.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Digest and size of a content that is meant.
-    pub fn content(&self, number: u32) -> Option<(Content, u64)> {
+    pub fn content(&self, number: u32) -> Option<(FileDigest, u64)> {
         self.image.content(number)
     }
 
@@ -177,9 +177,9 @@ mod tests {
             })
         };
         let layer = LayerEntries {
-            diff_id: Content::of(b"diff").into(),
+            diff_id: FileDigest::of(b"diff").into(),
             files: std::iter::empty(),
-            skeleton: (Content::of(b"skeleton"), 8),
+            skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: ["one", "two"].map(file).into_iter(),
         };
         let table = Table::merge([layer]).expect("sound");

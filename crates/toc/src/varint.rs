@@ -1,6 +1,6 @@
 //! Numbers of the crate's formats: LEB128, at most ten bytes, shortest form only; signed ones in zigzag.
 
-use crate::{Content, Error};
+use crate::{Error, FileDigest};
 
 /// Appends a number: seven bits a byte, lowest first.
 pub fn put(out: &mut Vec<u8>, mut value: u64) {
@@ -97,10 +97,10 @@ impl<'a> Reader<'a> {
     }
 
     /// A content's name: 32 bytes.
-    pub fn content(&mut self) -> Result<Content, Error> {
+    pub fn content(&mut self) -> Result<FileDigest, Error> {
         let bytes = self.take(32)?;
         let bytes = bytes.try_into().map_err(|_| self.wrong("a short digest"))?;
-        Ok(Content::from_bytes(bytes))
+        Ok(FileDigest::from_bytes(bytes))
     }
 
     /// Fails unless everything has been read.

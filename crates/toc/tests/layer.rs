@@ -17,7 +17,7 @@ mod hostile;
 use std::sync::Arc;
 
 use pierhead_toc::layer::{self, LayerIndex, Unhurried};
-use pierhead_toc::{Blob, Content, Kind, Source};
+use pierhead_toc::{Blob, FileDigest, Kind, Source};
 
 use pierhead_testkit::images::{Image, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
@@ -32,7 +32,7 @@ fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
         assert_eq!(reader.size(&content).unwrap(), Some(size));
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         reader.read_at(&content, 0, &mut bytes).unwrap();
-        assert_eq!(Content::of(&bytes), content);
+        assert_eq!(FileDigest::of(&bytes), content);
         let middle = bytes.len() / 3;
         let mut part = vec![0; bytes.len() / 2];
         reader.read_at(&content, middle as u64, &mut part).unwrap();
@@ -42,7 +42,7 @@ fn check(tar: &[u8], blob: &Arc<MemoryBlob>, index: &LayerIndex) {
     let (content, size) = index.skeleton();
     let mut skeleton = vec![0; usize::try_from(size).unwrap()];
     reader.read_at(&content, 0, &mut skeleton).unwrap();
-    assert_eq!(Content::of(&skeleton), content);
+    assert_eq!(FileDigest::of(&skeleton), content);
     let mut again = Vec::new();
     let limit = tar.len() as u64;
     let files = &mut index.files();
@@ -102,7 +102,7 @@ fn entries_are_told_in_the_order_of_the_tar() {
         .map(|entry| (String::from_utf8(entry.path).unwrap(), entry.kind))
         .collect();
     let file = |bytes: &[u8]| Kind::File {
-        content: Content::of(bytes),
+        content: FileDigest::of(bytes),
         size: bytes.len() as u64,
     };
     let expected = [
@@ -171,7 +171,7 @@ fn what_is_touched_is_enough_to_read_by() {
     for number in 0..30 {
         let len = rng.usize(1..600_000);
         let content = random(&mut rng, len);
-        contents.push(Content::of(&content));
+        contents.push(FileDigest::of(&content));
         tar.file(&format!("usr/{number}"), &content);
     }
     let tar = tar.finish();
@@ -183,9 +183,10 @@ fn what_is_touched_is_enough_to_read_by() {
             contents[25],
             contents[11],
             contents[10],
-            Content::of(b"elsewhere"),
+            FileDigest::of(b"elsewhere"),
         ];
-        let touched = |hot: &[Content]| index.touched(blob.clone(), hot, &mut Unhurried).unwrap();
+        let touched =
+            |hot: &[FileDigest]| index.touched(blob.clone(), hot, &mut Unhurried).unwrap();
         let ranges = touched(&hot);
         assert!(
             ranges.is_sorted_by(|a, b| a.end < b.start),
@@ -202,7 +203,7 @@ fn what_is_touched_is_enough_to_read_by() {
                 if let Some(size) = reader.size(content).unwrap() {
                     let mut bytes = vec![0; usize::try_from(size).unwrap()];
                     reader.read_at(content, 0, &mut bytes).unwrap();
-                    assert_eq!(Content::of(&bytes), *content, "{packing:?}");
+                    assert_eq!(FileDigest::of(&bytes), *content, "{packing:?}");
                 }
             }
         }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use pierhead_toc::Table;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
 use pierhead_toc::table::{decode, encode};
-use pierhead_toc::{Blob, Content, FileBlob, Source, Time};
+use pierhead_toc::{Blob, FileBlob, FileDigest, Source, Time};
 use pierhead_worker::export::rootfs::{Contents, Files, Options, Reuse, rootfs};
 use serde_json::Value;
 
@@ -44,25 +44,25 @@ impl Store<'_> {
 }
 
 impl Files for Store<'_> {
-    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+    fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         File::open(self.0.join(content.hex())).map(Some)
     }
 
-    fn is_still(&self, _: &Content, _: &File) -> io::Result<bool> {
+    fn is_still(&self, _: &FileDigest, _: &File) -> io::Result<bool> {
         Ok(true)
     }
 
-    fn lent(&self, _: &Content, _: &File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
 
 impl Source for Store<'_> {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         fs::metadata(self.0.join(content.hex())).map(|meta| Some(meta.len()))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         File::open(self.0.join(content.hex()))?.read_exact_at(buf, offset)
     }
 }

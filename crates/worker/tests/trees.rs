@@ -11,7 +11,7 @@ use pierhead_testkit::images::{Image, TreeImage, TreeOptions, digest_of};
 use pierhead_testkit::source::{MemoryBlob, MemorySource};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Pace, Request, Unhurried};
 use pierhead_toc::table::{LayerEntries, Node};
-use pierhead_toc::{Content, Entry, Error, Kind, Table, Time};
+use pierhead_toc::{Entry, Error, FileDigest, Kind, Table, Time};
 use pierhead_worker::export::rootfs::{self, Contents, Files, Options, Reuse, Summary, rootfs};
 
 fn table(image: &TreeImage) -> Table {
@@ -131,17 +131,17 @@ impl Store {
 }
 
 impl Files for Store {
-    fn file(&self, content: &Content) -> io::Result<Option<std::fs::File>> {
+    fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         std::fs::File::open(self.0.path().join(content.hex())).map(Some)
     }
 
-    fn is_still(&self, content: &Content, file: &std::fs::File) -> io::Result<bool> {
+    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
         use std::os::unix::fs::MetadataExt as _;
         let named = std::fs::metadata(self.0.path().join(content.hex()))?;
         Ok(named.ino() == file.metadata()?.ino())
     }
 
-    fn lent(&self, _: &Content, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -236,7 +236,7 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
         .collect();
     let store = Store(tempfile::tempdir().expect("a folder"));
     let contents = (0..300_u32).map(u32::to_le_bytes);
-    let contents = contents.map(|bytes| (Content::of(&bytes), bytes.to_vec()));
+    let contents = contents.map(|bytes| (FileDigest::of(&bytes), bytes.to_vec()));
     let contents: std::collections::BTreeMap<_, _> = contents.collect();
     for (content, bytes) in &contents {
         std::fs::write(store.0.path().join(content.hex()), bytes).expect("written");
@@ -270,7 +270,7 @@ fn trees_that_are_written_at_once_have_each_their_own_attributes() {
 fn what_a_folder_keeps_that_is_written_over_shares_no_file_with_what_is_new() {
     let mut source = MemorySource::default();
     let store = Store(tempfile::tempdir().expect("a folder"));
-    let path = store.0.path().join(Content::of(b"same").hex());
+    let path = store.0.path().join(FileDigest::of(b"same").hex());
     std::fs::write(path, b"same").expect("written");
     let [old, new] = ["old", "new"].map(|name| of(&[file(name, &mut source, b"same")]));
     let folder = tempfile::tempdir().expect("a folder");
@@ -300,7 +300,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
     ];
     let entries = cases.map(|(name, mode, uid)| {
         std::fs::write(
-            store.0.path().join(Content::of(name.as_bytes()).hex()),
+            store.0.path().join(FileDigest::of(name.as_bytes()).hex()),
             name,
         )
         .expect("written");
@@ -315,7 +315,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
     let linked = with(Reuse::HardLink, 1);
     export(&of(&entries), &source, Some(&store), folder.path(), &linked).expect("exported");
     for (name, ..) in cases {
-        let kept = store.0.path().join(Content::of(name.as_bytes()).hex());
+        let kept = store.0.path().join(FileDigest::of(name.as_bytes()).hex());
         let names = kept.metadata().expect("kept").nlink();
         assert_eq!(names == 2, name == "own", "{name}");
         let read = std::fs::read(folder.path().join(name)).expect("there");
@@ -327,7 +327,7 @@ fn what_others_could_write_to_is_copied_and_not_linked() {
 struct Renewed<'a>(&'a Store, &'a Path);
 
 impl Files for Renewed<'_> {
-    fn file(&self, content: &Content) -> io::Result<Option<std::fs::File>> {
+    fn file(&self, content: &FileDigest) -> io::Result<Option<std::fs::File>> {
         let file = self.0.file(content)?;
         let named = self.0.0.path().join(content.hex());
         let bytes = std::fs::read(&named)?;
@@ -338,11 +338,11 @@ impl Files for Renewed<'_> {
         Ok(file)
     }
 
-    fn is_still(&self, content: &Content, file: &std::fs::File) -> io::Result<bool> {
+    fn is_still(&self, content: &FileDigest, file: &std::fs::File) -> io::Result<bool> {
         self.0.is_still(content, file)
     }
 
-    fn lent(&self, _: &Content, _: &std::fs::File, _: Time) -> io::Result<()> {
+    fn lent(&self, _: &FileDigest, _: &std::fs::File, _: Time) -> io::Result<()> {
         Ok(())
     }
 }
@@ -352,7 +352,7 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
     use std::os::unix::fs::MetadataExt as _;
     let mut source = MemorySource::default();
     let store = Store(tempfile::tempdir().expect("a folder"));
-    let path = store.0.path().join(Content::of(b"same").hex());
+    let path = store.0.path().join(FileDigest::of(b"same").hex());
     std::fs::write(path, b"same").expect("written");
     let table = of(&[file("f", &mut source, b"same")]);
     let trees = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
@@ -371,7 +371,7 @@ fn a_file_that_is_no_more_the_stores_keeps_the_attributes_of_its_tree() {
 fn of(entries: &[Entry]) -> Table {
     Table::merge([LayerEntries {
         diff_id: digest_of(b""),
-        skeleton: (Content::of(b""), 0),
+        skeleton: (FileDigest::of(b""), 0),
         files: None,
         entries: entries.iter().cloned().map(Ok),
     }])
@@ -516,7 +516,7 @@ fn what_the_source_lacks_is_told_and_ends_it() {
         .map(|nth: u32| file(&format!("f{nth}"), &mut source, &nth.to_le_bytes()))
         .collect();
     let mut all = present.clone();
-    let content = Content::of(b"nowhere");
+    let content = FileDigest::of(b"nowhere");
     all.insert(3, entry("a", Kind::File { content, size: 7 }));
     let folder = tempfile::tempdir().expect("a folder");
     let failed = export(

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pack::Known;
 use crate::pack::Place;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// Of keys and values; another one is a reason to start anew.
 const VERSION: &[u8] = b"1";
@@ -223,14 +223,14 @@ impl Directory {
 }
 
 impl Known for Directory {
-    fn get(&self, content: &Content) -> Result<Vec<Place>, Error> {
+    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error> {
         self.guarded("read the directory", |open| {
             let value = open.places.get(content.as_bytes())?;
             Ok(value.map(|value| places(&value)).unwrap_or_default())
         })
     }
 
-    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error> {
+    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error> {
         let mut value = Vec::with_capacity(places.len() * PLACE);
         for place in places {
             value.extend_from_slice(&place.pack.to_le_bytes());

@@ -4,7 +4,7 @@ fn row() -> ImageRow {
     ImageRow {
         repository: "docker.io/library/redis".into(),
         came: 7,
-        blobs: vec![Content::of(b"config").into()],
+        blobs: vec![FileDigest::of(b"config").into()],
         stage: Stage::Ready,
     }
 }
@@ -21,13 +21,13 @@ fn place(pack: u32) -> Place {
 fn what_was_noted_is_there_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
-    let manifest = Content::of(b"manifest").into();
+    let manifest = FileDigest::of(b"manifest").into();
     {
         let (directory, damage) = Directory::open(&path).unwrap();
         assert!(directory.is_new() && damage.is_none());
         directory.put_image(&manifest, Some(&row())).unwrap();
         directory
-            .put(&Content::of(b"x"), &[place(1), place(2)])
+            .put(&FileDigest::of(b"x"), &[place(1), place(2)])
             .unwrap();
         directory.flush().unwrap();
     }
@@ -39,7 +39,7 @@ fn what_was_noted_is_there_after_a_restart() {
         .unwrap();
     assert_eq!(found, [(manifest, row())]);
     assert_eq!(
-        directory.get(&Content::of(b"x")).unwrap(),
+        directory.get(&FileDigest::of(b"x")).unwrap(),
         [place(1), place(2)]
     );
     assert_eq!(
@@ -48,7 +48,7 @@ fn what_was_noted_is_there_after_a_restart() {
             .unwrap(),
         1
     );
-    assert_eq!(directory.get(&Content::of(b"x")).unwrap(), []);
+    assert_eq!(directory.get(&FileDigest::of(b"x")).unwrap(), []);
     directory.put_image(&manifest, None).unwrap();
     directory
         .images(|digest, _| panic!("{digest} was forgotten"))
@@ -64,7 +64,7 @@ fn a_database_of_no_use_is_replaced() {
             fs::write(&path, b"x").unwrap();
         } else {
             let (directory, _) = Directory::open(&path).unwrap();
-            directory.put(&Content::of(b"x"), &[place(1)]).unwrap();
+            directory.put(&FileDigest::of(b"x"), &[place(1)]).unwrap();
             if damage == "other version" {
                 directory.read().db.insert("version", b"0").unwrap();
             }
@@ -78,7 +78,11 @@ fn a_database_of_no_use_is_replaced() {
         }
         let (directory, said) = Directory::open(&path).unwrap();
         assert!(said.is_some() && directory.is_new(), "{damage}");
-        assert_eq!(directory.get(&Content::of(b"x")).unwrap(), [], "{damage}");
+        assert_eq!(
+            directory.get(&FileDigest::of(b"x")).unwrap(),
+            [],
+            "{damage}"
+        );
         assert!(!path.with_extension("damaged").exists());
     }
 }
@@ -88,7 +92,7 @@ fn a_database_that_is_damaged_while_it_is_open_is_replaced_and_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
-    let content = Content::of(b"x");
+    let content = FileDigest::of(b"x");
     directory.put(&content, &[place(1)]).unwrap();
     let fails = |is_damage: bool| {
         let damaged = directory.read();
@@ -124,7 +128,7 @@ fn what_is_damaged_cannot_write_into_what_replaced_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
-    let content = Content::of(b"x");
+    let content = FileDigest::of(b"x");
     let mut earlier = Vec::new();
     for number in 1..4 {
         let damaged = directory.read();
@@ -160,7 +164,7 @@ fn a_database_that_is_zeroed_while_it_is_open_is_replaced() {
     let path = folder.path().join("directory");
     let (directory, _) = Directory::open(&path).unwrap();
     // More than is held in memory, so that the file is read again.
-    let content = |nth: u32| Content::of(&nth.to_le_bytes());
+    let content = |nth: u32| FileDigest::of(&nth.to_le_bytes());
     let places: Vec<_> = (0..20).map(place).collect();
     let count = 40_000;
     for nth in 0..count {

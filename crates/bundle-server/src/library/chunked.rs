@@ -16,7 +16,7 @@ use pierhead_bundle::format::MAX_FRAMES;
 use pierhead_bundle::{Base as Piece, Frame, RECORD_HEAD, Slice};
 use pierhead_toc::Image;
 use pierhead_toc::layer::{CHUNKED_FROM, Chunk, LayerIndex};
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 /// Chunks of old contents that are held, 100 bytes each.
 const CHUNKS: usize = 1 << 18;
@@ -28,7 +28,7 @@ const PIECES: usize = MAX_FRAMES / 4;
 const WORTH: u64 = 16;
 
 /// Where the chunks of old contents are.
-type Old = HashMap<Content, Piece>;
+type Old = HashMap<FileDigest, Piece>;
 
 /// A part of a frame: from the worker's own, or literally.
 struct Part {

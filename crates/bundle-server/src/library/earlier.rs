@@ -12,7 +12,7 @@ use pierhead_oci::Digest;
 use super::kept::{Kept, packed};
 use super::shelf::remove;
 use super::{Bundle, Have, Inner, Library};
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// Plans that have no other name than this one.
 const MOST: usize = 256;
@@ -43,7 +43,7 @@ impl Library {
 
 impl Inner {
     /// Notes that a plan is handed out. One link for each plan that is open; nothing from then on.
-    pub(super) fn sent(&self, want: &Digest, layers: bool, key: &Content, plan: &Kept) {
+    pub(super) fn sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &Kept) {
         if plan.is_named.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -92,6 +92,6 @@ impl Inner {
     }
 }
 
-pub(super) fn name(want: &Digest, layers: bool, etag: &str) -> Content {
-    Content::of(format!("sent {want} {layers} {etag}").as_bytes())
+pub(super) fn name(want: &Digest, layers: bool, etag: &str) -> FileDigest {
+    FileDigest::of(format!("sent {want} {layers} {etag}").as_bytes())
 }

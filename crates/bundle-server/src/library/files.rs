@@ -9,7 +9,7 @@ use super::layers::Layers;
 use super::{Inner, RECENT_MEMORY, lock};
 use crate::directory::Directory;
 use crate::pack::{Contents, Packs};
-use pierhead_toc::{Content, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// Images whose layers are held open: up to a MiB for each layer that was read lately.
 const OPEN: usize = 2;
@@ -79,7 +79,7 @@ impl Inner {
 }
 
 impl Source for OfImage {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let inner = self.inner()?;
         match inner.files.packed.size(content)? {
             None => self.unpacked(&inner, |layers| layers.size(content)),
@@ -87,7 +87,7 @@ impl Source for OfImage {
         }
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let inner = self.inner()?;
         match inner.files.packed.read_at(content, offset, buf) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

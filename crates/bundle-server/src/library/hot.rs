@@ -11,7 +11,7 @@ use super::pace::{NAP, Share};
 use super::{Library, lock};
 use pierhead_toc::Tree;
 use pierhead_toc::layer::LayerIndex;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// What a start reads of one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Library {
         let Some(files) = inner.traced(image)? else {
             return Ok(Vec::new());
         };
-        let mut wanted: HashSet<Content> = {
+        let mut wanted: HashSet<FileDigest> = {
             let table = inner.made_table(image)?;
             let tree = Tree::of(pierhead_toc::Image::mounted(&table))?;
             let contents = files.iter().filter_map(|path| {

@@ -16,7 +16,7 @@ use crate::directory::Stage;
 use crate::pack::{self, Place};
 use pierhead_bundle::format::Frames;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 impl Inner {
     /// Packs the frames of an image anew at the level of the configuration, and plans with them. Stopped or killed, it
@@ -99,7 +99,7 @@ impl Inner {
     /// Replaces a plan by one that has the same frames in other places.
     fn plan_anew(
         &self,
-        key: &Content,
+        key: &FileDigest,
         table: &Table,
         made: &HashMap<Place, Place>,
     ) -> Result<(), Error> {

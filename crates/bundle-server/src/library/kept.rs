@@ -16,7 +16,7 @@ use super::Have;
 use crate::pack::Place;
 use pierhead_bundle::format::{Had, Header, Known, MAX_FRAMES, PRELUDE, Prelude};
 use pierhead_bundle::{Coding, RECORD_HEAD, RecordHead};
-use pierhead_toc::{Content, Error, durable};
+use pierhead_toc::{Error, FileDigest, durable};
 
 const MAGIC: &[u8; 8] = b"PIERPLAN";
 const VERSION: u32 = 2;
@@ -108,7 +108,7 @@ impl Kept {
         hasher.update(prelude.digest);
         // Each has the digest of its payload.
         hasher.update(&heads);
-        let etag = Content::from_bytes(hasher.finalize().into()).hex();
+        let etag = FileDigest::from_bytes(hasher.finalize().into()).hex();
         Ok(Self {
             file: Arc::new(file),
             prelude,

@@ -10,7 +10,7 @@ use super::shelf::remove;
 use super::{Inner, lock};
 use crate::pack::Contents;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
-use pierhead_toc::{Blob, Content, Source};
+use pierhead_toc::{Blob, FileDigest, Source};
 
 /// Decoded frames that are kept while patches are made.
 const RECENT: usize = 8 << 20;
@@ -47,11 +47,11 @@ impl Layers {
 }
 
 impl Source for Layers {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         self.first(|layer| layer.size(content))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let read = |layer: &LayerReader| match layer.size(content)? {
             None => Ok(None),
             Some(_) => layer.read_at(content, offset, buf).map(Some),

@@ -219,7 +219,7 @@ pub(crate) struct Inner {
     wake: Condvar,
     stop: Arc<AtomicBool>,
     workers: Mutex<Vec<JoinHandle<()>>>,
-    kept: Mutex<Vec<(pierhead_toc::Content, Arc<Kept>)>>,
+    kept: Mutex<Vec<(pierhead_toc::FileDigest, Arc<Kept>)>>,
     /// Plans, by the client whose request made them.
     owned: Mutex<plans::Owned>,
     /// Serializes the updates of traces: each reads, changes and writes a file.
@@ -229,9 +229,9 @@ pub(crate) struct Inner {
     /// Plans that a request or a response may still use.
     alive: Mutex<Vec<Weak<Kept>>>,
     /// Plans that are being made, by what is asked.
-    planning: KeyedLock<pierhead_toc::Content>,
+    planning: KeyedLock<pierhead_toc::FileDigest>,
     /// Pairs that are being prepared while somebody waits. Taken after `planning`.
-    pairing: KeyedLock<pierhead_toc::Content>,
+    pairing: KeyedLock<pierhead_toc::FileDigest>,
     /// Indexing holds it shared, because no plan names the new packs yet.
     packing: RwLock<()>,
     /// Number of images in indexing. Low-priority work pauses while it is not 0.

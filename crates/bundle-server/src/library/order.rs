@@ -11,7 +11,7 @@ use super::plans::key;
 use super::steps::HEADER_LEVEL;
 use pierhead_bundle::format::Frames;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 impl Inner {
     /// Plans an image anew for whoever has nothing, from the frames that it has.
@@ -26,7 +26,12 @@ impl Inner {
         }
     }
 
-    fn order_one(&self, manifest: &Digest, key: &Content, share: &mut Share) -> Result<(), Error> {
+    fn order_one(
+        &self,
+        manifest: &Digest,
+        key: &FileDigest,
+        share: &mut Share,
+    ) -> Result<(), Error> {
         let missing = || Error::Missing(format!("the plan of {manifest}"));
         let table = self.made_table(manifest)?;
         let documents = Documents::read(&*self.blobs, manifest)?;

@@ -17,16 +17,16 @@ use super::{Have, Inner};
 use crate::plan::prepare;
 use pierhead_bundle::patch::Effort;
 use pierhead_toc::layer::Pace as _;
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 /// Names the plan of a pair that was made ahead of time.
-pub(super) fn idle(want: &Digest, have: &Digest) -> Content {
-    Content::of(format!("pair {VERSION} {want} {have}").as_bytes())
+pub(super) fn idle(want: &Digest, have: &Digest) -> FileDigest {
+    FileDigest::of(format!("pair {VERSION} {want} {have}").as_bytes())
 }
 
 /// Names the plan of a pair that was made while somebody waited; `layers`: for whoever rebuilds them.
-pub(super) fn quick(want: &Digest, have: &Digest, layers: bool) -> Content {
-    Content::of(format!("quick {VERSION} {want} {have} {layers}").as_bytes())
+pub(super) fn quick(want: &Digest, have: &Digest, layers: bool) -> FileDigest {
+    FileDigest::of(format!("quick {VERSION} {want} {have} {layers}").as_bytes())
 }
 
 impl Inner {
@@ -111,7 +111,7 @@ impl Inner {
     )]
     fn patches(
         &self,
-        path: &Content,
+        path: &FileDigest,
         new: &Digest,
         want: pierhead_toc::Image<'_>,
         old: &Digest,

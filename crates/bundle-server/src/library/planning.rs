@@ -15,7 +15,7 @@ use super::{Have, Inner, lock};
 use pierhead_bundle::Frame;
 use pierhead_bundle::format::{Frames, Had, Header, Known, Sizes, WireTable};
 use pierhead_toc::table;
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 /// The level of zstd for headers that somebody waits for.
 const QUICK: i32 = 3;
@@ -46,7 +46,7 @@ impl Inner {
         want: &Digest,
         have: &[Have],
         layers: bool,
-    ) -> Result<(Content, Arc<Kept>), Error> {
+    ) -> Result<(FileDigest, Arc<Kept>), Error> {
         count(&self.figures.plans);
         let table = self.made_table(want)?;
         let mut bases = Vec::with_capacity(have.len());

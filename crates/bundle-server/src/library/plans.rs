@@ -16,7 +16,7 @@ use super::shelf::remove;
 use super::{Have, Inner, lock};
 use crate::directory::Stage;
 use pierhead_bundle::format::Prelude;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// Number of open plan files.
 const OPEN: usize = 32;
@@ -35,9 +35,9 @@ const MIN_PLAN: u64 = 4096;
 pub(super) struct Owned(HashMap<ClientKey, VecDeque<OwnedPlan>>);
 
 struct OwnedPlan {
-    key: Content,
+    key: FileDigest,
     /// The hard link of a plan that was sent.
-    sent: Option<Content>,
+    sent: Option<FileDigest>,
     len: u64,
 }
 
@@ -92,8 +92,8 @@ impl Inner {
     pub(super) fn charge(
         &self,
         client: ClientKey,
-        key: &Content,
-        sent: Option<Content>,
+        key: &FileDigest,
+        sent: Option<FileDigest>,
         plan: &Kept,
     ) {
         let len = plan.file.metadata().map_or(0, |meta| meta.len());
@@ -113,12 +113,16 @@ impl Inner {
     }
 
     /// A plan that was made before. One that is damaged is deleted.
-    pub(super) fn open(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+    pub(super) fn open(&self, key: &FileDigest) -> Result<Option<Arc<Kept>>, Error> {
         self.open_at(key, &self.shelf.plan(key))
     }
 
     /// The same of one that lies elsewhere; no two plans have one key.
-    pub(super) fn open_at(&self, key: &Content, path: &Path) -> Result<Option<Arc<Kept>>, Error> {
+    pub(super) fn open_at(
+        &self,
+        key: &FileDigest,
+        path: &Path,
+    ) -> Result<Option<Arc<Kept>>, Error> {
         {
             let mut kept = lock(&self.kept);
             if let Some(at) = kept.iter().position(|(of, _)| of == key) {
@@ -146,7 +150,7 @@ impl Inner {
         }
     }
 
-    pub(super) fn hold(&self, key: &Content, plan: Kept) -> Arc<Kept> {
+    pub(super) fn hold(&self, key: &FileDigest, plan: Kept) -> Arc<Kept> {
         let plan = Arc::new(plan);
         let mut kept = lock(&self.kept);
         kept.retain(|(of, _)| of != key);
@@ -163,7 +167,7 @@ impl Inner {
     /// Puts a plan in its place, and others away if there are too many bytes of them now.
     pub(super) fn finish(
         &self,
-        key: &Content,
+        key: &FileDigest,
         draft: Draft,
         prelude: &Prelude,
         body: &[u8],
@@ -200,7 +204,7 @@ impl Inner {
         want: &Digest,
         have: &[Have],
         layers: bool,
-    ) -> Result<Option<Content>, Error> {
+    ) -> Result<Option<FileDigest>, Error> {
         let request = key(want, have, layers);
         if have.is_empty() {
             return Ok(Some(request));
@@ -228,7 +232,7 @@ impl Inner {
     }
 
     /// A plan of which all packs are still here. Another one is deleted.
-    pub(super) fn whole(&self, key: &Content) -> Result<Option<Arc<Kept>>, Error> {
+    pub(super) fn whole(&self, key: &FileDigest) -> Result<Option<Arc<Kept>>, Error> {
         let plan = self.open(key)?;
         if plan.as_ref().is_some_and(|plan| !self.is_sound(plan)) {
             self.forget(key);
@@ -238,7 +242,7 @@ impl Inner {
     }
 
     /// Whether a plan is there and all packs that it names are, too.
-    pub(super) fn is_whole(&self, key: &Content) -> bool {
+    pub(super) fn is_whole(&self, key: &FileDigest) -> bool {
         matches!(self.whole(key), Ok(Some(_)))
     }
 
@@ -275,19 +279,19 @@ impl Inner {
     }
 
     /// Deletes a plan.
-    pub(super) fn forget(&self, key: &Content) {
+    pub(super) fn forget(&self, key: &FileDigest) {
         lock(&self.kept).retain(|(of, _)| of != key);
         self.shelf.remove_plan(key);
     }
 }
 
 /// Names what is made for a request out of a plan.
-pub(super) fn derived(request: &Content, of: &Kept) -> Content {
-    Content::of(format!("{request} of {}", of.etag).as_bytes())
+pub(super) fn derived(request: &FileDigest, of: &Kept) -> FileDigest {
+    FileDigest::of(format!("{request} of {}", of.etag).as_bytes())
 }
 
 /// Names a request: whatever is in the header of its plan is in its name.
-pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
+pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> FileDigest {
     let mut text = format!("bundle {VERSION} {want} {layers}");
     for have in have {
         let Have {
@@ -297,7 +301,7 @@ pub(super) fn key(want: &Digest, have: &[Have], layers: bool) -> Content {
         } = have;
         text.push_str(&format!(" {manifest} {is_known} {has_layers}"));
     }
-    Content::of(text.as_bytes())
+    FileDigest::of(text.as_bytes())
 }
 
 #[cfg(test)]
@@ -308,7 +312,7 @@ mod tests {
     fn the_plans_of_one_client_leave_before_they_take_all_the_room() {
         let client = |nth: u8| ClientKey::of([10, 0, 0, nth].into());
         let plan = |nth: u32, len| OwnedPlan {
-            key: Content::of(&nth.to_le_bytes()),
+            key: FileDigest::of(&nth.to_le_bytes()),
             sent: None,
             len,
         };
@@ -317,7 +321,7 @@ mod tests {
             let over = owned.add(client(of), plan(nth, len), 100);
             over.into_iter().map(|plan| plan.key).collect::<Vec<_>>()
         };
-        let key = |nth: u32| Content::of(&nth.to_le_bytes());
+        let key = |nth: u32| FileDigest::of(&nth.to_le_bytes());
         assert!(add(2, 1000, 100).is_empty());
         assert!(add(1, 0, 40).is_empty());
         assert!(add(1, 1, 40).is_empty());

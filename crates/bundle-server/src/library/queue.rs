@@ -462,7 +462,7 @@ mod tests {
     use super::*;
 
     fn digests() -> [Digest; 3] {
-        [1_u8, 2, 3].map(|seed| pierhead_toc::Content::of(&[seed]).into())
+        [1_u8, 2, 3].map(|seed| pierhead_toc::FileDigest::of(&[seed]).into())
     }
 
     fn client(nth: u8) -> ClientKey {
@@ -506,7 +506,7 @@ mod tests {
         let now = Instant::now();
         let mut queue = Queue::default();
         for nth in 0..100_u32 {
-            let manifest = pierhead_toc::Content::of(&nth.to_le_bytes()).into();
+            let manifest = pierhead_toc::FileDigest::of(&nth.to_le_bytes()).into();
             queue.image(manifest, client(1));
             queue.first(&manifest, client(1));
         }
@@ -537,7 +537,7 @@ mod tests {
         queue.push(awaited(rival, 2, MAX_YIELDS));
         for nth in 10..20_u8 {
             // The heavy images have waited for longer.
-            let manifest = pierhead_toc::Content::of(&[nth]).into();
+            let manifest = pierhead_toc::FileDigest::of(&[nth]).into();
             queue.push(awaited(manifest, nth, MAX_YIELDS - 1));
             assert_eq!(image_of(queue.next(Lane::Images, now)), Some(manifest));
             queue.images.release(&client(nth));
@@ -569,7 +569,7 @@ mod tests {
             let mut passed = 0;
             taken = loop {
                 small += 1;
-                let manifest = pierhead_toc::Content::of(&small.to_le_bytes()).into();
+                let manifest = pierhead_toc::FileDigest::of(&small.to_le_bytes()).into();
                 queue.push(Waiting {
                     awaited: true,
                     ..Waiting::new(manifest, client(2))

@@ -10,7 +10,7 @@ use super::files::OfImage;
 use super::plans::key;
 use super::traces::Noted;
 use super::{Bundle, Have, Library, Stream, earlier, lock};
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 impl Library {
     /// As [`Self::bundle_for`], for the operator of this host.
@@ -86,7 +86,7 @@ impl Library {
     ///
     /// # Errors
     /// [`Error::Missing`] when the image is not ready (any more), or its layers are gone; `Io`.
-    pub fn file(&self, image: &Digest, content: &Content) -> Result<Option<Stream>, Error> {
+    pub fn file(&self, image: &Digest, content: &FileDigest) -> Result<Option<Stream>, Error> {
         let inner = &self.inner;
         let Some(size) = inner.size_in(image, content)? else {
             return Ok(None);

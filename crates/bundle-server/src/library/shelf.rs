@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use pierhead_oci::Digest;
 
-use pierhead_toc::{Content, Error, durable};
+use pierhead_toc::{Error, FileDigest, durable};
 
 /// The end of the second name of a plan that was handed out.
 const SENT: &str = ".sent";
@@ -66,17 +66,17 @@ impl Shelf {
         self.traces.join(name(manifest))
     }
 
-    pub(super) fn plan(&self, key: &Content) -> PathBuf {
+    pub(super) fn plan(&self, key: &FileDigest) -> PathBuf {
         self.plans.join(key.hex())
     }
 
     /// A plan that was handed out, by its second name.
-    pub(super) fn sent(&self, key: &Content) -> PathBuf {
+    pub(super) fn sent(&self, key: &FileDigest) -> PathBuf {
         self.plans.join(format!("{}{SENT}", key.hex()))
     }
 
     /// Gives a plan its second name. One that cannot have it is made anew when somebody goes on with it.
-    pub(super) fn link_plan(&self, key: &Content, sent: &Content) {
+    pub(super) fn link_plan(&self, key: &FileDigest, sent: &FileDigest) {
         match fs::hard_link(self.plan(key), self.sent(sent)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 tracing::debug!(%error, "a plan has no second name");
@@ -85,7 +85,7 @@ impl Shelf {
         }
     }
 
-    pub(super) fn has_plan(&self, key: &Content) -> bool {
+    pub(super) fn has_plan(&self, key: &FileDigest) -> bool {
         self.plan(key).exists() || self.sent(key).exists()
     }
 
@@ -185,12 +185,12 @@ impl Shelf {
     }
 
     /// Deletes the hard link of a plan that was sent.
-    pub(super) fn remove_sent(&self, key: &Content) {
+    pub(super) fn remove_sent(&self, key: &FileDigest) {
         remove(&self.sent(key));
     }
 
     /// Deletes a plan: what it was made of is gone.
-    pub(super) fn remove_plan(&self, key: &Content) {
+    pub(super) fn remove_plan(&self, key: &FileDigest) {
         remove(&self.plan(key));
     }
 }

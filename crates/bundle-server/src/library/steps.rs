@@ -21,7 +21,7 @@ use pierhead_bundle::format::MAX_TABLE;
 use pierhead_bundle::{Frame, Slice};
 use pierhead_toc::Tree;
 use pierhead_toc::layer::{self, LayerIndex, Pace as _};
-use pierhead_toc::{Blob, Content, Error, Kind, Table};
+use pierhead_toc::{Blob, Error, FileDigest, Kind, Table};
 
 /// The level of zstd for headers that are made in the background.
 pub(super) const HEADER_LEVEL: i32 = 15;
@@ -398,7 +398,7 @@ impl Inner {
 fn items(table: &Table, layer: &Indexed, done: &mut [bool]) -> Result<[Vec<Item>; 2], Error> {
     let mut items: [Vec<Item>; 2] = Default::default();
     // All contents of its layers are in a table.
-    let mut first = |content: &Content| {
+    let mut first = |content: &FileDigest| {
         let number = table.find(content)?;
         let done = done.get_mut(widen(number))?;
         (!std::mem::replace(done, true)).then_some(number)

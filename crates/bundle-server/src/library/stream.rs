@@ -187,7 +187,7 @@ enum Source {
     /// One content.
     File {
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
-        content: pierhead_toc::Content,
+        content: pierhead_toc::FileDigest,
         at: u64,
         size: u64,
     },
@@ -204,7 +204,7 @@ impl Stream {
     /// One content from wherever it lies.
     pub(super) fn of_file(
         source: Arc<dyn pierhead_toc::Source + Send + Sync>,
-        content: pierhead_toc::Content,
+        content: pierhead_toc::FileDigest,
         size: u64,
     ) -> Self {
         Self {

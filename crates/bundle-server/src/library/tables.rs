@@ -8,7 +8,7 @@ use pierhead_oci::Digest;
 use super::shelf::remove;
 use super::{Inner, lock};
 use pierhead_toc::table::{BlockCache, TableFile};
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 /// Size of the block cache that single lookups share, in bytes.
 const BLOCK_CACHE: usize = 4 << 20;
@@ -117,7 +117,7 @@ impl Inner {
     pub(super) fn size_in(
         &self,
         manifest: &Digest,
-        content: &Content,
+        content: &FileDigest,
     ) -> Result<Option<u64>, Error> {
         let looked = self.table_file(manifest).and_then(|it| it.find(content));
         let found = looked.or_else(|error| self.mend_table(manifest, error))?;

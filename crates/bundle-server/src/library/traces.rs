@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::Inner;
 use pierhead_bundle::api::MAX_DOCUMENT;
 use pierhead_toc::Tree;
-use pierhead_toc::{Content, Error, durable};
+use pierhead_toc::{Error, FileDigest, durable};
 
 const WHAT: &str = "trace";
 
@@ -190,7 +190,7 @@ impl Inner {
 
 /// Identifies a client in a file that outlives the process.
 fn id(client: ClientKey) -> u64 {
-    let hash = Content::of(format!("{client:?}").as_bytes());
+    let hash = FileDigest::of(format!("{client:?}").as_bytes());
     let bytes = hash.as_bytes().first_chunk();
     bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::pack::Place;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 use super::{Known, PackedFrame, Packs, decode};
 
@@ -15,7 +15,7 @@ pub struct Contents {
     known: Arc<dyn Known>,
     layers: Arc<dyn Source + Send + Sync>,
     recent: Mutex<Recent>,
-    laid: Mutex<VecDeque<(Content, Arc<Ranges>)>>,
+    laid: Mutex<VecDeque<(FileDigest, Arc<Ranges>)>>,
 }
 
 /// Contents of several frames whose ranges are held: each has some ten thousand at most.
@@ -79,7 +79,7 @@ impl Contents {
     }
 
     /// The size of a content that is packed whole.
-    fn packed_size(&self, content: &Content) -> Result<Option<u64>, Error> {
+    fn packed_size(&self, content: &FileDigest) -> Result<Option<u64>, Error> {
         let mut size = 0;
         for place in self.known.get(content)? {
             for part in self.packs.frame(&place)?.members {
@@ -92,7 +92,12 @@ impl Contents {
     }
 
     /// Fills `buf` as far as frames have it; returns how much of it, from its start.
-    fn read_packed(&self, content: &Content, offset: u64, buf: &mut [u8]) -> Result<usize, Error> {
+    fn read_packed(
+        &self,
+        content: &FileDigest,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<usize, Error> {
         let ranges = self.ranges(content)?;
         match self.read_ranges(&ranges, content, offset, buf) {
             Err(Error::Missing(_) | Error::Malformed { .. }) => {
@@ -107,7 +112,7 @@ impl Contents {
     fn read_ranges(
         &self,
         ranges: &Ranges,
-        content: &Content,
+        content: &FileDigest,
         offset: u64,
         buf: &mut [u8],
     ) -> Result<usize, Error> {
@@ -141,7 +146,7 @@ impl Contents {
     }
 
     /// Where the ranges of a content are. One that is in a single frame is not looked for in it.
-    fn ranges(&self, content: &Content) -> Result<Arc<Ranges>, Error> {
+    fn ranges(&self, content: &FileDigest) -> Result<Arc<Ranges>, Error> {
         {
             let mut laid = self.laid();
             if let Some(at) = laid.iter().position(|(of, _)| of == content)
@@ -170,20 +175,20 @@ impl Contents {
         Ok(ranges)
     }
 
-    fn laid(&self) -> std::sync::MutexGuard<'_, VecDeque<(Content, Arc<Ranges>)>> {
+    fn laid(&self) -> std::sync::MutexGuard<'_, VecDeque<(FileDigest, Arc<Ranges>)>> {
         self.laid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Source for Contents {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         match self.packed_size(content).or_else(absent)? {
             None => self.layers.size(content),
             found => Ok(found),
         }
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let filled = self
             .read_packed(content, offset, buf)
             .or_else(|error| absent::<usize>(error).map(|_| 0))?;

@@ -1,7 +1,7 @@
 //! The index beside a pack: for each record what is in it, as `docs/formats/disk.md` has it.
 
 use pierhead_bundle::{Coding, MAX_FRAME, RECORD_HEAD};
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 use super::{MAX_MEMBERS, Part};
 
@@ -98,7 +98,7 @@ pub(super) fn decode(pack: u32, at: u32, bytes: &[u8]) -> Result<(Record, Vec<Pa
     let mut members = Vec::with_capacity((len - ENTRY) / MEMBER);
     for member in bytes[ENTRY..].chunks_exact(MEMBER) {
         members.push(Part {
-            content: Content::from_bytes(array(member, 0)?),
+            content: FileDigest::from_bytes(array(member, 0)?),
             offset: u64::from_le_bytes(array(member, 32)?),
             len: u64::from(number(member, 40)?),
         });

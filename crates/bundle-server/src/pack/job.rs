@@ -7,7 +7,7 @@ use pierhead_oci::{Algorithm, Hasher};
 
 use crate::pack::Place;
 use pierhead_bundle::{MAX_FRAME, RECORD_HEAD};
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 use super::kind::Kind;
 use super::{Encoder, Known, MAX_MEMBERS, Packs, Part, Writer};
@@ -48,7 +48,7 @@ impl Default for Settings {
 /// One content that a layer has.
 #[derive(Clone, Copy, Debug)]
 pub struct Item {
-    content: Content,
+    content: FileDigest,
     size: u64,
     /// `None` for what is never grouped.
     kind: Option<Kind>,
@@ -56,7 +56,7 @@ pub struct Item {
 
 impl Item {
     /// A file's content; `path` tells what may be compressed with it, no more.
-    pub fn file(content: Content, size: u64, path: &[u8]) -> Self {
+    pub fn file(content: FileDigest, size: u64, path: &[u8]) -> Self {
         let kind = Some(Kind::of_path(path));
         Self {
             content,
@@ -66,7 +66,7 @@ impl Item {
     }
 
     /// What is wanted by few, such as a skeleton: it never shares a frame.
-    pub const fn apart(content: Content, size: u64) -> Self {
+    pub const fn apart(content: FileDigest, size: u64) -> Self {
         Self {
             content,
             size,
@@ -150,7 +150,7 @@ struct Job<'a> {
     encoder: Encoder,
     writer: Writer<'a>,
     groups: [Group; Kind::COUNT],
-    done: HashSet<Content>,
+    done: HashSet<FileDigest>,
     out: Packed,
 }
 
@@ -164,7 +164,7 @@ struct Group {
 impl Job<'_> {
     /// Finds what is packed already.
     fn reuse(&mut self, items: &[Item]) -> Result<(), Error> {
-        let all = || -> HashMap<Content, u64> {
+        let all = || -> HashMap<FileDigest, u64> {
             items.iter().map(|item| (item.content, item.size)).collect()
         };
         // Of most layers nothing is packed yet.
@@ -195,8 +195,8 @@ impl Job<'_> {
         &self,
         item: &Item,
         places: &[Place],
-        wanted: &HashMap<Content, u64>,
-    ) -> Result<Option<Vec<Content>>, Error> {
+        wanted: &HashMap<FileDigest, u64>,
+    ) -> Result<Option<Vec<FileDigest>>, Error> {
         let mut contents = Vec::new();
         let mut so_far = 0;
         for place in places {
@@ -225,7 +225,7 @@ impl Job<'_> {
         let len = usize::try_from(item.size).unwrap_or(usize::MAX);
         let mut bytes = vec![0; len];
         self.read(item, 0, &mut bytes)?;
-        same(&item.content, Content::of(&bytes))?;
+        same(&item.content, FileDigest::of(&bytes))?;
         let at = kind.of_bytes(&bytes) as usize;
         let group = &self.groups[at];
         let is_full = group.bytes.len() as u64 + item.size > self.group;
@@ -282,7 +282,7 @@ impl Job<'_> {
             places.push(self.append(&[part], &bytes)?);
             offset += len as u64;
         }
-        let found = Content::try_from(&hasher.finish())
+        let found = FileDigest::try_from(&hasher.finish())
             .map_err(|digest| Error::Image(format!("{digest} is no SHA-256")))?;
         same(&item.content, found)?;
         self.known.put(&item.content, &places)
@@ -317,7 +317,7 @@ impl Job<'_> {
     }
 }
 
-fn same(expected: &Content, found: Content) -> Result<(), Error> {
+fn same(expected: &FileDigest, found: FileDigest) -> Result<(), Error> {
     if *expected == found {
         return Ok(());
     }

@@ -4,35 +4,35 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::pack::Place;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
-/// Content to the frames that hold it. It may be lost, and name places that are gone: [`super::Packs::contains`] decides.
+/// Maps a file digest to the frames that hold it. It may be lost, and name places that are gone: [`super::Packs::contains`] decides.
 pub trait Known: Send + Sync {
     /// The frames that together hold the whole content, in order of its bytes: one of a small content, ranges
     /// of a large one. Empty when nothing is known.
     ///
     /// # Errors
     /// Those of the medium.
-    fn get(&self, content: &Content) -> Result<Vec<Place>, Error>;
+    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error>;
 
     /// Notes that, in place of what was known.
     ///
     /// # Errors
     /// Those of the medium.
-    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error>;
+    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error>;
 }
 
 /// In memory: for tests, and for work on images that are not kept.
 #[derive(Default)]
-pub struct InMemory(Mutex<HashMap<Content, Vec<Place>>>);
+pub struct InMemory(Mutex<HashMap<FileDigest, Vec<Place>>>);
 
 impl Known for InMemory {
-    fn get(&self, content: &Content) -> Result<Vec<Place>, Error> {
+    fn get(&self, content: &FileDigest) -> Result<Vec<Place>, Error> {
         let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(map.get(content).cloned().unwrap_or_default())
     }
 
-    fn put(&self, content: &Content, places: &[Place]) -> Result<(), Error> {
+    fn put(&self, content: &FileDigest, places: &[Place]) -> Result<(), Error> {
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.insert(*content, places.to_vec());
         Ok(())

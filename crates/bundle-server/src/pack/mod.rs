@@ -29,7 +29,7 @@ pub use place::Place;
 pub use writer::Writer;
 
 use pierhead_bundle::Coding;
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 
 /// Most members of one frame in a pack; bounds what an index entry takes (360 KB).
 pub const MAX_MEMBERS: usize = 8192;
@@ -46,7 +46,7 @@ pub const fn is_quick(pack: u32) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
     /// Of which content.
-    pub content: Content,
+    pub content: FileDigest,
     /// First byte.
     pub offset: u64,
     /// Bytes; at least one.
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn the_first_range_of_a_large_content_is_not_all_of_it() {
         let part = |offset, len| Part {
-            content: Content::of(b"content"),
+            content: FileDigest::of(b"content"),
             offset,
             len,
         };

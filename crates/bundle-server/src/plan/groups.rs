@@ -6,7 +6,7 @@ use super::matching::{Missing, Pause, each_piece};
 use pierhead_bundle::patch::{Alignment, Anchor, Sampler};
 use pierhead_bundle::{MAX_BASE, MAX_FRAME, Slice};
 use pierhead_toc::Tree;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 /// Bounds of the frames that are made.
 #[derive(Clone, Copy, Debug)]
@@ -170,7 +170,7 @@ fn ranges(
 fn windows(
     alignment: &Alignment,
     every: u32,
-    content: Content,
+    content: FileDigest,
     range: &Range<u64>,
     shape: &Shape,
     source: &dyn Source,
@@ -197,7 +197,7 @@ fn windows(
 /// The anchors of a part of a content; the first [`ANCHORS`] of them.
 fn anchors(
     every: u32,
-    content: Content,
+    content: FileDigest,
     part: Range<u64>,
     source: &dyn Source,
     pause: &mut Pause<'_>,

@@ -5,7 +5,7 @@ use std::io;
 
 use pierhead_bundle::patch::{Sampler, Sketch};
 use pierhead_toc::Tree;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 /// A content that the worker lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ fn is_strange(one: &Missing) -> bool {
 }
 
 fn sketch(
-    content: Content,
+    content: FileDigest,
     size: u64,
     source: &dyn Source,
     pause: &mut Pause<'_>,
@@ -160,7 +160,7 @@ fn sketch(
 /// Reads a range of a content in pieces of 256 KiB.
 pub(crate) fn each_piece(
     source: &dyn Source,
-    content: Content,
+    content: FileDigest,
     range: std::ops::Range<u64>,
     pause: &mut Pause<'_>,
     mut each: impl FnMut(&[u8]),
@@ -180,7 +180,7 @@ pub(crate) fn each_piece(
 /// Reads, and says what is missing by its name.
 pub(crate) fn read(
     source: &dyn Source,
-    content: Content,
+    content: FileDigest,
     offset: u64,
     buf: &mut [u8],
 ) -> Result<(), Error> {

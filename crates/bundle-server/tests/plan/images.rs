@@ -9,7 +9,7 @@ use pierhead_bundle::{Coding, Frame, MAX_BASE, MAX_FRAME};
 use pierhead_testkit::source::MemorySource;
 use pierhead_toc::Image;
 use pierhead_toc::table::LayerEntries;
-use pierhead_toc::{Content, Entry, Error, Kind, Table, Time};
+use pierhead_toc::{Entry, Error, FileDigest, Kind, Table, Time};
 use zstd::zstd_safe::DCtx;
 
 pub(crate) type Files = Vec<(String, Vec<u8>)>;
@@ -38,7 +38,7 @@ pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
     let files: Vec<_> = entries.iter().filter_map(file).collect();
     let skeleton = b"skeleton".to_vec();
     Table::merge([LayerEntries {
-        diff_id: Content::of(b"diff").into(),
+        diff_id: FileDigest::of(b"diff").into(),
         files: files.into_iter(),
         skeleton: (source.add(skeleton), 8),
         entries: entries.into_iter(),
@@ -46,7 +46,7 @@ pub(crate) fn table(files: &Files, source: &mut MemorySource) -> Table {
     .expect("a sound image")
 }
 
-fn file(entry: &Result<Entry, Error>) -> Option<Result<(Content, u64), Error>> {
+fn file(entry: &Result<Entry, Error>) -> Option<Result<(FileDigest, u64), Error>> {
     match entry.as_ref().map(|entry| &entry.kind) {
         Ok(Kind::File { content, size }) => Some(Ok((*content, *size))),
         _ => None,
@@ -140,7 +140,7 @@ pub(crate) fn apply(
     let list =
         Frames::encode(frames.iter().map(|(frame, _)| frame), &sizes).expect("of the format");
     list.check(&sizes).expect("of the format, read again");
-    let mut made: HashMap<Content, Vec<u8>> = HashMap::new();
+    let mut made: HashMap<FileDigest, Vec<u8>> = HashMap::new();
     for (frame, coded) in frames {
         let len: u64 = frame.members.iter().map(|member| member.len).sum();
         let base: u64 = frame.bases.iter().map(|base| base.slice.len).sum();
@@ -180,9 +180,9 @@ pub(crate) fn apply(
         }
     }
     for (number, lacks) in (0..).zip(want.lacking(haves)) {
-        let (content, _) = want.content(number).unwrap_or((Content::of(b""), 0));
+        let (content, _) = want.content(number).unwrap_or((FileDigest::of(b""), 0));
         match made.remove(&content) {
-            Some(bytes) => assert_eq!(Content::of(&bytes), content),
+            Some(bytes) => assert_eq!(FileDigest::of(&bytes), content),
             None => assert!(!lacks, "{content} was not sent"),
         }
     }

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use pierhead_bundle::patch::{Effort, Level};
 use pierhead_bundle_server::plan::{Expected, Start, Traced, prepare};
 use pierhead_testkit::source::MemorySource;
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 use pierhead_toc::{Image, Tree};
 
 use crate::images::{Files, table, text};
@@ -103,8 +103,8 @@ fn what_a_trace_saw_comes_first_by_path_and_by_content() {
     };
     let traces = [
         traced("etc/passwd", None),
-        traced("before/it/moved.py", Some(Content::of(b"unused"))),
-        traced("not/there/any/more", Some(Content::of(b"gone"))),
+        traced("before/it/moved.py", Some(FileDigest::of(b"unused"))),
+        traced("not/there/any/more", Some(FileDigest::of(b"gone"))),
     ];
     let ranked = ranked(&traces, &files());
     assert_eq!(ranked[..2], ["etc/passwd", "app/unused.py"]);

@@ -7,7 +7,7 @@ use super::bounded;
 use super::frames::{Frames, MAX_FRAME_LIST};
 use crate::api::MAX_HAVE;
 use pierhead_toc::varint::{self, Reader};
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 /// Bytes before the body of a header.
 pub const PRELUDE: usize = 56;
@@ -113,7 +113,7 @@ impl Prelude {
     /// The ETag of the bundle that the body alone names. A server whose records for one body may differ adds
     /// what tells them apart: a receiver never looks into an ETag.
     pub fn etag(&self) -> String {
-        format!("\"{}\"", Content::from_bytes(self.digest).hex())
+        format!("\"{}\"", FileDigest::from_bytes(self.digest).hex())
     }
 }
 
@@ -232,8 +232,8 @@ impl Header {
         if found != prelude.digest {
             return Err(Error::Digest {
                 what: "the header of a bundle".into(),
-                expected: Content::from_bytes(prelude.digest).hex(),
-                found: Content::from_bytes(found).hex(),
+                expected: FileDigest::from_bytes(prelude.digest).hex(),
+                found: FileDigest::from_bytes(found).hex(),
             });
         }
         let mut reader = Reader::new(WHAT, body);

@@ -2,7 +2,7 @@
 
 use crate::RECORD_HEAD;
 use crate::format::{Decoder, Event, Frames, Header, PRELUDE, Sizes, bounded};
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 
 /// A bundle, its digests made right, as it comes in one piece and byte by byte: refused, or the same events both ways.
 pub fn bundle(bytes: &[u8]) {
@@ -81,7 +81,7 @@ fn rightly_named(bytes: &[u8]) -> Vec<u8> {
     };
     let name = |named: &mut [u8], digest: usize, start: usize, len: usize| {
         let end = start.checked_add(len)?;
-        let content = Content::of(named.get(start..end)?);
+        let content = FileDigest::of(named.get(start..end)?);
         named
             .get_mut(digest..)?
             .first_chunk_mut::<32>()?

@@ -15,7 +15,7 @@ use pierhead_oci::{
     Body as Document, Digest, Endpoint, Manifest, Name, Platform, Reference, Registry, Repository,
     Target,
 };
-use pierhead_toc::{Content, Fault};
+use pierhead_toc::{Fault, FileDigest};
 
 use pierhead_host::ClientKey;
 
@@ -261,7 +261,7 @@ impl Asked<'_> {
         }
     }
 
-    async fn file(&self, library: &Library, content: Content, image: Digest) -> Answer {
+    async fn file(&self, library: &Library, content: FileDigest, image: Digest) -> Answer {
         let image = self.image(Target::Digest(image), None).await?;
         self.ready(library, &image).await?;
         let of = library.clone();

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use pierhead_bundle::api::{Ask, Trace};
 use pierhead_oci::{Digest, Endpoint, ParseError, Target};
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 
 use crate::{Error, question};
 
@@ -13,7 +13,7 @@ pub(crate) enum Wish {
     /// Another endpoint's matter.
     Other,
     Bundle(Ask, Target),
-    File(Content, Digest),
+    File(FileDigest, Digest),
     Trace(Trace, Target),
 }
 
@@ -29,7 +29,7 @@ impl Wish {
             if is_post {
                 return Err(Error::ReadOnly);
             }
-            let content = Content::try_from(digest);
+            let content = FileDigest::try_from(digest);
             return match content {
                 Ok(content) => Ok(Self::File(content, *image)),
                 // No content has a name of that kind.

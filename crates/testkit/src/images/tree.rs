@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
-use pierhead_toc::{Content, Entry, Kind, Time};
+use pierhead_toc::{Entry, FileDigest, Kind, Time};
 
 use super::tarball::Writer;
 use super::{Blob, Image, random_bytes};
@@ -55,7 +55,7 @@ pub struct TreeImage {
     /// What must come out of unpacking, in the order of a table: component by component, the root first.
     pub tree: Vec<Entry>,
     /// The contents of the files, those included that upper layers hide.
-    pub contents: BTreeMap<Content, Vec<u8>>,
+    pub contents: BTreeMap<FileDigest, Vec<u8>>,
 }
 
 /// A path as its components: their order is that of a table.
@@ -72,7 +72,7 @@ struct Growing<'a> {
     options: &'a TreeOptions,
     inodes: Vec<Inode>,
     names: BTreeMap<Path, usize>,
-    contents: BTreeMap<Content, Vec<u8>>,
+    contents: BTreeMap<FileDigest, Vec<u8>>,
     /// Paths with an entry in this layer, and all above them.
     touched: BTreeSet<Path>,
     tar: Writer,
@@ -296,7 +296,7 @@ impl Growing<'_> {
     }
 
     fn file_kind(&mut self, data: &[u8]) -> Kind {
-        let content = Content::of(data);
+        let content = FileDigest::of(data);
         self.contents.insert(content, data.to_vec());
         Kind::File {
             content,

@@ -3,7 +3,7 @@
 use std::io;
 
 use pierhead_bundle::MAX_FRAME;
-use pierhead_toc::{Content, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// Reads at random places, of all contents in turn: what one read leaves behind must not reach the next.
 const READS: usize = 300;
@@ -25,7 +25,7 @@ pub fn conforms<S: Source>(new: impl Fn(&[Vec<u8>]) -> S) {
     gives_all_of_each(&source, &contents);
     let empty = new(&[]);
     for bytes in &contents {
-        lacks(&empty, &Content::of(bytes));
+        lacks(&empty, &FileDigest::of(bytes));
     }
 }
 
@@ -59,11 +59,11 @@ fn contents() -> Vec<Vec<u8>> {
 }
 
 fn read(source: &impl Source, bytes: &[u8], offset: usize, len: usize) {
-    let content = Content::of(bytes);
+    let content = FileDigest::of(bytes);
     read_named(source, &content, bytes, offset, len);
 }
 
-fn read_named(source: &impl Source, content: &Content, bytes: &[u8], offset: usize, len: usize) {
+fn read_named(source: &impl Source, content: &FileDigest, bytes: &[u8], offset: usize, len: usize) {
     // Not zeros: what is left as it was must show.
     let mut buf = vec![0xa5; len];
     source
@@ -80,7 +80,7 @@ fn read_named(source: &impl Source, content: &Content, bytes: &[u8], offset: usi
 fn knows_sizes(source: &impl Source, contents: &[Vec<u8>]) {
     for bytes in contents {
         assert_eq!(
-            source.size(&Content::of(bytes)).expect("looks it up"),
+            source.size(&FileDigest::of(bytes)).expect("looks it up"),
             Some(bytes.len() as u64)
         );
     }
@@ -91,7 +91,7 @@ fn gives_all_of_each(source: &impl Source, contents: &[Vec<u8>]) {
         read(source, bytes, 0, bytes.len());
     }
     for bytes in contents.iter().rev() {
-        let content = Content::of(bytes);
+        let content = FileDigest::of(bytes);
         for (index, piece) in bytes.chunks(100_000).enumerate() {
             read_named(source, &content, bytes, index * 100_000, piece.len());
         }
@@ -100,7 +100,7 @@ fn gives_all_of_each(source: &impl Source, contents: &[Vec<u8>]) {
 
 fn gives_any_range(source: &impl Source, contents: &[Vec<u8>]) {
     let mut random = fastrand::Rng::with_seed(6);
-    let names: Vec<Content> = contents.iter().map(|bytes| Content::of(bytes)).collect();
+    let names: Vec<FileDigest> = contents.iter().map(|bytes| FileDigest::of(bytes)).collect();
     for _ in 0..READS {
         let which = random.usize(..contents.len());
         let bytes = &contents[which];
@@ -118,7 +118,7 @@ fn gives_any_range(source: &impl Source, contents: &[Vec<u8>]) {
 
 fn says_where_the_end_is(source: &impl Source, contents: &[Vec<u8>]) {
     for bytes in contents {
-        let content = Content::of(bytes);
+        let content = FileDigest::of(bytes);
         let size = bytes.len() as u64;
         read(source, bytes, bytes.len(), 0);
         for (offset, len) in [
@@ -143,16 +143,19 @@ fn says_where_the_end_is(source: &impl Source, contents: &[Vec<u8>]) {
 
 fn says_what_is_not_here(source: &impl Source, contents: &[Vec<u8>]) {
     let near = contents.iter().filter(|bytes| bytes.len() > 1);
-    let near = near.map(|bytes| Content::of(&bytes[1..]));
-    let never = [[0; 32], [255; 32]].map(Content::from_bytes);
+    let near = near.map(|bytes| FileDigest::of(&bytes[1..]));
+    let never = [[0; 32], [255; 32]].map(FileDigest::from_bytes);
     for content in near.chain(never) {
-        if !contents.iter().any(|bytes| Content::of(bytes) == content) {
+        if !contents
+            .iter()
+            .any(|bytes| FileDigest::of(bytes) == content)
+        {
             lacks(source, &content);
         }
     }
 }
 
-fn lacks(source: &impl Source, content: &Content) {
+fn lacks(source: &impl Source, content: &FileDigest) {
     assert_eq!(source.size(content).expect("looks it up"), None);
     for offset in [0, 1, u64::MAX] {
         let error = source

@@ -3,23 +3,23 @@
 use std::collections::HashMap;
 use std::io;
 
-use pierhead_toc::{Content, Source};
+use pierhead_toc::{FileDigest, Source};
 
 /// Contents by their names.
 #[derive(Clone, Debug, Default)]
-pub struct MemorySource(HashMap<Content, Vec<u8>>);
+pub struct MemorySource(HashMap<FileDigest, Vec<u8>>);
 
 impl MemorySource {
     /// Has one content more from now on; says what it is called.
-    pub fn add(&mut self, bytes: impl Into<Vec<u8>>) -> Content {
+    pub fn add(&mut self, bytes: impl Into<Vec<u8>>) -> FileDigest {
         let bytes = bytes.into();
-        let content = Content::of(&bytes);
+        let content = FileDigest::of(&bytes);
         self.0.insert(content, bytes);
         content
     }
 
     /// All of a content.
-    pub fn get(&self, content: &Content) -> Option<&[u8]> {
+    pub fn get(&self, content: &FileDigest) -> Option<&[u8]> {
         self.0.get(content).map(Vec::as_slice)
     }
 }
@@ -35,11 +35,11 @@ impl<B: Into<Vec<u8>>> FromIterator<B> for MemorySource {
 }
 
 impl Source for MemorySource {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         Ok(self.get(content).map(|bytes| bytes.len() as u64))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let bytes = self.get(content).ok_or(io::ErrorKind::NotFound)?;
         let found = usize::try_from(offset)
             .ok()
@@ -62,18 +62,18 @@ mod tests {
     /// Wrong in one way.
     struct Wrong<F>(MemorySource, F);
 
-    impl<F: Fn(&MemorySource, &Content, u64, &mut [u8]) -> io::Result<()>> Source for Wrong<F> {
-        fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    impl<F: Fn(&MemorySource, &FileDigest, u64, &mut [u8]) -> io::Result<()>> Source for Wrong<F> {
+        fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
             self.0.size(content)
         }
 
-        fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
             (self.1)(&self.0, content, offset, buf)
         }
     }
 
     fn refused(
-        wrong: impl Fn(&MemorySource, &Content, u64, &mut [u8]) -> io::Result<()> + Copy,
+        wrong: impl Fn(&MemorySource, &FileDigest, u64, &mut [u8]) -> io::Result<()> + Copy,
     ) -> bool {
         let new = |contents: &[Vec<u8>]| Wrong(contents.iter().cloned().collect(), wrong);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| conforms(new))).is_err()

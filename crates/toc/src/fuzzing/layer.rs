@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_oci::{Algorithm, Digest};
 
 use crate::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use crate::{Blob, Content, Error, Kind, Source};
+use crate::{Blob, Error, FileDigest, Kind, Source};
 
 /// Most bytes that come out of an input.
 const LIMIT: u64 = 4 << 20;
@@ -75,7 +75,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
         reader
             .read_at(&content, 0, &mut bytes)
             .expect("it is there");
-        assert_eq!(Content::of(&bytes), content);
+        assert_eq!(FileDigest::of(&bytes), content);
         files += 1;
     }
     assert_eq!(files, index.file_count());
@@ -84,7 +84,7 @@ pub fn layer(bytes: &[u8], folder: &Path) {
     reader
         .read_at(&content, 0, &mut skeleton)
         .expect("it is there");
-    assert_eq!(Content::of(&skeleton), content);
+    assert_eq!(FileDigest::of(&skeleton), content);
     let mut tar = Vec::new();
     let skeleton = &mut &skeleton[..];
     let made = layer::rebuild(
@@ -102,11 +102,11 @@ pub fn layer(bytes: &[u8], folder: &Path) {
 struct Zeros;
 
 impl Source for Zeros {
-    fn size(&self, _content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, _content: &FileDigest) -> io::Result<Option<u64>> {
         Ok(None)
     }
 
-    fn read_at(&self, _content: &Content, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, _content: &FileDigest, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
         buf.fill(0);
         Ok(())
     }
@@ -114,13 +114,13 @@ impl Source for Zeros {
 
 /// A skeleton from somebody else: refused, or it gives a tar within the limit, of the digest that is told.
 pub fn skeleton(bytes: &[u8]) {
-    let rebuild = |files: &mut dyn Iterator<Item = Result<(Content, u64), Error>>| {
+    let rebuild = |files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>| {
         let mut tar = Vec::new();
         let made = layer::rebuild(&mut &bytes[..], files, &Zeros, LIMIT, &mut tar);
         assert!(tar.len() as u64 <= LIMIT);
         made.map(|digest| (digest, tar))
     };
-    let file = || Ok((Content::of(b""), 10));
+    let file = || Ok((FileDigest::of(b""), 10));
     // How many files it asks for shows when there is no end of them.
     let mut asked = 0usize;
     let endless = rebuild(&mut std::iter::from_fn(|| {

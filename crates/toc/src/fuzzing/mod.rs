@@ -40,8 +40,8 @@ pub fn table(bytes: &[u8]) {
         assert!(layer.files.iter().all(|number| *number < contents.len()));
     }
     let again = Table::merge([LayerEntries {
-        diff_id: crate::Content::of(b"").into(),
-        skeleton: (crate::Content::of(b""), 0),
+        diff_id: crate::FileDigest::of(b"").into(),
+        skeleton: (crate::FileDigest::of(b""), 0),
         files: None,
         entries: entries.iter().cloned().map(Ok),
     }]);

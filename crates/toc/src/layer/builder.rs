@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pierhead_oci::{Algorithm, Hasher};
 
-use crate::{Content, Entry, Error};
+use crate::{Entry, Error, FileDigest};
 
 use super::blocks::{Stream, Writer};
 use super::chunks::RECORD;
@@ -83,7 +83,7 @@ impl Builder {
     }
 
     /// A file that is no entry.
-    pub(super) fn unseen(&mut self, content: Content, size: u64) -> Result<(), Error> {
+    pub(super) fn unseen(&mut self, content: FileDigest, size: u64) -> Result<(), Error> {
         self.record.clear();
         record::encode_unseen(content, size, &mut self.record)?;
         self.file.make_room(Stream::Entries, self.record.len())?;
@@ -117,7 +117,13 @@ impl Builder {
     }
 
     /// A content that was read whole; `marks` as before it.
-    pub(super) fn content(&mut self, content: Content, offset: u64, size: u64, marks: (u32, u32)) {
+    pub(super) fn content(
+        &mut self,
+        content: FileDigest,
+        offset: u64,
+        size: u64,
+        marks: (u32, u32),
+    ) {
         self.files += u64::from(size > 0);
         self.rows.push(Row {
             content,

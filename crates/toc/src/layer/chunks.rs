@@ -2,7 +2,7 @@
 
 use fastcdc::v2020::FastCDC;
 
-use crate::{Content, Error};
+use crate::{Error, FileDigest};
 
 /// Contents of at least so many bytes are cut into chunks.
 pub const CHUNKED_FROM: u64 = 256 << 10;
@@ -23,7 +23,7 @@ pub(super) const RECORD: usize = 36;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// SHA-256 of its bytes.
-    pub content: Content,
+    pub content: FileDigest,
     /// Where it begins in its content.
     pub offset: u64,
     /// Bytes.
@@ -37,7 +37,7 @@ impl Chunk {
         let mut len = [0; 4];
         len.copy_from_slice(&record[32..]);
         Self {
-            content: Content::from_bytes(content),
+            content: FileDigest::from_bytes(content),
             offset,
             len: u32::from_le_bytes(len),
         }
@@ -91,7 +91,7 @@ impl Cutter {
             let (_, end) = cutter.cut(at, self.held.len() - at);
             let chunk = &self.held[at..end];
             let mut record = [0; RECORD];
-            record[..32].copy_from_slice(Content::of(chunk).as_bytes());
+            record[..32].copy_from_slice(FileDigest::of(chunk).as_bytes());
             let len = u32::try_from(chunk.len()).unwrap_or(0);
             record[32..].copy_from_slice(&len.to_le_bytes());
             each(&record)?;

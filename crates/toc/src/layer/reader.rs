@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Blob, Content, Error, Source};
+use crate::{Blob, Error, FileDigest, Source};
 
 use super::Unhurried;
 use super::blocks::Stream as Records;
@@ -51,7 +51,7 @@ impl LayerReader {
         &self.index
     }
 
-    fn find(&self, state: &mut State, content: &Content) -> Result<Option<Row>, Error> {
+    fn find(&self, state: &mut State, content: &FileDigest) -> Result<Option<Row>, Error> {
         if let Some(row) = state.row.filter(|row| row.content == *content) {
             return Ok(Some(row));
         }
@@ -178,7 +178,7 @@ impl LayerReader {
 }
 
 impl Source for LayerReader {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let (skeleton, size) = self.index.skeleton();
         if *content == skeleton {
             return Ok(Some(size));
@@ -188,7 +188,7 @@ impl Source for LayerReader {
         Ok(row.map(|row| row.size))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let (skeleton, size) = self.index.skeleton();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let within = |size: u64| match offset.checked_add(buf.len() as u64) {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Content, Entry, Error, Kind, Time};
+use crate::{Entry, Error, FileDigest, Kind, Time};
 
 use super::blocks::bug;
 
@@ -47,7 +47,7 @@ enum Stored<'a> {
 /// An entry, or a file that is none.
 pub(super) enum Item {
     Entry(Entry),
-    Unseen(Content, u64),
+    Unseen(FileDigest, u64),
 }
 
 /// Bytes that two paths begin with.
@@ -91,7 +91,11 @@ pub(super) fn encode(entry: &Entry, before: &[u8], out: &mut Vec<u8>) -> Result<
 }
 
 /// Appends a file that is no entry.
-pub(super) fn encode_unseen(content: Content, size: u64, out: &mut Vec<u8>) -> Result<(), Error> {
+pub(super) fn encode_unseen(
+    content: FileDigest,
+    size: u64,
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
     let record = Record {
         shared: 0,
         rest: &[],
@@ -122,7 +126,7 @@ pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Erro
     let kind = match record.kind {
         Stored::Directory => Kind::Directory,
         Stored::File { content, size } => Kind::File {
-            content: Content::from_bytes(content),
+            content: FileDigest::from_bytes(content),
             size,
         },
         Stored::Symlink(target) => Kind::Symlink {
@@ -137,7 +141,7 @@ pub(super) fn decode(bytes: &mut &[u8], path: &mut Vec<u8>) -> Result<Item, Erro
         Stored::Whiteout => Kind::Whiteout,
         Stored::Opaque => Kind::Opaque,
         Stored::Unseen { content, size } => {
-            return Ok(Item::Unseen(Content::from_bytes(content), size));
+            return Ok(Item::Unseen(FileDigest::from_bytes(content), size));
         }
     };
     path.truncate(record.shared as usize);

@@ -20,7 +20,7 @@ use std::io::{self, Read, Write};
 
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
-use crate::{Content, Error, Source, varint};
+use crate::{Error, FileDigest, Source, varint};
 
 use super::header::BLOCK;
 use super::sparse::Map;
@@ -172,7 +172,7 @@ fn checksum(block: &[u8; BLOCK]) -> [u8; 8] {
 /// [`Error::Missing`] when the source has not a content; [`Error::Io`].
 pub fn rebuild(
     skeleton: &mut dyn Read,
-    files: &mut dyn Iterator<Item = Result<(Content, u64), Error>>,
+    files: &mut dyn Iterator<Item = Result<(FileDigest, u64), Error>>,
     source: &dyn Source,
     limit: u64,
     out: &mut dyn Write,
@@ -348,7 +348,7 @@ impl Tar<'_> {
     fn part(
         &mut self,
         source: &dyn Source,
-        content: &Content,
+        content: &FileDigest,
         offset: u64,
         len: u64,
     ) -> Result<(), Error> {

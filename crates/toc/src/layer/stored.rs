@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
-use crate::{Blob, Content, Entry, Error, Kind};
+use crate::{Blob, Entry, Error, FileDigest, Kind};
 
 use super::blocks::{Reader, Stream};
 use super::chunks::{self, Chunk};
@@ -35,7 +35,7 @@ pub(super) struct Summary {
 /// Where a content lies in the uncompressed tar: one row of the index, in the order of digests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
-    pub(super) content: Content,
+    pub(super) content: FileDigest,
     /// First byte in the tar of what is stored of it.
     pub(super) offset: u64,
     pub(super) size: u64,
@@ -72,7 +72,7 @@ impl Row {
             u32::from_le_bytes(bytes)
         };
         Self {
-            content: Content::from_bytes(content),
+            content: FileDigest::from_bytes(content),
             offset: little(&bytes[32..40]),
             size: little(&bytes[40..48]),
             extents: (word(48), word(52)),
@@ -82,7 +82,7 @@ impl Row {
 }
 
 /// The first eight bytes of a digest: what the rows' blocks are found by.
-pub(super) fn prefix(content: &Content) -> u64 {
+pub(super) fn prefix(content: &FileDigest) -> u64 {
     content.as_bytes()[..8]
         .iter()
         .fold(0, |n, b| n << 8 | u64::from(*b))
@@ -115,7 +115,7 @@ impl LayerIndex {
 
     /// SHA-256 of the uncompressed tar, as checked.
     pub fn diff_id(&self) -> Digest {
-        Content::from_bytes(self.summary.diff_id).into()
+        FileDigest::from_bytes(self.summary.diff_id).into()
     }
 
     /// Bytes of the uncompressed tar.
@@ -144,9 +144,9 @@ impl LayerIndex {
     }
 
     /// The skeleton, a content like any other, and its size. [`LayerIndex::reader`] reads it.
-    pub fn skeleton(&self) -> (Content, u64) {
+    pub fn skeleton(&self) -> (FileDigest, u64) {
         (
-            Content::from_bytes(self.summary.skeleton),
+            FileDigest::from_bytes(self.summary.skeleton),
             self.summary.skeleton_size,
         )
     }
@@ -157,7 +157,7 @@ impl LayerIndex {
         Entries(self.items())
     }
 
-    /// Content and size of each regular file that is not empty, in the order of the tar, duplicates and hidden ones
+    /// Digest and size of each regular file that is not empty, in the order of the tar, duplicates and hidden ones
     /// included: what [`super::rebuild`] wants. More than the entries tell, for a file may be no entry.
     pub fn files(&self) -> Files {
         Files(self.items())
@@ -179,7 +179,7 @@ impl LayerIndex {
     ///
     /// # Errors
     /// Those of the index file.
-    pub fn chunks(&self, content: &Content) -> Result<Vec<Chunk>, Error> {
+    pub fn chunks(&self, content: &FileDigest) -> Result<Vec<Chunk>, Error> {
         let Some(row) = self.row(content)? else {
             return Ok(Vec::new());
         };
@@ -203,12 +203,12 @@ impl LayerIndex {
     ///
     /// # Errors
     /// Those of the index file.
-    pub fn holds(&self, content: &Content) -> Result<bool, Error> {
+    pub fn holds(&self, content: &FileDigest) -> Result<bool, Error> {
         self.row(content).map(|row| row.is_some())
     }
 
     /// Where a content lies. Reads one block, two at worst.
-    pub(super) fn row(&self, content: &Content) -> Result<Option<Row>, Error> {
+    pub(super) fn row(&self, content: &FileDigest) -> Result<Option<Row>, Error> {
         let key = prefix(content);
         // Rows with the same prefix may begin at the end of the block before.
         let mut number = self.file.find(Stream::Contents, key, false);
@@ -333,7 +333,7 @@ impl Iterator for Entries {
 pub struct Files(Items);
 
 impl Iterator for Files {
-    type Item = Result<(Content, u64), Error>;
+    type Item = Result<(FileDigest, u64), Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.0.by_ref().find_map(|item| {

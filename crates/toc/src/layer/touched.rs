@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Blob, Content, Error, Source as _};
+use crate::{Blob, Error, FileDigest, Source as _};
 
 use super::Pace;
 use super::stored::LayerIndex;
@@ -45,7 +45,7 @@ impl LayerIndex {
     pub fn touched(
         &self,
         blob: Arc<dyn Blob>,
-        contents: &[Content],
+        contents: &[FileDigest],
         pace: &mut dyn Pace,
     ) -> Result<Vec<Range<u64>>, Error> {
         let mut rows = Vec::with_capacity(contents.len());

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::FileBlob;
-use crate::{Blob, Content, Error};
+use crate::{Blob, Error, FileDigest};
 
 use super::contents::Index;
 use super::layout::{DIGEST, HEAD, Layout, widen};
@@ -271,7 +271,7 @@ impl TableFile {
     ///
     /// # Errors
     /// `Malformed` when a block that it reads is damaged, `Io`.
-    pub fn find(&self, content: &Content) -> Result<Option<(u32, u64)>, Error> {
+    pub fn find(&self, content: &FileDigest) -> Result<Option<(u32, u64)>, Error> {
         let sizes = self.layout.end();
         let order = sizes + widen(self.layout.contents) * 8;
         let digests = sizes - widen(self.layout.contents) * DIGEST;
@@ -286,7 +286,7 @@ impl TableFile {
             }
             let mut digest = [0; DIGEST];
             self.read(digests + widen(number) * DIGEST, &mut digest)?;
-            match Content::from_bytes(digest).cmp(content) {
+            match FileDigest::from_bytes(digest).cmp(content) {
                 std::cmp::Ordering::Equal => {
                     let mut size = [0; 8];
                     self.read(sizes + widen(number) * 8, &mut size)?;
@@ -358,16 +358,16 @@ mod tests {
         }
     }
 
-    fn content(nth: u32) -> Content {
-        Content::of(&nth.to_le_bytes())
+    fn content(nth: u32) -> FileDigest {
+        FileDigest::of(&nth.to_le_bytes())
     }
 
     /// A table of that many contents, and the bytes of its file.
     fn table(contents: u32) -> (Table, Vec<u8>) {
         let files = (0..contents).map(|nth| Ok((content(nth), u64::from(nth) + 1)));
         let table = Table::merge([LayerEntries {
-            diff_id: Content::of(b"diff").into(),
-            skeleton: (Content::of(b"skeleton"), 8),
+            diff_id: FileDigest::of(b"diff").into(),
+            skeleton: (FileDigest::of(b"skeleton"), 8),
             files,
             entries: std::iter::empty(),
         }]);

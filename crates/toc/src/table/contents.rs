@@ -1,7 +1,7 @@
 //! Contents by number, and in the order of their digests.
 
 use crate::varint::Reader;
-use crate::{Content, Error};
+use crate::{Error, FileDigest};
 
 use super::layout::{DIGEST, Layout, widen};
 use super::{Table, WHAT};
@@ -29,10 +29,10 @@ impl<'a> Contents<'a> {
     }
 
     /// Its name; `None` over the end.
-    pub fn content(&self, number: u32) -> Option<Content> {
+    pub fn content(&self, number: u32) -> Option<FileDigest> {
         let start = widen(number).checked_mul(DIGEST)?;
         let bytes = self.digests.get(start..)?.first_chunk()?;
-        Some(Content::from_bytes(*bytes))
+        Some(FileDigest::from_bytes(*bytes))
     }
 
     /// Its bytes; `None` over the end.
@@ -43,7 +43,7 @@ impl<'a> Contents<'a> {
     }
 
     /// All, by number.
-    pub fn iter(&self) -> impl Iterator<Item = (Content, u64)> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = (FileDigest, u64)> + use<'a> {
         let this = *self;
         (0..this.len()).filter_map(move |number| Some((this.content(number)?, this.size(number)?)))
     }
@@ -146,7 +146,7 @@ fn head(digest: &[u8]) -> u64 {
 /// No content has two numbers, and nothing but the empty one is empty.
 pub(super) fn check(table: &Table) -> Result<(), Error> {
     let contents = table.contents();
-    let empty = Content::of(b"");
+    let empty = FileDigest::of(b"");
     if contents
         .iter()
         .any(|(content, size)| (size == 0) != (content == empty))

@@ -1,7 +1,7 @@
 //! What each layer of the image was made of.
 
 use crate::varint::Reader;
-use crate::{Content, Error};
+use crate::{Error, FileDigest};
 
 use super::{Table, WHAT, contents};
 
@@ -17,7 +17,7 @@ pub struct Layers<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableLayer {
     /// SHA-256 of the uncompressed tar.
-    pub diff_id: Content,
+    pub diff_id: FileDigest,
     /// Number of its skeleton among the contents.
     pub skeleton: u32,
     /// Numbers of the contents of its regular files in the order of the tar, whether hidden or not.

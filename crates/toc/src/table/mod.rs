@@ -33,7 +33,7 @@ use std::fmt;
 
 use crate::layer::{LayerIndex, Pace, Unhurried};
 use crate::varint::Reader;
-use crate::{Content, Entry, Error};
+use crate::{Entry, Error, FileDigest};
 use contents::Index;
 use layout::Layout;
 
@@ -89,7 +89,7 @@ impl Table {
     pub fn merge<I, F>(layers: impl IntoIterator<Item = LayerEntries<I, F>>) -> Result<Self, Error>
     where
         I: IntoIterator<Item = Result<Entry, Error>>,
-        F: IntoIterator<Item = Result<(Content, u64), Error>>,
+        F: IntoIterator<Item = Result<(FileDigest, u64), Error>>,
     {
         let merged = merge::merge(layers)?;
         let bytes = write::table(&merged)?;
@@ -146,7 +146,7 @@ impl Table {
     }
 
     /// The number of a content. A binary search.
-    pub fn find(&self, content: &Content) -> Option<u32> {
+    pub fn find(&self, content: &FileDigest) -> Option<u32> {
         let contents = self.contents();
         let order = self.by_digest();
         let (mut low, mut high) = (0, order.len());

@@ -27,7 +27,7 @@ fn dir(path: &str) -> Entry {
 }
 
 fn file(path: &str, text: &str) -> Entry {
-    let content = Content::of(text.as_bytes());
+    let content = FileDigest::of(text.as_bytes());
     let size = text.len() as u64;
     entry(path, Kind::File { content, size })
 }
@@ -52,8 +52,8 @@ fn opaque(path: &str) -> Entry {
 
 fn merge(layers: &[&[Entry]]) -> Result<Table, Error> {
     Table::merge((0_u8..).zip(layers).map(|(nth, entries)| LayerEntries {
-        diff_id: Content::of(&[nth]).into(),
-        skeleton: (Content::of(&[nth, nth]), 7),
+        diff_id: FileDigest::of(&[nth]).into(),
+        skeleton: (FileDigest::of(&[nth, nth]), 7),
         files: entries.iter().filter_map(|entry| match entry.kind {
             Kind::File { content, size } => Some(Ok((content, size))),
             _ => None,
@@ -71,9 +71,9 @@ fn tree(layers: &[&[Entry]]) -> Vec<String> {
 }
 
 fn lines(table: &Table) -> Vec<String> {
-    let names: Vec<(Content, &str)> = ["old", "new", "other", ""]
+    let names: Vec<(FileDigest, &str)> = ["old", "new", "other", ""]
         .iter()
-        .map(|text| (Content::of(text.as_bytes()), *text))
+        .map(|text| (FileDigest::of(text.as_bytes()), *text))
         .collect();
     let mut paths: Vec<String> = Vec::new();
     let mut lines = Vec::new();
@@ -279,18 +279,18 @@ fn contents_are_numbered_by_use_and_what_layers_need_besides_comes_last() {
     let lower = [file("a", "old"), file("b", "other"), file("c", "old")];
     let upper = [gone("b"), file("d", "new")];
     let table = merge(&[&lower, &upper]).expect("merged");
-    let named: Vec<Content> = table
+    let named: Vec<FileDigest> = table
         .contents()
         .iter()
         .map(|(content, _)| content)
         .collect();
-    let of = |text: &str| Content::of(text.as_bytes());
+    let of = |text: &str| FileDigest::of(text.as_bytes());
     let expected = [
         of("old"),
         of("new"),
-        Content::of(&[0, 0]),
+        FileDigest::of(&[0, 0]),
         of("other"),
-        Content::of(&[1, 1]),
+        FileDigest::of(&[1, 1]),
     ];
     assert_eq!(named, expected);
     assert_eq!(table.visible(), 2);
@@ -300,7 +300,7 @@ fn contents_are_numbered_by_use_and_what_layers_need_besides_comes_last() {
         (2, &[0, 3, 0][..])
     );
     assert_eq!((layers[1].skeleton, &layers[1].files[..]), (4, &[1][..]));
-    assert_eq!(layers[1].diff_id, Content::of(&[1]));
+    assert_eq!(layers[1].diff_id, FileDigest::of(&[1]));
     for (number, content) in (0..).zip(expected) {
         assert_eq!(table.find(&content), Some(number));
     }
@@ -490,8 +490,8 @@ fn attributes_of_many_mebibytes_are_refused() {
             Ok(file)
         };
         Table::merge([LayerEntries {
-            diff_id: Content::of(b"layer").into(),
-            skeleton: (Content::of(b"skeleton"), 7),
+            diff_id: FileDigest::of(b"layer").into(),
+            skeleton: (FileDigest::of(b"skeleton"), 7),
             files: [],
             entries: (0..count).map(of),
         }])
@@ -505,8 +505,8 @@ fn directories_count_by_the_memory_that_they_take() {
     let chains = |count: u32| {
         let of = |nth: u32| Ok(file(&format!("{nth}{}/x", "/d".repeat(100)), ""));
         Table::merge([LayerEntries {
-            diff_id: Content::of(b"layer").into(),
-            skeleton: (Content::of(b"skeleton"), 7),
+            diff_id: FileDigest::of(b"layer").into(),
+            skeleton: (FileDigest::of(b"skeleton"), 7),
             files: [],
             entries: (0..count).map(of),
         }])

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pierhead_toc::{Content, Entry, Kind, Time};
+use pierhead_toc::{Entry, FileDigest, Kind, Time};
 
 use crate::check;
 use crate::making::{Packing, Tar, indexed};
@@ -18,7 +18,7 @@ fn entries(tar: Tar) -> Vec<Entry> {
 
 fn file(bytes: &[u8]) -> Kind {
     Kind::File {
-        content: Content::of(bytes),
+        content: FileDigest::of(bytes),
         size: bytes.len() as u64,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::layer::{self, LayerIndex, Limits, Request, Unhurried};
-use pierhead_toc::{Blob, Content, Error, Kind, Source};
+use pierhead_toc::{Blob, Error, FileDigest, Kind, Source};
 
 use crate::making::{Counted, Packing, Tar, indexed, random};
 
@@ -34,7 +34,7 @@ fn a_read_begins_at_the_checkpoint_before_it() {
         let reader = index.reader(blob.clone());
         let mut bytes = [0; 12];
         reader
-            .read_at(&Content::of(b"the last one"), 0, &mut bytes)
+            .read_at(&FileDigest::of(b"the last one"), 0, &mut bytes)
             .unwrap();
         assert_eq!(&bytes, b"the last one");
         let read = blob.bytes.load(Ordering::Relaxed);
@@ -66,12 +66,12 @@ fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
     let tar = tar.finish();
     let index = indexed(&Packing::Gzip.pack(&tar), &tar).unwrap();
     let chunks = |bytes: &[u8]| {
-        let chunks = index.chunks(&Content::of(bytes)).unwrap();
+        let chunks = index.chunks(&FileDigest::of(bytes)).unwrap();
         let mut at = 0;
         for chunk in &chunks {
             assert_eq!(chunk.offset, at as u64);
             let end = at + chunk.len as usize;
-            assert_eq!(chunk.content, Content::of(&bytes[at..end]));
+            assert_eq!(chunk.content, FileDigest::of(&bytes[at..end]));
             at = end;
         }
         assert!(chunks.is_empty() || at == bytes.len());
@@ -82,7 +82,12 @@ fn chunks_lie_one_behind_the_other_and_are_the_same_in_another_file() {
     let same = |chunk: &&layer::Chunk| old_chunks.iter().any(|old| old.content == chunk.content);
     assert!(new_chunks.iter().filter(same).count() + 3 >= new_chunks.len());
     assert!(chunks(&old[..1000]).is_empty());
-    assert!(index.chunks(&Content::of(b"not there")).unwrap().is_empty());
+    assert!(
+        index
+            .chunks(&FileDigest::of(b"not there"))
+            .unwrap()
+            .is_empty()
+    );
 }
 
 /// All that an index tells, or the first error.
@@ -150,11 +155,11 @@ fn damage_anywhere_is_told_not_served() {
 struct Zeros;
 
 impl Source for Zeros {
-    fn size(&self, _content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, _content: &FileDigest) -> io::Result<Option<u64>> {
         Ok(Some(10))
     }
 
-    fn read_at(&self, _content: &Content, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, _content: &FileDigest, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
         buf.fill(0);
         Ok(())
     }
@@ -163,7 +168,7 @@ impl Source for Zeros {
 #[test]
 fn a_hostile_skeleton_is_refused() {
     let rebuilt = |mut skeleton: &[u8], files: usize| {
-        let files = vec![(Content::of(b""), 10); files];
+        let files = vec![(FileDigest::of(b""), 10); files];
         let mut out = Vec::new();
         let mut files = files.into_iter().map(Ok);
         layer::rebuild(&mut skeleton, &mut files, &Zeros, 4096, &mut out).map(|_| out.len())
@@ -287,13 +292,16 @@ fn a_content_is_read_right_after_another_one_failed() {
         };
         let reader = index.reader(blob.clone());
         let mut bytes = vec![1; few.len()];
-        if reader.read_at(&Content::of(&few), 0, &mut bytes).is_err() {
+        if reader
+            .read_at(&FileDigest::of(&few), 0, &mut bytes)
+            .is_err()
+        {
             continue;
         }
         let mut other = vec![1; 10_000];
-        let content = Content::of(&many);
+        let content = FileDigest::of(&many);
         failed += usize::from(reader.read_at(&content, 0, &mut other).is_err());
-        if reader.read_at(&Content::of(&few), 0, &mut bytes).is_ok() {
+        if reader.read_at(&FileDigest::of(&few), 0, &mut bytes).is_ok() {
             assert!(bytes == few, "{at}");
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::source::MemoryBlob;
 use pierhead_toc::layer::{self, Limits, Pace, Request};
-use pierhead_toc::{Content, Entry, Error, Kind};
+use pierhead_toc::{Entry, Error, FileDigest, Kind};
 
 use crate::making::{Counted, Packing, Tar, gzip, indexed, indexed_with};
 
@@ -353,6 +353,6 @@ fn sizes_of_links_and_directories_are_not_believed() {
     tar.file("e", b"here");
     let entries = entries(&tar.finish());
     assert_eq!(entries.len(), 5);
-    let content = Content::of(b"here");
+    let content = FileDigest::of(b"here");
     assert_eq!(entries[4].kind, Kind::File { content, size: 4 });
 }

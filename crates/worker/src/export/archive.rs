@@ -12,7 +12,7 @@ use super::layout::{
     Documents, Names, Rebuilt, distinct, documents, layers_of, to_vec, write_layer,
 };
 use crate::store::Image;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 const BLOCK: u64 = 512;
 
@@ -91,15 +91,15 @@ fn measure(
 /// Skeletons as they are, files as zeros.
 struct Blank<'a> {
     source: &'a dyn Source,
-    skeleton: Option<Content>,
+    skeleton: Option<FileDigest>,
 }
 
 impl Source for Blank<'_> {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         self.source.size(content)
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if self.skeleton == Some(*content) {
             return self.source.read_at(content, offset, buf);
         }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::store::Image;
 use pierhead_toc::layer::rebuild;
 use pierhead_toc::table::TableLayer;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 /// The annotation that names the digest of the original manifest.
 pub const ORIGINAL: &str = "dev.pierhead.manifest.original";
@@ -39,7 +39,7 @@ pub struct Names<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebuilt {
     /// SHA-256 of the tar.
-    pub diff_id: Content,
+    pub diff_id: FileDigest,
     /// Bytes of the tar.
     pub size: u64,
 }
@@ -279,7 +279,7 @@ pub(super) fn distinct(layers: Vec<TableLayer>) -> Vec<TableLayer> {
 /// A content from its beginning.
 struct Reader<'a> {
     source: &'a dyn Source,
-    content: Content,
+    content: FileDigest,
     at: u64,
     left: u64,
 }

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
 use super::lent::Lent;
-use pierhead_toc::{Content, Error, Source, Time};
+use pierhead_toc::{Error, FileDigest, Source, Time};
 
 /// Seals lie in the eight years from 2000 on.
 const EPOCH: i64 = 946_684_800;
@@ -61,12 +61,12 @@ impl Contents {
     }
 
     /// Whether it is here: sealed, and of its size if that is known. One system call, unless it was lent.
-    pub(super) fn has(&self, content: &Content, size: Option<u64>) -> bool {
+    pub(super) fn has(&self, content: &FileDigest, size: Option<u64>) -> bool {
         self.found(content, size).is_some()
     }
 
     /// Puts bytes whose digest was checked under it. What is there already stays, if its seal is whole.
-    pub(super) fn put(&self, content: &Content, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn put(&self, content: &FileDigest, bytes: &[u8]) -> Result<(), Error> {
         let name = name(content);
         match self.create(&name) {
             Ok(file) => self.fill(&name, &file, content, bytes),
@@ -87,7 +87,12 @@ impl Contents {
     }
 
     /// Takes over a file that was written elsewhere on this file system, once its digest was checked.
-    pub(super) fn adopt(&self, content: &Content, file: &File, path: &Path) -> Result<(), Error> {
+    pub(super) fn adopt(
+        &self,
+        content: &FileDigest,
+        file: &File,
+        path: &Path,
+    ) -> Result<(), Error> {
         let name = name(content);
         let doing = || -> io::Result<()> {
             seal(file, content)?;
@@ -99,7 +104,12 @@ impl Contents {
     }
 
     /// Makes a content of another store one of this: by a link, or where that cannot be, by a copy.
-    pub(super) fn take(&self, other: &Self, content: &Content, size: u64) -> Result<bool, Error> {
+    pub(super) fn take(
+        &self,
+        other: &Self,
+        content: &FileDigest,
+        size: u64,
+    ) -> Result<bool, Error> {
         if !other.has(content, Some(size)) {
             return Ok(false);
         }
@@ -148,7 +158,7 @@ impl Contents {
     }
 
     /// Whether the bytes are those of the digest. Reads all of them; what is wrong is removed.
-    pub(super) fn verify(&self, content: &Content) -> Result<bool, Error> {
+    pub(super) fn verify(&self, content: &FileDigest) -> Result<bool, Error> {
         let verified = self.file(content).and_then(|file| digest(&file));
         match verified {
             Ok(found) if found == *content => Ok(true),
@@ -164,7 +174,7 @@ impl Contents {
         }
     }
 
-    pub(super) fn remove(&self, content: &Content) {
+    pub(super) fn remove(&self, content: &FileDigest) {
         let _ = rustix::fs::unlinkat(&self.folder, name(content), AtFlags::empty());
     }
 
@@ -187,8 +197,8 @@ impl Contents {
                     .parse::<pierhead_oci::Digest>()
                     .ok();
                 each(
-                    match content.and_then(|digest| Content::try_from(&digest).ok()) {
-                        Some(content) => Named::Content(content),
+                    match content.and_then(|digest| FileDigest::try_from(&digest).ok()) {
+                        Some(content) => Named::FileDigest(content),
                         None => Named::Leftover(path),
                     },
                 );
@@ -204,7 +214,7 @@ impl Contents {
     }
 
     /// Of a file whose seal is whole, or that is what it should be nevertheless.
-    pub(super) fn file(&self, content: &Content) -> io::Result<File> {
+    pub(super) fn file(&self, content: &FileDigest) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(&self.folder, name(content), flags, Mode::empty())?;
         let file = File::from(file);
@@ -219,7 +229,7 @@ impl Contents {
     }
 
     /// Whether its name is that file's.
-    pub(super) fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+    pub(super) fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
         let named = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
         let stat = rustix::fs::fstat(file)?;
         match named {
@@ -230,7 +240,7 @@ impl Contents {
     }
 
     /// A file of it has the attributes of a tree's entry from now on, which was modified at that time.
-    pub(super) fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+    pub(super) fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
         let stat = rustix::fs::fstat(file)?;
         // Else somebody has written to it already.
         if (stat.st_mtime, i128::from(stat.st_mtime_nsec))
@@ -242,7 +252,7 @@ impl Contents {
     }
 
     /// Its size; of another size than `size` it is not looked into.
-    fn found(&self, content: &Content, size: Option<u64>) -> Option<u64> {
+    fn found(&self, content: &FileDigest, size: Option<u64>) -> Option<u64> {
         let name = name(content);
         let stat = rustix::fs::statat(&self.folder, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let found = u64::try_from(stat.st_size).ok()?;
@@ -255,13 +265,13 @@ impl Contents {
 
     /// Whether it is told by a stamp that nobody has written to it.
     #[cfg(test)]
-    pub(super) fn is_known(&self, content: &Content) -> bool {
+    pub(super) fn is_known(&self, content: &FileDigest) -> bool {
         let stat = rustix::fs::statat(&self.folder, name(content), AtFlags::SYMLINK_NOFOLLOW);
         stat.is_ok_and(|stat| self.lent.knows(content, &stat))
     }
 
     /// Reads it where nothing tells.
-    fn is_whole(&self, content: &Content, stat: &Stat, mut file: &File) -> io::Result<bool> {
+    fn is_whole(&self, content: &FileDigest, stat: &Stat, mut file: &File) -> io::Result<bool> {
         if is_sealed(stat, content) {
             return Ok(true);
         }
@@ -335,7 +345,7 @@ impl Contents {
         &self,
         name: &str,
         mut file: &File,
-        content: &Content,
+        content: &FileDigest,
         bytes: &[u8],
     ) -> Result<(), Error> {
         let written = file.write_all(bytes).and_then(|()| seal(file, content));
@@ -352,22 +362,22 @@ impl Contents {
 
 /// What lies in a folder of contents.
 pub(super) enum Named {
-    Content(Content),
+    FileDigest(FileDigest),
     Leftover(PathBuf),
 }
 
 impl Source for Contents {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         Ok(self.found(content, None))
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.file(content)?.read_exact_at(buf, offset)
     }
 }
 
 /// The name of all bytes of a file.
-pub(super) fn digest(mut file: &File) -> io::Result<Content> {
+pub(super) fn digest(mut file: &File) -> io::Result<FileDigest> {
     let mut hash = Hashing::default();
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -382,8 +392,8 @@ pub(super) fn digest(mut file: &File) -> io::Result<Content> {
 struct Hashing(Sha256);
 
 impl Hashing {
-    fn finish(self) -> Content {
-        Content::from_bytes(self.0.finalize().into())
+    fn finish(self) -> FileDigest {
+        FileDigest::from_bytes(self.0.finalize().into())
     }
 }
 
@@ -408,7 +418,7 @@ pub(super) fn is_absence(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(Errno::LOOP.raw_os_error())
 }
 
-fn name(content: &Content) -> String {
+fn name(content: &FileDigest) -> String {
     let hex = content.hex();
     format!("{}/{hex}", &hex[..2])
 }
@@ -421,12 +431,12 @@ fn make_part(folder: &OwnedFd, part: &str) -> rustix::io::Result<()> {
     }
 }
 
-fn time(content: &Content) -> i64 {
+fn time(content: &FileDigest) -> i64 {
     let [a, b, c, d, ..] = *content.as_bytes();
     EPOCH + i64::from(u32::from_le_bytes([a, b, c, d]) & SPREAD)
 }
 
-fn seal(file: &File, content: &Content) -> io::Result<()> {
+fn seal(file: &File, content: &FileDigest) -> io::Result<()> {
     let time = Timespec {
         tv_sec: time(content),
         tv_nsec: 0,
@@ -438,7 +448,7 @@ fn seal(file: &File, content: &Content) -> io::Result<()> {
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
-fn is_sealed(stat: &Stat, content: &Content) -> bool {
+fn is_sealed(stat: &Stat, content: &FileDigest) -> bool {
     is_regular(stat) && stat.st_mtime == time(content) && stat.st_mtime_nsec == 0
 }
 

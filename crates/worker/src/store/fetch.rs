@@ -25,7 +25,7 @@ use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{
     Header, Known, MAX_BODY, MAX_FRAMES, MAX_TABLE, PRELUDE, Prelude, bounded,
 };
-use pierhead_toc::{Content, Error, Table, durable};
+use pierhead_toc::{Error, FileDigest, Table, durable};
 
 /// A bundle whose header has come.
 pub struct Begin<'a> {
@@ -186,7 +186,7 @@ impl Store {
         self.0
             .path
             .join("fetches")
-            .join(Content::of(name.as_bytes()).hex())
+            .join(FileDigest::of(name.as_bytes()).hex())
     }
 
     /// Of the images that the header counts on.
@@ -282,8 +282,8 @@ pub fn wanted(header: &Header, haves: &[Option<&Table>]) -> Result<Table, Error>
     if found != wire.digest {
         return Err(Error::Digest {
             what: "the table of a bundle".into(),
-            expected: Content::from_bytes(wire.digest).hex(),
-            found: Content::from_bytes(found).hex(),
+            expected: FileDigest::from_bytes(wire.digest).hex(),
+            found: FileDigest::from_bytes(found).hex(),
         });
     }
     let table = Table::parse(bytes)?;
@@ -327,7 +327,7 @@ struct Rootfs {
 }
 
 fn sha(bytes: &[u8]) -> [u8; 32] {
-    *Content::of(bytes).as_bytes()
+    *FileDigest::of(bytes).as_bytes()
 }
 
 fn lock(path: &Path) -> Result<File, Error> {

@@ -8,7 +8,7 @@ use pierhead_oci::{Algorithm, Digest};
 use serde::{Deserialize, Serialize};
 
 use pierhead_bundle::format::MAX_DOCUMENTS;
-use pierhead_toc::{Content, Error, Table, durable};
+use pierhead_toc::{Error, FileDigest, Table, durable};
 
 /// An image whose contents are all in the store.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Image {
     }
 
     /// The contents that are to be there.
-    pub(super) fn needed(&self) -> impl Iterator<Item = (Content, u64)> + '_ {
+    pub(super) fn needed(&self) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
         needed(&self.table, self.layers)
     }
 
@@ -124,7 +124,7 @@ fn put(
 }
 
 /// Numbers below `visible` are the merged tree's.
-pub(super) fn needed(table: &Table, layers: bool) -> impl Iterator<Item = (Content, u64)> + '_ {
+pub(super) fn needed(table: &Table, layers: bool) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = if layers {
         table.contents().len()
     } else {

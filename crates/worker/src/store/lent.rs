@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::Stat;
 use sha2::{Digest as _, Sha256};
 
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 
 /// Collisions do not happen.
 const STAMP: usize = 16;
@@ -50,12 +50,12 @@ impl Lent {
     }
 
     /// Whether the bytes were known when the inode was as it is now.
-    pub(super) fn knows(&self, content: &Content, stat: &Stat) -> bool {
+    pub(super) fn knows(&self, content: &FileDigest, stat: &Stat) -> bool {
         self.known(&mut self.lock()).contains(&stamp(content, stat))
     }
 
     /// The bytes are the content's.
-    pub(super) fn note(&self, content: &Content, stat: &Stat) {
+    pub(super) fn note(&self, content: &FileDigest, stat: &Stat) {
         let mut stamps = self.lock();
         let stamp = stamp(content, stat);
         if !self.known(&mut stamps).insert(stamp) {
@@ -107,7 +107,7 @@ impl Drop for Lent {
     }
 }
 
-fn stamp(content: &Content, stat: &Stat) -> Stamp {
+fn stamp(content: &FileDigest, stat: &Stat) -> Stamp {
     let mut hash = Sha256::new();
     hash.update(content.as_bytes());
     for part in [

@@ -41,7 +41,7 @@ pub use upkeep::{Collected, Verified};
 
 use crate::export::rootfs::Files;
 use contents::{Contents, is_absence};
-use pierhead_toc::{Content, Error, Source, Time, durable};
+use pierhead_toc::{Error, FileDigest, Source, Time, durable};
 
 /// Not only a number: the data folder of a proxy has a file of that name, too.
 const VERSION: &[u8] = b"store 1\n";
@@ -223,13 +223,13 @@ impl Store {
     }
 
     /// Whether a content is here, or could be taken from another store; then it is.
-    fn obtain(&self, content: &Content, size: u64) -> Result<bool, Error> {
+    fn obtain(&self, content: &FileDigest, size: u64) -> Result<bool, Error> {
         if self.0.contents.has(content, Some(size)) {
             return Ok(true);
         }
         if size == 0 {
             // A table may say so of any content: what is here under that name stays.
-            let empty = *content == Content::of(b"");
+            let empty = *content == FileDigest::of(b"");
             return match empty {
                 true => self.0.contents.put(content, &[]).map(|()| true),
                 false => Ok(false),
@@ -246,7 +246,7 @@ impl Store {
 
 /// Its own files, the others' being only read. What is written to one that shares its inode with a tree is found out.
 impl Files for Store {
-    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+    fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         match self.0.contents.file(content) {
             Ok(file) => Ok(Some(file)),
             Err(error) if is_absence(&error) => Ok(None),
@@ -254,11 +254,11 @@ impl Files for Store {
         }
     }
 
-    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
         self.0.contents.is_still(content, file)
     }
 
-    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
         self.0.contents.lent(content, file, modified)
     }
 }
@@ -266,7 +266,7 @@ impl Files for Store {
 /// Contents of this store and of the others. Checks seals and sizes, one system call each; bytes that rotted under a
 /// whole seal are found where they are used as a base, and by [`Store::verify`].
 impl Source for Store {
-    fn size(&self, content: &Content) -> io::Result<Option<u64>> {
+    fn size(&self, content: &FileDigest) -> io::Result<Option<u64>> {
         let others = self.0.others.iter().map(|other| &other.contents);
         for contents in std::iter::once(&self.0.contents).chain(others) {
             if let Some(size) = contents.size(content)? {
@@ -276,7 +276,7 @@ impl Source for Store {
         Ok(None)
     }
 
-    fn read_at(&self, content: &Content, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+    fn read_at(&self, content: &FileDigest, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let first = match self.0.contents.read_at(content, offset, buf) {
             Err(error) if is_absence(&error) => error,
             done => return done,

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::Store;
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 const BUFFER: usize = 256 << 10;
 
 /// A content of which ranges arrive, in any order.
 #[derive(Debug)]
 pub(super) struct Part {
-    content: Content,
+    content: FileDigest,
     size: u64,
     path: PathBuf,
     file: File,
@@ -28,7 +28,7 @@ pub(super) struct Part {
 
 impl Part {
     /// Begins, or goes on with what an earlier process left; which ranges that are the caller has noted.
-    pub(super) fn open(folder: &Path, content: Content, size: u64) -> Result<Self, Error> {
+    pub(super) fn open(folder: &Path, content: FileDigest, size: u64) -> Result<Self, Error> {
         let path = folder.join(content.hex());
         let file = File::options()
             .read(true)
@@ -94,7 +94,7 @@ impl Part {
     /// Makes it a content; `false` when it is another than it should be, and then it is gone.
     pub(super) fn commit(mut self, store: &Store) -> Result<bool, Error> {
         self.catch_up().map_err(|error| self.failed(error))?;
-        let found = Content::from_bytes(self.hash.clone().finalize().into());
+        let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
         let len = self
             .file
             .metadata()
@@ -140,7 +140,7 @@ impl Part {
 #[derive(Debug)]
 pub struct Receive {
     store: Store,
-    content: Content,
+    content: FileDigest,
     size: u64,
     path: PathBuf,
     file: File,
@@ -153,7 +153,7 @@ impl Receive {
     pub(super) fn new(
         store: &Store,
         folder: &Path,
-        content: Content,
+        content: FileDigest,
         size: u64,
     ) -> Result<Self, Error> {
         let path = folder.join(format!("{}.file", content.hex()));
@@ -197,7 +197,7 @@ impl Receive {
     /// # Errors
     /// `Digest` when it is another; the file system's.
     pub fn commit(mut self) -> Result<(), Error> {
-        let found = Content::from_bytes(self.hash.clone().finalize().into());
+        let found = FileDigest::from_bytes(self.hash.clone().finalize().into());
         if found != self.content || self.written != self.size {
             return Err(Error::Digest {
                 what: "a content".into(),

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::contents::Named;
 use super::{Image, Store, image};
-use pierhead_toc::{Content, Error, Source, durable};
+use pierhead_toc::{Error, FileDigest, Source, durable};
 
 /// What [`Store::verify`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Verified {
     /// Contents that are what they are called.
     pub good: u64,
     /// Contents that were not, and were removed: the next pull asks for them again.
-    pub removed: Vec<Content>,
+    pub removed: Vec<FileDigest>,
 }
 
 /// What [`Store::collect`] removed.
@@ -87,8 +87,8 @@ impl Store {
         let mut leftovers = Vec::new();
         let mut unused = Vec::new();
         self.0.contents.names(|named| match named {
-            Named::Content(content) if used.contains(&content) => {}
-            Named::Content(content) => unused.push(content),
+            Named::FileDigest(content) if used.contains(&content) => {}
+            Named::FileDigest(content) => unused.push(content),
             Named::Leftover(path) => leftovers.push(path),
         })?;
         for content in unused {
@@ -169,17 +169,17 @@ impl Store {
         }
     }
 
-    fn contents(&self) -> Result<Vec<Content>, Error> {
+    fn contents(&self) -> Result<Vec<FileDigest>, Error> {
         let mut all = Vec::new();
         self.0.contents.names(|named| {
-            if let Named::Content(content) = named {
+            if let Named::FileDigest(content) = named {
                 all.push(content);
             }
         })?;
         Ok(all)
     }
 
-    fn used(&self) -> Result<HashSet<Content>, Error> {
+    fn used(&self) -> Result<HashSet<FileDigest>, Error> {
         let mut used = HashSet::new();
         for path in entries(&self.0.path.join("images"))? {
             if let Ok(image) = Image::load(&path) {

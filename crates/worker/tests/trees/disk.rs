@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use pierhead_toc::{Content, Entry, Kind};
+use pierhead_toc::{Entry, FileDigest, Kind};
 
 /// Panics at the first difference. Owners of others, and their files, only root can make.
 pub(crate) fn compare(
     root: &Path,
     tree: &[Entry],
-    contents: &BTreeMap<Content, Vec<u8>>,
+    contents: &BTreeMap<FileDigest, Vec<u8>>,
     as_root: bool,
 ) {
     compare_but_links(root, tree, contents, as_root, false);
@@ -23,7 +23,7 @@ pub(crate) fn compare(
 pub(crate) fn compare_but_links(
     root: &Path,
     tree: &[Entry],
-    contents: &BTreeMap<Content, Vec<u8>>,
+    contents: &BTreeMap<FileDigest, Vec<u8>>,
     as_root: bool,
     linked: bool,
 ) {

@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use pierhead_toc::Image;
     use pierhead_toc::table::LayerEntries;
-    use pierhead_toc::{Content, Entry, Kind, Table, Time};
+    use pierhead_toc::{Entry, FileDigest, Kind, Table, Time};
 
     #[test]
     fn paths_are_cleaned_and_never_leave_the_root() {
@@ -236,13 +236,13 @@ mod tests {
     #[test]
     fn only_so_much_is_looked_up_and_a_path_is_in_no_folder() {
         let layer = LayerEntries {
-            diff_id: Content::of(b"diff").into(),
+            diff_id: FileDigest::of(b"diff").into(),
             files: std::iter::empty(),
-            skeleton: (Content::of(b"skeleton"), 8),
+            skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: std::iter::once(Ok(Entry {
                 path: b"lib/a".to_vec(),
                 kind: Kind::File {
-                    content: Content::of(b"a"),
+                    content: FileDigest::of(b"a"),
                     size: 1,
                 },
                 mode: 0o644,

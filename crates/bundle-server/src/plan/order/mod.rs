@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub use expect::Start;
 
 use pierhead_toc::Tree;
-use pierhead_toc::{Content, Error, Source};
+use pierhead_toc::{Error, FileDigest, Source};
 
 /// The libraries that a program of `size` bytes asks for; for the fuzzer.
 #[cfg(any(test, feature = "fuzzing"))]
@@ -85,5 +85,5 @@ pub struct Traced {
     /// Its path there.
     pub path: Vec<u8>,
     /// What it had in it, if that is still known: then it is found under another path too.
-    pub content: Option<Content>,
+    pub content: Option<FileDigest>,
 }

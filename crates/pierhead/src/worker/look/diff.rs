@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use pierhead_bundle::Coding;
 use pierhead_bundle::format::Event;
 use pierhead_oci::units::human_bytes;
-use pierhead_toc::{Content, Table};
+use pierhead_toc::{FileDigest, Table};
 use pierhead_worker::store::wanted;
 use serde::Serialize;
 
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &DiffArgs, environment: &Environment) -> Result<(), Fail
 
 /// Sizes of what the new tree has and the old one has not.
 fn fresh<'a>(old: &Table, new: &'a Table) -> impl Iterator<Item = u64> + use<'a> {
-    let had: HashSet<Content> = visible(old).map(|(content, _)| content).collect();
+    let had: HashSet<FileDigest> = visible(old).map(|(content, _)| content).collect();
     visible(new)
         .filter(move |(content, _)| !had.contains(content))
         .map(|(_, size)| size)

@@ -7,7 +7,7 @@ use pierhead_bundle::Coding;
 use pierhead_bundle::api::{Ask, MAX_TRACE, Progress, StartOrder};
 use pierhead_bundle::format::Sizes;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference};
-use pierhead_toc::{Content, Table};
+use pierhead_toc::{FileDigest, Table};
 use pierhead_worker::store::{Store, wanted};
 
 use super::super::http::{Request, Server};
@@ -223,7 +223,7 @@ fn layers(manifest: &[u8], media_type: &str) -> Result<Vec<Descriptor>, Error> {
 }
 
 /// Contents of the merged tree, by their names.
-pub(super) fn visible(table: &Table) -> impl Iterator<Item = (Content, u64)> + '_ {
+pub(super) fn visible(table: &Table) -> impl Iterator<Item = (FileDigest, u64)> + '_ {
     let count = usize::try_from(table.visible()).unwrap_or(usize::MAX);
     table.contents().iter().take(count)
 }

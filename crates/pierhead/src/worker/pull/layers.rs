@@ -10,7 +10,7 @@ use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Frames, Header, Sizes, WireTable};
 use pierhead_oci::{Descriptor, Digest};
 use pierhead_toc::layer::{self, LayerIndex, Limits, Unhurried};
-use pierhead_toc::{Content, FileBlob, Source as _, Table, table};
+use pierhead_toc::{FileBlob, FileDigest, Source as _, Table, table};
 use pierhead_worker::store::{Begin, Image, Outcome};
 use serde::Deserialize;
 
@@ -91,7 +91,7 @@ pub(super) fn pull(
         haves: Vec::new(),
         table: WireTable {
             base: None,
-            digest: *Content::of(table.bytes()).as_bytes(),
+            digest: *FileDigest::of(table.bytes()).as_bytes(),
             len: u32::try_from(table.bytes().len()).unwrap_or(u32::MAX),
             coded: table::encode(&table, None, TABLE_LEVEL)?,
         },
@@ -113,7 +113,7 @@ pub(super) fn pull(
         match apply.finish()? {
             Outcome::Complete(whole) => break whole.recorded()?,
             Outcome::Need(contents) => {
-                let mut need: HashMap<Content, u64> = contents.into_iter().collect();
+                let mut need: HashMap<FileDigest, u64> = contents.into_iter().collect();
                 pull.view.begin(
                     &format!("{} is unpacked", pull.args.image),
                     need.values().sum(),
@@ -150,7 +150,7 @@ fn take(
     pull: &Pull<'_>,
     apply: &pierhead_worker::store::Apply,
     reader: &layer::LayerReader,
-    content: &Content,
+    content: &FileDigest,
     size: u64,
 ) -> Result<(), Error> {
     let mut receive = apply.receive(content)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pierhead_bundle::api::{Ask, Part, Stage};
 use pierhead_bundle::format::Known;
 use pierhead_oci::{Algorithm, Digest, Target};
-use pierhead_toc::Content;
+use pierhead_toc::FileDigest;
 use pierhead_worker::store::{Apply, Begin, Outcome, Whole};
 
 use super::super::http::Request;
@@ -270,7 +270,7 @@ impl Pull<'_> {
         &self,
         session: &Session,
         apply: &Apply,
-        contents: &[(Content, u64)],
+        contents: &[(FileDigest, u64)],
         among: usize,
     ) -> Result<(), Error> {
         let manifest = Digest::of(Algorithm::Sha256, &apply.header().manifest);
@@ -306,7 +306,7 @@ impl Pull<'_> {
         &self,
         session: &Session,
         apply: &Apply,
-        content: &Content,
+        content: &FileDigest,
         manifest: Digest,
     ) -> Result<(), Error> {
         let path = names::file(&self.args.image, Digest::from(*content), manifest);
@@ -323,7 +323,7 @@ impl Pull<'_> {
         &self,
         session: &Session,
         apply: &Apply,
-        content: &Content,
+        content: &FileDigest,
         path: &str,
     ) -> Result<(), Error> {
         let mut answer = session.send(&Request::get(path, &[]))?;

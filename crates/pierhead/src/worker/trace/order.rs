@@ -85,7 +85,7 @@ pub(super) fn within(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Er
 #[cfg(test)]
 mod tests {
     use pierhead_toc::table::LayerEntries;
-    use pierhead_toc::{Content, Entry, Kind, Time};
+    use pierhead_toc::{Entry, FileDigest, Kind, Time};
 
     use super::*;
 
@@ -95,7 +95,7 @@ mod tests {
             Ok(Entry {
                 path: path.into(),
                 kind: Kind::File {
-                    content: Content::of(path.as_bytes()),
+                    content: FileDigest::of(path.as_bytes()),
                     size: path.len() as u64,
                 },
                 mode: 0o644,
@@ -107,11 +107,11 @@ mod tests {
         };
         let names = ["app", "etc"];
         let layer = LayerEntries {
-            diff_id: Content::of(b"diff").into(),
+            diff_id: FileDigest::of(b"diff").into(),
             files: names
                 .iter()
-                .map(|name| Ok((Content::of(name.as_bytes()), name.len() as u64))),
-            skeleton: (Content::of(b"skeleton"), 8),
+                .map(|name| Ok((FileDigest::of(name.as_bytes()), name.len() as u64))),
+            skeleton: (FileDigest::of(b"skeleton"), 8),
             entries: names.map(file).into_iter(),
         };
         let table = Table::merge([layer]).expect("sound");

@@ -4,7 +4,7 @@ mod bytes;
 
 use pierhead_oci::{Algorithm, Hasher};
 
-use crate::{Blob, Content, Entry, Error, Kind, Time};
+use crate::{Blob, Entry, Error, FileDigest, Kind, Time};
 
 use super::builder::{Builder, Outcome};
 use super::chunks::{CHUNKED_FROM, Cutter};
@@ -237,7 +237,7 @@ impl Walk<'_> {
     fn kind(
         &self,
         fields: &Fields,
-        file: Option<(Content, u64)>,
+        file: Option<(FileDigest, u64)>,
         small: &dyn Fn(i64, &str) -> Result<u32, Error>,
     ) -> Result<Kind, Error> {
         let device = || {
@@ -286,7 +286,7 @@ impl Walk<'_> {
         fields: &mut Fields,
         pax: &Pax,
         stored: u64,
-    ) -> Result<(Content, u64), Error> {
+    ) -> Result<(FileDigest, u64), Error> {
         if !matches!(fields.flag, b'0' | b'7' | b'S') {
             return Err(image(&format!(
                 "has an entry of the unknown type {:#04x}",
@@ -326,7 +326,7 @@ impl Walk<'_> {
             cutter.end(&mut |record| self.builder.chunk(record))?;
         }
         let digest = sum.hash.finish();
-        let content = Content::from_bytes(raw(&digest).unwrap_or_default());
+        let content = FileDigest::from_bytes(raw(&digest).unwrap_or_default());
         let pad = self.bytes.padding(self.builder, data)?;
         self.builder.skeleton(|skeleton, out| {
             if size > 0 {

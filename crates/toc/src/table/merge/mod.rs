@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use pierhead_oci::Digest;
 
-use crate::{Content, Entry, Error, Kind, Time};
+use crate::{Entry, Error, FileDigest, Kind, Time};
 
 use super::MAX_ENTRIES;
 use super::attributes::{self, MAX_HELD};
@@ -20,8 +20,8 @@ pub struct LayerEntries<I, F> {
     /// Digest of the uncompressed tar; SHA-256 alone names one here.
     pub diff_id: Digest,
     /// Everything of the tar but its contents, and its size.
-    pub skeleton: (Content, u64),
-    /// Content and size of each regular file in the order of the tar, those that are no entries among them.
+    pub skeleton: (FileDigest, u64),
+    /// FileDigest and size of each regular file in the order of the tar, those that are no entries among them.
     pub files: F,
     /// All entries in the order of the tar.
     pub entries: I,
@@ -73,7 +73,7 @@ pub(super) enum Item<'a> {
 
 /// A layer that was merged, contents by identifier.
 pub(super) struct MergedLayer {
-    pub(super) diff_id: Content,
+    pub(super) diff_id: FileDigest,
     pub(super) skeleton: u32,
     pub(super) files: Vec<u32>,
 }
@@ -132,7 +132,7 @@ pub(super) fn merge<I, F>(
 ) -> Result<Merged, Error>
 where
     I: IntoIterator<Item = Result<Entry, Error>>,
-    F: IntoIterator<Item = Result<(Content, u64), Error>>,
+    F: IntoIterator<Item = Result<(FileDigest, u64), Error>>,
 {
     let mut merged = Merged::new()?;
     for layer in layers {
@@ -145,7 +145,7 @@ where
             files.push(merged.intern(content, size)?);
         }
         merged.layers.push(MergedLayer {
-            diff_id: Content::try_from(&layer.diff_id)
+            diff_id: FileDigest::try_from(&layer.diff_id)
                 .map_err(|digest| Error::Image(format!("the diff ID {digest} is no SHA-256")))?,
             skeleton,
             files,
@@ -222,7 +222,7 @@ impl Merged {
         matches!(self.kind(name), InodeKind::Directory)
     }
 
-    fn intern(&mut self, content: Content, size: u64) -> Result<u32, Error> {
+    fn intern(&mut self, content: FileDigest, size: u64) -> Result<u32, Error> {
         let id = self.contents.get(content.as_bytes()).ok_or_else(many)?;
         position(id as usize)?;
         match self.sizes.get(id as usize) {

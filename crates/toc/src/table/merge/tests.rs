@@ -16,8 +16,8 @@ fn entry(path: String, kind: Kind) -> Entry {
 
 fn merged(entries: impl Iterator<Item = Entry>) -> Result<Merged, Error> {
     merge([LayerEntries {
-        diff_id: Content::of(b"layer").into(),
-        skeleton: (Content::of(b"skeleton"), 7),
+        diff_id: FileDigest::of(b"layer").into(),
+        skeleton: (FileDigest::of(b"skeleton"), 7),
         files: [],
         entries: entries.map(Ok),
     }])

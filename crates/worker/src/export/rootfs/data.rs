@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 
 use rustix::fs as sys;
 
-use pierhead_toc::{Content, Time};
+use pierhead_toc::{FileDigest, Time};
 
 use super::Contents;
 
@@ -36,13 +36,13 @@ impl<'a> Writer<'a> {
     }
 
     /// The file of the store's is a tree's from now on, too.
-    pub(super) fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+    pub(super) fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
         let files = self.contents.files;
         files.map_or(Ok(()), |files| files.lent(content, file, modified))
     }
 
     /// Into a file that is empty. Whether it shares its blocks with a store's.
-    pub(super) fn write(&mut self, to: &File, content: &Content, size: u64) -> io::Result<bool> {
+    pub(super) fn write(&mut self, to: &File, content: &FileDigest, size: u64) -> io::Result<bool> {
         if size == 0 {
             return Ok(false);
         }

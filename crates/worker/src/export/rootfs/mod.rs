@@ -29,7 +29,7 @@ use folder::Folders;
 use link::Changed;
 use pierhead_toc::Table;
 use pierhead_toc::table::Attributes;
-use pierhead_toc::{Content, Error, Source, Time};
+use pierhead_toc::{Error, FileDigest, Source, Time};
 use walk::{Failure, Walk};
 
 /// Files that go to a thread together, unless they have [`BATCH_BYTES`] before: handing over each alone costs more than
@@ -46,19 +46,19 @@ pub trait Files: Sync {
     ///
     /// # Errors
     /// Those of the medium.
-    fn file(&self, content: &Content) -> io::Result<Option<File>>;
+    fn file(&self, content: &FileDigest) -> io::Result<Option<File>>;
 
     /// Whether that file, which was given as this content's, is the one that it would be made of now.
     ///
     /// # Errors
     /// Those of the medium.
-    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool>;
+    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool>;
 
     /// This file of it is a tree's from now on too, with the attributes of its entry, which was modified at that time.
     ///
     /// # Errors
     /// Those of the medium.
-    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()>;
+    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()>;
 }
 
 /// What becomes of a file that a [`Files`] has.
@@ -101,7 +101,7 @@ struct Job<'t> {
     /// It is a store's, which has its content; when it was last changed.
     lent: Option<Changed>,
     path: Vec<u8>,
-    content: Content,
+    content: FileDigest,
     size: u64,
     attributes: Attributes<'t>,
     modified: Time,

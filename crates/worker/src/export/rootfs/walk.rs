@@ -10,7 +10,7 @@ use rustix::fs::{self as sys, AtFlags, FileType, Mode, OFlags};
 
 use pierhead_toc::Table;
 use pierhead_toc::table::{Node, Row};
-use pierhead_toc::{Content, Error};
+use pierhead_toc::{Error, FileDigest};
 
 use super::attributes::{self, At};
 use super::counts::{Counts, add};
@@ -177,7 +177,7 @@ impl<'a> Walk<'a> {
         name: &[u8],
         row: &Row<'_, 'a>,
         number: u32,
-        content: &Content,
+        content: &FileDigest,
         size: u64,
     ) -> io::Result<Given> {
         let (Reuse::HardLink, Some(files)) = (self.options.reuse, self.contents.files) else {

@@ -14,7 +14,7 @@ use super::{Image, Store};
 use pierhead_bundle::api::Ask;
 use pierhead_bundle::format::{Header, Known, Sizes};
 use pierhead_bundle::{Coding, Frame, Slice};
-use pierhead_toc::{Content, Error, Table};
+use pierhead_toc::{Error, FileDigest, Table};
 
 /// Payloads that wait for a thread, or that one is at.
 const QUEUED: u64 = 8 << 20;
@@ -38,7 +38,7 @@ pub enum Outcome {
     /// All contents are here, and the image is about to be recorded.
     Complete(Box<Whole>),
     /// These contents are to be fetched one by one; then `finish` is called again.
-    Need(Vec<(Content, u64)>),
+    Need(Vec<(FileDigest, u64)>),
 }
 
 /// An image whose contents are all in the store, verified: it can be exported. A thread brings them to the disk meanwhile
@@ -140,7 +140,7 @@ impl Sizes for Tables {
 }
 
 impl Tables {
-    fn base(&self, have: u16, content: u32) -> Option<(Content, u64)> {
+    fn base(&self, have: u16, content: u32) -> Option<(FileDigest, u64)> {
         let (known, table) = self.haves.get(usize::from(have))?;
         let table = table.as_ref()?;
         let there = *known == Known::Layers || content < table.visible();
@@ -148,7 +148,7 @@ impl Tables {
         there.then(|| Some((contents.content(content)?, contents.size(content)?)))?
     }
 
-    fn wanted_content(&self, slice: &Slice) -> Result<(Content, u64), Error> {
+    fn wanted_content(&self, slice: &Slice) -> Result<(FileDigest, u64), Error> {
         let contents = self.want.contents();
         let found = contents
             .content(slice.content)
@@ -323,7 +323,7 @@ impl Apply {
     ///
     /// # Errors
     /// The image has no such content; the file system's.
-    pub fn receive(&self, content: &Content) -> Result<Receive, Error> {
+    pub fn receive(&self, content: &FileDigest) -> Result<Receive, Error> {
         let table = &self.shared.tables.want;
         let size = table
             .find(content)

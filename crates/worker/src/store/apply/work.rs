@@ -11,7 +11,7 @@ use crate::store::parts::Part;
 use crate::store::turn;
 use pierhead_bundle::format::{Sizes as _, bounded};
 use pierhead_bundle::{Base, Coding, Frame, Slice};
-use pierhead_toc::{Content, Error, Source as _, Table};
+use pierhead_toc::{Error, FileDigest, Source as _, Table};
 
 enum Job {
     Record(u32, Coding, Vec<u8>),
@@ -183,7 +183,7 @@ impl Shared {
     fn member(&self, member: &Slice, piece: &[u8]) -> Result<bool, Error> {
         let (content, size) = self.tables.wanted_content(member)?;
         if member.len == size {
-            if Content::of(piece) != content {
+            if FileDigest::of(piece) != content {
                 return Ok(false);
             }
             self.store.0.contents.put(&content, piece)?;

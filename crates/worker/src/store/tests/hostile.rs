@@ -149,7 +149,7 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (Table, Encoded) {
         let mut entry = Entry {
             path: path.clone(),
             kind: Kind::File {
-                content: Content::of(bytes),
+                content: FileDigest::of(bytes),
                 size: bytes.len() as u64,
             },
             mode: 0o644,
@@ -166,7 +166,7 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (Table, Encoded) {
     }
     let layer = LayerEntries {
         diff_id: made.diff_id().into(),
-        skeleton: (Content::of(&skeleton), skeleton.len() as u64),
+        skeleton: (FileDigest::of(&skeleton), skeleton.len() as u64),
         files,
         entries,
     };
@@ -175,7 +175,7 @@ fn forged(made: &Made, change: impl Fn(&mut Entry)) -> (Table, Encoded) {
     let mut header = Header::decode(&good.prelude, &good.body).unwrap();
     header.table = WireTable {
         base: None,
-        digest: *Content::of(table.bytes()).as_bytes(),
+        digest: *FileDigest::of(table.bytes()).as_bytes(),
         len: u32::try_from(table.bytes().len()).unwrap(),
         coded: table::encode(&table, None, 3).unwrap(),
     };
@@ -193,7 +193,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
     pull(&store, &small(), None, false);
-    let victim = Content::of(&small().files[&b"a"[..]]);
+    let victim = FileDigest::of(&small().files[&b"a"[..]]);
     let other = Made::of(&[("z", noise(9, 10))]);
     let (table, encoded) = forged(&other, |entry| {
         entry.kind = Kind::File {
@@ -211,7 +211,7 @@ fn no_table_makes_a_content_of_another_image_empty() {
     assert!(matches!(parsed, Err(Error::Malformed { .. })));
     let (swollen, _) = forged(&other, |entry| {
         entry.kind = Kind::File {
-            content: Content::of(b""),
+            content: FileDigest::of(b""),
             size: 7,
         };
     });

@@ -42,8 +42,8 @@ impl Made {
             .collect()
     }
 
-    fn diff_id(&self) -> Content {
-        Content::of(&self.skeleton())
+    fn diff_id(&self) -> FileDigest {
+        FileDigest::of(&self.skeleton())
     }
 
     fn table(&self) -> Table {
@@ -51,7 +51,7 @@ impl Made {
             Ok(Entry {
                 path: path.clone(),
                 kind: Kind::File {
-                    content: Content::of(bytes),
+                    content: FileDigest::of(bytes),
                     size: bytes.len() as u64,
                 },
                 mode: 0o644,
@@ -64,11 +64,11 @@ impl Made {
         let skeleton = self.skeleton();
         let layer = LayerEntries {
             diff_id: self.diff_id().into(),
-            skeleton: (Content::of(&skeleton), skeleton.len() as u64),
+            skeleton: (FileDigest::of(&skeleton), skeleton.len() as u64),
             files: self
                 .files
                 .values()
-                .map(|bytes| Ok((Content::of(bytes), bytes.len() as u64))),
+                .map(|bytes| Ok((FileDigest::of(bytes), bytes.len() as u64))),
             entries,
         };
         Table::merge([layer]).unwrap()
@@ -96,10 +96,10 @@ impl Made {
         Digest::of(Algorithm::Sha256, &self.manifest())
     }
 
-    fn bytes(&self, content: &Content) -> Vec<u8> {
+    fn bytes(&self, content: &FileDigest) -> Vec<u8> {
         let skeleton = self.skeleton();
         let mut all = self.files.values().chain([&skeleton]);
-        all.find(|bytes| Content::of(bytes) == *content)
+        all.find(|bytes| FileDigest::of(bytes) == *content)
             .cloned()
             .expect("a content of this image")
     }
@@ -160,7 +160,7 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
         let path = want
             .files
             .iter()
-            .find(|(_, bytes)| Content::of(bytes) == content)
+            .find(|(_, bytes)| FileDigest::of(bytes) == content)
             .map(|(path, _)| path);
         let old = path
             .and_then(|path| have?.files.get(path))
@@ -168,7 +168,7 @@ fn plan(want: &Made, have: Option<&Made>, layers: bool) -> Vec<Frame> {
         let base = old.map(|old| Base {
             have: 0,
             slice: Slice {
-                content: had.as_ref().unwrap().find(&Content::of(old)).unwrap(),
+                content: had.as_ref().unwrap().find(&FileDigest::of(old)).unwrap(),
                 offset: 0,
                 len: (old.len() as u64).min(MAX_FRAME),
             },
@@ -241,7 +241,7 @@ fn encode_frames(want: &Made, have: Option<&Made>, layers: bool, frames: &[Frame
             .collect(),
         table: WireTable {
             base: had.as_ref().map(|_| 0),
-            digest: *Content::of(table.bytes()).as_bytes(),
+            digest: *FileDigest::of(table.bytes()).as_bytes(),
             len: u32::try_from(table.bytes().len()).unwrap(),
             coded: table::encode(&table, had.as_ref(), 3).unwrap(),
         },
@@ -384,7 +384,7 @@ fn assert_holds(store: &Store, want: &Made, layers: bool) {
         assert_eq!(store.size(&content).unwrap(), Some(size), "{content}");
         let mut bytes = vec![0; usize::try_from(size).unwrap()];
         store.read_at(&content, 0, &mut bytes).unwrap();
-        assert_eq!(Content::of(&bytes), content);
+        assert_eq!(FileDigest::of(&bytes), content);
     }
 }
 
@@ -440,7 +440,7 @@ impl Fixture {
         Store::open(self.folder.path(), &[]).unwrap()
     }
 
-    fn file(&self, content: &Content) -> PathBuf {
+    fn file(&self, content: &FileDigest) -> PathBuf {
         let hex = content.hex();
         self.folder
             .path()
@@ -449,8 +449,8 @@ impl Fixture {
             .join(hex)
     }
 
-    fn of(&self, made: &Made, path: &str) -> Content {
-        Content::of(&made.files[path.as_bytes()])
+    fn of(&self, made: &Made, path: &str) -> FileDigest {
+        FileDigest::of(&made.files[path.as_bytes()])
     }
 }
 
@@ -590,7 +590,7 @@ fn a_file_that_was_altered_or_is_gone_is_asked_for_again() {
     let Outcome::Need(need) = apply.finish().unwrap() else {
         panic!("it is damaged")
     };
-    let needed: Vec<Content> = need.iter().map(|(content, _)| *content).collect();
+    let needed: Vec<FileDigest> = need.iter().map(|(content, _)| *content).collect();
     let new_large = f.of(&f.new, "c/large");
     assert!(
         needed.contains(&same) && needed.contains(&new_large) && needed.len() == 2,
@@ -679,13 +679,13 @@ fn what_was_lent_to_a_tree_is_here_and_what_is_written_there_is_found_out() {
 /// A store, one of whose contents is altered once it has its name in a tree.
 struct Altered<'a> {
     store: &'a Store,
-    content: Content,
+    content: FileDigest,
     path: &'a Path,
     linked: std::sync::Mutex<Option<bool>>,
 }
 
 impl Files for Altered<'_> {
-    fn file(&self, content: &Content) -> io::Result<Option<File>> {
+    fn file(&self, content: &FileDigest) -> io::Result<Option<File>> {
         use std::os::unix::fs::MetadataExt as _;
         let mut linked = self.linked.lock().unwrap();
         if *content == self.content {
@@ -709,11 +709,11 @@ impl Files for Altered<'_> {
         self.store.file(content)
     }
 
-    fn is_still(&self, content: &Content, file: &File) -> io::Result<bool> {
+    fn is_still(&self, content: &FileDigest, file: &File) -> io::Result<bool> {
         self.store.is_still(content, file)
     }
 
-    fn lent(&self, content: &Content, file: &File, modified: Time) -> io::Result<()> {
+    fn lent(&self, content: &FileDigest, file: &File, modified: Time) -> io::Result<()> {
         self.store.lent(content, file, modified)
     }
 }
@@ -937,7 +937,7 @@ fn an_image_is_complete_only_while_its_contents_are() {
 fn a_leftover_of_a_process_of_the_same_number_is_no_hindrance() {
     let f = Fixture::new();
     let store = f.store();
-    let content = Content::of(b"bytes");
+    let content = FileDigest::of(b"bytes");
     fs::write(f.file(&content), "by").unwrap();
     for number in 0..2 {
         let beside = format!("{}.{}-{number}", content.hex(), std::process::id());
@@ -1087,7 +1087,7 @@ fn one_unusable_version_file_does_not_lose_a_store() {
 fn one_unusable_entry_of_a_store_is_replaced_or_named() {
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path(), &[]).unwrap();
-    let content = Content::of(b"bytes");
+    let content = FileDigest::of(b"bytes");
     let hex = content.hex();
     let path = folder.path().join("contents").join(&hex[..2]).join(&hex);
     fs::create_dir(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The name of a file's content: its SHA-256.
+//! The SHA-256 of the contents of one file.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use pierhead_oci::{Algorithm, Digest};
 
 /// SHA-256 of a file's content. `Copy`, 32 bytes: half of a [`Digest`], since tables hold many.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Content([u8; 32]);
+pub struct FileDigest([u8; 32]);
 
-impl Content {
+impl FileDigest {
     /// The name of bytes that are at hand. One pass over them.
     pub fn of(bytes: &[u8]) -> Self {
         let digest = Digest::of(Algorithm::Sha256, bytes);
@@ -31,14 +31,14 @@ impl Content {
     }
 }
 
-impl From<Content> for Digest {
-    fn from(content: Content) -> Self {
+impl From<FileDigest> for Digest {
+    fn from(content: FileDigest) -> Self {
         Digest::from_bytes(Algorithm::Sha256, &content.0).expect("a SHA-256 has 32 bytes")
     }
 }
 
 /// `Err` holds a digest by another algorithm than SHA-256, which names no content.
-impl TryFrom<&Digest> for Content {
+impl TryFrom<&Digest> for FileDigest {
     type Error = Digest;
 
     fn try_from(digest: &Digest) -> Result<Self, Digest> {
@@ -49,13 +49,13 @@ impl TryFrom<&Digest> for Content {
     }
 }
 
-impl fmt::Display for Content {
+impl fmt::Display for FileDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Digest::from(*self), f)
     }
 }
 
-impl fmt::Debug for Content {
+impl fmt::Debug for FileDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -67,14 +67,14 @@ mod tests {
 
     #[test]
     fn a_content_is_a_digest_and_back() {
-        let content = Content::of(b"abc");
+        let content = FileDigest::of(b"abc");
         let digest = Digest::from(content);
         assert_eq!(
             digest.to_string(),
             "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         );
-        assert_eq!(Content::try_from(&digest), Ok(content));
+        assert_eq!(FileDigest::try_from(&digest), Ok(content));
         let long = Digest::of(Algorithm::Sha512, b"abc");
-        assert_eq!(Content::try_from(&long), Err(long));
+        assert_eq!(FileDigest::try_from(&long), Err(long));
     }
 }
