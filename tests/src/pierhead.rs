@@ -265,9 +265,9 @@ fn serve(
 /// run beside it.
 fn unshaken(toml: &str) -> String {
     const LIMITS: &str = "[limits]\n";
-    const NEVER: &str = "rest_under = []\n";
+    const NEVER: &str = "pause_under = []\n";
     match toml.find(LIMITS) {
-        _ if toml.contains("rest_under") => toml.to_owned(),
+        _ if toml.contains("pause_under") => toml.to_owned(),
         Some(at) => {
             let (before, after) = toml.split_at(at + LIMITS.len());
             format!("{before}{NEVER}{after}")

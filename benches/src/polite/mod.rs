@@ -124,7 +124,7 @@ impl Stage<'_> {
         let background = match self.options.no_background {
             true => String::new(),
             false => format!(
-                "[bundle]\nenabled = true\n[eviction]\npolicy = \"learned\"\n[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\"\n"
+                "[eviction]\npolicy = \"learned\"\n[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\"\n"
             ),
         };
         format!("profile = \"small\"\n{background}")

@@ -12,7 +12,7 @@ use super::shared::{Shared, Time};
 
 /// What a tag's revalidation moves on the uplink: a conditional request and its answer, with all headers.
 const REVALIDATION: f64 = 1_000.0;
-/// How long a tag is not asked for again: the default of `tags.freshness`.
+/// How long a tag is not asked for again: the default of `tags.ttl`.
 const FRESHNESS: f64 = 60.0;
 
 /// An image, as far as it matters here.

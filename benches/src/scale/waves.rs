@@ -22,7 +22,7 @@ const ENOUGH: usize = 32;
 /// Requests from which the cost of one is taken.
 const PROBE: u32 = 20_000;
 /// What is measured is the way of pulls; bundles are made of their bytes later.
-const CONFIG: &str = "[bundle]\nenabled = false\n";
+const CONFIG: &str = "[bundle]\nsize = \"off\"\n";
 
 /// What one wave gave.
 #[derive(Clone)]

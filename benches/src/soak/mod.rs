@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let images = Arc::new(content::images(IMAGES, options.wanted_mib << 20));
     let upstream = Upstream::start(&images)?;
     let config = format!(
-        "[cache]\nsize = \"{}MiB\"\n[tags]\nfreshness = \"1s\"\n",
+        "[cache]\nsize = \"{}MiB\"\n[tags]\nttl = \"1s\"\n",
         options.wanted_mib / 3
     );
     let server = Server::start(

@@ -54,7 +54,7 @@ pub(super) fn serve(pierhead: &Path, places: [(&str, &Path); 2]) -> Result<()> {
         }
         if let Some(pierhead) = &pierhead {
             let settings = format!(
-                "[tier]\nkind = \"file\"\npath = \"{}\"\nsize = \"{REGION}B\"\nrules = \"value=1\"\n",
+                "[tier]\nkind = \"file\"\npath = \"{}\"\nsize = \"{REGION}B\"\nplacement = \"value\"\n",
                 folder.path().join("tier").display()
             );
             let running = pierhead.start_with(&upstream, &image, None, &settings)?;

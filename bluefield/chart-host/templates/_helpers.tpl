@@ -27,6 +27,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "pierhead-host.image" -}}
 {{- with .Values.image -}}
+{{- if not .repository -}}
+{{- fail "image.repository: is required, as nobody publishes an image. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
+{{- end -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}
 {{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end -}}

@@ -23,7 +23,7 @@
 {{- $room := include "pierhead.mebibytes" . | int64 -}}
 {{- $packs := div (mul $room 10) 100 -}}
 {{- /* pierhead takes no less than this: it would hold no image. */ -}}
-{{- $bundle := ternary (dict "size" (printf "%dMiB" $packs)) (dict "enabled" false) (ge $packs 64) -}}
+{{- $bundle := ternary (dict "size" (printf "%dMiB" $packs)) (dict "size" "off") (ge $packs 64) -}}
 {{- $sized = mergeOverwrite $sized (dict "cache" (dict "size" (printf "%dMiB" (div (mul $room 75) 100))) "bundle" $bundle) -}}
 {{- end -}}
 {{- $config = mergeOverwrite $sized $config -}}
@@ -52,22 +52,16 @@ docker_config = "/etc/pierhead/docker/config.json"
 
 [network]
 interface = {{ toJson . }}
-wait = {{ toJson $v.network.interfaceWait }}
 {{- end }}
-{{- if ne $v.tier.kind "off" }}
 
 [tier]
 kind = {{ toJson $v.tier.kind }}
+{{- if ne $v.tier.kind "off" }}
 path = "/var/lib/pierhead/tier/pierhead.tier"
+{{- end }}
 size = "{{ include "pierhead.mebibytes" $v.tier.size }}MiB"
-limit = {{ toJson $v.tier.limit }}
-rules = {{ toJson $v.tier.rules }}
-drain = {{ toJson $v.tier.drain }}
-{{- /* Unsaid, the profile says it. */}}
-{{- if kindIs "bool" $v.tier.followPressure }}
-follow_pressure = {{ $v.tier.followPressure }}
-{{- end }}
-{{- end }}
+placement = {{ toJson $v.tier.placement }}
+write_back_rate = {{ toJson $v.tier.writeBackRate }}
 {{- if $v.tls.secretName }}
 
 [tls]
@@ -76,7 +70,6 @@ key = "/etc/pierhead/tls/tls.key"
 {{- with $v.tls.clientCAKey }}
 client_ca = "/etc/pierhead/{{ if $v.tls.clientCASecretName }}clients{{ else }}tls{{ end }}/{{ . }}"
 {{- end }}
-client_optional = {{ $v.tls.clientOptional }}
 {{- with $v.tls.clientNames }}
 client_names = {{ include "pierhead.toml" . }}
 {{- end }}
@@ -84,31 +77,25 @@ client_names = {{ include "pierhead.toml" . }}
 
 [auth]
 mode = {{ toJson $v.auth.mode }}
-verdicts = {{ toJson $v.auth.verdicts }}
+cache_ttl = {{ toJson $v.auth.cacheTTL }}
 anonymous = {{ $v.auth.anonymous }}
-{{- if eq $v.auth.mode "htpasswd" }}
+{{- if include "pierhead.asksPassword" . }}
 htpasswd = "/etc/pierhead/auth/htpasswd"
 {{- end }}
 {{- range $name, $it := $v.upstreams }}
 
 [upstreams.{{ toJson $name }}]
-{{- with $it.url }}
-url = {{ toJson . }}
-{{- end }}
 {{- with $it.addresses }}
 addresses = {{ include "pierhead.toml" . }}
 {{- end }}
-{{- with $it.loginHosts }}
-login_hosts = {{ include "pierhead.toml" . }}
+{{- with $it.credentialHosts }}
+credential_hosts = {{ include "pierhead.toml" . }}
 {{- end }}
 {{- with $it.username }}
 username = {{ toJson . }}
 {{- end }}
 {{- with $it.passwordSecret }}
 password_file = "{{ include "pierhead.upstreamFolder" $name }}/password"
-{{- end }}
-{{- with $it.identityTokenSecret }}
-identity_token_file = "{{ include "pierhead.upstreamFolder" $name }}/token"
 {{- end }}
 {{- with $it.ca }}
 ca = "{{ include "pierhead.upstreamFolder" $name }}/ca.crt"

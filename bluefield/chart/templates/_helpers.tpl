@@ -28,6 +28,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "pierhead.image" -}}
 {{- with .Values.image -}}
+{{- if not .repository -}}
+{{- fail "image.repository: is required, as nobody publishes an image. Build one with `cargo xtask dist`, push it with `skopeo copy --all oci:target/dist/image:VERSION docker://REGISTRY/pierhead:VERSION`, and set image.repository=REGISTRY/pierhead" -}}
+{{- end -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}
 {{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end -}}
@@ -40,6 +43,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- else -}}
 {{- .Values.serviceAccount.name | default "default" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Whether clients may show a password of the file of users. */}}
+{{- define "pierhead.asksPassword" -}}
+{{- if has .Values.auth.mode (list "htpasswd" "mtls-or-htpasswd") -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "pierhead.scheme" -}}
@@ -56,14 +64,14 @@ yes
 {{/* What the pod of `helm test` would need that the values do not give; empty when it can pull through the Service. */}}
 {{- define "pierhead.testLacks" -}}
 {{- $v := .Values -}}
-{{- $password := or (eq $v.auth.mode "htpasswd") (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
+{{- $password := or (include "pierhead.asksPassword" .) (and (eq $v.auth.mode "pass-through") (not $v.auth.anonymous)) -}}
 {{- if not $v.service.enabled -}}
 service.enabled
 {{- else if not (include "pierhead.everywhere" .) -}}
 a Service that reaches pierhead: it listens on {{ $v.network.interface | default $v.network.address }} alone
 {{- else if and $password (not $v.tests.loginSecretName) -}}
 tests.loginSecretName
-{{- else if and $v.tls.clientCAKey (not $v.tls.clientOptional) (not $v.tests.clientSecretName) -}}
+{{- else if and $v.tls.clientCAKey (ne $v.auth.mode "mtls-or-htpasswd") (not $v.tests.clientSecretName) -}}
 tests.clientSecretName
 {{- end -}}
 {{- end -}}
@@ -183,15 +191,15 @@ the daemon plans with no more than the profile has.
 {{- mulf (float64 $number) (float64 $factor) 1000.0 | int64 -}}
 {{- end -}}
 
-{{/* Whole seconds of `1m`; values.schema.json allows nothing else. */}}
-{{- define "pierhead.seconds" -}}
-{{- mul (regexFind "^[0-9]+" . | int64) (get (dict "s" 1 "m" 60) (regexFind "[sm]$" .) | int64) -}}
+{{/* Bytes of `1.5GiB`; of text that is no size, 0. */}}
+{{- define "pierhead.bytes" -}}
+{{- $units := dict "" 1.0 "b" 1.0 "k" 1e3 "kb" 1e3 "kib" 1024.0 "m" 1e6 "mb" 1e6 "mib" 1048576.0 "g" 1e9 "gb" 1e9 "gib" 1073741824.0 "t" 1e12 "tb" 1e12 "tib" 1099511627776.0 -}}
+{{- mulf (regexFind "^[0-9.]+" . | default "0" | float64) (get $units (regexFind "[a-zA-Z]*$" . | lower) | default 0.0) | printf "%.0f" -}}
 {{- end -}}
 
-{{/* What the schema cannot say. Each message names the keys. */}}
+{{/* Contradictions between values of the chart. Each message names the keys. pierhead checks its own keys (config-check). */}}
 {{- define "pierhead.check" -}}
 {{- $v := .Values -}}
-{{- include "pierhead.refused" . -}}
 {{- if and (eq $v.storage.mode "emptyDir") (not $v.storage.size) -}}
 {{- fail "storage.size: is needed with storage.mode=emptyDir, so that the cache stays below the limit of the volume" -}}
 {{- end -}}
@@ -213,14 +221,14 @@ the daemon plans with no more than the profile has.
 {{- if and (eq $v.tier.kind "pmem") (not $v.tier.hostPath) -}}
 {{- fail "tier.hostPath: is needed with tier.kind=pmem: a folder on a DAX file system of the node" -}}
 {{- end -}}
-{{- if and (eq $v.auth.mode "htpasswd") (not $v.auth.htpasswdSecretName) -}}
-{{- fail "auth.htpasswdSecretName: is needed with auth.mode=htpasswd" -}}
+{{- if and (include "pierhead.asksPassword" .) (not $v.auth.htpasswdSecretName) -}}
+{{- fail (printf "auth.htpasswdSecretName: is needed with auth.mode=%s" $v.auth.mode) -}}
 {{- end -}}
-{{- if and (eq $v.auth.mode "mtls") (not $v.tls.clientCAKey) -}}
-{{- fail "tls.clientCAKey: is needed with auth.mode=mtls" -}}
+{{- if and (hasPrefix "mtls" $v.auth.mode) (not $v.tls.clientCAKey) -}}
+{{- fail (printf "tls.clientCAKey: is needed with auth.mode=%s" $v.auth.mode) -}}
 {{- end -}}
-{{- if and $v.tls.clientOptional (ne $v.auth.mode "htpasswd") -}}
-{{- fail "tls.clientOptional: needs auth.mode=htpasswd, or everybody without a certificate is let in" -}}
+{{- if and $v.tls.clientCASecretName (not $v.tls.clientCAKey) -}}
+{{- fail "tls.clientCAKey: is needed with tls.clientCASecretName" -}}
 {{- end -}}
 {{- if and $v.tls.clientCAKey (not $v.tls.secretName) -}}
 {{- fail "tls.secretName: is needed with tls.clientCAKey" -}}
@@ -237,6 +245,16 @@ the daemon plans with no more than the profile has.
 {{- with $resources.limits.memory -}}
 {{- if lt (include "pierhead.thousandths" . | int64) (include "pierhead.thousandths" (printf "%dMi" $least) | int64) -}}
 {{- fail (printf "resources.limits.memory: %v is below the %s that profile %s and the volumes in memory need (tier.size, storage.size)" . (include "pierhead.quantity" $least) $v.profile) -}}
+{{- end -}}
+{{- end -}}
+{{- $planned := ($v.config.limits | default dict).memory | default "off" -}}
+{{- $bytes := include "pierhead.bytes" $planned | float64 -}}
+{{- if and (gt $bytes 0.0) (lt $bytes (include "pierhead.bytes" (printf "%dMiB" $least) | float64)) -}}
+{{- fail (printf "config.limits.memory: %s is below the %s that profile %s and the volumes in memory need: write more, or choose a smaller profile" $planned (include "pierhead.quantity" $least) $v.profile) -}}
+{{- end -}}
+{{- with $resources.limits.memory -}}
+{{- if and (gt $bytes 0.0) (gt (mulf $bytes 1000.0) (include "pierhead.thousandths" . | float64)) -}}
+{{- fail (printf "config.limits.memory: %s is above resources.limits.memory, which is %v: write less, or raise that" $planned .) -}}
 {{- end -}}
 {{- end -}}
 {{- with $v.serviceDaemonSet.updateStrategy.rollingUpdate -}}
@@ -259,18 +277,44 @@ the daemon plans with no more than the profile has.
 {{- end -}}
 {{- $logins := list -}}
 {{- range $name, $upstream := $v.upstreams -}}
-{{- if or $upstream.passwordSecret $upstream.identityTokenSecret -}}{{- $logins = append $logins (printf "upstreams.%s" $name) -}}{{- end -}}
-{{- if and $upstream.passwordSecret (not $upstream.username) -}}
-{{- fail (printf "upstreams.%s.username: is needed with passwordSecret" $name) -}}
-{{- end -}}
-{{- if and $upstream.url $upstream.addresses -}}
-{{- fail (printf "upstreams.%s.url: not together with addresses" $name) -}}
-{{- end -}}
+{{- if $upstream.passwordSecret -}}{{- $logins = append $logins (printf "upstreams.%s" $name) -}}{{- end -}}
 {{- end -}}
 {{- with $v.dockerConfigSecretName -}}{{- $logins = append $logins "dockerConfigSecretName" -}}{{- end -}}
 {{- if and $logins (eq $v.auth.mode "none") (not $v.tls.clientCAKey) (not $v.config.allow_open_proxy_with_credentials) -}}
 {{- fail (printf "%s: with a login for an upstream, everybody who reaches the port could pull what it can. Set auth.mode or tls.clientCAKey, or config.allow_open_proxy_with_credentials=true if that is meant" (join ", " $logins)) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Mounts of pierhead's configuration, its files and its folders. */}}
+{{- define "pierhead.mounts" -}}
+{{- $v := .Values -}}
+- name: config
+  mountPath: /etc/pierhead/pierhead.toml
+  subPath: pierhead.toml
+  readOnly: true
+- name: data
+  mountPath: /var/lib/pierhead
+{{- if ne $v.tier.kind "off" }}
+- name: tier
+  mountPath: /var/lib/pierhead/tier
+{{- end }}
+{{- if $v.tls.secretName }}
+- {name: tls, mountPath: /etc/pierhead/tls, readOnly: true}
+{{- end }}
+{{- if $v.tls.clientCASecretName }}
+- {name: clients, mountPath: /etc/pierhead/clients, readOnly: true}
+{{- end }}
+{{- if include "pierhead.asksPassword" . }}
+- {name: auth, mountPath: /etc/pierhead/auth, readOnly: true}
+{{- end }}
+{{- if $v.dockerConfigSecretName }}
+- {name: docker, mountPath: /etc/pierhead/docker, readOnly: true}
+{{- end }}
+{{- range $name, $it := $v.upstreams }}
+{{- if or $it.passwordSecret $it.ca }}
+- {name: {{ include "pierhead.upstreamVolume" $name }}, mountPath: {{ include "pierhead.upstreamFolder" $name }}, readOnly: true}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* A name that a volume may have, for one that a registry may have. */}}
@@ -295,8 +339,9 @@ TCP ports at which upstreams and what they send us to are asked: 443, and whatev
 {{- define "pierhead.egressPorts" -}}
 {{- $ports := dict "443" true -}}
 {{- range $name, $it := .Values.upstreams -}}
-{{- $hosts := concat ($it.addresses | default list) ($it.loginHosts | default list) ($it.trustedHosts | default list) -}}
-{{- $hosts = append $hosts ($it.url | default (ternary "https://none" $name (not (empty $it.addresses)))) -}}
+{{- $addresses := ternary (list $it.addresses) ($it.addresses | default list) (kindIs "string" $it.addresses) -}}
+{{- $hosts := concat $addresses ($it.credentialHosts | default list) ($it.trustedHosts | default list) -}}
+{{- $hosts = append $hosts (ternary "https://none" $name (not (empty $addresses))) -}}
 {{- range $hosts -}}
 {{- $ports = merge $ports (include "pierhead.portOf" . | fromYaml) -}}
 {{- end -}}

@@ -1230,7 +1230,7 @@ fn when_enough_was_written_what_can_wait_does_and_all_is_counted() {
     until(|| flash.asked.load(Ordering::Relaxed) > 1);
     let refused = library.awaited(&one.root);
     assert!(
-        matches!(&refused, State::Refused(why) if why.contains("max_written_per_day")),
+        matches!(&refused, State::Refused(why) if why.contains("cache.daily_write_budget")),
         "{refused:?}"
     );
     assert!(matches!(library.state(&one.root), State::Working(_)));

@@ -117,7 +117,7 @@ impl Store {
             why: match refusal {
                 Refusal::Admission => "the admission does not expect it again (eviction.admission)",
                 Refusal::Policy => "the policy has no place for its size (eviction.policy)",
-                Refusal::Worn => "enough was written today (eviction.max_written_per_day)",
+                Refusal::Worn => "enough was written today (cache.daily_write_budget)",
             },
         }
     }
@@ -133,7 +133,7 @@ impl Store {
             tracing::warn!(
                 written,
                 limit,
-                "the bytes of today are used up (eviction.max_written_per_day): what is large is passed on and not \
+                "the bytes of today are used up (cache.daily_write_budget): what is large is passed on and not \
                  stored until 00:00 UTC"
             );
         }

@@ -159,7 +159,7 @@ pub(crate) struct Eviction {
     /// Bytes of content written since midnight (UTC).
     pub(crate) written_today: u64,
     /// Most of that; 0 is no limit.
-    pub(crate) max_written_per_day: u64,
+    pub(crate) daily_write_budget: u64,
     /// Blobs evicted since the start.
     pub(crate) evictions: u64,
     /// Downloads since the start that would have fit and were not kept.

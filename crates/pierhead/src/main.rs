@@ -17,6 +17,8 @@ mod pressure;
 mod profile;
 mod progress;
 mod quiet;
+#[cfg(test)]
+mod reference;
 mod replay;
 mod serve;
 mod setup;

@@ -8,7 +8,8 @@ use pierhead_cache::FastTier;
 use pierhead_cache::tier::{Options, PmemTier};
 use pierhead_pmem::{Class, Error, Log, Recovered, Region, Report};
 
-use crate::config::{Tier, TierKind};
+use crate::config::{Config, Tier, TierKind};
+use crate::pressure::Resource;
 
 /// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
 ///
@@ -41,21 +42,17 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
     }
     // Heads and the ends of segments take their part.
     let most = log.capacity() / 32 * 31;
-    let limit = match tier.limit {
-        0 => most,
-        limit => limit.min(most),
-    };
     let options = Options {
         most,
         volatile: !report.class.is_persistent(),
-        drain_rate: tier.drain.unwrap_or(0),
+        drain_rate: tier.write_back_rate.unwrap_or(0),
         damaged,
-        ..Options::new(limit)
+        ..Options::new(most)
     };
     Ok(Some(FastTier {
         tier: Arc::new(PmemTier::new(log, file)),
         options,
-        weights: tier.rules,
+        weights: tier.placement.weights(),
         class: report.class.as_str(),
         capacity: len,
     }))
@@ -66,6 +63,12 @@ pub(crate) fn bytes_in_memory(tier: &Tier) -> u64 {
     let path = tier.path.as_ref();
     let path = path.filter(|path| tier.kind != TierKind::Off && pierhead_pmem::is_memory(path));
     path.map_or(0, |_| tier.size)
+}
+
+/// Whether the limit shrinks while the host is short of memory: a tier in memory gives some back.
+pub(crate) fn follows_pressure(config: &Config) -> bool {
+    let is_watched = config.limits.pause_under.contains(&Resource::Memory);
+    is_watched && config.tier.kind == TierKind::File && bytes_in_memory(&config.tier) > 0
 }
 
 /// The file, mapped; `None` when there is to be none. One that was made and will not do is removed.
@@ -149,5 +152,33 @@ impl Unfit {
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.what, self.mend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_tier_in_memory_follows_pressure() {
+        let mut config = Config::with_data("/nowhere".into());
+        for (kind, path, follows) in [
+            (TierKind::Off, "/dev/shm/pierhead-never-made", false),
+            (TierKind::Pmem, "/dev/shm/pierhead-never-made", false),
+            (TierKind::File, "/dev/shm/pierhead-never-made", true),
+            (TierKind::File, "/proc/pierhead-never-made", false),
+        ] {
+            config.tier.kind = kind;
+            config.tier.path = Some(path.into());
+            assert_eq!(
+                follows_pressure(&config),
+                follows,
+                "{} {path}",
+                kind.as_str()
+            );
+        }
+        config.tier.path = Some("/dev/shm/pierhead-never-made".into());
+        config.limits.pause_under = vec![Resource::Cpu];
+        assert!(!follows_pressure(&config), "nobody looks at memory");
     }
 }

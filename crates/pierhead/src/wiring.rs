@@ -15,7 +15,7 @@ use pierhead_proxy::Auth;
 use pierhead_remote::{Credentials, UpstreamAddress};
 use rustls::RootCertStore;
 
-use crate::config::{AuthMode, Config, Size, Upstream, files};
+use crate::config::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files};
 use crate::environment::Environment;
 use crate::machine::Machine;
 
@@ -68,13 +68,14 @@ pub(crate) fn remote(
     }
     /// No registry holds a place among the downloads for ever by dripping.
     const MIN_BYTES_PER_SECOND: u64 = 10 << 10;
+    let timeouts = pierhead_remote::Config::default();
     Ok(pierhead_remote::Config {
         upstreams,
         credentials: by_docker,
         roots: Arc::new(roots()),
-        connect_timeout: config.limits.connect_timeout,
-        header_timeout: config.limits.header_timeout,
-        stall_timeout: config.limits.stall_timeout,
+        connect_timeout: timeouts.connect_timeout.min(config.limits.upstream_timeout),
+        header_timeout: timeouts.header_timeout.min(config.limits.upstream_timeout),
+        stall_timeout: config.limits.upstream_timeout,
         minimum_rate: MIN_BYTES_PER_SECOND,
         bandwidth: config.limits.upstream_bandwidth,
         https_proxy: environment.https_proxy.clone(),
@@ -86,24 +87,20 @@ pub(crate) fn remote(
 }
 
 fn credentials(upstream: &Upstream) -> Result<Option<Credentials>, String> {
-    let secret = |inline: &Option<crate::config::Secret>, file: &Option<std::path::PathBuf>| match (
-        inline, file,
-    ) {
-        (Some(secret), _) => Ok::<_, String>(Some(secret.reveal())),
-        (None, Some(path)) => Ok(Some(files::first_line(path)?.reveal())),
-        (None, None) => Ok(None),
-    };
     if let Some(name) = &upstream.credential_helper {
         return Ok(Some(Credentials::Helper(name.clone())));
     }
-    if let Some(token) = secret(&upstream.identity_token, &upstream.identity_token_file)? {
-        return Ok(Some(Credentials::Identity(token)));
-    }
-    let Some(user) = upstream.username.clone() else {
+    let (Some(user), Some(file)) = (&upstream.username, &upstream.password_file) else {
         return Ok(None);
     };
-    Ok(secret(&upstream.password, &upstream.password_file)?
-        .map(|password| Credentials::Basic { user, password }))
+    let password = files::first_line(file)?.reveal();
+    Ok(Some(match user == IDENTITY_TOKEN_USER {
+        true => Credentials::Identity(password),
+        false => Credentials::Basic {
+            user: user.clone(),
+            password,
+        },
+    }))
 }
 
 /// Who leaves the cache and who enters it, for a cache of `capacity` bytes.
@@ -120,7 +117,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
             NamedAdmission::Always => None,
             named => Some(named.build(capacity, seed)),
         },
-        max_written_per_day: eviction.max_written_per_day,
+        max_written_per_day: config.cache.daily_write_budget,
     }
 }
 
@@ -131,11 +128,12 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::
     let bundle = &config.bundle;
     let taken = ["packs", "plans"].map(|name| folder_bytes(&config.data.join(name)));
     let size = match bundle.size {
-        Size::Auto => {
+        None => 0,
+        Some(Size::Auto) => {
             let available = space.free.saturating_add(taken.iter().sum());
             (available / 10).clamp(AUTO.0, AUTO.1)
         }
-        size => size.resolve(space.total, 0),
+        Some(size) => size.resolve(space.total, 0),
     };
     let plans = size / 8;
     let mut library =
@@ -144,7 +142,6 @@ pub(crate) fn library(config: &Config, space: Space) -> pierhead_bundle_server::
     if let Some(profile) = config.profile {
         library.share = profile.worker_cpu;
     }
-    library.pairs = bundle.pairs;
     library
 }
 
@@ -203,29 +200,30 @@ pub(crate) fn proxy(config: &Config) -> pierhead_proxy::Config {
         default_upstream: config.default_upstream.clone(),
         known: config.upstreams.keys().cloned().collect(),
         rules: config.access.clone(),
-        tag_freshness: config.tags.freshness,
-        answer_within: config.limits.answer_within,
+        tag_freshness: config.tags.ttl,
+        answer_within: config.limits.response_timeout,
         max_connections: config.limits.connections,
         limits: pierhead_proxy::Limits {
-            connections_per_client: config.limits.connections_per_client,
-            fetches: config.limits.upstream_fetches,
-            fetches_per_client: config.limits.fetches_per_client,
-            fetches_per_registry: pierhead_proxy::Limits::fetches_of_one_registry(
-                config.limits.upstream_fetches,
+            connections_per_client: pierhead_proxy::Limits::connections_of_one(
+                config.limits.connections,
             ),
-            answer_memory: config.limits.answer_memory,
-            answer_memory_per_client: config.limits.answer_memory / 2,
+            fetches: config.limits.downloads,
+            fetches_per_client: (config.limits.downloads / 2).max(1),
+            fetches_per_registry: pierhead_proxy::Limits::fetches_of_one_registry(
+                config.limits.downloads,
+            ),
+            answer_memory: config.limits.response_memory,
+            answer_memory_per_client: config.limits.response_memory / 2,
             ..pierhead_proxy::Limits::default()
         },
-        client_stall: config.limits.client_stall,
         auth: auth(config),
-        drain: config.limits.drain,
+        drain: config.limits.shutdown_grace,
         ..pierhead_proxy::Config::default()
     }
 }
 
 fn auth(config: &Config) -> Auth {
-    let lifetime = config.auth.verdicts;
+    let lifetime = config.auth.cache_ttl;
     match (config.auth.mode, &config.auth.htpasswd) {
         (AuthMode::None, _) => Auth::Open,
         (AuthMode::Mtls, _) => Auth::Certificate,
@@ -233,18 +231,18 @@ fn auth(config: &Config) -> Auth {
             lifetime,
             anonymous: config.auth.anonymous,
         },
-        (AuthMode::Htpasswd, Some(file)) => Auth::Htpasswd {
+        (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, Some(file)) => Auth::Htpasswd {
             file: file.clone(),
             lifetime,
         },
         // Refused before: no client has a certificate where none is asked for.
-        (AuthMode::Htpasswd, None) => Auth::Certificate,
+        (AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd, None) => Auth::Certificate,
     }
 }
 
 /// What is allowed and yet hardly meant: for people, each with its mend.
-pub(crate) fn warnings(config: &Config, file: Option<&Path>) -> Vec<String> {
-    let mut warnings = readable_secrets(config, file);
+pub(crate) fn warnings(config: &Config) -> Vec<String> {
+    let mut warnings = readable_secrets(config);
     warnings.extend(passwords_in_the_clear(config));
     warnings.extend(authority_as_server(config));
     warnings
@@ -287,7 +285,10 @@ pub(crate) fn size_above_disk(
 
 /// Passwords that nobody could use: said, not refused, since clients on this machine can.
 fn passwords_in_the_clear(config: &Config) -> Option<String> {
-    let asks = matches!(config.auth.mode, AuthMode::Htpasswd | AuthMode::PassThrough);
+    let asks = matches!(
+        config.auth.mode,
+        AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd | AuthMode::PassThrough
+    );
     let mut listen = config.listen.iter();
     let open = listen.find(|it| !it.ip().to_canonical().is_loopback())?;
     (asks && config.tls.cert.is_none()).then(|| {
@@ -298,17 +299,10 @@ fn passwords_in_the_clear(config: &Config) -> Option<String> {
 }
 
 /// Files with secrets that everybody on this machine can read: said, not refused.
-fn readable_secrets(config: &Config, file: Option<&Path>) -> Vec<String> {
-    let inline =
-        |upstream: &Upstream| upstream.password.is_some() || upstream.identity_token.is_some();
-    let config_file = file.filter(|_| config.upstreams.values().any(inline));
-    let named = config.upstreams.values().flat_map(|upstream| {
-        let files = [&upstream.password_file, &upstream.identity_token_file];
-        files.into_iter().filter_map(|path| path.as_deref())
-    });
-    config_file
-        .into_iter()
-        .chain(named)
+fn readable_secrets(config: &Config) -> Vec<String> {
+    let upstreams = config.upstreams.values();
+    upstreams
+        .filter_map(|upstream| upstream.password_file.as_deref())
         .chain(config.docker_config.as_deref())
         .chain(config.auth.htpasswd.as_deref())
         .chain(config.tls.key.as_deref())
@@ -331,7 +325,7 @@ pub(crate) fn tls(config: &Config) -> Option<pierhead_proxy::Tls> {
         certificate,
         key,
         client_ca: config.tls.client_ca.clone(),
-        client_optional: config.tls.client_optional,
+        client_optional: config.auth.mode == AuthMode::MtlsOrHtpasswd,
         client_names: config.tls.client_names.clone(),
     })
 }

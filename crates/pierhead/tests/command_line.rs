@@ -300,7 +300,7 @@ fn check_names_file_line_and_mend() {
     let message = fails(&["config", "check", &bad], 2);
     let expected = format!(
         "{bad}:3: unknown key \"cache.siez\": did you mean \"cache.size\"?\n\
-         {bad}:5: log.format: \"xml\" is not a log format: write \"text\" or \"json\"\n"
+         {bad}:5: log.format: \"xml\" is no log format: write \"text\", \"json\"\n"
     );
     assert_eq!(message, expected);
     // serve refuses it in the same words, and before it makes the data folder.
@@ -405,7 +405,10 @@ fn only_files_are_read() {
             66,
             "[upstreams.\"a.b\"]\nusername = \"u\"\npassword_file = \"pipe\"\n",
         ),
-        (66, "[upstreams.\"a.b\"]\nidentity_token_file = \"pipe\"\n"),
+        (
+            66,
+            "[upstreams.\"a.b\"]\nusername = \"<token>\"\npassword_file = \"pipe\"\n",
+        ),
     ];
     for (code, key) in keys {
         let key = format!("listen = \"127.0.0.1:1\"\n{key}");
@@ -493,13 +496,13 @@ fn a_configuration_may_be_handed_over() {
 }
 
 #[test]
-fn show_masks_and_reads_back() {
+fn show_has_no_secrets_and_reads_back() {
     let folder = tempfile::tempdir().expect("a folder");
     file(folder.path(), "password", "from-file-hunter2\n");
     let config = file(
         folder.path(),
         "pierhead.toml",
-        "listen = [\"127.0.0.1:5000\"]\ncache.size = \"25%\"\n[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"inline-hunter2\"\n\
+        "listen = [\"127.0.0.1:5000\"]\ncache.size = \"25%\"\n[upstreams.\"ghcr.io\"]\nusername = \"<token>\"\npassword_file = \"password\"\n\
          [upstreams.\"quay.io\"]\nusername = \"me\"\npassword_file = \"password\"\n",
     );
     let shown = succeeds(&["config", "show", &config]);
@@ -508,7 +511,7 @@ fn show_masks_and_reads_back() {
         "listen = [\"127.0.0.1:5000\"]",
         "size = \"25%\"",
         "[upstreams.\"ghcr.io\"]",
-        "password = \"********\"",
+        "username = \"<token>\"",
     ] {
         assert!(
             shown.lines().any(|found| found == line),
@@ -526,10 +529,11 @@ fn show_masks_and_reads_back() {
 #[test]
 fn an_open_proxy_with_credentials_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
+    file(folder.path(), "password", "hunter2\n");
     let config = file(
         folder.path(),
         "p.toml",
-        "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"hunter2\"\n",
+        "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword_file = \"password\"\n",
     );
     let data = folder.path().join("data");
     let data = data.to_str().expect("UTF-8");

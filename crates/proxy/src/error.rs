@@ -62,7 +62,7 @@ pub(crate) enum Error {
     SlowBody,
     #[error("{0}")]
     Question(String),
-    #[error("there are no bundles here (bundle.enabled)")]
+    #[error("there are no bundles here (bundle.size = \"off\")")]
     NoBundles,
     #[error("bundles cannot be had until pierhead restarts: {0}")]
     BundlesFailed(String),

@@ -752,7 +752,7 @@ async fn planning_counts_for_the_client_and_what_is_planned_does_not() {
         (503, &json!(null))
     );
     let why = error["message"].as_str().unwrap();
-    assert!(why.contains("upstream_fetches_per_client"), "{why}");
+    assert!(why.contains("limits.downloads (one address"), "{why}");
     let again = stage.ask(post(BUNDLE, &json!({"want": "2"}))).await;
     assert!(again.status == 200 && again.body == first.body);
 }

@@ -162,7 +162,7 @@ fn a_login_of_the_upstream_is_passed_through() -> Result<()> {
         .start_in_background();
     hub.push_layout(image.layout().folder())?;
     let config = format!(
-        "{}[auth]\nmode = \"pass-through\"\nanonymous = false\n[upstreams.\"docker.io\"]\nurl = {:?}\ntrusted_hosts = [\"http://{}\"]\n",
+        "{}[auth]\nmode = \"pass-through\"\nanonymous = false\n[upstreams.\"docker.io\"]\naddresses = {:?}\ntrusted_hosts = [\"http://{}\"]\n",
         files.tls(),
         hub.url(),
         hub.token_addr()

@@ -437,7 +437,7 @@ fn an_image_that_is_missing_is_not_found() -> Result<()> {
 
 #[test]
 fn where_there_are_no_bundles_layers_come() -> Result<()> {
-    let (hub, pierhead) = stage(Options::new().config("[bundle]\nenabled = false"))?;
+    let (hub, pierhead) = stage(Options::new().config("[bundle]\nsize = \"off\""))?;
     let folder = place::scratch("worker")?;
     for (name, via) in [("off", http(pierhead.address())), ("plain", hub.url())] {
         let store = folder.path().join(name);

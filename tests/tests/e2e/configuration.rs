@@ -35,8 +35,8 @@ fn an_unknown_key() -> Result<()> {
 #[test]
 fn a_bad_value() -> Result<()> {
     refused(
-        "[tags]\nfreshness = \"soon\"",
-        &["pierhead.toml:2", "freshness", "soon"],
+        "[tags]\nttl = \"soon\"",
+        &["pierhead.toml:2", "tags.ttl", "soon"],
     )
 }
 
@@ -48,15 +48,19 @@ fn no_toml_at_all() -> Result<()> {
 /// Whoever reaches an address that is not loopback could pull what the credentials can.
 #[test]
 fn credentials_for_everybody() -> Result<()> {
-    let toml = "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword = \"secret\"";
     let folder = place::scratch("config")?;
+    let password = folder.path().join("password");
+    fs::write(&password, "secret")?;
+    let toml = format!(
+        "[upstreams.\"registry.example\"]\nusername = \"me\"\npassword_file = {password:?}"
+    );
     let options = || {
         Options::new()
             .data(&folder.path().join("data"))
             .argument("--listen")
             .argument("0.0.0.0:0")
     };
-    let (status, said) = Pierhead::refuses(&options().config(toml))?;
+    let (status, said) = Pierhead::refuses(&options().config(&toml))?;
     assert_eq!(status.code(), Some(2), "{said}");
     assert!(said.contains("allow_open_proxy_with_credentials"), "{said}");
     assert!(!said.contains("secret"), "{said}");

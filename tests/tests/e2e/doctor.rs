@@ -60,9 +60,12 @@ fn a_healthy_daemon() -> Result<()> {
     let hub = FakeRegistry::builder()
         .basic_auth("someone", "hunter2")
         .start_in_background();
+    let folder = place::scratch("doctor")?;
+    let password = folder.path().join("password");
+    fs::write(&password, "hunter2\n")?;
     let pierhead = Pierhead::start(
         Options::new().argument("--listen").argument("127.0.0.1:0").config(&format!(
-            "[upstreams.\"docker.io\"]\nurl = {:?}\nusername = \"someone\"\npassword = \"hunter2\"",
+            "[upstreams.\"docker.io\"]\naddresses = {:?}\nusername = \"someone\"\npassword_file = {password:?}",
             hub.url()
         )),
     )?;
@@ -108,13 +111,15 @@ fn what_is_wrong_with_upstreams_is_told_apart() -> Result<()> {
     let token = FakeRegistry::builder().token_auth().start_in_background();
     let folder = place::scratch("doctor")?;
     let config = folder.path().join("pierhead.toml");
+    let password = folder.path().join("password");
+    fs::write(&password, "wrong\n")?;
     let token_host = token.token_addr();
     fs::write(
         &config,
         format!(
-            "admin = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\ndata = {:?}\n[upstreams.\"docker.io\"]\nurl = {:?}\nusername = \"someone\"\npassword = \"wrong\"\n\
-             [upstreams.\"refused.lab\"]\nurl = \"http://127.0.0.1:1\"\n[upstreams.\"nobody.lab\"]\nurl = \"https://nobody.invalid\"\n\
-             [upstreams.\"tls.lab\"]\nurl = {:?}\n[upstreams.\"token.lab\"]\nurl = {:?}\ntrusted_hosts = [\"http://{token_host}\"]\n\
+            "admin = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\ndata = {:?}\n[upstreams.\"docker.io\"]\naddresses = {:?}\nusername = \"someone\"\npassword_file = {password:?}\n\
+             [upstreams.\"refused.lab\"]\naddresses = \"http://127.0.0.1:1\"\n[upstreams.\"nobody.lab\"]\naddresses = \"https://nobody.invalid\"\n\
+             [upstreams.\"tls.lab\"]\naddresses = {:?}\n[upstreams.\"token.lab\"]\naddresses = {:?}\ntrusted_hosts = [\"http://{token_host}\"]\n\
              [upstreams.\"two.lab\"]\naddresses = [\"http://127.0.0.1:1\", {:?}]\ntrusted_hosts = [\"http://{token_host}\"]\n",
             folder.path().join("data"),
             locked.url(),

@@ -25,14 +25,14 @@ fn the_policy_is_changed_while_serving() -> Result<()> {
     assert_eq!(stat(&pierhead)?["eviction"]["policy"], "lru");
 
     pierhead.reload(
-        "[eviction]\npolicy = \"gdsf\"\nadmission = \"second-hit\"\nmax_written_per_day = \"1GiB\"",
+        "[eviction]\npolicy = \"gdsf\"\nadmission = \"second-hit\"\n[cache]\ndaily_write_budget = \"1GiB\"",
     )?;
     wait::until("the other policy", || {
         Ok((stat(&pierhead)?["eviction"]["policy"] == "gdsf").then_some(()))
     })?;
     let now = stat(&pierhead)?;
     assert_eq!(now["eviction"]["admission"], "second-hit");
-    assert_eq!(now["eviction"]["max_written_per_day"], 1_u64 << 30);
+    assert_eq!(now["eviction"]["daily_write_budget"], 1_u64 << 30);
     assert!(
         now["eviction"]["written_today"].as_u64() >= Some(100_000),
         "{now}"
@@ -58,8 +58,10 @@ fn the_policy_is_changed_while_serving() -> Result<()> {
 fn a_recorded_trace_is_replayed() -> Result<()> {
     let folder = place::scratch("trace")?;
     let file = folder.path().join("pulls.trace");
-    let options =
-        Options::new().config(&format!("[trace]\nfile = {:?}", file.display().to_string()));
+    let options = Options::new().config(&format!(
+        "[request_log]\nfile = {:?}",
+        file.display().to_string()
+    ));
     let (hub, mut pierhead) = behind(FakeRegistry::builder(), options)?;
     let image = Image::random(2, &[200_000, 3000]);
     hub.push("library/app", "1", &image);

@@ -30,7 +30,7 @@ fn hub(builder: Builder, keys: &str) -> Result<(Background, Pierhead, TempDir)> 
     let ca = folder.path().join("ca.pem");
     fs::write(&ca, hub.ca_pem())?;
     let config = format!(
-        "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {ca:?}\ntrusted_hosts = [\"{}\", \"{}\"]\n{keys}",
+        "[upstreams.\"docker.io\"]\naddresses = {:?}\nca = {ca:?}\ntrusted_hosts = [\"{}\", \"{}\"]\n{keys}",
         hub.url(),
         hub.token_addr(),
         hub.cdn_addr()
@@ -155,8 +155,10 @@ fn a_login_from_the_configuration() -> Result<()> {
         ..TokenAuth::default()
     };
     let hub_with_users = FakeRegistry::builder().with(|settings| settings.auth = Auth::Token(auth));
-    let keys =
-        format!("username = \"pier\"\npassword = \"{password}\"\n[log]\nlevel = \"trace\"\n");
+    let secret = place::scratch("password")?;
+    let file = secret.path().join("password");
+    fs::write(&file, password)?;
+    let keys = format!("username = \"pier\"\npassword_file = {file:?}\n[log]\nlevel = \"trace\"\n");
     let (_hub, pierhead, _folder) = hub(hub_with_users, &keys)?;
     assert_eq!(
         get(pierhead.address(), "/v2/library/pierhead-small/manifests/1")?.status,
@@ -175,7 +177,7 @@ fn a_rate_limit_is_not_relayed() -> Result<()> {
         window: 3600,
     };
     let limited = FakeRegistry::builder().with(|settings| settings.rate_limit = Some(limit));
-    let (hub, pierhead, _folder) = hub(limited, "[tags]\nfreshness = \"0s\"")?;
+    let (hub, pierhead, _folder) = hub(limited, "[tags]\nttl = \"0s\"")?;
     let image = images()?.small;
     assert_eq!(
         get(pierhead.address(), "/v2/library/pierhead-small/manifests/1")?.status,
@@ -226,7 +228,7 @@ fn a_real_registry_with_tls_and_a_login() -> Result<()> {
         },
     )?;
     let config = format!(
-        "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {:?}\nusername = \"pier\"\npassword_file = {:?}\n",
+        "[upstreams.\"docker.io\"]\naddresses = {:?}\nca = {:?}\nusername = \"pier\"\npassword_file = {:?}\n",
         registry.url(),
         path("ca.pem"),
         path("password"),

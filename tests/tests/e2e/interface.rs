@@ -1,5 +1,7 @@
 //! `network.interface`: the listener is on the addresses of one interface, in a network of the test's own.
 
+use std::thread;
+
 use anyhow::Result;
 use pierhead_tests::{
     namespace::{self, Network},
@@ -23,7 +25,7 @@ fn two() -> Result<Network> {
     Ok(network)
 }
 
-fn on(network: &Network, interface: &str, wait: &str) -> Options {
+fn on(network: &Network, interface: &str) -> Options {
     Options::new()
         .inside(
             network
@@ -32,9 +34,7 @@ fn on(network: &Network, interface: &str, wait: &str) -> Options {
                 .chain(namespace::powerless())
                 .collect(),
         )
-        .config(&format!(
-            "network.interface = {interface:?}\nnetwork.wait = {wait:?}"
-        ))
+        .config(&format!("network.interface = {interface:?}"))
         .argument("--listen")
         .argument("0.0.0.0:5000")
 }
@@ -46,7 +46,7 @@ fn clients_come_by_the_chosen_interface_alone() -> Result<()> {
         return Ok(());
     }
     let network = two()?;
-    let mut pierhead = Pierhead::start(on(&network, "p0", "30s"))?;
+    let mut pierhead = Pierhead::start(on(&network, "p0"))?;
     for (address, status) in [
         ("192.0.2.1", Some(200)),
         ("198.51.100.1", None),
@@ -81,10 +81,10 @@ fn an_interface_that_comes_late_is_waited_for() -> Result<()> {
         return Ok(());
     }
     let network = Network::new()?;
-    let pierhead = Pierhead::start_while(on(&network, "late0", "60s"), |daemon| {
+    let pierhead = Pierhead::start_while(on(&network, "late0"), |daemon| {
         daemon.until("waiting", |log| {
             Ok(log
-                .contains("waiting up to 1m for the interface")
+                .contains("waiting up to 30s for the interface")
                 .then_some(()))
         })?;
         network.ip("link add late0 type veth peer name late1")?;
@@ -118,7 +118,7 @@ fn the_management_link_among_all_addresses_is_warned_of() -> Result<()> {
     assert!(pierhead.log().contains(warning), "{}", pierhead.log());
     // The next one wants its port.
     drop(pierhead);
-    let chosen = Pierhead::start(on(&network, "p0", "30s"))?;
+    let chosen = Pierhead::start(on(&network, "p0"))?;
     assert!(!chosen.log().contains("tmfifo_net0"), "{}", chosen.log());
     Ok(())
 }
@@ -133,22 +133,31 @@ fn an_interface_that_is_missing_or_bare_is_told_with_a_code_of_its_own() -> Resu
     network.ip("link add up0 type veth peer name up1")?;
     network.ip("link set up0 up")?;
     let folder = place::scratch("interface")?;
-    let data = folder.path().join("data");
-    for (interface, words) in [
-        ("gone0", &["\"gone0\"", "p0, ", "name one of these"][..]),
-        ("bare0", &["ip link set bare0 up"]),
-        ("up0", &["no IPv4 address", "ip address add"]),
-    ] {
-        let options = on(&network, interface, "0s").data(&data);
-        let (status, said) = Pierhead::refuses(&options)?;
+    // Each waits as long as a start may.
+    let refused = |interface: &str, words: &[&str]| -> Result<()> {
+        let data = folder.path().join(interface);
+        let (status, said) = Pierhead::refuses(&on(&network, interface).data(&data))?;
         assert_eq!(status.code(), Some(68), "{interface}: {said}");
-        for word in ["network.interface", "network.wait"].iter().chain(words) {
+        for word in ["network.interface", "waited 30s"].iter().chain(words) {
             assert!(
                 said.contains(word),
                 "{interface}: {word:?} is missing in: {said}"
             );
         }
         assert!(!data.exists(), "the data folder was taken before");
-    }
-    Ok(())
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let cases = [
+            ("gone0", &["\"gone0\"", "p0, ", "name one of these"][..]),
+            ("bare0", &["ip link set bare0 up"]),
+            ("up0", &["no IPv4 address", "ip address add"]),
+        ];
+        let refused = &refused;
+        let cases = cases.map(|(interface, words)| scope.spawn(move || refused(interface, words)));
+        for case in cases {
+            case.join().expect("no panic")?;
+        }
+        Ok(())
+    })
 }

@@ -57,7 +57,7 @@ fn killed_at_two_hundred_instants() -> Result<()> {
     let options = Options::new()
         .argument("--cache-size")
         .argument(format!("{BOUND}B"))
-        .config("[tags]\nfreshness = \"0s\"");
+        .config("[tags]\nttl = \"0s\"");
     let (hub, mut pierhead) = behind(hub, options)?;
     let sizes = [900, 70_000, 300_000, 1_000_000, 2_500_000];
     let image = Image::random(seed, &sizes.repeat(4));

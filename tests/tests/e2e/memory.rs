@@ -32,8 +32,7 @@ fn unread(address: SocketAddr, path: &str) -> Result<(TcpStream, u16)> {
 /// Tag lists of 7 MB and cold manifests of 4 MB, each for many clients at once that take nothing.
 #[test]
 fn unread_documents_hold_no_memory() -> Result<()> {
-    let options = Options::new()
-        .config("[limits]\nanswer_within = \"60s\"\nupstream_fetches_per_client = 100");
+    let options = Options::new().config("[limits]\nresponse_timeout = \"60s\"\ndownloads = 200");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let tags: Vec<_> = (0..500_000).map(|nth| format!("\"v{nth:010}\"")).collect();
     let list = format!("{{\"name\":\"library/app\",\"tags\":[{}]}}", tags.join(","));

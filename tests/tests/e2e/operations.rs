@@ -71,7 +71,7 @@ fn the_configuration_is_read_again() -> Result<()> {
         let client = scope.spawn(|| get(address, &path));
         hub.wait(async |_| gate.reached(1).await);
         pierhead.reload(&format!(
-            "[upstreams.\"registry.example\"]\nurl = {:?}",
+            "[upstreams.\"registry.example\"]\naddresses = {:?}",
             more.url()
         ))?;
         wait::until("the new upstream", || {
@@ -201,7 +201,7 @@ fn the_size_is_a_bound() -> Result<()> {
 fn a_start_while_the_upstream_is_down() -> Result<()> {
     let (hub, mut pierhead) = behind(
         FakeRegistry::builder(),
-        Options::new().config("[tags]\nfreshness = \"0s\""),
+        Options::new().config("[tags]\nttl = \"0s\""),
     )?;
     let image = Image::random(5, &[1000]);
     hub.push("library/app", "1", &image);
@@ -227,7 +227,7 @@ fn a_start_while_the_upstream_is_down() -> Result<()> {
 #[test]
 fn a_silent_upstream() -> Result<()> {
     let options =
-        Options::new().config("[tags]\nfreshness = \"0s\"\n[limits]\nanswer_within = \"1s\"");
+        Options::new().config("[tags]\nttl = \"0s\"\n[limits]\nresponse_timeout = \"1s\"");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let image = Image::random(6, &[1000]);
     hub.push("library/app", "1", &image);

@@ -36,7 +36,7 @@ const STATE: &str = "pierhead_remote_upstream_state{";
 
 #[test]
 fn an_upstream_goes_and_comes_back() -> Result<()> {
-    let options = Options::new().config("[tags]\nfreshness = \"0s\"");
+    let options = Options::new().config("[tags]\nttl = \"0s\"");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let image = Image::random(1, &[1000]);
     hub.push("library/app", "1", &image);
@@ -104,8 +104,7 @@ fn what_was_not_there_is_seen_within_seconds() -> Result<()> {
 /// A client at its connection limit loses its longest idle connection to the next one.
 #[test]
 fn one_client_takes_not_all_connections() -> Result<()> {
-    let options =
-        Options::new().config("[limits]\nconnections_per_client = 4\n[tags]\nfreshness = \"1h\"");
+    let options = Options::new().config("[limits]\nconnections = 32\n[tags]\nttl = \"1h\"");
     let (_hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let connect = || -> Result<(TcpStream, String)> {
         let mut stream = TcpStream::connect(pierhead.address())?;
@@ -137,7 +136,7 @@ fn one_client_takes_not_all_connections() -> Result<()> {
 fn a_crowd() -> Result<()> {
     const ACTIVE: usize = 200;
     const SIZE: usize = 2 << 20;
-    let options = Options::new().config("[limits]\nconnections_per_client = 2048");
+    let options = Options::new().config("[limits]\nconnections = 16384");
     let (hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let digest = hub.put_blob("library/app", random_bytes(3, SIZE));
     let gate = Gate::new();

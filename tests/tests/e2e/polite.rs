@@ -46,7 +46,7 @@ fn a_profile_is_of_the_group_that_it_runs_in() -> Result<()> {
     ensure!(status.success(), "{said}");
     for line in [
         "memory = \"256MiB\" # profile small: the limit of the control group (version ",
-        "answer_memory = \"48MiB\" # profile small: ",
+        "size = \"off\" # profile small: ",
     ] {
         ensure!(said.contains(line), "no {line:?} in\n{said}");
     }
@@ -154,7 +154,7 @@ fn work_in_the_background_rests_while_the_group_is_short_of_time() -> Result<()>
     };
     let options = Options::new()
         .inside(alone)
-        .config("[limits]\nrest_under = [\"cpu\"]");
+        .config("[limits]\npause_under = [\"cpu\"]");
     let (_hub, pierhead) = behind(FakeRegistry::builder(), options)?;
     let rests = |what: &str, expected: &str| {
         wait::until(what, || {
@@ -195,9 +195,9 @@ fn twenty_clients_are_served_in_a_small_group() -> Result<()> {
         .inside(group.enter())
         .argument("--profile")
         .argument("small")
-        .config("[bundle]\nenabled = true\n[eviction]\npolicy = \"learned\"")
+        .config("[eviction]\npolicy = \"learned\"")
         // As the profiles for cards do: nothing may fail for a rest.
-        .config("[limits]\nrest_under = [\"memory\", \"cpu\"]")
+        .config("[limits]\npause_under = [\"memory\", \"cpu\"]")
         .config(&format!(
             "[tier]\nkind = \"file\"\npath = {tier:?}\nsize = \"64MiB\""
         ));

@@ -261,7 +261,7 @@ fn an_invalid_certificate_of_the_default_upstream_ends_no_daemon() -> Result<()>
         let ca = folder.path().join("ca.crt");
         fs::write(&ca, hub.ca_pem())?;
         let config = format!(
-            "[upstreams.\"docker.io\"]\nurl = {:?}\nca = {ca:?}",
+            "[upstreams.\"docker.io\"]\naddresses = {:?}\nca = {ca:?}",
             hub.url()
         );
         let mut pierhead = Pierhead::start(Options::new().config(&config))?;

@@ -228,7 +228,7 @@ fn are_nowhere() -> Result<()> {
         format!("{{\"auths\": {{\"basic.example\": {entry}}}}}"),
     )?;
     let shared = format!(
-        "docker_config = {:?}\n[log]\nlevel = \"trace\"\n[upstreams.\"docker.io\"]\nurl = {:?}\ntrusted_hosts = [\"http://{}\", \"http://{}\", \"http://127.0.0.1:1\"]\n",
+        "docker_config = {:?}\n[log]\nlevel = \"trace\"\n[upstreams.\"docker.io\"]\naddresses = {:?}\ntrusted_hosts = [\"http://{}\", \"http://{}\", \"http://127.0.0.1:1\"]\n",
         path("docker.json"),
         hub.url(),
         hub.token_addr(),
@@ -238,15 +238,17 @@ fn are_nowhere() -> Result<()> {
         "username = \"upx\"\npassword_file = {:?}\n",
         path("password")
     );
-    let inline = format!("username = \"upx\"\npassword = {UPSTREAM:?}\n");
-    let second = format!("[upstreams.\"basic.example\"]\nurl = {:?}\n", basic.url());
+    let second = format!(
+        "[upstreams.\"basic.example\"]\naddresses = {:?}\n",
+        basic.url()
+    );
 
     let mut heard = Heard::default();
     let users = format!(
         "{shared}{login_keys}{second}[auth]\nmode = \"htpasswd\"\nhtpasswd = {:?}\n",
         path("users")
     );
-    let guests = format!("{shared}{inline}{second}[auth]\nmode = \"pass-through\"\n");
+    let guests = format!("{shared}{login_keys}{second}[auth]\nmode = \"pass-through\"\n");
     let mut tried = BTreeSet::new();
     for (config, good) in [
         (&users, login("ann", CLIENT)),

@@ -24,11 +24,9 @@ const MOUNTS: [&str; 2] = ["/etc/pierhead/", "/var/lib/pierhead/"];
 /// When there is no configuration at all, or a file cannot be made.
 pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Result<()> {
     let root = tempfile::tempdir()?;
-    let pair = rcgen::generate_simple_self_signed(["pierhead.example".to_owned()])?;
-    let (certificate, key) = (pair.cert.pem(), pair.signing_key.serialize_pem());
+    let pair = Pair::new()?;
     let mut some = false;
     let mut taken_away = BTreeSet::new();
-    let mut pressed = false;
     for file in place::files(manifests, "yaml")? {
         let manifest = fs::read_to_string(&file)?;
         let Some(toml) = configuration(&manifest) else {
@@ -38,21 +36,7 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
         let checked = mounted(&manifest, &toml).and_then(|()| {
             let here = root.path().join(&*name);
-            let mut toml = toml.clone();
-            for path in paths(&toml.clone()) {
-                let made = here.join(path.trim_start_matches('/'));
-                fs::create_dir_all(made.parent().context("a folder")?)?;
-                if let Some(content) = content(&path, &certificate, &key) {
-                    fs::write(&made, content)?;
-                }
-                toml = toml.replace(
-                    &format!("\"{path}\""),
-                    &format!("{:?}", made.display().to_string()),
-                );
-            }
-            let config = here.join("pierhead.toml");
-            fs::create_dir_all(&here)?;
-            fs::write(&config, toml)?;
+            let config = lay_out(&here, &toml, &pair)?;
             exec::output(Command::new(daemon).args(["config", "check"]).arg(&config))?;
             Ok((here, config))
         });
@@ -68,19 +52,8 @@ pub(crate) fn check(daemon: &Path, manifests: &Path, count: &mut Count) -> Resul
                     );
                 }
             }
-            if ["profile-small", "tier-memory"]
-                .iter()
-                .all(|it| name.contains(it))
-            {
-                pressed = true;
-                let what = format!("config::a tier in memory gives way::{name}");
-                count.note(&what, gives_way(daemon, &toml, here));
-            }
         }
         count.note(&format!("config::{name}"), checked.map(drop));
-    }
-    if !pressed {
-        bail!("no manifest has a tier in memory and the smallest profile");
     }
     if !some {
         bail!("no manifest has a pierhead.toml");
@@ -101,28 +74,71 @@ fn lacks(daemon: &Path, config: &Path, missing: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the profile has its say on what the chart leaves unsaid. No files: those of Secrets are no matter here.
-fn gives_way(daemon: &Path, toml: &str, here: &Path) -> Result<()> {
-    let kept = toml.split("\n[").filter_map(|section| {
-        let kept = section.starts_with("tier]") || section.starts_with("listen");
-        kept.then(|| section.replace("/var/lib/pierhead", &here.display().to_string()))
-    });
-    let config = here.join("shown.toml");
-    let lines = kept.collect::<Vec<_>>().join("\n[");
-    let lines = lines
-        .lines()
-        .filter(|line| !line.starts_with("docker_config"));
-    fs::write(
-        &config,
-        lines.map(|line| format!("{line}\n")).collect::<String>(),
-    )?;
-    let shown = exec::output(Command::new(daemon).args(["config", "show"]).arg(&config))?;
-    let shown = String::from_utf8_lossy(&shown);
-    let line = shown.lines().find(|it| it.starts_with("follow_pressure"));
-    match line {
-        Some(line) if line.starts_with("follow_pressure = true") => Ok(()),
-        other => bail!("it shows {other:?}"),
+/// A certificate and its key, in PEM.
+struct Pair {
+    certificate: String,
+    key: String,
+}
+
+impl Pair {
+    fn new() -> Result<Self> {
+        let pair = rcgen::generate_simple_self_signed(["pierhead.example".to_owned()])?;
+        Ok(Self {
+            certificate: pair.cert.pem(),
+            key: pair.signing_key.serialize_pem(),
+        })
     }
+}
+
+/// Writes `toml` and the files that it names below `here`, as Secrets would bring them. Returns the file with it.
+fn lay_out(here: &Path, toml: &str, pair: &Pair) -> Result<PathBuf> {
+    let mut text = toml.to_owned();
+    for path in paths(toml) {
+        let made = here.join(path.trim_start_matches('/'));
+        // A new volume is one empty folder.
+        let folder = match path.starts_with(MOUNTS[0]) {
+            true => made.parent().context("a folder")?.to_owned(),
+            false => here.join(MOUNTS[1].trim_start_matches('/')),
+        };
+        fs::create_dir_all(folder)?;
+        if let Some(content) = content(&path, &pair.certificate, &pair.key) {
+            fs::write(&made, content)?;
+        }
+        text = text.replace(
+            &format!("\"{path}\""),
+            &format!("{:?}", made.display().to_string()),
+        );
+    }
+    let config = here.join("pierhead.toml");
+    fs::create_dir_all(here)?;
+    fs::write(&config, text)?;
+    Ok(config)
+}
+
+/// Whether `pierhead config check`, as the init container runs it, refuses the configuration in `manifest` and says `wanted`.
+///
+/// # Errors
+/// When it does not.
+pub(super) fn refuses(daemon: &Path, manifest: &str, wanted: &str) -> Result<()> {
+    let init = "args: [config, check, /etc/pierhead/pierhead.toml]";
+    if !manifest.contains(init) {
+        bail!("no init container checks the configuration");
+    }
+    let toml = configuration(manifest).context("no pierhead.toml")?;
+    let root = tempfile::tempdir()?;
+    let config = lay_out(root.path(), &toml, &Pair::new()?)?;
+    let checked = Command::new(daemon)
+        .args(["config", "check"])
+        .arg(&config)
+        .output()?;
+    let said = String::from_utf8_lossy(&checked.stderr);
+    if checked.status.success() {
+        bail!("pierhead takes this configuration: {toml}");
+    }
+    if !said.contains(wanted) {
+        bail!("pierhead does not say {wanted:?}: {said}");
+    }
+    Ok(())
 }
 
 /// The block below `pierhead.toml: |`.

@@ -1,6 +1,4 @@
-//! The part of a chart's schema that is pierhead's own configuration, from the page that documents every key.
-
-use std::collections::BTreeMap;
+//! The part of a chart's schema that is pierhead's own configuration, from the JSON schema of its key table.
 
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -9,80 +7,39 @@ use serde_json::{Map, Value, json};
 const OURS: &[&str] = &["listen", "data", "admin", "docker_config", "profile"];
 /// As [`OURS`], whole sections.
 const OUR_SECTIONS: &[&str] = &["network", "tls", "auth", "tier", "upstreams"];
+/// The pod can write nowhere else.
+const REQUEST_LOG: &str = "^(off|/var/lib/pierhead/([^/\\s]+/)*[^/\\s]+)$";
 
-/// The schema of the value `config`: objects with exactly the keys of the TOML in `page`.
+/// The schema of the value `config`: the keys of `all` that the chart does not set itself.
 ///
 /// # Errors
-/// When the page has no TOML.
-pub(crate) fn schema(page: &str) -> Result<Value> {
-    let toml = page
-        .split_once("```toml\n")
-        .and_then(|(_, rest)| rest.split_once("```"))
-        .context("the page has no block of TOML")?
-        .0;
-    let mut top = Map::new();
-    let mut sections: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
-    let mut section = "";
-    for line in toml.lines() {
-        let line = line.strip_prefix('#').unwrap_or(line);
-        if let Some(name) = line.strip_prefix('[').and_then(|it| it.strip_suffix(']')) {
-            section = name;
-        } else if let Some((key, value)) = key_of(line) {
-            let section_name = section.split('.').next().unwrap_or_default();
-            if section.is_empty() {
-                if !OURS.contains(&key) {
-                    top.insert(key.to_owned(), kind(value));
-                }
-            } else if !OUR_SECTIONS.contains(&section_name) {
-                let keys = sections.entry(section).or_default();
-                keys.insert(key.to_owned(), kind(value));
+/// When `all` is no schema of an object.
+pub(crate) fn schema(all: &Value) -> Result<Value> {
+    let properties = all["properties"].as_object().context("no properties")?;
+    let ours = properties
+        .iter()
+        .filter(|(key, _)| !OURS.contains(&key.as_str()) && !OUR_SECTIONS.contains(&key.as_str()));
+    let mut kept: Map<_, _> = ours
+        .map(|(key, of)| (key.clone(), without_help(of)))
+        .collect();
+    if let Some(log) = kept.get_mut("request_log") {
+        log["properties"]["file"] = json!({"type": "string", "pattern": REQUEST_LOG});
+    }
+    Ok(json!({"type": "object", "additionalProperties": false, "properties": kept}))
+}
+
+/// Help stands on the reference page.
+fn without_help(schema: &Value) -> Value {
+    let mut schema = schema.clone();
+    if let Some(object) = schema.as_object_mut() {
+        object.remove("description");
+        if let Some(Value::Object(properties)) = object.get_mut("properties") {
+            for of in properties.values_mut() {
+                *of = without_help(of);
             }
         }
     }
-    for (name, keys) in sections {
-        top.insert(name.to_owned(), object(keys));
-    }
-    Ok(object(top))
-}
-
-/// Takes over what somebody wrote for keys that are there still: tighter bounds than a type.
-pub(crate) fn keep(schema: &mut Value, written: &Value) {
-    let Some(keys) = schema["properties"].as_object_mut() else {
-        return;
-    };
-    for (key, made) in keys {
-        let Some(old) = written["properties"].get(key) else {
-            continue;
-        };
-        if made["type"] == "object" {
-            keep(made, old);
-        } else {
-            *made = old.clone();
-        }
-    }
-}
-
-fn object(properties: Map<String, Value>) -> Value {
-    json!({"type": "object", "additionalProperties": false, "properties": properties})
-}
-
-/// `key = value`, and no sentence with an equals sign in it.
-fn key_of(line: &str) -> Option<(&str, &str)> {
-    let (key, value) = line.split_once(" = ")?;
-    let is_key = key
-        .bytes()
-        .all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_');
-    is_key.then_some((key, value))
-}
-
-/// What a value may be, by its default or example.
-fn kind(value: &str) -> Value {
-    match value.bytes().next() {
-        Some(b'[') => json!({"type": "array", "items": {"type": "string", "minLength": 1}}),
-        Some(b'0'..=b'9') => json!({"type": "integer", "minimum": 0}),
-        Some(b't' | b'f') => json!({"type": "boolean"}),
-        _ => json!({"type": "string", "minLength": 1}),
-    }
+    schema
 }
 
 #[cfg(test)]
@@ -90,25 +47,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_stay_and_old_keys_go() {
+    fn keys_that_the_chart_sets_are_left_out() {
         let text = json!({"type": "string"});
-        let of = |keys: Value| json!({"type": "object", "properties": {"log": {"type": "object", "properties": keys}}});
-        let mut schema = of(json!({"format": text, "level": text}));
-        let bound = json!({"enum": ["text", "json"]});
-        keep(&mut schema, &of(json!({"format": bound, "gone": text})));
-        assert_eq!(schema, of(json!({"format": bound, "level": text})));
-    }
-
-    #[test]
-    fn keys_are_those_of_the_page() {
-        let page = "Text\n```toml\n# What = it is.\nlisten = [\"a\"]\nopen = false\n[cache]\n#size = \"1GiB\"\nworkers = 2\n[tls]\ncert = \"x\"\n#[upstreams.\"a.b\"]\n#url = \"u\"\n```\n";
-        let text = json!({"type": "string", "minLength": 1});
-        let cache = json!({"type": "object", "additionalProperties": false, "properties": {
-            "size": text, "workers": {"type": "integer", "minimum": 0}}});
+        let helped = json!({"type": "string", "description": "help"});
+        let closed =
+            |of: Value| json!({"type": "object", "additionalProperties": false, "properties": of});
+        let all = closed(json!({
+            "listen": helped, "open": helped,
+            "tls": closed(json!({"cert": helped})),
+            "cache": closed(json!({"size": helped})),
+            "request_log": closed(json!({"file": helped})),
+        }));
+        let log = json!({"type": "string", "pattern": REQUEST_LOG});
         assert_eq!(
-            schema(page).unwrap(),
-            json!({"type": "object", "additionalProperties": false, "properties": {
-                "open": {"type": "boolean"}, "cache": cache}})
+            schema(&all).unwrap(),
+            closed(json!({
+                "open": text,
+                "cache": closed(json!({"size": text})),
+                "request_log": closed(json!({"file": log})),
+            }))
         );
+        assert!(schema(&json!({})).is_err());
     }
 }

@@ -77,10 +77,8 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
         let path = folder.join("values.schema.json");
         let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
         if let Some(config) = schema["properties"].get_mut("config") {
-            let page = fs::read_to_string(place::root().join("docs/configuration.md"))?;
-            let bounds = config.take();
-            *config = configuration::schema(&page)?;
-            configuration::keep(config, &bounds);
+            let all = place::root().join("docs/reference/configuration.schema.json");
+            *config = configuration::schema(&serde_json::from_str(&fs::read_to_string(all)?)?)?;
         }
         made.push((path, format!("{schema:#}\n")));
     }
@@ -117,7 +115,7 @@ pub(crate) fn check(helm: &Path, promtool: &Path, daemon: &Path) -> Result<Count
         count.note(&format!("{}::metrics", chart.name), chart.metrics());
         count.note(&format!("{}::schema", chart.name), chart.schema());
         for bad in place::files(&chart.folder.join("ci/bad"), "yaml")? {
-            chart.refuses(&bad, &mut count)?;
+            chart.refuses(&bad, daemon, &mut count)?;
         }
         says::check(&chart, &mut count)?;
         count.note(&format!("{}::page", chart.name), chart.on_page());
@@ -196,7 +194,7 @@ impl<'a> Chart<'a> {
         let mut lint = Command::new(self.helm);
         lint.args(["lint", "--strict", "--quiet", "--kube-version", VERSION])
             .arg(&self.folder);
-        for file in case {
+        for file in self.common().iter().chain(case) {
             lint.arg("--values").arg(file);
         }
         let linted = exec::output(&mut lint);
@@ -251,10 +249,15 @@ impl<'a> Chart<'a> {
             .args(["template", RELEASE, "--namespace", "default"])
             .args(["--kube-version", VERSION])
             .arg(&self.folder);
-        for file in values {
+        for file in self.common().iter().chain(values) {
             command.arg("--values").arg(file);
         }
         command
+    }
+
+    /// Values that every use of the chart needs.
+    fn common(&self) -> Vec<PathBuf> {
+        place::files(&self.folder.join("ci/common"), "yaml").unwrap_or_default()
     }
 
     /// Renders one combination into the folder that the schemas are held against.
@@ -289,19 +292,27 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Each document of a file of bad values says first what helm must answer: the key that is wrong.
-    fn refuses(&self, bad: &Path, count: &mut Count) -> Result<()> {
+    /// Each document of a file of bad values says first what must be answered, by helm (`# fails: `) or by the init container
+    /// (`# config check: `).
+    fn refuses(&self, bad: &Path, daemon: &Path, count: &mut Count) -> Result<()> {
         let text = fs::read_to_string(bad)?;
         let name = bad.file_stem().unwrap_or_default().to_string_lossy();
         for values in text.split("\n---\n") {
-            let wanted = values
-                .lines()
-                .take_while(|line| line.starts_with('#'))
-                .find_map(|line| line.strip_prefix("# fails: "))
-                .with_context(|| format!("{} lacks a `# fails: `", bad.display()))?;
+            let wanted = |mark: &str| {
+                let mut lines = values.lines().take_while(|line| line.starts_with('#'));
+                lines.find_map(|line| line.strip_prefix(mark))
+            };
+            let by_pierhead = wanted("# config check: ");
+            let wanted = by_pierhead
+                .or_else(|| wanted("# fails: "))
+                .with_context(|| format!("{} says not what fails", bad.display()))?;
             let mut file = tempfile::NamedTempFile::new()?;
             file.write_all(values.as_bytes())?;
-            let refused = match exec::output(&mut self.template(&[file.path().to_owned()])) {
+            let rendered = exec::output(&mut self.template(&[file.path().to_owned()]));
+            let refused = match rendered {
+                Ok(manifest) if by_pierhead.is_some() => {
+                    configs::refuses(daemon, &String::from_utf8_lossy(&manifest), wanted)
+                }
                 Ok(_) => Err(anyhow::anyhow!("helm takes these values")),
                 Err(error) if format!("{error:#}").contains(wanted) => Ok(()),
                 Err(error) => Err(error.context(format!("helm does not say {wanted:?}"))),

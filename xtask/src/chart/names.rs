@@ -108,7 +108,7 @@ mod tests {
     fn enumerations_are_found_in_lists_too() {
         let schema = json!({"properties": {
             "log": {"properties": {"format": {"enum": ["json"]}, "level": {"type": "string"}}},
-            "limits": {"properties": {"rest_under": {"items": {"enum": ["cpu", "io"]}}}},
+            "limits": {"properties": {"pause_under": {"items": {"enum": ["cpu", "io"]}}}},
             "open": {"type": "boolean"}}});
         let mut found = enumerations(&schema);
         found.sort_by_key(|it| it.key);
@@ -116,6 +116,6 @@ mod tests {
             .iter()
             .map(|it| (it.section, it.key, it.names.len()))
             .collect::<Vec<_>>();
-        assert_eq!(found, [("log", "format", 1), ("limits", "rest_under", 2)]);
+        assert_eq!(found, [("log", "format", 1), ("limits", "pause_under", 2)]);
     }
 }

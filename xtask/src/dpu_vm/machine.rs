@@ -129,7 +129,7 @@ fn configuration(upstream: Option<&str>) -> String {
     let hub = upstream.map_or_else(String::new, |url| {
         // This machine, as QEMU's network calls it.
         let url = url.replacen("127.0.0.1", "10.0.2.2", 1);
-        format!("[upstreams.\"docker.io\"]\nurl = {url:?}\n")
+        format!("[upstreams.\"docker.io\"]\naddresses = {url:?}\n")
     });
     format!(
         "listen = [\"0.0.0.0:{clients}\"]\nadmin = \"0.0.0.0:{admin}\"\ndata = \"/data/pierhead\"\n\
@@ -145,7 +145,10 @@ mod tests {
     #[test]
     fn the_upstream_is_named_as_the_guest_must() {
         let text = configuration(Some("http://127.0.0.1:4000"));
-        assert!(text.contains("url = \"http://10.0.2.2:4000\""), "{text}");
+        assert!(
+            text.contains("addresses = \"http://10.0.2.2:4000\""),
+            "{text}"
+        );
         assert!(!configuration(None).contains("upstreams"));
     }
 }

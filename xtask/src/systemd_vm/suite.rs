@@ -259,7 +259,7 @@ fn configuration(upstream: &str) -> String {
     let url = upstream.replacen("127.0.0.1", "10.0.2.2", 1);
     format!(
         "data = \"{FOLDER}\"\nprofile = \"small\"\nlisten = [\"0.0.0.0:{clients}\"]\nadmin = \"0.0.0.0:{admin}\"\n\
-         limits.rest_under = [\"memory\", \"cpu\"]\n[upstreams.\"docker.io\"]\nurl = {url:?}\n"
+         limits.pause_under = [\"memory\", \"cpu\"]\n[upstreams.\"docker.io\"]\naddresses = {url:?}\n"
     )
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::Inner;
 
 /// Why an image is not made ready while enough was written.
-pub(super) const WHY: &str = "as many bytes as may be were written today (eviction.max_written_per_day): it is not bundled \
+pub(super) const WHY: &str = "as many bytes as may be were written today (cache.daily_write_budget): it is not bundled \
                               before 00:00 UTC unless it was by then";
 
 /// Who counts what is written. Told after each write, and asked before work begins: what was begun is ended.

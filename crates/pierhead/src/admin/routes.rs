@@ -161,7 +161,7 @@ impl Admin {
                 policy: eviction.policy,
                 admission: eviction.admission,
                 written_today: eviction.written_today,
-                max_written_per_day: eviction.max_written_per_day,
+                daily_write_budget: eviction.max_written_per_day,
                 evictions: eviction.evictions,
                 refused: eviction.refused,
                 refused_by: eviction

@@ -34,7 +34,7 @@ What each line says:
   admission   the rule that chooses the blobs to store (eviction.admission), and the downloads
               that went to the client without being stored, by the rule that refused them
   written     bytes written to the disk since midnight (UTC), of
-              eviction.max_written_per_day if that is set
+              cache.daily_write_budget if that is set
 
 Few hits and many evictions: the cache is smaller than what is pulled again and again.
 `pierhead replay` tells what another size or policy would have done. The same figures over time
@@ -66,7 +66,7 @@ What each line says:
               a disk, it stays), volatile (memory, it is lost; the disk gets a copy of all)
   failed      only when the medium could not be read or written: nothing goes there any more
               until a restart
-  used        bytes of blobs in it, of the most that may be (tier.limit, set-limit); blobs
+  used        bytes of blobs in it, of the most that may be (set-limit); blobs
               that are whole
   hot         bytes of the parts that starts of containers read, where the rest is on the disk
               alone

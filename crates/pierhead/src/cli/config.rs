@@ -53,7 +53,7 @@ pub(crate) fn run(command: &ConfigCommand, environment: &Environment) -> Result<
             // It may be for another machine.
             let another = Machine::default();
             let config = load(Some(file), None, &another)?;
-            for warning in wiring::warnings(&config, Some(file)) {
+            for warning in wiring::warnings(&config) {
                 eprintln!("warning: {warning}");
             }
             if let Err(refused) = load(Some(file), None, &environment.machine) {

@@ -300,7 +300,7 @@ fn refusals(eviction: &Eviction) -> String {
 /// What was written today, and whether anything is left of it.
 fn written(eviction: &Eviction) -> String {
     let written = human_bytes(eviction.written_today);
-    match eviction.max_written_per_day {
+    match eviction.daily_write_budget {
         0 => format!("{written} today (UTC)"),
         limit if eviction.written_today >= limit => format!(
             "{written} today; the {} of a day are used up: nothing large enters until 00:00 UTC",
@@ -373,12 +373,12 @@ mod tests {
             ..Eviction::default()
         };
         assert_eq!(written(&eviction), "84.0 MiB today (UTC)");
-        eviction.max_written_per_day = 100 << 20;
+        eviction.daily_write_budget = 100 << 20;
         assert_eq!(
             written(&eviction),
             "84.0 MiB today (UTC), of 100.0 MiB a day"
         );
-        eviction.max_written_per_day = 2 << 20;
+        eviction.daily_write_budget = 2 << 20;
         assert!(written(&eviction).ends_with("nothing large enters until 00:00 UTC"));
     }
 

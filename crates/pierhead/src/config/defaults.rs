@@ -9,8 +9,8 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Places, Size,
-    Tags, Tier, TierKind, Tls, Trace,
+    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Placement,
+    Places, RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
 use crate::machine::Cores;
 use crate::pressure::Resource;
@@ -35,62 +35,50 @@ impl Config {
             default_upstream: proxy.default_upstream,
             docker_config: None,
             allow_open_proxy_with_credentials: false,
-            network: Network {
-                interface: None,
-                wait: Duration::from_secs(30),
-            },
+            network: Network { interface: None },
             cache: Cache {
                 size: Size::Auto,
                 min_free: Size::Bytes(512 << 20),
+                daily_write_budget: 0,
                 memory: pierhead_cache::Config::new("", 0).memory,
             },
             eviction: Eviction {
                 policy: Named::DEFAULT,
                 admission: NamedAdmission::Always,
-                max_written_per_day: 0,
             },
-            trace: Trace { file: None },
+            request_log: RequestLog { file: None },
             bundle: Bundle {
-                enabled: true,
-                size: Size::Auto,
+                size: Some(Size::Auto),
                 workers: 1,
-                pairs: 2,
             },
             tier: Tier {
                 kind: TierKind::Off,
                 path: None,
                 size: 1 << 30,
-                limit: 0,
-                follow_pressure: false,
-                rules: pierhead_cache::staging::Weights::default(),
-                drain: None,
+                placement: Placement::default(),
+                write_back_rate: None,
             },
             tags: Tags {
-                freshness: proxy.tag_freshness,
+                ttl: proxy.tag_freshness,
             },
             access: pierhead_proxy::Rules::default(),
             limits: Limits {
                 connections: proxy.max_connections,
-                connections_per_client: proxy.limits.connections_per_client,
                 upstream_bandwidth: remote.bandwidth,
-                upstream_fetches: proxy.limits.fetches,
-                fetches_per_client: proxy.limits.fetches_per_client,
-                answer_memory: proxy.limits.answer_memory,
-                answer_within: proxy.answer_within,
-                connect_timeout: remote.connect_timeout,
-                header_timeout: remote.header_timeout,
-                stall_timeout: remote.stall_timeout,
-                client_stall: proxy.client_stall,
-                drain: proxy.drain,
+                downloads: proxy.limits.fetches,
+                response_memory: proxy.limits.answer_memory,
+                response_timeout: proxy.answer_within,
+                upstream_timeout: remote.stall_timeout,
+                shutdown_grace: proxy.drain,
                 memory: None,
                 cores: Cores::All,
-                rest_under: vec![Resource::Memory],
+                pause_under: vec![Resource::Memory],
             },
             tls: Tls::default(),
             auth: Auth {
                 mode: AuthMode::None,
                 htpasswd: None,
-                verdicts: Duration::from_secs(300),
+                cache_ttl: Duration::from_secs(300),
                 anonymous: true,
             },
             log: Log {

@@ -88,10 +88,10 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
         let checked = docker_config(path).map(drop);
         report("docker_config", "docker_config", checked);
     }
-    if let Some(path) = &config.trace.file {
+    if let Some(path) = &config.request_log.file {
         let checked = super::trace_file(path);
         let checked = checked.map_err(|message| Unfit::new(Exit::Refused, message));
-        report("trace.file", "trace.file", checked);
+        report("request_log.file", "request_log.file", checked);
     }
     for (registry, upstream) in &config.upstreams {
         let key = format!("upstreams.{registry}");
@@ -103,13 +103,8 @@ pub(super) fn check(config: &Config, lines: &Lines) -> Vec<(Exit, Problem)> {
             });
             report(&key, &name("ca"), checked);
         }
-        for (of, path) in [
-            ("password_file", &upstream.password_file),
-            ("identity_token_file", &upstream.identity_token_file),
-        ] {
-            if let Some(path) = path {
-                report(&key, &name(of), first_line(path).map(drop));
-            }
+        if let Some(path) = &upstream.password_file {
+            report(&key, &name("password_file"), first_line(path).map(drop));
         }
     }
     problems

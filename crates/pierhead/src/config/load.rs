@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 use super::files::Unfit;
 use super::parse::{Lines, parse};
 use super::validate::validate;
-use super::{Config, LogFormat, Places, Problem, Size, TierKind, Upstream, files, value};
+use super::{Config, LogFormat, Places, Problem, Size, Upstream, files, value};
 use crate::failure::Exit;
 use crate::machine::Machine;
 use crate::profile::{self, Asked, Misfit, Origins, Profile};
@@ -142,8 +142,7 @@ pub(crate) fn load_shown(
     let none = Upstream::default();
     for (registry, upstream) in &mut config.upstreams {
         let known = file.upstreams.get(registry).unwrap_or(&none);
-        if known.is_like(upstream) {
-            *upstream = known.clone();
+        if known == upstream {
             continue;
         }
         if upstream.has_credentials() || known.has_credentials() {
@@ -213,7 +212,7 @@ fn settled(
     };
     let mut settled = defaults;
     let given = profile::settle(&mut settled, asked, machine);
-    let mut origins = given.map_err(|Misfit { key, message }| {
+    let origins = given.map_err(|Misfit { key, message }| {
         let by_flag = key == "profile" && overrides.profile.is_some();
         // The default of one key for what another asks for.
         let or = if key == "tier.size" { "tier.path" } else { key };
@@ -226,24 +225,6 @@ fn settled(
     })?;
     let (mut config, lines) = parse(text, base, settled).map_err(of_text)?;
     config.profile = profile;
-    // Persistent memory gives none back to the machine.
-    let follows = asked.profile.filter(|_| config.tier.kind == TierKind::File);
-    if let Some(profile) = follows
-        && !lines.contains_key("tier.follow_pressure")
-    {
-        config.tier.follow_pressure = true;
-        let of = format!("profile {}: a tier in memory gives way", profile.name);
-        origins.push(("tier.follow_pressure", of));
-    }
-    if lines.contains_key("limits.connections") {
-        let key = "limits.connections_per_client";
-        let all = config.limits.connections;
-        if !lines.contains_key(key) {
-            config.limits.connections_per_client = pierhead_proxy::Limits::connections_of_one(all);
-        }
-        origins.retain(|(it, _)| *it != key);
-        origins.push((key, "an eighth of limits.connections".to_owned()));
-    }
     let said = |key: &str| {
         lines.contains_key(key) || key == "cache.size" && overrides.cache_size.is_some()
     };
@@ -336,7 +317,11 @@ fn apply(overrides: &Overrides, config: &mut Config, lines: &mut Lines) -> Flags
         config.log.format = format;
     }
     for (registry, url) in &overrides.upstreams {
-        config.upstreams.entry(registry.clone()).or_default().url = Some(url.clone());
+        config
+            .upstreams
+            .entry(registry.clone())
+            .or_default()
+            .addresses = vec![url.clone()];
     }
     flags
 }

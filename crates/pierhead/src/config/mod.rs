@@ -1,11 +1,11 @@
-//! What pierhead is told: defaults, then one TOML file, then the command line.
+//! The configuration: defaults, then one TOML file, then the command line.
 //!
 //! Parsing is pure (text to [`Config`]); [`load()`] reads the file, [`files`] what it names. All of it
 //! happens before anything is opened.
 
 mod defaults;
 pub(crate) mod files;
-mod keys;
+pub(crate) mod keys;
 mod load;
 mod nearest;
 mod parse;
@@ -35,13 +35,13 @@ use crate::profile::{Origins, Profile};
 
 #[cfg(test)]
 pub(crate) use keys::paths;
-pub(crate) use keys::{MANAGEMENT, check_level};
+pub(crate) use keys::{IDENTITY_TOKEN_USER, MANAGEMENT, check_level};
 pub(crate) use load::{
     Overrides, Refused, can_be_read_again, load, load_shown, load_under, parse_upstream,
 };
 pub(crate) use places::Places;
 pub(crate) use secret::Secret;
-pub(crate) use show::{changes, show};
+pub(crate) use show::{changes, keep_until_restart, show};
 pub(crate) use size::Size;
 pub(crate) use trace_file::trace_file;
 pub(crate) use upstream::Upstream;
@@ -65,7 +65,7 @@ pub(crate) struct Config {
     pub(crate) network: Network,
     pub(crate) cache: Cache,
     pub(crate) eviction: Eviction,
-    pub(crate) trace: Trace,
+    pub(crate) request_log: RequestLog,
     pub(crate) bundle: Bundle,
     pub(crate) tier: Tier,
     pub(crate) tags: Tags,
@@ -80,13 +80,14 @@ pub(crate) struct Config {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) interface: Option<String>,
-    pub(crate) wait: Duration,
 }
 
 #[derive(Clone)]
 pub(crate) struct Cache {
     pub(crate) size: Size,
     pub(crate) min_free: Size,
+    /// Bytes per day; 0: no limit.
+    pub(crate) daily_write_budget: u64,
     /// Bytes of small blobs in memory; no key: it follows from `limits.memory` or the profile.
     pub(crate) memory: u64,
 }
@@ -95,21 +96,18 @@ pub(crate) struct Cache {
 pub(crate) struct Eviction {
     pub(crate) policy: Named,
     pub(crate) admission: NamedAdmission,
-    /// Bytes; 0: as many as come.
-    pub(crate) max_written_per_day: u64,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Trace {
+pub(crate) struct RequestLog {
     pub(crate) file: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Bundle {
-    pub(crate) enabled: bool,
-    pub(crate) size: Size,
+    /// `None`: no bundles.
+    pub(crate) size: Option<Size>,
     pub(crate) workers: usize,
-    pub(crate) pairs: usize,
 }
 
 #[derive(Clone, PartialEq)]
@@ -118,12 +116,48 @@ pub(crate) struct Tier {
     pub(crate) path: Option<PathBuf>,
     /// Bytes.
     pub(crate) size: u64,
-    /// Bytes; 0: as many as fit.
-    pub(crate) limit: u64,
-    pub(crate) follow_pressure: bool,
-    pub(crate) rules: pierhead_cache::staging::Weights,
+    pub(crate) placement: Placement,
     /// Bytes a second.
-    pub(crate) drain: Option<u64>,
+    pub(crate) write_back_rate: Option<u64>,
+}
+
+/// Which blobs the fast tier takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Placement {
+    Value,
+    LayerAware,
+    #[default]
+    SharingRuns,
+}
+
+impl Placement {
+    pub(crate) const ALL: [Self; 3] = [Self::Value, Self::LayerAware, Self::SharingRuns];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Value => "value",
+            Self::LayerAware => "layer-aware",
+            Self::SharingRuns => "sharing-runs",
+        }
+    }
+
+    pub(crate) fn weights(self) -> pierhead_cache::staging::Weights {
+        use pierhead_cache::staging::Weights;
+        match self {
+            Self::Value => Weights {
+                value: 1.0,
+                ..Weights::NONE
+            },
+            Self::LayerAware => Weights {
+                layer_aware: 1.0,
+                ..Weights::NONE
+            },
+            Self::SharingRuns => Weights {
+                sharing_runs: 1.0,
+                ..Weights::NONE
+            },
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,6 +168,8 @@ pub(crate) enum TierKind {
 }
 
 impl TierKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Off, Self::Pmem, Self::File];
+
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -145,29 +181,24 @@ impl TierKind {
 
 #[derive(Clone)]
 pub(crate) struct Tags {
-    pub(crate) freshness: Duration,
+    pub(crate) ttl: Duration,
 }
 
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) connections: usize,
-    pub(crate) connections_per_client: usize,
     /// Bytes a second.
     pub(crate) upstream_bandwidth: Option<u64>,
-    pub(crate) upstream_fetches: usize,
-    pub(crate) fetches_per_client: usize,
-    /// Bytes.
-    pub(crate) answer_memory: usize,
-    pub(crate) answer_within: Duration,
-    pub(crate) connect_timeout: Duration,
-    pub(crate) header_timeout: Duration,
-    pub(crate) stall_timeout: Duration,
-    pub(crate) client_stall: Duration,
-    pub(crate) drain: Duration,
+    pub(crate) downloads: usize,
+    /// Bytes of responses under way; no key: it follows from `memory` or the profile.
+    pub(crate) response_memory: usize,
+    pub(crate) response_timeout: Duration,
+    pub(crate) upstream_timeout: Duration,
+    pub(crate) shutdown_grace: Duration,
     /// Bytes that defaults are made from.
     pub(crate) memory: Option<u64>,
     pub(crate) cores: Cores,
-    pub(crate) rest_under: Vec<Resource>,
+    pub(crate) pause_under: Vec<Resource>,
 }
 
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -175,7 +206,6 @@ pub(crate) struct Tls {
     pub(crate) cert: Option<PathBuf>,
     pub(crate) key: Option<PathBuf>,
     pub(crate) client_ca: Option<PathBuf>,
-    pub(crate) client_optional: bool,
     pub(crate) client_names: Vec<String>,
 }
 
@@ -183,7 +213,7 @@ pub(crate) struct Tls {
 pub(crate) struct Auth {
     pub(crate) mode: AuthMode,
     pub(crate) htpasswd: Option<PathBuf>,
-    pub(crate) verdicts: Duration,
+    pub(crate) cache_ttl: Duration,
     pub(crate) anonymous: bool,
 }
 
@@ -192,7 +222,28 @@ pub(crate) enum AuthMode {
     None,
     Htpasswd,
     Mtls,
+    MtlsOrHtpasswd,
     PassThrough,
+}
+
+impl AuthMode {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::None,
+        Self::Htpasswd,
+        Self::Mtls,
+        Self::MtlsOrHtpasswd,
+        Self::PassThrough,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Htpasswd => "htpasswd",
+            Self::Mtls => "mtls",
+            Self::MtlsOrHtpasswd => "mtls-or-htpasswd",
+            Self::PassThrough => "pass-through",
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -209,7 +260,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Something wrong with the configuration, with its mend.
+/// A problem of the configuration, with its fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     /// From 1; `None` when it is about no line of the file.

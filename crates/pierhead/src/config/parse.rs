@@ -104,6 +104,7 @@ impl Reader<'_> {
         let value = Value {
             toml: entry.1.get_ref(),
             base: self.base,
+            kind: key.kind,
         };
         if let Err(message) = (key.set)(&mut self.config, &value) {
             self.problem(entry.1.span().start, format!("{}: {message}", key.path()));
@@ -166,6 +167,7 @@ impl Reader<'_> {
         let value = Value {
             toml: entry.1.get_ref(),
             base: self.base,
+            kind: key.kind,
         };
         if let Err(message) = (key.set)(upstream, &value) {
             self.problem(

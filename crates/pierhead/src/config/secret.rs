@@ -15,8 +15,4 @@ impl Secret {
     pub(crate) fn reveal(&self) -> Zeroizing<String> {
         self.0.clone()
     }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
 }

@@ -1,12 +1,12 @@
-//! A configuration as a commented TOML file that reads back as the same configuration, but for secrets.
+//! A configuration as a commented TOML file that reads back as the same configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::keys::{SECTIONS, UPSTREAM_KEYS, UPSTREAMS, keys};
+use super::keys::{Key, Reload, SECTIONS, UPSTREAM_KEYS, UPSTREAMS, UPSTREAMS_HELP, keys};
 use super::{Config, Upstream};
 
-/// The whole file. Secrets are masked, so that it can be shown to anybody.
+/// The whole file. It has no secrets: these stand in files of their own.
 pub(crate) fn show(config: &Config) -> String {
     let mut text = String::from(
         "# pierhead's configuration: every key, as it is in effect. A key behind # is not set.\n",
@@ -16,10 +16,13 @@ pub(crate) fn show(config: &Config) -> String {
     }
     section(&mut text, "", config);
     for (name, doc) in SECTIONS {
-        let _ = write!(text, "\n# {doc}\n[{name}]\n");
+        text.push('\n');
+        comment(&mut text, doc);
+        let _ = writeln!(text, "[{name}]");
         section(&mut text, name, config);
     }
-    text.push_str("\n# Registries that need more than their name: one table each. Every other public registry is\n# reached at https://NAME without being named here.\n");
+    text.push('\n');
+    comment(&mut text, UPSTREAMS_HELP);
     if config.upstreams.is_empty() {
         let _ = writeln!(text, "#[{UPSTREAMS}.\"registry.example\"]");
         upstream(&mut text, &Upstream::default());
@@ -31,8 +34,7 @@ pub(crate) fn show(config: &Config) -> String {
     text
 }
 
-/// The keys whose values differ, with both as people write them. Masked secrets do not show; of upstreams it is
-/// said which differ.
+/// The keys whose values differ, with both as people write them. Of upstreams, only which ones differ.
 pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
     let said = |value: Option<String>| {
         let value = value.unwrap_or_else(|| "unset".to_owned());
@@ -69,7 +71,7 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Vec<(String, String)> {
 
 fn section(text: &mut String, name: &str, config: &Config) {
     for key in keys().filter(|key| key.section == name) {
-        entry(text, key.doc, key.name, key.example, (key.show)(config));
+        entry(text, key, config);
         let path = key.path();
         if let Some((_, of)) = config.origins.iter().find(|(key, _)| *key == path)
             && text.pop().is_some()
@@ -81,16 +83,53 @@ fn section(text: &mut String, name: &str, config: &Config) {
 
 fn upstream(text: &mut String, upstream: &Upstream) {
     for key in UPSTREAM_KEYS {
-        entry(text, key.doc, key.name, key.example, (key.show)(upstream));
+        entry(text, key, upstream);
     }
 }
 
-fn entry(text: &mut String, doc: &str, name: &str, example: &str, value: Option<String>) {
-    for line in doc.lines() {
-        let _ = writeln!(text, "# {line}");
-    }
-    let _ = match value {
-        Some(value) => writeln!(text, "{name} = {value}"),
-        None => writeln!(text, "#{name} = {example}"),
+fn entry<T>(text: &mut String, key: &Key<T>, of: &T) {
+    comment(text, &key.full_help());
+    let _ = match (key.show)(of) {
+        Some(value) => writeln!(text, "{} = {value}", key.name),
+        None => writeln!(text, "#{} = {}", key.name, key.example),
     };
+}
+
+/// In lines that fit a page.
+fn comment(text: &mut String, help: &str) {
+    const MAX_COLUMNS: usize = 98;
+    let mut line = String::from("#");
+    for word in help.split_whitespace() {
+        if line.chars().count() + 1 + word.chars().count() > MAX_COLUMNS {
+            let _ = writeln!(text, "{line}");
+            line.truncate(1);
+        }
+        line.push(' ');
+        line.push_str(word);
+    }
+    let _ = writeln!(text, "{line}");
+}
+
+/// Gives `new`, which a running process loads, the values of `old` where a change takes a restart. Returns the keys
+/// of the changes that wait for it. `asked` is what a restart would make of the same file.
+pub(crate) fn keep_until_restart(old: &Config, asked: &Config, new: &mut Config) -> Vec<String> {
+    let mut waiting = Vec::new();
+    let same_profile = old.profile == asked.profile;
+    for key in keys() {
+        let (Reload::Restart(keep) | Reload::SomeRestart(keep)) = key.reload else {
+            continue;
+        };
+        let wanted = (key.show)(new);
+        keep(new, old);
+        let path = key.path();
+        let changed = match path.as_str() {
+            // What a profile plans changes with the profile.
+            "limits.memory" => same_profile && (key.show)(old) != (key.show)(asked),
+            _ => wanted != (key.show)(new),
+        };
+        if changed {
+            waiting.push(path);
+        }
+    }
+    waiting
 }

@@ -67,67 +67,34 @@ pub(crate) fn validate(config: &Config, lines: &Lines, flags: &Flags) -> Vec<Pro
         let at_key = format!("upstreams.{registry}");
         let table = format!("[upstreams.\"{registry}\"]");
         let places = upstream.places(registry);
-        if upstream.url.is_some() && !upstream.addresses.is_empty() {
-            report(&at_key, format!("{table}: keep one of url and addresses"));
-        }
         // A password must not be shown to a host just because it is listed beside another.
         if upstream.has_credentials()
-            && upstream.login_hosts.is_empty()
+            && upstream.credential_hosts.is_empty()
             && places.iter().filter(|(_, own)| *own).count() > 1
         {
             report(
                 &at_key,
-                format!("{table}: say by login_hosts which of the addresses the login is for"),
+                format!(
+                    "{table}: write into credential_hosts which of the addresses get the credentials"
+                ),
             );
         }
-        if !upstream.login_hosts.is_empty() && upstream.addresses.is_empty() {
+        if !upstream.credential_hosts.is_empty() && upstream.addresses.len() < 2 {
             report(
                 &at_key,
-                format!("{table}: login_hosts is for several addresses: remove it"),
+                format!("{table}: credential_hosts is for several addresses: remove it"),
             );
         }
-        let basic = [
-            upstream.password.is_some(),
-            upstream.password_file.is_some(),
-        ];
-        let token = [
-            upstream.identity_token.is_some(),
-            upstream.identity_token_file.is_some(),
-        ];
-        let ways = [
-            &basic[..],
-            &token[..],
-            &[upstream.credential_helper.is_some()],
-        ]
-        .concat();
-        let ways = ways.iter().filter(|way| **way).count();
-        let key = format!("upstreams.{registry}");
-        let at = format!("[upstreams.\"{registry}\"]");
-        if ways > 1 {
+        let (user, file) = (&upstream.username, &upstream.password_file);
+        if file.is_some() && upstream.credential_helper.is_some() {
             report(
-                &key,
-                format!(
-                    "{at}: keep one of password, password_file, identity_token, identity_token_file and credential_helper"
-                ),
+                &at_key,
+                format!("{table}: keep one of password_file and credential_helper"),
             );
-        } else if upstream.username.is_some() && !basic.contains(&true) {
-            report(
-                &key,
-                format!("{at}: username needs password_file (or password)"),
-            );
-        } else if upstream.username.is_none() && basic.contains(&true) {
-            report(&key, format!("{at}: a password needs username"));
-        } else if upstream
-            .password
-            .as_ref()
-            .is_some_and(super::Secret::is_empty)
-        {
-            report(
-                &key,
-                format!(
-                    "{at}: password is empty: remove username and password to pull anonymously"
-                ),
-            );
+        } else if user.is_some() && file.is_none() {
+            report(&at_key, format!("{table}: username needs password_file"));
+        } else if user.is_none() && file.is_some() {
+            report(&at_key, format!("{table}: password_file needs username"));
         }
     }
     if let Some(message) = open_proxy(config) {
@@ -143,37 +110,30 @@ fn no_tier_path(kind: TierKind) -> String {
     )
 }
 
-/// What contradicts itself in how clients prove who they are.
+/// Contradictions in how clients authenticate.
 pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
     let mut problems = Vec::new();
-    let mut report = |key, message: &str| problems.push((key, message.to_owned()));
     let (tls, auth) = (&config.tls, &config.auth);
-    match auth.mode {
-        AuthMode::Htpasswd if auth.htpasswd.is_none() => report(
-            "auth.mode",
-            "auth.mode = \"htpasswd\" needs a file of users: set auth.htpasswd",
-        ),
-        AuthMode::Mtls if tls.client_ca.is_none() => report(
-            "auth.mode",
-            "auth.mode = \"mtls\" needs the authorities of the clients: set tls.client_ca",
-        ),
-        _ => {}
+    let mode = auth.mode.name();
+    let (asks_password, asks_certificate) = match auth.mode {
+        AuthMode::None | AuthMode::PassThrough => (false, false),
+        AuthMode::Htpasswd => (true, false),
+        AuthMode::Mtls => (false, true),
+        AuthMode::MtlsOrHtpasswd => (true, true),
+    };
+    if asks_password && auth.htpasswd.is_none() {
+        let message = format!("auth.mode = \"{mode}\" needs a file of users: set auth.htpasswd");
+        problems.push(("auth.mode", message));
     }
-    if tls.client_ca.is_none() {
-        if tls.client_optional {
-            report(
-                "tls.client_optional",
-                "tls.client_optional needs tls.client_ca",
-            );
-        }
-        if !tls.client_names.is_empty() {
-            report("tls.client_names", "tls.client_names needs tls.client_ca");
-        }
-    } else if tls.client_optional && auth.mode != AuthMode::Htpasswd {
-        report(
-            "tls.client_optional",
-            "tls.client_optional lets in everybody who has no certificate: set auth.mode = \"htpasswd\", or remove it",
+    if asks_certificate && tls.client_ca.is_none() {
+        let message = format!(
+            "auth.mode = \"{mode}\" needs the authorities of the clients: set tls.client_ca"
         );
+        problems.push(("auth.mode", message));
+    }
+    if tls.client_ca.is_none() && !tls.client_names.is_empty() {
+        let message = "tls.client_names needs tls.client_ca".to_owned();
+        problems.push(("tls.client_names", message));
     }
     problems
 }
@@ -182,7 +142,7 @@ pub(crate) fn auth(config: &Config) -> Vec<(&'static str, String)> {
 pub(crate) fn open_proxy(config: &Config) -> Option<String> {
     let closed = match config.auth.mode {
         AuthMode::None => config.tls.client_ca.is_some(),
-        AuthMode::Mtls | AuthMode::Htpasswd => true,
+        AuthMode::Mtls | AuthMode::Htpasswd | AuthMode::MtlsOrHtpasswd => true,
         // Clients are asked for their own, and ours are for `pierhead cache warm` only.
         AuthMode::PassThrough => true,
     };

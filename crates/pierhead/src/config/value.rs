@@ -8,18 +8,21 @@ use http::uri::Authority;
 use pierhead_oci::units;
 use toml::de::DeValue;
 
-use super::{Secret, Size};
+use super::Size;
+use super::keys::Kind;
+use super::nearest::nearest;
 
-/// A TOML value and the folder that relative paths start from.
+/// A TOML value, what its key takes, and the folder that relative paths start from.
 pub(crate) struct Value<'a> {
     pub(crate) toml: &'a DeValue<'a>,
     pub(crate) base: &'a Path,
+    pub(crate) kind: Kind,
 }
 
 impl Value<'_> {
     /// What it is, for a message about what it should be. Never the value itself: it may be a secret
     /// that stands under the wrong key.
-    fn kind(&self) -> &'static str {
+    fn found(&self) -> &'static str {
         match self.toml {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "a number",
@@ -32,17 +35,13 @@ impl Value<'_> {
     }
 
     fn not(&self, wanted: &str) -> String {
-        format!("expected {wanted}, found {}", self.kind())
+        format!("expected {wanted}, found {}", self.found())
     }
 
     pub(crate) fn text(&self) -> Result<&str, String> {
         self.toml
             .as_str()
             .ok_or_else(|| self.not("a string in quotes"))
-    }
-
-    pub(crate) fn secret(&self) -> Result<Secret, String> {
-        self.text().map(|text| Secret::new(text.to_owned()))
     }
 
     /// Whether it says so.
@@ -60,50 +59,96 @@ impl Value<'_> {
         Some(parsed.map_err(|_| format!("{integer} is not a whole number of 0 or more")))
     }
 
-    /// A whole number from `least` to `most`.
-    pub(crate) fn count(&self, least: usize, most: usize) -> Result<usize, String> {
+    fn out_of_range(&self, found: &str) -> String {
+        format!("{found} is out of range: write {}", self.kind.phrase())
+    }
+
+    /// A whole number within the key's range.
+    pub(crate) fn count(&self) -> Result<usize, String> {
         let number = self.integer().ok_or_else(|| self.not("a whole number"))??;
+        let Kind::Count { min, max } = self.kind else {
+            return Err(self.not("another value"));
+        };
         match usize::try_from(number) {
-            Ok(number) if (least..=most).contains(&number) => Ok(number),
-            _ => Err(format!("{number} is out of range: write {least} to {most}")),
+            Ok(number) if (min..=max).contains(&number) => Ok(number),
+            _ => Err(format!("{number} is out of range: write {min} to {max}")),
         }
     }
 
+    /// Bytes within the key's range, a share, or `auto`.
     pub(crate) fn size(&self) -> Result<Size, String> {
-        match self.integer() {
-            Some(bytes) => Ok(units::bytes_without_unit(bytes?).map(Size::Bytes)?),
+        let size = match self.integer() {
+            Some(bytes) => Size::Bytes(units::bytes_without_unit(bytes?)?),
             None => self
                 .toml
                 .as_str()
                 .ok_or_else(|| self.not("a size such as \"10GiB\""))?
-                .parse(),
+                .parse()?,
+        };
+        match (size, self.kind) {
+            (Size::Bytes(bytes), Kind::Size { min, .. }) if bytes > 0 && bytes < min => {
+                Err(self.out_of_range(&units::exact_bytes(bytes)))
+            }
+            _ => Ok(size),
         }
     }
 
-    /// Bytes, and no share of anything.
+    /// Bytes within the key's range, and no share of anything.
     pub(crate) fn bytes(&self) -> Result<u64, String> {
-        match self.integer() {
-            Some(bytes) => Ok(units::bytes_without_unit(bytes?)?),
+        let bytes = match self.integer() {
+            Some(bytes) => units::bytes_without_unit(bytes?)?,
             None => {
                 let text = self.toml.as_str();
-                Ok(units::parse_bytes(
-                    text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?,
-                )?)
+                units::parse_bytes(text.ok_or_else(|| self.not("bytes such as \"4MiB\""))?)?
             }
+        };
+        let (min, max) = match self.kind {
+            Kind::Bytes { min, max } => (min, max.unwrap_or(u64::MAX)),
+            Kind::BytesOrOff { min, max } => (min, max),
+            _ => (0, u64::MAX),
+        };
+        match (min..=max).contains(&bytes) {
+            true => Ok(bytes),
+            false => Err(self.out_of_range(&units::exact_bytes(bytes))),
         }
     }
 
-    /// Bytes of memory, from `least` to `most`.
-    pub(crate) fn memory(&self, least: u64, most: u64) -> Result<usize, String> {
-        let bytes = self.bytes()?;
-        match usize::try_from(bytes) {
-            Ok(found) if (least..=most).contains(&bytes) => Ok(found),
-            _ => Err(format!(
-                "{bytes} bytes is out of range: write {} to {}",
-                units::exact_bytes(least),
-                units::exact_bytes(most)
-            )),
+    /// One of the key's names.
+    pub(crate) fn choice(&self) -> Result<&'static str, String> {
+        self.one_of_names(self.text()?)
+    }
+
+    /// Some of the key's names, each once.
+    pub(crate) fn choices(&self) -> Result<Vec<&'static str>, String> {
+        let mut found = Vec::new();
+        for name in self.names()? {
+            match self.one_of_names(&name)? {
+                name if found.contains(&name) => {
+                    return Err(format!("{name:?} is named twice: keep one"));
+                }
+                name => found.push(name),
+            }
         }
+        Ok(found)
+    }
+
+    fn one_of_names(&self, name: &str) -> Result<&'static str, String> {
+        let (Kind::Choice { noun, names } | Kind::Choices { noun, names }) = self.kind else {
+            return Err(self.not("another value"));
+        };
+        let known = names();
+        if let Some(known) = known.iter().find(|known| **known == name) {
+            return Ok(known);
+        }
+        let hint = match nearest(name, known.iter().map(|known| (*known).to_owned())) {
+            Some(near) => format!(" (did you mean {near:?}?)"),
+            None => String::new(),
+        };
+        let known: Vec<_> = known.iter().map(|it| format!("{it:?}")).collect();
+        Err(format!(
+            "{name:?} is no {noun}{hint}: write {}",
+            known.join(", ")
+        ))
     }
 
     /// Bytes a second; `None` for `"off"`.
@@ -121,21 +166,24 @@ impl Value<'_> {
         }
     }
 
-    /// A time from `least` to `most`.
-    pub(crate) fn duration(&self, least: Duration, most: Duration) -> Result<Duration, String> {
+    /// A time within the key's range.
+    pub(crate) fn duration(&self) -> Result<Duration, String> {
         let text = self
             .toml
             .as_str()
             .ok_or_else(|| self.not("a time such as \"60s\""))?;
         let duration = units::parse_duration(text)?;
-        if (least..=most).contains(&duration) {
+        let Kind::Duration { min, max } = self.kind else {
+            return Err(self.not("another value"));
+        };
+        if (min..=max).contains(&duration) {
             return Ok(duration);
         }
-        let (least, most) = (
-            humantime::format_duration(least),
-            humantime::format_duration(most),
+        let (min, max) = (
+            humantime::format_duration(min),
+            humantime::format_duration(max),
         );
-        Err(format!("{text:?} is out of range: write {least} to {most}"))
+        Err(format!("{text:?} is out of range: write {min} to {max}"))
     }
 
     /// A path; a relative one starts at the folder of the config file.
@@ -185,9 +233,12 @@ impl Value<'_> {
             .collect()
     }
 
-    /// A list of at least one URL, each once.
+    /// One URL, or a list of at least one, each once.
     pub(crate) fn urls(&self) -> Result<Vec<String>, String> {
-        let wanted = "a list of URLs such as [\"https://mirror.example\"]";
+        if let Some(url) = self.toml.as_str() {
+            return Ok(vec![parse_url(url)?]);
+        }
+        let wanted = "a URL such as \"https://mirror.example\", or a list of them";
         let list = self.toml.as_array().ok_or_else(|| self.not(wanted))?;
         let mut urls = Vec::new();
         for item in list {
@@ -225,6 +276,7 @@ impl Value<'_> {
         let items = list.iter().map(|item| Value {
             toml: item.get_ref(),
             base: self.base,
+            kind: self.kind,
         });
         items.map(|item| parse_address(item.text()?)).collect()
     }

@@ -233,7 +233,7 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
         ));
     }
     let eviction = &stat.eviction;
-    let limit = eviction.max_written_per_day;
+    let limit = eviction.daily_write_budget;
     if limit > 0 && eviction.written_today >= limit {
         findings.push(Finding::warn(
             "disk",
@@ -241,7 +241,7 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
                 "the {} that may be written a day are used up: nothing large enters the cache until 00:00 UTC",
                 human_bytes(limit)
             ),
-            "clients are served all the same; raise `eviction.max_written_per_day`, or set \"0\" for no limit",
+            "clients are served all the same; raise `cache.daily_write_budget`, or set \"0\" for no limit",
         ));
     }
     // What was damaged on the fast tier is the tier's finding.
@@ -370,9 +370,9 @@ mod tests {
         };
         stat.eviction.written_today = 5;
         assert!(!about(&stat), "no limit");
-        stat.eviction.max_written_per_day = 6;
+        stat.eviction.daily_write_budget = 6;
         assert!(!about(&stat));
-        stat.eviction.max_written_per_day = 5;
+        stat.eviction.daily_write_budget = 5;
         assert!(about(&stat));
     }
 

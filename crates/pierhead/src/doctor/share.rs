@@ -62,10 +62,7 @@ fn quota(machine: &Machine) -> Option<Finding> {
 
 /// `counts`: whether the kernel tells of a resource.
 fn pressure(config: &Config, counts: impl Fn(Resource) -> bool) -> Option<Finding> {
-    let mut wanted = config.limits.rest_under.clone();
-    if config.tier.follow_pressure && !wanted.contains(&Resource::Memory) {
-        wanted.push(Resource::Memory);
-    }
+    let wanted = &config.limits.pause_under;
     if wanted.is_empty() {
         return None;
     }
@@ -83,7 +80,7 @@ fn pressure(config: &Config, counts: impl Fn(Resource) -> bool) -> Option<Findin
             format!(
                 "the kernel does not count that of {missing}: background work never gives way to it"
             ),
-            "psi=1 on the kernel's command line (CONFIG_PSI), or take it out of limits.rest_under",
+            "psi=1 on the kernel's command line (CONFIG_PSI), or take it out of limits.pause_under",
         ),
     })
 }
@@ -159,15 +156,13 @@ mod tests {
     #[test]
     fn what_the_kernel_does_not_count_is_told() {
         let mut config = Config::with_data("/nowhere".into());
-        config.limits.rest_under = vec![Resource::Cpu];
-        config.tier.follow_pressure = true;
+        config.limits.pause_under = vec![Resource::Cpu, Resource::Memory];
         let told = pressure(&config, |resource| resource == Resource::Cpu).unwrap();
         assert_eq!(told.level, Level::Warn);
         assert!(told.what.contains("that of memory:"), "{}", told.what);
         let told = pressure(&config, |_| true).unwrap();
         assert!(told.level == Level::Ok && told.what.contains("cpu, memory"));
-        config.limits.rest_under.clear();
-        config.tier.follow_pressure = false;
+        config.limits.pause_under.clear();
         assert_eq!(pressure(&config, |_| false), None);
     }
 

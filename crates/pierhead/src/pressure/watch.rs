@@ -63,15 +63,16 @@ impl Watch {
             stalls
         };
         let rests = resources.iter().filter_map(|resource| {
-            let stalls = stalls(*resource, "limits.rest_under")?;
+            let stalls = stalls(*resource, "limits.pause_under")?;
             figures.paused.get_or_create(&by(*resource)).set(0);
             figures.seconds.get_or_create(&by(*resource)).inc_by(0.0);
             Some((Strain::new(*resource), stalls))
         });
         Self {
             rests: rests.collect(),
-            tier: tier
-                .and_then(|tier| Some((tier, stalls(Resource::Memory, "tier.follow_pressure")?))),
+            tier: tier.and_then(|tier| {
+                Some((tier, stalls(Resource::Memory, "the fast tier in memory")?))
+            }),
             rest,
             figures,
         }

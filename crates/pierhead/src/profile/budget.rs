@@ -46,7 +46,7 @@ impl Budget {
             None => Self {
                 workers: count(defaults.bundle.workers),
                 connections: count(defaults.limits.connections),
-                answers: count(defaults.limits.answer_memory),
+                answers: count(defaults.limits.response_memory),
                 small_blobs: defaults.cache.memory,
             },
         };
@@ -56,8 +56,13 @@ impl Budget {
         Self {
             workers,
             connections: wanted.connections.min(rest / 4 / CONNECTION).max(16),
-            // Less than a manifest's own bound would refuse all.
-            answers: wanted.answers.min(rest / 2 / MIB * MIB).max(8 * MIB),
+            // An operator's budget beyond that of the profile gives them more. Less than a manifest's own bound would
+            // refuse all.
+            answers: wanted
+                .answers
+                .max(bytes / 8)
+                .min(rest / 2 / MIB * MIB)
+                .max(8 * MIB),
             small_blobs: wanted.small_blobs.min(rest / 16 / MIB * MIB),
         }
     }
@@ -73,20 +78,19 @@ impl Budget {
     /// Makes it the defaults.
     pub(super) fn take(self, config: &mut Config, origins: &mut Origins) {
         let whole = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        config.bundle.enabled = self.workers > 0;
+        if self.workers == 0 {
+            config.bundle.size = None;
+        }
         config.bundle.workers = whole(self.workers.max(1));
         config.limits.connections = whole(self.connections);
-        config.limits.connections_per_client =
-            pierhead_proxy::Limits::connections_of_one(config.limits.connections);
-        config.limits.answer_memory = whole(self.answers);
+        config.limits.response_memory = whole(self.answers);
         config.cache.memory = self.small_blobs;
         let keys = [
-            "bundle.enabled",
-            "bundle.workers",
-            "limits.connections",
-            "limits.connections_per_client",
-            "limits.answer_memory",
+            (self.workers == 0).then_some("bundle.size"),
+            Some("bundle.workers"),
+            Some("limits.connections"),
         ];
+        let keys = keys.into_iter().flatten();
         origins.extend(keys.map(|key| (key, "what limits.memory leaves for it".to_owned())));
     }
 }

@@ -225,17 +225,15 @@ fn take(config: &mut Config, profile: &Profile, origins: &mut Origins) {
         config.limits.upstream_bandwidth = Some(profile.bandwidth * 1_000_000);
         from("limits.upstream_bandwidth", "of its table");
     }
-    config.limits.upstream_fetches = profile.fetches;
-    config.limits.fetches_per_client = profile.fetches / 2;
-    from("limits.upstream_fetches", "of its table");
-    from("limits.upstream_fetches_per_client", "of its table");
+    config.limits.downloads = profile.fetches;
+    from("limits.downloads", "of its table");
     let under = |it: &Resource| profile.rest_under.contains(&it.name());
-    config.limits.rest_under = Resource::ALL.into_iter().filter(under).collect();
-    from("limits.rest_under", "of its table");
+    config.limits.pause_under = Resource::ALL.into_iter().filter(under).collect();
+    from("limits.pause_under", "of its table");
     if profile.written_per_day > 0 {
-        config.eviction.max_written_per_day = profile.written_per_day << 30;
+        config.cache.daily_write_budget = profile.written_per_day << 30;
         from(
-            "eviction.max_written_per_day",
+            "cache.daily_write_budget",
             "what its flash bears (bluefield/docs/sizing.md)",
         );
     }

@@ -24,21 +24,21 @@ pub(crate) struct Profile {
     pub(crate) disk: u8,
     /// `limits.upstream_bandwidth`, 10^6 bytes a second; 0: "off".
     pub(crate) bandwidth: u64,
-    /// `limits.upstream_fetches`.
+    /// `limits.downloads`.
     pub(crate) fetches: usize,
     /// `limits.connections`, as far as the memory goes.
     pub(crate) connections: u64,
-    /// MiB: `limits.answer_memory`, as far as the memory goes.
+    /// MiB: `the memory of responses`, as far as the memory goes.
     pub(crate) answers: u64,
     /// MiB: small blobs in memory, as far as it goes.
     pub(crate) small_blobs: u64,
-    /// `limits.rest_under`.
+    /// `limits.pause_under`.
     pub(crate) rest_under: &'static [&'static str],
     /// `bundle.workers`, as far as the memory goes; 0: no bundles.
     pub(crate) workers: u64,
     /// Percent of a core for each of them.
     pub(crate) worker_cpu: u32,
-    /// `eviction.max_written_per_day`, GiB; 0: as many as come. `bluefield/docs/sizing.md` derives it.
+    /// `cache.daily_write_budget`, GiB; 0: as many as come. `bluefield/docs/sizing.md` derives it.
     pub(crate) written_per_day: u64,
 }
 

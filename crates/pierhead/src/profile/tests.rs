@@ -103,13 +103,13 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     assert_eq!(config.limits.cores, Cores::Last(2));
     assert_eq!(config.cache.size, Size::Percent(25));
     assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
-    assert_eq!(config.eviction.max_written_per_day, 16 << 30);
-    assert!(config.bundle.enabled);
+    assert_eq!(config.cache.daily_write_budget, 16 << 30);
+    assert!(config.bundle.size.is_some());
     let limits = wiring::proxy(&config).limits;
     assert_eq!(limits.fetches_per_registry, 24, "three quarters");
     assert_eq!(
         limits.answer_memory_per_client,
-        config.limits.answer_memory / 2
+        config.limits.response_memory / 2
     );
     let of = |key| origins.iter().find(|(it, _)| *it == key).unwrap().1.clone();
     assert!(
@@ -135,7 +135,7 @@ fn an_operators_budget_counts_alone_and_over_a_profiles() {
     let profile = Profile::named("small").ok();
     let mut config = Config::with_data("/data".into());
     settle(&mut config, of(profile, Some(200 * MIB)), &card).unwrap();
-    assert!(!config.bundle.enabled, "no room for a worker");
+    assert!(config.bundle.size.is_none(), "no room for a worker");
     let mut config = Config::with_data("/data".into());
     let origins = settle(&mut config, of(None, Some(512 * MIB)), &card).unwrap();
     assert!(config.limits.connections < 4096);
@@ -184,9 +184,12 @@ fn a_tier_in_memory_comes_off_the_budget_first() {
     // A pod that is bound to the tier's bytes more plans as one without a tier.
     let beside = settle(tiered("bluefield2", 1 << 30), &card(Some(2 << 30))).unwrap();
     assert_eq!(beside.limits.memory, Some(2 << 30));
-    assert_eq!(beside.limits.answer_memory, without.limits.answer_memory);
+    assert_eq!(
+        beside.limits.response_memory,
+        without.limits.response_memory
+    );
     let tight = settle(tiered("bluefield2", 512 * MIB), &card(Some(1 << 30))).unwrap();
-    assert!(tight.limits.answer_memory < without.limits.answer_memory);
+    assert!(tight.limits.response_memory < without.limits.response_memory);
     // By hand as well, with a profile and without.
     for profile in [None, Some("bluefield2")] {
         let asked = |tier| Asked {

@@ -25,6 +25,8 @@ const FOLLOW: Duration = Duration::from_secs(5);
 const GONE: u32 = 3;
 /// Each is a listening socket.
 const MOST: usize = 64;
+/// A start waits so long for the interface and its first address.
+const INTERFACE_WAIT: Duration = Duration::from_secs(30);
 /// For the rest of a start once the interface is there: what the service manager gives a start without one.
 const START: Duration = Duration::from_secs(300);
 
@@ -38,7 +40,7 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
     let Some(name) = &network.interface else {
         return Ok(listen.clone());
     };
-    let end = Instant::now() + network.wait;
+    let end = Instant::now() + INTERFACE_WAIT;
     let mut said = false;
     loop {
         let seen = look(name.clone()).await?;
@@ -60,19 +62,16 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
             Err(lacking) => seen.why(name, &lacking),
         };
         if Instant::now() >= end {
-            let waited = humantime::format_duration(network.wait);
-            let (key, wait) = (
-                config.places.of("network.interface"),
-                config.places.of("network.wait"),
-            );
-            let message = format!("{key}: {why} (waited {waited}: {wait})");
+            let waited = humantime::format_duration(INTERFACE_WAIT);
+            let key = config.places.of("network.interface");
+            let message = format!("{key}: {why} (waited {waited})");
             return Err(Told::new(Exit::NoInterface, message).into());
         }
         if !said {
-            notify.tell(State::Starting(network.wait + START));
+            notify.tell(State::Starting(INTERFACE_WAIT + START));
             tracing::info!(
                 "waiting up to {} for the interface: {why}",
-                humantime::format_duration(network.wait)
+                humantime::format_duration(INTERFACE_WAIT)
             );
             said = true;
         }

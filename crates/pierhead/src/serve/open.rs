@@ -22,7 +22,7 @@ pub(super) async fn cache(
     notes: &Arc<Notes>,
     rest: &Rest,
 ) -> anyhow::Result<Cache> {
-    let recorder = config.trace.file.is_some().then(|| notes.recorder());
+    let recorder = config.request_log.file.is_some().then(|| notes.recorder());
     let (config, rest) = (config.clone(), rest.clone());
     let open = move || -> anyhow::Result<_> {
         let space =
@@ -60,7 +60,7 @@ pub(super) async fn library(
     cache: &Cache,
     rest: &Rest,
 ) -> anyhow::Result<Result<Option<Library>, String>> {
-    if !config.bundle.enabled {
+    if config.bundle.size.is_none() {
         return Ok(Ok(None));
     }
     let (config, blobs, rest) = (config.clone(), Proxy::blobs(cache), rest.clone());
@@ -93,7 +93,7 @@ pub(super) async fn trace(
     notes: Arc<Notes>,
     rest: &Rest,
 ) -> anyhow::Result<Option<Trace>> {
-    let Some(file) = config.trace.file.clone() else {
+    let Some(file) = config.request_log.file.clone() else {
         return Ok(None);
     };
     /// In two files; about a million requests of 60 bytes.

@@ -103,61 +103,22 @@ fn describe(changes: &[(String, String)], evicted: u64, held: u64) -> String {
 /// may listen elsewhere, or ask for certificates that the open listeners do not ask for. `asked` is what a restart would make of the file that
 /// `new` is from, too.
 fn settle(old: &Config, asked: &Config, new: &mut Config) -> anyhow::Result<()> {
-    let mut kept = Vec::new();
-    let mut keep = |key: &'static str, changed: bool| {
-        if changed {
-            kept.push(key);
-            tracing::warn!(
-                "{} changed in the configuration: it takes a restart to have an effect",
-                asked.places.of(key)
-            );
-        }
-    };
-    keep("listen", old.listen != new.listen);
-    keep("network", old.network != new.network);
-    keep("data", old.data != new.data);
-    keep("admin", old.admin != new.admin);
-    keep("cache.min_free", old.cache.min_free != new.cache.min_free);
-    keep("trace", old.trace != new.trace);
-    keep("bundle", old.bundle != new.bundle);
-    keep("tier", old.tier != new.tier);
-    // With the profile changes what is planned by it.
-    keep(
-        "limits.memory",
-        old.profile == asked.profile && old.limits.memory != asked.limits.memory,
-    );
-    keep("limits.cores", old.limits.cores != new.limits.cores);
-    keep(
-        "limits.rest_under",
-        old.limits.rest_under != new.limits.rest_under,
-    );
-    keep("profile", old.profile != asked.profile);
-    keep("log.format", old.log.format != new.log.format);
-    // The contents of the same files are reread when they change; other paths are not.
-    keep("tls", old.tls != new.tls);
-    new.listen.clone_from(&old.listen);
-    new.network.clone_from(&old.network);
-    new.data.clone_from(&old.data);
-    new.admin = old.admin;
-    new.cache.min_free = old.cache.min_free;
-    new.trace.clone_from(&old.trace);
-    new.bundle.clone_from(&old.bundle);
-    new.tier.clone_from(&old.tier);
-    new.limits.memory = old.limits.memory;
-    new.limits.cores.clone_from(&old.limits.cores);
-    new.limits.rest_under.clone_from(&old.limits.rest_under);
-    new.profile = old.profile;
-    new.log.format = old.log.format;
-    new.tls.clone_from(&old.tls);
+    let waiting = config::keep_until_restart(old, asked, new);
+    for key in &waiting {
+        tracing::warn!(
+            "{} changed in the configuration: the change needs a restart",
+            asked.places.of(key)
+        );
+    }
     let contradiction = config::auth(new)
         .into_iter()
         .map(|(_, message)| message)
         .next();
     match contradiction.or_else(|| config::open_proxy(new)) {
         // The new file is good by itself: what contradicts it is what stays.
-        Some(message) if !kept.is_empty() => Err(anyhow::anyhow!(
-            "it takes a restart: until then {} must stay as before, and with that: {message}",
-            kept.join(", ")
+        Some(message) if !waiting.is_empty() => Err(anyhow::anyhow!(
+            "this needs a restart: until then {} must stay as before, and with that: {message}",
+            waiting.join(", ")
         )),
         Some(message) => Err(anyhow::anyhow!(message)),
         None => Ok(()),
@@ -182,7 +143,7 @@ mod tests {
         assert_eq!(
             said,
             format!(
-                "log.level {level} -> debug; eviction.policy {from} -> lru, 31 blobs taken over"
+                "eviction.policy {from} -> lru, 31 blobs taken over; log.level {level} -> debug"
             )
         );
         let mut smaller = old.clone();
@@ -221,7 +182,7 @@ mod tests {
         let said = settle(&listening("127.0.0.1:5000"), &mut mutual).unwrap_err();
         let said = said.to_string();
         assert!(
-            said.starts_with("it takes a restart: until then tls must stay"),
+            said.starts_with("this needs a restart: until then tls.client_ca must stay"),
             "{said}"
         );
         let closed = listening("127.0.0.1:5000");

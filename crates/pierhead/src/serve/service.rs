@@ -84,7 +84,10 @@ impl Service {
         // Before it is said, so that whoever reads it can rely on it.
         let _ = self.stop.send(true);
         self.notify.tell(State::Stopping);
-        let (cache, drain) = (self.running.cache, self.running.config.limits.drain);
+        let (cache, drain) = (
+            self.running.cache,
+            self.running.config.limits.shutdown_grace,
+        );
         tracing::info!(
             "draining: answers under way may take {}; a second signal ends at once",
             humantime::format_duration(drain)

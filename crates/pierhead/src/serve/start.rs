@@ -24,7 +24,7 @@ use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
 use crate::pressure::{TierLimit, Watch};
-use crate::wiring;
+use crate::{tier, wiring};
 
 /// Returns as soon as clients are served.
 pub(super) async fn start(
@@ -40,7 +40,7 @@ pub(super) async fn start(
     }
     // Before the data folder is taken: nobody is kept from it meanwhile.
     let wanted = interface::addresses(&config, &notify).await?;
-    let client = client(args, &environment, &config).await?;
+    let client = client(&environment, &config).await?;
     let notes = Arc::<Notes>::default();
     let quota = wiring::quota(&environment.machine);
     let rest = Rest::within(quota.clone());
@@ -84,8 +84,10 @@ pub(super) async fn start(
         behind.spawn("interface-watch", follow);
     }
     let tier_limit = TierLimit::of(&cache);
-    let following = tier_limit.clone().filter(|_| config.tier.follow_pressure);
-    let under = &config.limits.rest_under;
+    let following = tier_limit
+        .clone()
+        .filter(|_| tier::follows_pressure(&config));
+    let under = &config.limits.pause_under;
     let watch = Watch::new(rest.clone(), under, following, Path::new("/"));
     let pressure = watch.figures();
     behind.spawn(PRESSURE, watch.run());
@@ -153,14 +155,10 @@ pub(super) async fn start(
 }
 
 /// Whoever asks registries. What it reads may lie on a disk that hangs, which must not keep a signal from us.
-async fn client(
-    args: &ServeArgs,
-    environment: &Environment,
-    config: &Config,
-) -> anyhow::Result<Client> {
-    let (args, environment, config) = (args.clone(), environment.clone(), config.clone());
+async fn client(environment: &Environment, config: &Config) -> anyhow::Result<Client> {
+    let (environment, config) = (environment.clone(), config.clone());
     let make = move || {
-        for warning in wiring::warnings(&config, args.config.as_deref()) {
+        for warning in wiring::warnings(&config) {
             tracing::warn!("{warning}");
         }
         let remote = wiring::remote(&config, &environment).map_err(anyhow::Error::msg)?;

@@ -9,7 +9,7 @@ use pierhead_testkit::registry::{FakeRegistry, Fault};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::harness::Daemon;
+use crate::harness::{Daemon, password_file};
 
 async fn with_image() -> (FakeRegistry, Image, Daemon) {
     let registry = FakeRegistry::start().await;
@@ -263,10 +263,12 @@ async fn doctor_looks_at_what_the_daemon_runs_with() {
         .start()
         .await;
     let lab = FakeRegistry::start().await;
+    let secret = password_file();
     let daemon = Daemon::start(
         &format!(
-            "default_upstream = \"hub.lab\"\n[upstreams.\"hub.lab\"]\nurl = {:?}\nusername = \"someone\"\npassword = \"hunter2\"\n",
-            hub.url()
+            "default_upstream = \"hub.lab\"\n[upstreams.\"hub.lab\"]\naddresses = {:?}\nusername = \"someone\"\npassword_file = {:?}\n",
+            hub.url(),
+            secret.path(),
         ),
         &["--upstream", &format!("flag.lab={}", lab.url())],
     )
@@ -336,11 +338,13 @@ async fn doctor_sends_secrets_to_addresses_of_the_file_alone() {
     };
     let (hub, thief) = (password().await, password().await);
     let other = FakeRegistry::start().await;
+    let secret = password_file();
     let daemon = Daemon::start(
         &format!(
-            "default_upstream = \"hub.lab\"\n[upstreams.\"hub.lab\"]\nurl = {:?}\nusername = \"someone\"\npassword = \"hunter2\"\n\
-             [upstreams.\"other.lab\"]\nurl = {:?}\n",
+            "default_upstream = \"hub.lab\"\n[upstreams.\"hub.lab\"]\naddresses = {:?}\nusername = \"someone\"\npassword_file = {:?}\n\
+             [upstreams.\"other.lab\"]\naddresses = {:?}\n",
             hub.url(),
+            secret.path(),
             other.url()
         ),
         &[],

@@ -235,3 +235,10 @@ pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
         .await
         .expect("it runs")
 }
+
+/// A password, as an upstream's `password_file`.
+pub(crate) fn password_file() -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, "hunter2\n").expect("a password");
+    file
+}

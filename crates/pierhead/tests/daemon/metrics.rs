@@ -194,12 +194,13 @@ async fn every_metric_keeps_the_rules() {
     let registry = FakeRegistry::start().await;
     let image = Image::random(1, &[70_000]);
     registry.push("app", "1", &image);
-    let folder = tempfile::tempdir().expect("a folder");
+    // A tier in memory has metrics of its own.
+    let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
     let config = format!(
         "default_upstream = \"reg.example\"\n\
-         [upstreams.\"reg.example\"]\nurl = {:?}\n\
-         [trace]\nfile = {:?}\n\
-         [tier]\nkind = \"file\"\npath = {:?}\nsize = \"32MiB\"\nfollow_pressure = true\n",
+         [upstreams.\"reg.example\"]\naddresses = {:?}\n\
+         [request_log]\nfile = {:?}\n\
+         [tier]\nkind = \"file\"\npath = {:?}\nsize = \"32MiB\"\n",
         registry.url(),
         folder.path().join("trace"),
         folder.path().join("tier"),

@@ -27,10 +27,10 @@ async fn hangup_takes_a_new_configuration_and_keeps_connections() {
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
     // A mistake changes nothing, not even what stands before it.
-    daemon.configure("cache.size = \"3GiB\"\ntags.freshnes = \"1s\"");
+    daemon.configure("cache.size = \"3GiB\"\ntags.tttl = \"1s\"");
     daemon.signal(Signal::HUP);
     daemon
-        .logs("pierhead.toml:2: unknown key \"tags.freshnes\": did you mean \"tags.freshness\"?")
+        .logs("pierhead.toml:2: unknown key \"tags.tttl\": did you mean \"tags.ttl\"?")
         .await;
     assert_eq!(capacity(&daemon).await, 2 << 30);
 
@@ -63,7 +63,7 @@ async fn hangup_takes_new_upstreams() {
     }
     let upstream = |registry: &FakeRegistry| {
         format!(
-            "tags.freshness = \"0s\"\n[upstreams.\"lab:5000\"]\nurl = \"{}\"",
+            "tags.ttl = \"0s\"\n[upstreams.\"lab:5000\"]\naddresses = \"{}\"",
             registry.url()
         )
     };
@@ -115,7 +115,7 @@ async fn hangup_applies_no_half_of_a_profile() {
         daemon.signal(Signal::HUP);
         daemon.logs(nothing).await;
         let log = daemon.log();
-        assert!(log.contains("it takes a restart"), "{log}");
+        assert!(log.contains("the change needs a restart"), "{log}");
         // Told with its line, where it has one.
         let told = match after {
             "" => " profile changed in",
@@ -220,7 +220,7 @@ async fn a_second_signal_ends_at_once() {
     let gate = Gate::new();
     registry.inject(Fault::GateBody(100_000, gate.clone()).on_blob(layer));
     let mut daemon = Daemon::start(
-        "limits.drain = \"1h\"",
+        "limits.shutdown_grace = \"1h\"",
         &["--upstream", &format!("lab:5000={}", registry.url())],
     )
     .await;

@@ -4,7 +4,7 @@ use pierhead_testkit::http::{Connection, Request};
 use pierhead_testkit::registry::FakeRegistry;
 use rustix::process::Signal;
 
-use crate::harness::{Daemon, refuse};
+use crate::harness::{Daemon, password_file, refuse};
 
 #[tokio::test]
 async fn says_where_it_listens_and_how_to_use_it() {
@@ -169,9 +169,11 @@ async fn secrets_are_in_no_log_and_no_metric() {
         .await;
     let image = pierhead_testkit::images::Image::unpackable(1, 2);
     registry.push("team/app", "1", &image);
+    let secret = password_file();
     let config = format!(
-        "log.level = \"trace\"\n[upstreams.\"lab:5000\"]\nurl = \"{}\"\nusername = \"someone\"\npassword = \"hunter2\"",
-        registry.url()
+        "log.level = \"trace\"\n[upstreams.\"lab:5000\"]\naddresses = \"{}\"\nusername = \"someone\"\npassword_file = {:?}",
+        registry.url(),
+        secret.path(),
     );
     let mut daemon = Daemon::start(&config, &[]).await;
     assert!(
@@ -220,7 +222,11 @@ async fn https_with_and_without_certificates_of_clients() {
     // With an authority for clients, whoever shows no certificate gets no answer; and credentials may be
     // configured on an address that is open to all, since not all are let in.
     let client_ca = format!("client_ca = {:?}\n", path("crt"));
-    let credentials = "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword = \"hunter2\"\n";
+    let secret = password_file();
+    let credentials = format!(
+        "[upstreams.\"ghcr.io\"]\nusername = \"me\"\npassword_file = {:?}\n",
+        secret.path()
+    );
     let config = format!("{tls}{client_ca}{credentials}");
     let daemon = Daemon::start(&config, &["--listen", "0.0.0.0:0"]).await;
     let ping = || async {

@@ -23,7 +23,7 @@ impl Two {
             upstream.push("app", "1", &image);
         }
         let config = format!(
-            "tags.freshness = \"0s\"\n[upstreams.\"reg.example\"]\naddresses = [{:?}, {:?}]\nlogin_hosts = [\"{}\"]\n",
+            "tags.ttl = \"0s\"\n[upstreams.\"reg.example\"]\naddresses = [{:?}, {:?}]\ncredential_hosts = [\"{}\"]\n",
             mirror.url(),
             registry.url(),
             registry.addr(),

@@ -108,22 +108,22 @@ impl fmt::Display for Limit {
                 "all connections available to this address are in use: raise limits.connections, or try again"
             }
             Self::ConnectionsPerClient => {
-                "this address has its maximum number of connections, and all are in use: raise limits.connections_per_client, or use fewer"
+                "this address has its maximum number of connections, and all are in use: raise limits.connections (one address gets an eighth of them), or use fewer"
             }
             Self::BytesInFlight => {
-                "too many bytes wait for clients to take them: raise limits.answer_memory, or try again"
+                "too many bytes wait for clients to take them: raise limits.memory, or try again"
             }
             Self::BytesPerClient => {
-                "too many bytes wait for this address to take them: raise limits.answer_memory (one address gets half of it), or try again"
+                "too many bytes wait for this address to take them: raise limits.memory (one address gets half of what responses have), or try again"
             }
             Self::FetchesPerClient => {
-                "this address waits for too many downloads: raise limits.upstream_fetches_per_client, or try again"
+                "this address waits for too many downloads: raise limits.downloads (one address gets half of them), or try again"
             }
             Self::FetchesPerRegistry => {
-                "all download slots of this registry are in use: raise limits.upstream_fetches (one registry gets three quarters of them), or try again"
+                "all download slots of this registry are in use: raise limits.downloads (one registry gets three quarters of them), or try again"
             }
             Self::Downloads => {
-                "all download slots are in use, so the registry was not asked: raise limits.upstream_fetches, or try again"
+                "all download slots are in use, so the registry was not asked: raise limits.downloads, or try again"
             }
             Self::Fetches => "too many requests wait for upstreams; try again",
             Self::Headers => {

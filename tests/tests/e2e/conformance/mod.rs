@@ -23,7 +23,7 @@ use place::Place;
 const AT_LEAST: usize = 890;
 
 /// Nothing is believed without asking: what is pushed is there at once, as in a registry.
-const ALWAYS_ASK: &str = "[tags]\nfreshness = \"0s\"";
+const ALWAYS_ASK: &str = "[tags]\nttl = \"0s\"";
 
 /// The same content, pushed into a repository of its own, read from `from`.
 fn at_once(repository: &str, place: Place<'_>, from: SocketAddr) -> Result<Report> {

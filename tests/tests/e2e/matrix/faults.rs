@@ -86,7 +86,7 @@ fn hub(stage: &Stage, rules: impl IntoIterator<Item = Rule>) -> Result<String> {
     for rule in rules {
         stage.hub.inject(rule);
     }
-    Ok(format!("url = {:?}", stage.hub.url()))
+    Ok(format!("addresses = {:?}", stage.hub.url()))
 }
 
 fn everywhere(wrong: Wrong) -> Rule {
@@ -108,7 +108,7 @@ fn tokens(stage: &Stage, auth: TokenAuth) -> String {
         .hub
         .configure(|settings| settings.auth = Auth::Token(auth));
     format!(
-        "url = {:?}\ntrusted_hosts = [\"http://{}\"]",
+        "addresses = {:?}\ntrusted_hosts = [\"http://{}\"]",
         stage.hub.url(),
         stage.hub.token_addr()
     )
@@ -148,7 +148,7 @@ pub(super) fn all() -> Vec<Fault> {
     vec![
         // Connections.
         Fault::new("refused", Nothing, |it| {
-            Ok(format!("url = {:?}", it.gone.url()))
+            Ok(format!("addresses = {:?}", it.gone.url()))
         })
         .in_every_state(),
         Fault::new("reset", Nothing, |it| hub(it, [everywhere(Wrong::Reset)])).and(spared),
@@ -164,32 +164,32 @@ pub(super) fn all() -> Vec<Fault> {
             hub(it, [everywhere(Wrong::Garbage)])
         }),
         Fault::new("a name that does not exist", Nothing, |_| {
-            Ok("url = \"https://registry.invalid\"".to_owned())
+            Ok("addresses = \"https://registry.invalid\"".to_owned())
         }),
         // TLS.
         Fault::new("a certificate that has expired", Nothing, |it| {
             Ok(format!(
-                "url = {:?}\nca = {:?}",
+                "addresses = {:?}\nca = {:?}",
                 it.expired.url(),
                 it.path("expired.pem")
             ))
         }),
         Fault::new("a certificate for another name", Nothing, |it| {
             Ok(format!(
-                "url = {:?}\nca = {:?}",
+                "addresses = {:?}\nca = {:?}",
                 it.misnamed.url(),
                 it.path("misnamed.pem")
             ))
         }),
         Fault::new("a certificate of an unknown authority", Nothing, |it| {
-            Ok(format!("url = {:?}", it.secure.url()))
+            Ok(format!("addresses = {:?}", it.secure.url()))
         }),
         Fault::new("no TLS", Nothing, |it| {
-            Ok(format!("url = \"https://{}\"", it.hub.addr()))
+            Ok(format!("addresses = \"https://{}\"", it.hub.addr()))
         }),
         Fault::new("good TLS", Everything, |it| {
             Ok(format!(
-                "url = {:?}\nca = {:?}",
+                "addresses = {:?}\nca = {:?}",
                 it.secure.url(),
                 it.path("secure.pem")
             ))

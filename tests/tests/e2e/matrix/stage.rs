@@ -147,23 +147,22 @@ impl Stage {
             State::Fresh | State::Stale => copy(&self.path("warm"), &data)?,
             State::Holed => copy(&self.path("holed"), &data)?,
         }
-        let freshness = if state == State::Fresh { "1h" } else { "0s" };
+        let ttl = if state == State::Fresh { "1h" } else { "0s" };
         let limits = if fault.defaults {
             ""
         } else {
             // An answer may take as long as at the defaults, nearly: an address that works gets its time on a busy machine.
-            "[limits]\nanswer_within = \"4500ms\"\nconnect_timeout = \"1s\"\nheader_timeout = \"1s\"\nstall_timeout = \"1s\"\n"
+            "[limits]\nresponse_timeout = \"4500ms\"\nupstream_timeout = \"1s\"\n"
         };
         let mut upstream = (fault.set)(self)?;
         if state == State::Second {
             let (url, rest) = upstream.split_once('\n').unwrap_or((&upstream, ""));
-            let first = url.trim_start_matches("url = ");
+            let first = url.trim_start_matches("addresses = ");
             let second = self.second.url();
             upstream = format!("addresses = [{first}, {second:?}]\n{rest}");
         }
-        let config = format!(
-            "[tags]\nfreshness = \"{freshness}\"\n{limits}[upstreams.\"docker.io\"]\n{upstream}\n"
-        );
+        let config =
+            format!("[tags]\nttl = \"{ttl}\"\n{limits}[upstreams.\"docker.io\"]\n{upstream}\n");
         let pierhead = Pierhead::start(Options::new().data(&data).config(&config))?;
         self.mirror.point(pierhead.address());
         self.hub.clear_requests();

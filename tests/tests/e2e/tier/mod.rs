@@ -53,7 +53,7 @@ fn with_tier(folder: &Path, more: &str) -> Options {
 
 fn section(path: &Path, size: &str, more: &str) -> String {
     format!(
-        "[tier]\nkind = \"file\"\npath = {path:?}\nsize = {size:?}\nrules = \"layer-aware=1\"\n{more}"
+        "[tier]\nkind = \"file\"\npath = {path:?}\nsize = {size:?}\nplacement = \"layer-aware\"\n{more}"
     )
 }
 
@@ -62,7 +62,7 @@ fn region(folder: &Path) -> PathBuf {
 }
 
 /// Nothing of a blob of a test reaches the disk behind before somebody waits for it.
-const NEVER_DRAINED: &str = "drain = \"1B/s\"";
+const NEVER_DRAINED: &str = "write_back_rate = \"1B/s\"";
 
 /// What `pierhead cache tier stat` says.
 fn stat(pierhead: &Pierhead) -> Result<Value> {

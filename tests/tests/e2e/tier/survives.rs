@@ -129,7 +129,7 @@ fn killed_in_the_middle_of_a_fill() -> Result<()> {
 #[test]
 fn killed_in_the_middle_of_a_drain() -> Result<()> {
     for folder in [memory()?, lasting()?] {
-        let slow = "drain = \"4KiB/s\"";
+        let slow = "write_back_rate = \"4KiB/s\"";
         let (hub, pierhead) = behind(FakeRegistry::builder(), with_tier(folder.path(), slow))?;
         let mut pierhead = pierhead;
         let image = Image::random(1, &[100_000, 3_000_000]);

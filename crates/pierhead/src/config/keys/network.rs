@@ -1,45 +1,31 @@
-//! Keys of the interface that clients come by.
+//! Keys of `[network]`.
 
-use std::time::Duration;
-
-use super::{Key, quote, quote_duration};
+use super::{Key, Kind, Reload, quote};
 use crate::config::Config;
 
 /// The interface of the management link between a host and its DPU, on both ends; a second card has `tmfifo_net1`.
 pub(crate) const MANAGEMENT: &str = "tmfifo_net";
 /// The kernel's IFNAMSIZ, less the zero byte.
-const LONGEST: usize = 15;
-/// Whoever starts us gives up before.
-const MOST: Duration = Duration::from_secs(600);
+const MAX_NAME_BYTES: usize = 15;
 
 /// What `[network]` may hold.
-pub(super) static KEYS: &[Key<Config>] = &[
-    Key {
-        section: "network",
-        name: "interface",
-        doc: "The interface that clients come by, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then stand for its\naddresses alone, new ones within seconds. The management link of a DPU (tmfifo_net0) is refused. admin stays as it is.",
-        example: "\"cache0\"",
-        set: |config, value| interface(value.text()?).map(|it| config.network.interface = Some(it)),
-        show: |config| config.network.interface.as_deref().map(quote),
-    },
-    Key {
-        section: "network",
-        name: "wait",
-        doc: "How long a start waits for the interface and its first address.",
-        example: "\"30s\"",
-        set: |config, value| {
-            value
-                .duration(Duration::ZERO, MOST)
-                .map(|it| config.network.wait = it)
-        },
-        show: |config| quote_duration(config.network.wait),
-    },
-];
+pub(super) static KEYS: &[Key<Config>] = &[Key {
+    section: "network",
+    name: "interface",
+    help: "The interface of the clients, such as \"pf0hpf\": 0.0.0.0 and [::] in listen then mean its addresses alone, and \
+               new ones within seconds. A start waits 30s for the interface and its first address. pierhead refuses the \
+               management link of a DPU (tmfifo_net0). It does not affect admin.",
+    kind: Kind::Text,
+    example: "\"cache0\"",
+    reload: Reload::Restart(|new, old| new.network.clone_from(&old.network)),
+    set: |config, value| interface(value.text()?).map(|it| config.network.interface = Some(it)),
+    show: |config| config.network.interface.as_deref().map(quote),
+}];
 
 /// A name that an interface may have.
 fn interface(name: &str) -> Result<String, String> {
     // What the kernel takes, and no alternative names, which `ip` knows and sockets do not.
-    let is_name = (1..=LONGEST).contains(&name.len())
+    let is_name = (1..=MAX_NAME_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")
         && !name
             .bytes()

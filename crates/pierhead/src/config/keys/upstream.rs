@@ -1,48 +1,45 @@
 //! Keys of one upstream.
 
-use super::{Key, quote, quote_path};
+use super::{Key, Kind, Reload, quote, quote_list, quote_path};
 use crate::config::Upstream;
-use crate::config::value::parse_url;
 
-/// A secret that is set, without it.
-const MASK: &str = "\"********\"";
-
-fn list(items: &[String]) -> Option<String> {
-    let items: Vec<_> = items.iter().map(|item| quote(item)).collect();
-    (!items.is_empty()).then(|| format!("[{}]", items.join(", ")))
-}
+/// Docker's convention: with this user, the password is an OAuth2 refresh token.
+pub(crate) const IDENTITY_TOKEN_USER: &str = "<token>";
 
 /// What `[upstreams."NAME"]` may hold.
 pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
-        name: "url",
-        doc: "Where the registry is, when not at https://NAME. http:// and private addresses are allowed here.",
-        example: "\"https://mirror.example:5000\"",
-        set: |upstream, value| parse_url(value.text()?).map(|it| upstream.url = Some(it)),
-        show: |upstream| upstream.url.as_deref().map(quote),
-    },
-    Key {
-        section: "",
         name: "addresses",
-        doc: "Instead of url: several places where the registry can be had, mirrors and itself, the preferred one\nfirst. The next one is asked when one fails, lacks something, refuses it or is silent for a second.",
+        help: "Where the registry is, if not at https://NAME: one URL, or mirrors and the registry itself in the order of \
+               preference. pierhead asks the next one when one fails, lacks something, refuses it or is silent for a second. \
+               http:// and private addresses are allowed here.",
+        kind: Kind::Urls,
         example: "[\"https://mirror.example\", \"https://registry.example\"]",
+        reload: Reload::Live,
         set: |upstream, value| value.urls().map(|it| upstream.addresses = it),
-        show: |upstream| list(&upstream.addresses),
+        show: |upstream| quote_list(&upstream.addresses),
     },
     Key {
         section: "",
-        name: "login_hosts",
-        doc: "Which hosts of addresses the login below is for; without this, the host that is the registry itself\nby its name. Another address has the login of the table of its own name, such as\n[upstreams.\"mirror.example\"], or none.",
+        name: "credential_hosts",
+        help: "Hosts of addresses that get the credentials below; without it, the host that is the registry itself by its \
+               name. Another address gets the credentials of the table of its own name, such as \
+               [upstreams.\"mirror.example\"], or none.",
+        kind: Kind::Hosts,
         example: "[\"registry.example\"]",
-        set: |upstream, value| value.hosts().map(|it| upstream.login_hosts = it),
-        show: |upstream| list(&upstream.login_hosts),
+        reload: Reload::Live,
+        set: |upstream, value| value.hosts().map(|it| upstream.credential_hosts = it),
+        show: |upstream| quote_list(&upstream.credential_hosts),
     },
     Key {
         section: "",
         name: "username",
-        doc: "Whom to log in as; with password or password_file.",
+        help: "User whose password is in password_file. As Docker does it, \"<token>\" means that the file has an OAuth2 refresh \
+               token (identity token).",
+        kind: Kind::Text,
         example: "\"someone\"",
+        reload: Reload::Live,
         set: |upstream, value| {
             value
                 .text()
@@ -52,45 +49,21 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     },
     Key {
         section: "",
-        name: "password",
-        doc: "Password or access token. Better: password_file.",
-        example: "\"…\"",
-        set: |upstream, value| value.secret().map(|it| upstream.password = Some(it)),
-        show: |upstream| upstream.password.as_ref().map(|_| MASK.to_owned()),
-    },
-    Key {
-        section: "",
         name: "password_file",
-        doc: "A file with the password in its first line.",
+        help: "A file with the password, access token or refresh token in its first line.",
+        kind: Kind::Path,
         example: "\"/etc/pierhead/password\"",
+        reload: Reload::Live,
         set: |upstream, value| value.path().map(|it| upstream.password_file = Some(it)),
         show: |upstream| upstream.password_file.as_deref().map(quote_path),
     },
     Key {
         section: "",
-        name: "identity_token",
-        doc: "An OAuth2 refresh token instead of a user and password. Better: identity_token_file.",
-        example: "\"…\"",
-        set: |upstream, value| value.secret().map(|it| upstream.identity_token = Some(it)),
-        show: |upstream| upstream.identity_token.as_ref().map(|_| MASK.to_owned()),
-    },
-    Key {
-        section: "",
-        name: "identity_token_file",
-        doc: "A file with the refresh token in its first line.",
-        example: "\"/etc/pierhead/token\"",
-        set: |upstream, value| {
-            value
-                .path()
-                .map(|it| upstream.identity_token_file = Some(it))
-        },
-        show: |upstream| upstream.identity_token_file.as_deref().map(quote_path),
-    },
-    Key {
-        section: "",
         name: "credential_helper",
-        doc: "Ask the program docker-credential-<this> for user and password.",
+        help: "pierhead asks the program docker-credential-NAME for user and password.",
+        kind: Kind::Text,
         example: "\"ecr-login\"",
+        reload: Reload::Live,
         set: |upstream, value| {
             let name = value.text()?;
             let sane = !name.is_empty()
@@ -111,17 +84,22 @@ pub(crate) static UPSTREAM_KEYS: &[Key<Upstream>] = &[
     Key {
         section: "",
         name: "ca",
-        doc: "PEM file of authorities to trust for this upstream, beside the system's.",
+        help: "PEM file of certificate authorities to trust for this upstream in addition to those of the host.",
+        kind: Kind::Path,
         example: "\"/etc/pierhead/upstream-ca.crt\"",
+        reload: Reload::Live,
         set: |upstream, value| value.path().map(|it| upstream.ca = Some(it)),
         show: |upstream| upstream.ca.as_deref().map(quote_path),
     },
     Key {
         section: "",
         name: "trusted_hosts",
-        doc: "Internal places that this upstream may redirect to, or have its token server at; after http:// also\nwithout TLS. Public places need no mention.",
+        help: "Private hosts to which this upstream may redirect or that serve its tokens; after http:// also without TLS. \
+               Public hosts need no mention.",
+        kind: Kind::Hosts,
         example: "[\"auth.lab:5001\"]",
+        reload: Reload::Live,
         set: |upstream, value| value.hosts().map(|it| upstream.trusted_hosts = it),
-        show: |upstream| list(&upstream.trusted_hosts),
+        show: |upstream| quote_list(&upstream.trusted_hosts),
     },
 ];

@@ -9,7 +9,7 @@ use pierhead_eviction::trace::own;
 use pierhead_remote::open_file_with;
 use rustix::fs::OFlags;
 
-const MEND: &str = "move it away or name another trace.file";
+const MEND: &str = "move it away or name another request_log.file";
 
 pub(super) struct Output {
     path: PathBuf,
@@ -102,7 +102,7 @@ impl Open {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::other(
-                    "another process records in it: name another trace.file",
+                    "another process records in it: name another request_log.file",
                 ));
             }
             Err(TryLockError::Error(error)) => return Err(error),

@@ -32,7 +32,7 @@ fn record(file: &Path, data: &Path, max: u64, numbers: std::ops::Range<u64>) -> 
 }
 
 const SECRET: [u8; secret::LEN] = [7; secret::LEN];
-const MEND: &str = "move it away or name another trace.file";
+const MEND: &str = "move it away or name another request_log.file";
 
 fn refusal(file: &Path, data: &Path) -> String {
     let refused = Trace::start(Arc::default(), file, 1 << 20, data, &Panics::default()).err();

@@ -1,0 +1,189 @@
+//! Keys of what is stored: `[cache]`, `[eviction]`, `[request_log]`, `[bundle]`, `[tags]`, `[access]`.
+
+use std::time::Duration;
+
+use pierhead_eviction::Named;
+use pierhead_eviction::admission::NamedAdmission;
+use pierhead_oci::units::exact_bytes;
+
+use super::{Key, Kind, Reload, YEAR, quote, quote_duration, quote_list, quote_path};
+use crate::config::Config;
+use crate::config::Size;
+
+pub(super) static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "cache",
+        name: "size",
+        help: "Hard limit of all blobs, unfinished downloads included: bytes or a share of the file system. \"auto\" is 80 % of \
+               what is free or in the cache already, at least 1GiB and at most 1TiB.",
+        kind: Kind::Size {
+            min: 1,
+            words: &["auto"],
+        },
+        example: "\"auto\"",
+        reload: Reload::Live,
+        set: |config, value| {
+            config.cache.size = value.size()?.of_a_cache()?;
+            Ok(())
+        },
+        show: |config| Some(quote(&config.cache.size.to_string())),
+    },
+    Key {
+        section: "cache",
+        name: "min_free",
+        help: "Space that the file system keeps free for others. Raise it where other programs share the disk.",
+        kind: Kind::Size { min: 0, words: &[] },
+        example: "\"512MiB\"",
+        reload: Reload::Restart(|new, old| new.cache.min_free = old.cache.min_free),
+        set: |config, value| {
+            match value.size()? {
+            Size::Auto => Err(
+                "\"auto\" is for cache.size: write bytes such as \"512MiB\", or a share such as \"5%\""
+                    .to_owned(),
+            ),
+            size => {
+                config.cache.min_free = size;
+                Ok(())
+            }
+        }
+        },
+        show: |config| Some(quote(&config.cache.min_free.to_string())),
+    },
+    Key {
+        section: "cache",
+        name: "daily_write_budget",
+        help: "Bytes that pierhead writes to the disk per day (UTC), for flash of limited endurance; 0 is no limit. It covers \
+               blobs, manifests and everything that bundles need; not the catalog, tags, policy state and the request log. \
+               Beyond it, pierhead passes blobs on without storing them and prepares bundles the next day. Blobs up to \
+               64KiB, manifests and bundles that a worker waits for may exceed it by a sixteenth. pierhead saves the count \
+               every five minutes and at a clean stop.",
+        kind: Kind::Bytes { min: 0, max: None },
+        example: "\"0\"",
+        reload: Reload::Live,
+        set: |config, value| value.bytes().map(|it| config.cache.daily_write_budget = it),
+        show: |config| Some(quote(&exact_bytes(config.cache.daily_write_budget))),
+    },
+    Key {
+        section: "eviction",
+        name: "policy",
+        help: "Which blobs leave first when the cache is full; docs/eviction.md compares the policies. After a change, the \
+               new policy receives all blobs in the order of their last use.",
+        kind: Kind::Choice {
+            noun: "eviction policy",
+            names: || Named::ALL.iter().map(|named| named.name()).collect(),
+        },
+        example: "\"size-split\"",
+        reload: Reload::Live,
+        set: |config, value| {
+            let name = value.choice()?;
+            config.eviction.policy = name.parse().map_err(|error| format!("{error}"))?;
+            Ok(())
+        },
+        show: |config| Some(quote(config.eviction.policy.name())),
+    },
+    Key {
+        section: "eviction",
+        name: "admission",
+        help: "Which blobs the cache admits: \"always\" all, \"second-hit\" those requested before, \"size-aware\" large ones \
+               with lower probability, \"tinylfu\" those requested often of late. Blobs up to 64KiB, manifests, and pinned or \
+               warmed blobs always enter.",
+        kind: Kind::Choice {
+            noun: "admission",
+            names: || {
+                NamedAdmission::ALL
+                    .iter()
+                    .map(|named| named.name())
+                    .collect()
+            },
+        },
+        example: "\"always\"",
+        reload: Reload::Live,
+        set: |config, value| {
+            let name = value.choice()?;
+            config.eviction.admission = name.parse().map_err(|error| format!("{error}"))?;
+            Ok(())
+        },
+        show: |config| Some(quote(config.eviction.admission.name())),
+    },
+    Key {
+        section: "request_log",
+        name: "file",
+        help: "Where pierhead logs requests. A line has a time, a keyed hash of the digest, size, cost and outcome, but no \
+               names and no clients (docs/formats/trace.md). At 32MiB the file becomes FILE.1 and a new one begins.",
+        kind: Kind::PathOrOff,
+        example: "\"/var/lib/pierhead/requests.log\"",
+        reload: Reload::Restart(|new, old| new.request_log.clone_from(&old.request_log)),
+        set: |config, value| value.optional_path().map(|it| config.request_log.file = it),
+        show: |config| config.request_log.file.as_deref().map(quote_path),
+    },
+    Key {
+        section: "bundle",
+        name: "size",
+        help: "Disk space for packs and plans, in addition to cache.size. \"auto\" is a tenth of what is free or in use by them \
+               already, at least 256MiB and at most 100GiB. Indexes take about a hundredth of the layers on top. \"off\" \
+               serves no bundles.",
+        kind: Kind::Size {
+            min: 64 << 20,
+            words: &["auto", "off"],
+        },
+        example: "\"auto\"",
+        reload: Reload::Restart(|new, old| new.bundle.size = old.bundle.size),
+        set: |config, value| {
+            config.bundle.size = match value.is_off() {
+                true => None,
+                false => Some(value.size()?),
+            };
+            Ok(())
+        },
+        show: |config| {
+            let size = config.bundle.size.map(|it| quote(&it.to_string()));
+            Some(size.unwrap_or_else(|| quote("off")))
+        },
+    },
+    Key {
+        section: "bundle",
+        name: "workers",
+        help: "Threads that index images for bundles. The same number of low-priority threads build patches; they pause while \
+               pierhead indexes an image. An indexing thread takes up to 60MB of memory, a low-priority thread up to 150MB. \
+               Each takes at most half a core, or what the profile says, unless a request waits for its image.",
+        kind: Kind::Count { min: 1, max: 64 },
+        example: "1",
+        reload: Reload::Restart(|new, old| new.bundle.workers = old.bundle.workers),
+        set: |config, value| value.count().map(|it| config.bundle.workers = it),
+        show: |config| Some(config.bundle.workers.to_string()),
+    },
+    Key {
+        section: "tags",
+        name: "ttl",
+        help: "How long pierhead serves a tag or a list without asking the upstream whether it changed. \"0s\" asks at every \
+               request, also for what did not exist before.",
+        kind: Kind::Duration {
+            min: Duration::ZERO,
+            max: YEAR,
+        },
+        example: "\"1m\"",
+        reload: Reload::Live,
+        set: |config, value| value.duration().map(|it| config.tags.ttl = it),
+        show: |config| quote_duration(config.tags.ttl),
+    },
+    Key {
+        section: "access",
+        name: "allow",
+        help: "Only what matches one of these patterns may be pulled. Without patterns, everything may.",
+        kind: Kind::Patterns,
+        example: "[\"docker.io/library/*\", \"ghcr.io/owner/**\"]",
+        reload: Reload::Live,
+        set: |config, value| value.patterns().map(|it| config.access.allow = it),
+        show: |config| quote_list(&config.access.allow),
+    },
+    Key {
+        section: "access",
+        name: "deny",
+        help: "What matches one of these patterns is refused with 403, even if allow matches and the cache has it.",
+        kind: Kind::Patterns,
+        example: "[\"docker.io/somebody/**\"]",
+        reload: Reload::Live,
+        set: |config, value| value.patterns().map(|it| config.access.deny = it),
+        show: |config| quote_list(&config.access.deny),
+    },
+];

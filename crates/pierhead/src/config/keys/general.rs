@@ -1,0 +1,160 @@
+//! Keys at the top of the file, and `[log]`.
+
+use tracing_subscriber::filter::Targets;
+
+use super::{Key, Kind, Reload, quote, quote_path};
+use crate::config::value::parse_admin;
+use crate::config::{Config, LogFormat};
+use crate::profile::{PROFILES, Profile};
+
+pub(super) static KEYS: &[Key<Config>] = &[
+    Key {
+        section: "",
+        name: "profile",
+        help: "The share of this host that pierhead takes: a profile gives other keys their defaults, and limits.memory from \
+               the memory limit of the cgroup or the memory of the host (docs/profiles.md).",
+        kind: Kind::Choice {
+            noun: "profile",
+            names: || {
+                let profiles = PROFILES.iter().map(|profile| profile.name);
+                profiles.chain(["none"]).collect()
+            },
+        },
+        example: "\"none\"",
+        reload: Reload::Restart(|new, old| new.profile = old.profile),
+        set: |config, value| {
+            config.profile = match value.choice()? {
+                "none" => None,
+                name => Some(Profile::named(name)?),
+            };
+            Ok(())
+        },
+        show: |config| Some(quote(config.profile.map_or("none", |it| it.name))),
+    },
+    Key {
+        section: "",
+        name: "listen",
+        help: "Addresses for clients.",
+        kind: Kind::Addresses,
+        example: "[\"0.0.0.0:5000\"]",
+        reload: Reload::Restart(|new, old| new.listen.clone_from(&old.listen)),
+        set: |config, value| value.addresses().map(|it| config.listen = it),
+        show: |config| super::quote_list(&config.listen),
+    },
+    Key {
+        section: "",
+        name: "data",
+        help: "The folder of the cache. One process uses it at a time.",
+        kind: Kind::Path,
+        example: "\"/var/lib/pierhead\"",
+        reload: Reload::Restart(|new, old| new.data.clone_from(&old.data)),
+        set: |config, value| value.path().map(|it| config.data = it),
+        show: |config| Some(quote_path(&config.data)),
+    },
+    Key {
+        section: "",
+        name: "admin",
+        help: "Address of the admin listener: metrics, health and the cache API. Clients that are not on this host get metrics \
+               and health only.",
+        kind: Kind::AddressOrOff,
+        example: "\"127.0.0.1:5001\"",
+        reload: Reload::Restart(|new, old| new.admin = old.admin),
+        set: |config, value| parse_admin(value.text()?).map(|it| config.admin = it),
+        show: |config| {
+            let admin = config.admin.map(|it| quote(&it.to_string()));
+            Some(admin.unwrap_or_else(|| quote("off")))
+        },
+    },
+    Key {
+        section: "",
+        name: "default_upstream",
+        help: "The registry for requests that name none, as Docker sends them to a registry mirror.",
+        kind: Kind::Text,
+        example: "\"docker.io\"",
+        reload: Reload::Live,
+        set: |config, value| {
+            let registry = value.text()?.parse().map_err(|error| format!("{error}"));
+            registry.map(|it| config.default_upstream = it)
+        },
+        show: |config| Some(quote(config.default_upstream.as_str())),
+    },
+    Key {
+        section: "",
+        name: "docker_config",
+        help: "A Docker config.json with credentials for upstreams, also through its credential helpers.",
+        kind: Kind::PathOrOff,
+        example: "\"/root/.docker/config.json\"",
+        reload: Reload::Live,
+        set: |config, value| value.optional_path().map(|it| config.docker_config = it),
+        show: |config| config.docker_config.as_deref().map(quote_path),
+    },
+    Key {
+        section: "",
+        name: "allow_open_proxy_with_credentials",
+        help: "Start although every client that reaches a listen address can pull whatever the configured credentials can. \
+               Without it, pierhead refuses upstream credentials unless clients need a certificate (tls.client_ca) or a \
+               password (auth.mode).",
+        kind: Kind::Boolean,
+        example: "false",
+        reload: Reload::Live,
+        set: |config, value| {
+            value
+                .boolean()
+                .map(|it| config.allow_open_proxy_with_credentials = it)
+        },
+        show: |config| Some(config.allow_open_proxy_with_credentials.to_string()),
+    },
+];
+
+pub(super) static LOG_KEYS: &[Key<Config>] = &[
+    Key {
+        section: "log",
+        name: "level",
+        help: "error, warn, info, debug or trace; also by module, such as \"info,pierhead_remote=debug\".",
+        kind: Kind::Text,
+        example: "\"info\"",
+        reload: Reload::Live,
+        set: |config, value| check_level(value.text()?).map(|it| config.log.level = it),
+        show: |config| Some(quote(&config.log.level)),
+    },
+    Key {
+        section: "log",
+        name: "format",
+        help: "\"text\" for people, \"json\" for log collectors.",
+        kind: Kind::Choice {
+            noun: "log format",
+            names: || vec!["text", "json"],
+        },
+        example: "\"text\"",
+        reload: Reload::Restart(|new, old| new.log.format = old.log.format),
+        set: |config, value| {
+            config.log.format = match value.choice()? {
+                "json" => LogFormat::Json,
+                _ => LogFormat::Text,
+            };
+            Ok(())
+        },
+        show: |config| {
+            Some(quote(match config.log.format {
+                LogFormat::Text => "text",
+                LogFormat::Json => "json",
+            }))
+        },
+    },
+];
+
+/// Directives for the log that can be understood.
+pub(crate) fn check_level(text: &str) -> Result<String, String> {
+    match text.parse::<Targets>() {
+        // A lone word that is no level is taken for a module's name by the filter: a typo goes silent.
+        Ok(_)
+            if text.contains(['=', ','])
+                || text.parse::<tracing::level_filters::LevelFilter>().is_ok() =>
+        {
+            Ok(text.to_owned())
+        }
+        _ => Err(format!(
+            "{text:?} is not a log level: write error, warn, info, debug or trace, or such as \"info,pierhead_remote=debug\""
+        )),
+    }
+}

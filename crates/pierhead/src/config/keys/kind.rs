@@ -1,0 +1,153 @@
+//! The type and range of a key's value: the parser, the reference page and the JSON schema use them.
+
+use std::time::Duration;
+
+#[cfg(test)]
+use serde_json::{Value as Json, json};
+
+use pierhead_oci::units::exact_bytes;
+
+/// What a key takes.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Boolean,
+    /// A whole number from `min` to `max`.
+    Count {
+        min: usize,
+        max: usize,
+    },
+    /// Bytes from `min` on.
+    Bytes {
+        min: u64,
+        max: Option<u64>,
+    },
+    /// Bytes of at least `min` (0 included when `min` is 0), a share of the file system, or one of `words`.
+    Size {
+        min: u64,
+        words: &'static [&'static str],
+    },
+    /// As [`Kind::Bytes`], or `"off"`.
+    BytesOrOff {
+        min: u64,
+        max: u64,
+    },
+    /// Bytes a second, or `"off"`.
+    Rate,
+    Duration {
+        min: Duration,
+        max: Duration,
+    },
+    /// One of some names. `noun` is what they name.
+    Choice {
+        noun: &'static str,
+        names: fn() -> Vec<&'static str>,
+    },
+    /// A list of some of these names.
+    Choices {
+        noun: &'static str,
+        names: fn() -> Vec<&'static str>,
+    },
+    /// Free text; the help of the key says which.
+    Text,
+    /// A path; a relative one starts at the folder of the file.
+    Path,
+    /// A path, or `"off"`.
+    PathOrOff,
+    /// `IP:PORT`, or `"off"`.
+    AddressOrOff,
+    /// One `IP:PORT`, or a list of them.
+    Addresses,
+    /// One URL, or a list of them.
+    Urls,
+    /// A list of `HOST[:PORT]`.
+    Hosts,
+    /// A list of patterns of registries and repositories.
+    Patterns,
+    /// A list of names.
+    Names,
+}
+
+fn duration(duration: Duration) -> String {
+    humantime::format_duration(duration).to_string()
+}
+
+impl Kind {
+    /// Type and range, in one phrase.
+    pub(crate) fn phrase(self) -> String {
+        let quoted = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| format!("\"{name}\"")).collect();
+            names.join(", ")
+        };
+        match self {
+            Self::Boolean => "true or false".to_owned(),
+            Self::Count { min, max } => format!("number, {min} to {max}"),
+            Self::Bytes { min: 0, max: None } => "bytes".to_owned(),
+            Self::Bytes { min, max: None } => format!("bytes, {} or more", exact_bytes(min)),
+            Self::Bytes {
+                min,
+                max: Some(max),
+            } => format!("bytes, {} to {}", exact_bytes(min), exact_bytes(max)),
+            Self::Size { min, words } => {
+                let min = match min {
+                    0 => String::new(),
+                    min => format!(" ({} or more)", exact_bytes(min)),
+                };
+                let words = match words {
+                    [] => String::new(),
+                    words => format!(", {}", quoted(words)),
+                };
+                format!("bytes{min}, \"1%\" to \"100%\"{words}")
+            }
+            Self::BytesOrOff { min, max } => {
+                format!(
+                    "bytes, {} to {}, or \"off\"",
+                    exact_bytes(min),
+                    exact_bytes(max)
+                )
+            }
+            Self::Rate => "bytes per second, or \"off\"".to_owned(),
+            Self::Duration { min, max } => {
+                format!("duration, {} to {}", duration(min), duration(max))
+            }
+            Self::Choice { names, .. } => quoted(&names()),
+            Self::Choices { names, .. } => format!("list of {}", quoted(&names())),
+            Self::Text => "text".to_owned(),
+            Self::Path => "path".to_owned(),
+            Self::PathOrOff => "path, or \"off\"".to_owned(),
+            Self::AddressOrOff => "IP:PORT, or \"off\"".to_owned(),
+            Self::Addresses => "IP:PORT, or a list of them".to_owned(),
+            Self::Urls => "URL, or a list of them".to_owned(),
+            Self::Hosts => "list of hosts".to_owned(),
+            Self::Patterns => "list of patterns".to_owned(),
+            Self::Names => "list of names".to_owned(),
+        }
+    }
+
+    /// The JSON schema of the TOML value, which a test writes. It checks types; `pierhead config check` checks ranges of units.
+    #[cfg(test)]
+    pub(crate) fn schema(self) -> Json {
+        let text = || json!({"type": "string", "minLength": 1});
+        let list = |items: Json| json!({"type": "array", "items": items});
+        match self {
+            Self::Boolean => json!({"type": "boolean"}),
+            Self::Count { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+            Self::Choice { names, .. } => json!({"enum": names()}),
+            Self::Choices { names, .. } => {
+                json!({"type": "array", "items": {"enum": names()}, "uniqueItems": true})
+            }
+            Self::Addresses | Self::Urls => {
+                json!({"type": ["string", "array"], "items": text(), "minItems": 1, "minLength": 1})
+            }
+            Self::Hosts | Self::Patterns | Self::Names => list(text()),
+            Self::Bytes { .. }
+            | Self::Size { .. }
+            | Self::BytesOrOff { .. }
+            | Self::Rate
+            | Self::Duration { .. }
+            | Self::Text
+            | Self::Path
+            | Self::PathOrOff
+            | Self::AddressOrOff => text(),
+        }
+    }
+}
