@@ -16,7 +16,7 @@ use pierhead_bundle_server::library::{
     Config, Have, Image, Library, Noted, Piece, State, Stream, Wear,
 };
 use pierhead_bundle_server::pack;
-use pierhead_host::{ClientKey, Rest};
+use pierhead_host::{ClientKey, BackgroundWork};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;
@@ -252,9 +252,9 @@ fn a_fresh_bundle_has_all_that_the_tree_needs() {
 }
 
 /// Waits until both threads have looked for work again, and found that they should rest.
-fn looked(rest: &Rest) {
-    let before = rest.rests();
-    while rest.rests() < before + 5 {
+fn looked(rest: &BackgroundWork) {
+    let before = rest.pauses();
+    while rest.pauses() < before + 5 {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -262,8 +262,8 @@ fn looked(rest: &Rest) {
 #[test]
 fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
-    let rest = Rest::default();
-    rest.set(true);
+    let rest = BackgroundWork::default();
+    rest.set_paused(true);
     let library = open_resting(folder.path(), &blobs, &rest);
     let versions = [text(1), format!("{}changed", text(1)), text(2)].map(|lib| {
         let tar = tar(&[("usr/lib/a.so", &lib)]);
@@ -293,7 +293,7 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     assert_eq!(settled(&library, &second.root), State::Ready);
     looked(&rest);
     assert_eq!(library.stat().pairs, 0, "patches can wait");
-    rest.set(false);
+    rest.set_paused(false);
     while library.stat().jobs > 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -306,13 +306,13 @@ fn what_nobody_waits_for_rests_and_the_rest_goes_on() {
     while blobs.2.load(Ordering::Relaxed) == before {
         std::thread::sleep(Duration::from_millis(2));
     }
-    rest.set(true);
+    rest.set_paused(true);
     blobs.1.close(None);
-    while rest.resting() < 2 {
+    while rest.paused_workers() < 2 {
         std::thread::sleep(Duration::from_millis(2));
     }
     assert!(is_working(third));
-    rest.set(false);
+    rest.set_paused(false);
     assert_eq!(settled(&library, &third.root), State::Ready);
     library.close();
 }
@@ -1127,7 +1127,7 @@ fn a_new_version_comes_as_patches_made_ahead_of_time() {
 }
 
 /// A library that should rest, and why.
-fn open_resting(folder: &Path, blobs: &Arc<InMemory>, rest: &Rest) -> Library {
+fn open_resting(folder: &Path, blobs: &Arc<InMemory>, rest: &BackgroundWork) -> Library {
     let mut config = Config::new(folder, 256 << 20, 64 << 20);
     (config.share, config.level, config.rest) = (100, 3, rest.clone());
     Library::open(config, blobs.clone()).unwrap()
@@ -1136,7 +1136,7 @@ fn open_resting(folder: &Path, blobs: &Arc<InMemory>, rest: &Rest) -> Library {
 #[test]
 fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
-    let rest = Rest::default();
+    let rest = BackgroundWork::default();
     let library = open_resting(folder.path(), &blobs, &rest);
     let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
     blobs.put(&image);
@@ -1149,17 +1149,17 @@ fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
     });
     until(|| blobs.2.load(Ordering::Relaxed) > before);
     rest.set_memory_short(true);
-    rest.set(true);
+    rest.set_paused(true);
     blobs.1.close(None);
     until(|| library.stat().given_up > 0);
-    until(|| rest.resting() == 2);
+    until(|| rest.paused_workers() == 2);
     let waits = library.state(&image.root);
     assert!(
         matches!(waits, State::Working(progress) if progress.stage == Stage::Wait),
         "{waits:?}"
     );
     assert_eq!(library.stat().jobs, 1, "it waits");
-    rest.set(false);
+    rest.set_paused(false);
     assert_eq!(settled(&library, &image.root), State::Ready);
     library.close();
 }
@@ -1167,7 +1167,7 @@ fn an_image_gives_back_what_it_holds_when_memory_is_short_and_begins_again() {
 #[test]
 fn what_was_evicted_is_forgotten_while_all_else_rests() {
     let (folder, blobs) = (tempfile::tempdir().unwrap(), Arc::<InMemory>::default());
-    let rest = Rest::default();
+    let rest = BackgroundWork::default();
     let image = images::Image::of_tars("amd64", &[tar(&[("usr/lib/a.so", &text(1))])]);
     blobs.put(&image);
     let library = open_resting(folder.path(), &blobs, &rest);
@@ -1175,7 +1175,7 @@ fn what_was_evicted_is_forgotten_while_all_else_rests() {
     library.close();
     drop(library);
     blobs.take(&image.root);
-    rest.set(true);
+    rest.set_paused(true);
     let library = open_resting(folder.path(), &blobs, &rest);
     // One that waits, and rests, is not in the way.
     let other = images::Image::of_tars("amd64", &[tar(&[("usr/lib/b.so", &text(2))])]);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 
 use crate::{FastTier, Recorder};
 
@@ -41,7 +41,7 @@ pub struct Config {
     /// Is told of each request.
     pub recorder: Option<Recorder>,
     /// Training and copies between the tiers rest while this is due, the latter as long as the fast tier has room.
-    pub rest: Rest,
+    pub rest: BackgroundWork,
 }
 
 impl fmt::Debug for Config {
@@ -70,7 +70,7 @@ impl Config {
             ranks_interval: Duration::from_secs(300),
             fast: None,
             recorder: None,
-            rest: Rest::default(),
+            rest: BackgroundWork::default(),
         }
     }
 }

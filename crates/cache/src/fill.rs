@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
 
 use crate::flight::{Flight, Order, Terms};
@@ -35,7 +36,7 @@ impl Fill {
     /// Opens the staged file of a newly registered flight. A panic ends that flight, like an error. Blocks.
     pub(crate) fn lead(flight: &Arc<Flight>) -> Result<Self, Error> {
         let panics = flight.store.config.rest.panics();
-        let led = panics.catch("cache-fill", || Self::open(flight));
+        let led = panics.catch(BackgroundTask::CacheFill, || Self::open(flight));
         led.unwrap_or_else(|| {
             let error = Error::Abandoned("opening its staging panicked".into());
             flight.close();

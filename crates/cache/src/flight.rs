@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
 use tokio::sync::{Notify, watch};
 
@@ -391,7 +392,12 @@ impl Flight {
         };
         if let Some(ingest) = ingest {
             let (flight, guard) = (self.clone(), Unwound(Arc::downgrade(self)));
-            let watch = self.store.config.rest.panics().watch("cache-fill");
+            let watch = self
+                .store
+                .config
+                .rest
+                .panics()
+                .watch(BackgroundTask::CacheFill);
             self.runtime.spawn_blocking(move || {
                 let _watch = watch;
                 ingest.run(flight);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Hasher, MediaType};
 
 use crate::buffer::BUFFER;
@@ -175,7 +176,12 @@ impl Ingest {
         let turn = SyncTurn(flight.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
-            let watch = flight.store.config.rest.panics().watch("cache-fill");
+            let watch = flight
+                .store
+                .config
+                .rest
+                .panics()
+                .watch(BackgroundTask::CacheFill);
             drop(flight.runtime.spawn_blocking(move || {
                 let _watch = watch;
                 sync();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, Manifest};
 
 use crate::flight::Flight;
@@ -54,7 +54,11 @@ pub(crate) struct Placing {
 
 impl Placing {
     /// Puts `fast` in front of `disk`.
-    pub(crate) fn new(fast: &FastTier, disk: Arc<dyn Tier>, rest: &Rest) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        fast: &FastTier,
+        disk: Arc<dyn Tier>,
+        rest: &BackgroundWork,
+    ) -> std::io::Result<Self> {
         let options = Options {
             margin: fast.weights.margin(),
             ..fast.options

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use pierhead_host::Rest;
+use pierhead_host::{BackgroundTask, BackgroundWork};
 
 use crate::catalog::Catalog;
 use crate::names::Names;
@@ -18,7 +18,7 @@ const TRAIN_EVERY: Duration = Duration::from_secs(1);
 const TRAIN_STEPS: u32 = 100;
 
 /// Name of the thread, and its label in the panic counter.
-const TASK: &str = "cache-upkeep";
+const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
 
 /// Dropping it stops the thread.
 pub(crate) struct Upkeep {
@@ -59,11 +59,11 @@ struct Stop {
 }
 
 /// Until it is stopped, or the cache is gone.
-fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &Rest, interval: Duration) {
+fn run(upkeep: &Weak<Upkeep>, stop: &Stop, rest: &BackgroundWork, interval: Duration) {
     let (mut wait, mut written, mut tick) = (interval, Instant::now(), 0);
     loop {
         // Postponed training counts as paused work.
-        let resting = rest.is_due().then(|| rest.enter());
+        let resting = rest.is_paused().then(|| rest.count_pause());
         if !stop.wait(wait) {
             return;
         }
@@ -116,7 +116,7 @@ impl Upkeep {
         let weak = Arc::downgrade(&upkeep);
         let panics = rest.panics().clone();
         std::thread::Builder::new()
-            .name(TASK.into())
+            .name(TASK.name().into())
             .spawn(move || {
                 let work = || run(&weak, &stop, &rest, interval);
                 panics.restart(TASK, work, |pause| stop.wait(pause));
@@ -129,7 +129,7 @@ impl Upkeep {
     fn train(&self, tick: &mut u64) -> bool {
         let rest = &self.store.config.rest;
         for _ in 0..TRAIN_STEPS {
-            if rest.is_due() || rest.crowded(false).is_some() {
+            if rest.is_paused() || rest.cpu_wait(false).is_some() {
                 // What is put off is not forgotten, though nobody may ask for anything meanwhile.
                 return true;
             }

@@ -10,6 +10,7 @@ use common::{blob, lead, store, try_store};
 use pierhead_cache::tier::Tier;
 use pierhead_cache::{Cache, Config, Error};
 use pierhead_eviction::Lru;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait;
@@ -68,13 +69,13 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again()
     faults.panic(Op::Stage, 0);
     assert!(cache.claim(&digest, common::origin()).await.is_err());
     assert_eq!((cache.stat().fills, cache.stat().reserved), (0, 503_808));
-    assert_eq!(cache.panics().counts(), [("cache-fill", 2)]);
+    assert_eq!(cache.panics().counts(), [(BackgroundTask::CacheFill, 2)]);
     // The task that writes the bytes panics.
     let (mut fill, tail) = lead(&cache, &digest).await;
     assert_eq!(fill.offset(), 458_752);
     let panics = cache.panics().clone();
     let owner = tokio::spawn(async move {
-        let _watch = panics.watch("fill-owner");
+        let _watch = panics.watch(BackgroundTask::FillOwner);
         fill.begin(Some(1_000_000)).await.unwrap();
         panic!("by intent");
     });
@@ -83,7 +84,10 @@ async fn a_panic_of_a_leader_fails_its_readers_and_the_digest_is_fetched_again()
     assert!(matches!(error, Error::Abandoned(_)), "{error}");
     assert_eq!(
         cache.panics().counts(),
-        [("cache-fill", 2), ("fill-owner", 1)]
+        [
+            (BackgroundTask::CacheFill, 2),
+            (BackgroundTask::FillOwner, 1)
+        ]
     );
     store(&cache, &digest, &content).await;
     assert_eq!(cache.stat().reserved, 0);
@@ -100,7 +104,7 @@ async fn a_panic_ends_a_fill_once_and_leaves_what_it_staged_counted() {
     assert!(matches!(error, Error::Abandoned(_)), "{error}");
     let stat = cache.stat();
     assert!(stat.reserved >= 1_000_000 && stat.fills == 0, "{stat:?}");
-    assert_eq!(cache.panics().counts(), [("cache-fill", 1)]);
+    assert_eq!(cache.panics().counts(), [(BackgroundTask::CacheFill, 1)]);
     store(&cache, &digest, &content).await;
     assert_eq!(cache.stat().reserved, 0);
 

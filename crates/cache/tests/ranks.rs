@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use common::{ROOMY, blob, store};
 use pierhead_cache::{Cache, Config, Error, Eviction, Outcome};
 use pierhead_eviction::{Access, Gdsf, Lru, Named, Policy, StateError, Victim};
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::wait;
 
@@ -144,14 +144,14 @@ async fn agrees(cache: &Cache, policy: &Watched, what: &str) {
 #[tokio::test]
 async fn a_policy_is_not_trained_while_others_are_short() {
     let folder = tempfile::tempdir().unwrap();
-    let (policy, rest) = (Watched::new(Named::Lru), Rest::default());
-    rest.set(true);
+    let (policy, rest) = (Watched::new(Named::Lru), BackgroundWork::default());
+    rest.set_paused(true);
     let mut config = Config::new(folder.path(), ROOMY);
     (config.rest, config.flush_interval) = (rest.clone(), Duration::from_millis(1));
     let cache = Cache::open(config, Box::new(policy.clone())).unwrap();
-    wait::until_async("three looks", || rest.rests() >= 3).await;
+    wait::until_async("three looks", || rest.pauses() >= 3).await;
     assert_eq!(policy.3.load(Ordering::Relaxed), 0);
-    rest.set(false);
+    rest.set_paused(false);
     wait::until_async("the training", || policy.3.load(Ordering::Relaxed) != 0).await;
     cache.close().await;
 }

@@ -14,6 +14,7 @@ use common::{blob, open, open_with, store, walk};
 use pierhead_cache::tier::DiskTier;
 use pierhead_cache::{Cache, Config, Error, Name, Record};
 use pierhead_eviction::Lru;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_testkit::tier::{Faulty, Op};
 use pierhead_testkit::wait;
@@ -245,7 +246,10 @@ async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     // The thread panicked in its first round, and works in a later one.
     let all = || cache.stat().blobs == 3;
     wait::until_async("the upkeep", all).await;
-    assert_eq!(cache.panics().counts(), [("cache-upkeep", 1)]);
+    assert_eq!(
+        cache.panics().counts(),
+        [(BackgroundTask::CacheMaintenance, 1)]
+    );
     for blob in &blobs {
         is_served(&cache, blob).await;
     }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::machine::Machine;
+use pierhead_host::machine::Machine;
 
 /// Read once at the start and handed down.
 #[derive(Clone)]

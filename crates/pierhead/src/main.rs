@@ -12,8 +12,6 @@ mod doctor;
 mod environment;
 mod failure;
 mod logging;
-mod machine;
-mod pressure;
 mod profile;
 mod progress;
 mod quiet;

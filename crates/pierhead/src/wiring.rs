@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pierhead_cache::Cache;
 use pierhead_eviction::admission::NamedAdmission;
-use pierhead_host::{Allowance, Quota};
+use pierhead_host::{CpuAllowance, CpuBudget};
 use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Auth;
 use pierhead_remote::{Credentials, UpstreamAddress};
@@ -17,7 +17,7 @@ use rustls::RootCertStore;
 
 use crate::config::{AuthMode, Config, IDENTITY_TOKEN_USER, Size, Upstream, files};
 use crate::environment::Environment;
-use crate::machine::Machine;
+use pierhead_host::machine::Machine;
 
 /// For the registry client. Reads the files with secrets.
 ///
@@ -172,11 +172,11 @@ fn folder_bytes(folder: &Path) -> u64 {
 }
 
 /// What of the control group's processor time all work keeps within; `None` where nothing bounds it.
-pub(crate) fn quota(machine: &Machine) -> Option<Quota> {
+pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
     /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/profiles.md).
     const CPU_SHARE_PERCENT: u64 = 90;
-    let quota = machine.quota.as_ref()?;
-    Some(Quota::new(Allowance {
+    let quota = machine.cpu_limit.as_ref()?;
+    Some(CpuBudget::new(CpuAllowance {
         thousandths: quota.amount,
         period: quota.period,
         share: CPU_SHARE_PERCENT,
@@ -187,7 +187,7 @@ pub(crate) fn quota(machine: &Machine) -> Option<Quota> {
 pub(crate) fn threads(config: &Config, machine: &Machine) -> usize {
     /// More cost memory, and bring nothing at the rate of a NIC's uplink.
     const MAX_THREADS: usize = 16;
-    let cores = config.limits.cores.of(machine).ok().flatten();
+    let cores = config.limits.cores.resolve(machine).ok().flatten();
     let cores = cores.map_or(MAX_THREADS, |cores| cores.len());
     let of_profile = config.profile.map(|profile| profile.threads);
     let most = of_profile.filter(|most| *most > 0).unwrap_or(MAX_THREADS);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pierhead_host::Quota;
+use pierhead_host::CpuBudget;
 use pierhead_oci::Registry;
 
 use crate::{Auth, Rules};
@@ -36,7 +36,7 @@ pub struct Config {
     pub drain: Duration,
     /// Processor time that bytes of blobs keep within, so that the kernel never stops the process; `None` where nobody bounds it. What the
     /// proxy was made with holds: it does not change while it runs.
-    pub quota: Option<Quota>,
+    pub quota: Option<CpuBudget>,
 }
 
 /// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use pierhead_cache::{Claim, Error as CacheError, Fill, Object, Readers};
+use pierhead_host::BackgroundTask;
 use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -29,7 +30,7 @@ pub(crate) fn start(
     let (pass, passed) = oneshot::channel();
     tokio::spawn(async move {
         // Dropping the fill fails its readers. The next request fetches the digest again.
-        let _watch = inner.cache.panics().watch("fill-owner");
+        let _watch = inner.cache.panics().watch(BackgroundTask::FillOwner);
         let readers = Some(fill.readers());
         let turn = turn(&inner, (&wanted, readers), ticket, &lead).await;
         let mut stream = None;

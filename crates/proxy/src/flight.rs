@@ -5,7 +5,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pierhead_host::Panics;
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::watch;
 
 use crate::limits::Limit;
@@ -65,7 +65,7 @@ where
             under_way: self.under_way.clone(),
             key: key.clone(),
         };
-        let watch = self.panics.watch("shared-request");
+        let watch = self.panics.watch(BackgroundTask::SharedRequest);
         tokio::spawn(async move {
             let _watch = watch;
             let answer = flight.await;
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(died.unwrap().answer().await, None);
         let next = flights.join(&1, || Ok(async { 7 })).unwrap();
         assert_eq!(next.answer().await, Some(7));
-        assert_eq!(panics.counts(), [("shared-request", 1)]);
+        assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pierhead_host::{Quota, thread_time};
+use pierhead_host::{CpuBudget, thread_time};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -28,9 +28,9 @@ const LEAST: Duration = Duration::from_millis(1);
 
 /// See the head of this module.
 pub(crate) struct Gate {
-    quota: Quota,
+    quota: CpuBudget,
     /// Of the quota, what short answers cannot take.
-    own: Quota,
+    own: CpuBudget,
     /// Nanoseconds of processor time that pieces have cost.
     spent: Arc<AtomicU64>,
     places: Semaphore,
@@ -39,7 +39,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// `waited` counts the seconds that pieces waited here.
-    pub(crate) fn new(quota: Quota, threads: usize, waited: Counter<f64, AtomicU64>) -> Self {
+    pub(crate) fn new(quota: CpuBudget, threads: usize, waited: Counter<f64, AtomicU64>) -> Self {
         let spent = Arc::new(AtomicU64::new(0));
         let own = quota.part(PARTS, {
             let spent = spent.clone();
@@ -123,7 +123,7 @@ pub(crate) async fn metered<W: Future>(gate: Option<&Gate>, work: W) -> W::Outpu
 mod tests {
     use std::sync::{Mutex, PoisonError};
 
-    use pierhead_host::{Allowance, Reading};
+    use pierhead_host::{CpuAllowance, CpuReading};
 
     use super::*;
 
@@ -134,12 +134,12 @@ mod tests {
     impl Used {
         fn gate(&self, threads: usize) -> Arc<Gate> {
             let (used, begun) = (self.clone(), Instant::now());
-            let allowance = Allowance {
+            let allowance = CpuAllowance {
                 thousandths: 500,
                 period: Duration::from_millis(100),
                 share: 90,
             };
-            let quota = Quota::with_clock(allowance, move || Reading {
+            let quota = CpuBudget::with_clock(allowance, move || CpuReading {
                 now: begun.elapsed(),
                 used: *used.0.lock().unwrap_or_else(PoisonError::into_inner),
             });

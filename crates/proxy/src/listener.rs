@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pierhead_host::BackgroundTask;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -118,7 +119,7 @@ impl Loop {
             }
         };
         let (shared, tls) = (self.shared.clone(), self.tls.clone());
-        let watch = common.cache.panics().watch("connection");
+        let watch = common.cache.panics().watch(BackgroundTask::Connection);
         tokio::spawn(async move {
             let _kept = (open, connected, refusal, watch);
             let tls = match tls {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -77,7 +78,7 @@ pub(crate) async fn warm(
             let (inner, arrived) = (inner.clone(), arrived.clone());
             let left = left_by_all.clone();
             running.spawn(async move {
-                let _watch = inner.cache.panics().watch("fill-owner");
+                let _watch = inner.cache.panics().watch(BackgroundTask::FillOwner);
                 one(&inner, wanted, &arrived, left).await
             });
         }

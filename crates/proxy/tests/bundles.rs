@@ -13,7 +13,7 @@ use pierhead_bundle::api::Share;
 use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude, Sizes};
 use pierhead_bundle_server::library::State;
 use pierhead_bundle_server::pack;
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_oci::Digest;
 use pierhead_proxy::{Auth, Config};
 use pierhead_testkit::http::{Connection, End, Request, Response};
@@ -185,8 +185,8 @@ async fn a_pull_by_layers_is_indexed_unasked() {
 
 #[tokio::test]
 async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
-    let rest = Rest::default();
-    rest.set(true);
+    let rest = BackgroundWork::default();
+    rest.set_paused(true);
     let plan = Plan {
         rest: rest.clone(),
         ..Plan::default()
@@ -209,7 +209,7 @@ async fn a_pull_by_layers_counts_for_the_client_that_pulled() {
         // It waits in the queue before the next one is pulled.
         eventually(async || library.state(&image.root) != State::Unknown).await;
     }
-    rest.set(false);
+    rest.set_paused(false);
     let is_ready = |image: &TreeImage| library.state(&image.image.root) == State::Ready;
     let [_, _, (_, last), (_, other)] = &pulled;
     eventually(async || is_ready(last)).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_host::{Allowance, Quota, Reading};
+use pierhead_host::{CpuAllowance, CpuBudget, CpuReading};
 use pierhead_testkit::http::Request;
 use stage::{Plan, Stage};
 
@@ -22,21 +22,21 @@ struct Asked {
 }
 
 impl Asked {
-    fn quota(&self) -> Quota {
+    fn quota(&self) -> CpuBudget {
         let (asked, begun) = (self.clone(), Instant::now());
-        let allowance = Allowance {
+        let allowance = CpuAllowance {
             thousandths: 500,
             period: Duration::from_millis(100),
             share: 90,
         };
-        Quota::with_clock(allowance, move || {
+        CpuBudget::with_clock(allowance, move || {
             asked.times.fetch_add(1, Ordering::Relaxed);
             let now = begun.elapsed();
             let used = match asked.used_up.load(Ordering::Relaxed) {
                 true => now * 10,
                 false => Duration::ZERO,
             };
-            Reading { now, used }
+            CpuReading { now, used }
         })
     }
 

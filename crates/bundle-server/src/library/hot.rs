@@ -51,8 +51,8 @@ impl Library {
                 // It gave up what it held: the machine is short of something.
                 Err(Error::Stopped) if !is_ending() => {
                     let rest = &self.inner.config.rest;
-                    while rest.is_due() && !is_ending() {
-                        rest.nap(NAP);
+                    while rest.is_paused() && !is_ending() {
+                        rest.wait_while_paused(NAP);
                     }
                 }
                 done => return done,

@@ -45,7 +45,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pierhead_host::{ClientKey, KeyedLock, Rest};
+use pierhead_host::{ClientKey, KeyedLock, BackgroundWork};
 use pierhead_oci::Digest;
 
 use crate::directory::{Directory, ImageRow, Stage};
@@ -111,7 +111,7 @@ pub struct Config {
     /// What a layer may ask for.
     pub limits: Limits,
     /// What nobody waits for rests while this is due.
-    pub rest: Rest,
+    pub rest: BackgroundWork,
     /// Who is told what is written, and says when it is enough for now.
     pub wear: Arc<dyn Wear>,
 }
@@ -140,7 +140,7 @@ impl Config {
             apart: MAX_RECOMPRESSED_BYTES,
             earlier: RESUME_WINDOW,
             limits: Limits::default(),
-            rest: Rest::default(),
+            rest: BackgroundWork::default(),
             wear: Arc::new(Unworn),
         }
     }

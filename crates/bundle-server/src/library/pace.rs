@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 
 use pierhead_toc::Error;
 use pierhead_toc::layer::Pace;
@@ -32,7 +32,7 @@ pub(super) struct Share {
     awaited: Arc<AtomicBool>,
     /// Number of jobs of higher priority. This job pauses while it is not 0.
     before: Arc<AtomicUsize>,
-    rest: Rest,
+    rest: BackgroundWork,
     /// Whether the job goes on although it should pause, since a client waits for a job behind it.
     wanted: Arc<dyn Fn() -> bool>,
     since: Instant,
@@ -56,7 +56,7 @@ impl Share {
             stop,
             awaited: Arc::default(),
             before: Arc::default(),
-            rest: Rest::default(),
+            rest: BackgroundWork::default(),
             wanted: Arc::new(|| false),
             since: Instant::now(),
             spent: now,
@@ -117,7 +117,7 @@ impl Share {
     }
 
     /// For what rests while `rest` is due.
-    pub(super) fn resting(self, rest: Rest) -> Self {
+    pub(super) fn resting(self, rest: BackgroundWork) -> Self {
         Self { rest, ..self }
     }
 
@@ -143,7 +143,7 @@ impl Pace for Share {
                 return Err(Error::Stopped);
             }
             let is_awaited = self.awaited.load(Ordering::Relaxed);
-            if self.rest.is_due() && !is_awaited && !(self.wanted)() {
+            if self.rest.is_paused() && !is_awaited && !(self.wanted)() {
                 let most = match self.rest.is_memory_short() {
                     true => SHORT_OF_MEMORY,
                     false => SHORT,
@@ -151,7 +151,7 @@ impl Pace for Share {
                 if naps >= most {
                     return Err(Error::Stopped);
                 }
-                self.rest.nap(NAP);
+                self.rest.wait_while_paused(NAP);
                 naps += 1;
                 continue;
             }
@@ -160,7 +160,7 @@ impl Pace for Share {
                 continue;
             }
             if stood < CROWDED
-                && let Some(wait) = self.rest.crowded(is_awaited)
+                && let Some(wait) = self.rest.cpu_wait(is_awaited)
             {
                 let wait = wait.min(NAP);
                 std::thread::sleep(wait);
@@ -201,14 +201,14 @@ fn processor_time() -> Duration {
 mod tests {
     use super::*;
 
-    fn short_of_memory() -> Rest {
-        let rest = Rest::default();
+    fn short_of_memory() -> BackgroundWork {
+        let rest = BackgroundWork::default();
         rest.set_memory_short(true);
-        rest.set(true);
+        rest.set_paused(true);
         rest
     }
 
-    fn share(rest: &Rest) -> Share {
+    fn share(rest: &BackgroundWork) -> Share {
         Share::new(100, Arc::default()).resting(rest.clone())
     }
 
@@ -216,10 +216,10 @@ mod tests {
     fn who_holds_memory_that_is_short_gives_it_back_unless_somebody_waits() {
         let rest = short_of_memory();
         assert!(matches!(share(&rest).pause(0), Err(Error::Stopped)));
-        assert_eq!(rest.rests(), u64::from(SHORT_OF_MEMORY));
+        assert_eq!(rest.pauses(), u64::from(SHORT_OF_MEMORY));
         assert!(share(&rest).awaited(Arc::new(true.into())).pause(0).is_ok());
         assert!(share(&rest).unless(Arc::new(|| true)).pause(0).is_ok());
-        rest.set(false);
+        rest.set_paused(false);
         assert!(share(&rest).pause(0).is_ok());
     }
 
@@ -246,8 +246,8 @@ mod tests {
 
     #[test]
     fn who_waits_for_other_work_is_seen_to_rest() {
-        let (rest, stop) = (Rest::default(), Arc::<AtomicBool>::default());
-        rest.set(true);
+        let (rest, stop) = (BackgroundWork::default(), Arc::<AtomicBool>::default());
+        rest.set_paused(true);
         let (resting, stopping) = (rest.clone(), stop.clone());
         let waits = std::thread::spawn(move || {
             let share = Share::new(100, stopping).resting(resting);
@@ -255,12 +255,12 @@ mod tests {
         });
         // Generous: it is the first thing that it does.
         let started = Instant::now();
-        while rest.rests() == 0 && started.elapsed() < Duration::from_secs(30) {
+        while rest.pauses() == 0 && started.elapsed() < Duration::from_secs(30) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let rests = rest.rests();
+        let rests = rest.pauses();
         stop.store(true, Ordering::Relaxed);
-        rest.set(false);
+        rest.set_paused(false);
         assert!(waits.join().unwrap());
         assert!(rests > 0, "it waited unseen");
     }

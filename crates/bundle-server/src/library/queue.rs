@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_host::{ClientKey, FairShare, WaiterId};
+use pierhead_host::{BackgroundTask, ClientKey, FairShare, WaiterId};
 use pierhead_oci::Digest;
 
 use super::figures::count;
@@ -293,7 +293,7 @@ impl Queue {
 }
 
 /// Label of this task in the panic counter.
-const TASK: &str = "bundle-library";
+const TASK: BackgroundTask = BackgroundTask::BundleServer;
 
 /// Starts the threads.
 pub(super) fn start(inner: &Arc<Inner>) -> Result<(), Error> {
@@ -430,7 +430,7 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
         if lane == Lane::Later && inner.directory.take_lost() {
             return Some(Job::Tell);
         }
-        let rests = inner.config.rest.is_due();
+        let rests = inner.config.rest.is_paused();
         let is_worn = !queue.is_empty() && !inner.may_write(false);
         let job = match rests || is_worn {
             // The tidying writes next to nothing.
@@ -441,7 +441,7 @@ fn wait(inner: &Inner, lane: Lane) -> Option<Job> {
         };
         if rests && job.is_none() {
             drop(queue);
-            inner.config.rest.nap(NAP);
+            inner.config.rest.wait_while_paused(NAP);
             queue = lock(&inner.queue);
             continue;
         }

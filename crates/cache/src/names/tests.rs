@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use pierhead_eviction::Lru;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Algorithm, Digest, MediaType};
 use pierhead_testkit::wait;
 
@@ -129,7 +130,7 @@ async fn a_panic_of_the_writer_fails_one_batch_and_is_counted() {
     watch(&cache, |_| Ok(()));
     cache.names().put(&tag("a"), record(1)).await.unwrap();
     let panics = cache.store.config.rest.panics();
-    assert_eq!(panics.counts(), [("tag-writer", 1)]);
+    assert_eq!(panics.counts(), [(BackgroundTask::TagWriter, 1)]);
 }
 
 /// Simulates the folder after a power cut.

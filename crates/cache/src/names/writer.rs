@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use pierhead_host::Panics;
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Inner, Key, QUEUE, Record, Stored};
@@ -22,7 +22,7 @@ const SHARE: u64 = 16;
 const BATCH: usize = 64;
 
 /// Name of the thread, and its label in the panic counter.
-const TASK: &str = "tag-writer";
+const TASK: BackgroundTask = BackgroundTask::TagWriter;
 
 /// A queued change; its caller waits for the result.
 pub(super) struct Job {
@@ -87,7 +87,7 @@ pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Send
     // While idle, the thread holds no reference to the cache. Otherwise a dropped cache would keep its folder locked.
     let inner = Arc::downgrade(inner);
     std::thread::Builder::new()
-        .name(TASK.into())
+        .name(TASK.name().into())
         .spawn(move || {
             let pause = |wait| {
                 // A caller waits for this change.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pierhead_cache::tier::{CHUNK, Options, Owed, Tier, WriteBehind};
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
 use pierhead_testkit::wait;
 
@@ -46,16 +46,16 @@ fn removing_and_replacing_stop_a_drain() {
 }
 
 /// Waits until the drain has looked again, twice, and found that it should rest.
-fn looked(rest: &Rest) {
-    let before = rest.rests();
-    wait::until("two more looks", || rest.rests() >= before + 2);
+fn looked(rest: &BackgroundWork) {
+    let before = rest.pauses();
+    wait::until("two more looks", || rest.pauses() >= before + 2);
 }
 
 #[test]
 fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
-    let rest = Rest::default();
-    rest.set(true);
+    let rest = BackgroundWork::default();
+    rest.set_paused(true);
     let limit = all_fast(4_000_000);
     let tier = WriteBehind::open_resting(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
     let blobs = [1, 2, 3, 4].map(|seed| blob(seed, 900_000));
@@ -74,7 +74,7 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
     put(3);
     looked(&rest);
     assert_eq!(tier.stat().queue, 1);
-    rest.set(false);
+    rest.set_paused(false);
     wait::until("an empty queue", || tier.stat().queue == 0);
     for (digest, bytes) in &blobs {
         assert_eq!(content(&disk, digest).unwrap(), *bytes);
@@ -84,18 +84,18 @@ fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
 #[test]
 fn a_drain_rests_in_the_middle_of_a_blob() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
-    let rest = Rest::default();
+    let rest = BackgroundWork::default();
     disk.hold_pieces(true);
     let tier =
         WriteBehind::open_resting(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     disk.until_a_piece();
-    rest.set(true);
+    rest.set_paused(true);
     disk.hold_pieces(false);
     looked(&rest);
     assert_eq!(tier.stat().drained, 1 << 20, "a piece, and no more");
-    rest.set(false);
+    rest.set_paused(false);
     flush(&tier);
     assert_eq!(content(&disk, &digest).unwrap(), bytes);
 }
@@ -103,7 +103,7 @@ fn a_drain_rests_in_the_middle_of_a_blob() {
 #[test]
 fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest() {
     let (fast, disk) = (Gate::default(), Gate::default());
-    let rest = Rest::default();
+    let rest = BackgroundWork::default();
     let options = Options::new(ROOMY);
     let both = (Arc::new(fast.clone()), Arc::new(disk.clone()));
     let tier = WriteBehind::open_resting(both.0, both.1, options, &rest).unwrap();
@@ -114,20 +114,20 @@ fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest
     tier.promote(asked, 5_000_000, 1.0);
     fast.until_a_piece();
     assert!(tier.stat().used > 5_000_000);
-    rest.set(true);
+    rest.set_paused(true);
     fast.hold_pieces(false);
     wait::until("its room", || tier.stat().used == 0);
     assert_eq!(tier.stat().promoted, 0);
     // What is hot of a blob is not forgotten over it.
-    rest.set(false);
+    rest.set_paused(false);
     fast.hold_pieces(true);
     tier.set_hot(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
     fast.until_a_piece();
-    rest.set(true);
+    rest.set_paused(true);
     fast.hold_pieces(false);
     looked(&rest);
     assert_eq!((tier.stat().used, tier.stat().hot), (0, 0));
-    rest.set(false);
+    rest.set_paused(false);
     wait::until("what is hot", || tier.stat().hot == 1);
 }
 
@@ -155,7 +155,7 @@ fn a_panic_while_room_is_made_does_not_end_the_draining() {
 #[test]
 fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
     let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
-    let rest = Rest::default();
+    let rest = BackgroundWork::default();
     let slow = Options {
         drain_rate: 1,
         ..all_fast(ROOMY)
@@ -164,7 +164,7 @@ fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
     let (digest, bytes) = blob(1, 5_000_000);
     commit(&tier, &digest, &bytes);
     wait::until("the first bytes of a drain", || tier.stat().drained != 0);
-    rest.set(true);
+    rest.set_paused(true);
     // It pauses for its rate, and whoever removes the blob has it at once all the same.
     tier.remove(&digest).unwrap();
     assert_eq!((tier.stat().used, tier.stat().owed), (0, 0));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::StatusCode;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, Platform, Reference};
 
 use super::Admin;
@@ -25,7 +26,7 @@ impl Admin {
         };
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
-            let _watch = self.cache.panics().watch("cache-verify");
+            let _watch = self.cache.panics().watch(BackgroundTask::CacheVerify);
             self.verify_all(&lines).await;
             drop(permit);
         });
@@ -95,7 +96,7 @@ impl Admin {
         }
         let (lines, answer) = Lines::answer();
         tokio::spawn(async move {
-            let _watch = self.cache.panics().watch("cache-warm");
+            let _watch = self.cache.panics().watch(BackgroundTask::CacheWarm);
             tokio::select! {
                 () = self.warm_all(&images, &platforms, warm.pin, &lines) => {}
                 () = lines.abandoned() => {}

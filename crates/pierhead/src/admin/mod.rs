@@ -23,6 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
+use pierhead_host::BackgroundTask;
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use prometheus_client::registry::Registry as Metrics;
@@ -30,8 +31,9 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use crate::pressure::{Figures, TierLimit};
+use crate::serve::TierLimit;
 use crate::serve::Trace;
+use pierhead_host::pressure::PressureMetrics;
 
 use body::Held;
 use readiness::Readiness;
@@ -75,7 +77,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) library: Option<Library>,
     /// `None`: there is no fast tier.
     pub(crate) tier_limit: Option<TierLimit>,
-    pub(crate) pressure: Figures,
+    pub(crate) pressure: PressureMetrics,
     pub(crate) share: Share,
 }
 
@@ -170,7 +172,7 @@ impl Admin {
             // Those that are silent leave for it.
             let place = room.place().await;
             let admin = Arc::clone(&self);
-            let watch = self.cache.panics().watch("admin-connection");
+            let watch = self.cache.panics().watch(BackgroundTask::AdminConnection);
             connections.spawn(async move {
                 let _watch = watch;
                 let of_answers = Arc::clone(&place);

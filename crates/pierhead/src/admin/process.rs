@@ -12,7 +12,7 @@ use prometheus_client::registry::{Registry as Metrics, Unit};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::machine::kibibytes;
+use pierhead_host::kibibytes;
 
 /// Registers memory, open files, processor time, start and uptime, and which build this is.
 pub(crate) fn register(metrics: &mut Metrics, started: Instant) {

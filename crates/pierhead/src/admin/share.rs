@@ -12,7 +12,9 @@ use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
 use crate::config::Config;
-use crate::machine::{self, Machine, Throttled};
+use pierhead_host::cgroup::CpuThrottling;
+use pierhead_host::machine::Machine;
+use pierhead_host::read_kernel_file;
 
 /// See the head of this module.
 #[derive(Clone)]
@@ -36,14 +38,14 @@ impl Share {
             cores: Gauge::default(),
             bandwidth: Gauge::default(),
             quota: Gauge::default(),
-            stat: machine.quota.as_ref().map(|quota| quota.stat.clone()),
+            stat: machine.cpu_limit.as_ref().map(|quota| quota.stat.clone()),
         };
         share.threads.set(signed(threads));
-        let cores = config.limits.cores.of(machine).ok().flatten();
+        let cores = config.limits.cores.resolve(machine).ok().flatten();
         let cores = cores.map_or(machine.cores.len(), |cores| cores.len());
         share.cores.set(signed(cores));
         share.memory.set(signed(config.limits.memory.unwrap_or(0)));
-        let amount = machine.quota.as_ref().map_or(0, |quota| quota.amount);
+        let amount = machine.cpu_limit.as_ref().map_or(0, |quota| quota.amount);
         let amount = u32::try_from(amount).unwrap_or(u32::MAX);
         share.quota.set(f64::from(amount) / 1000.0);
         share.note(config);
@@ -98,7 +100,8 @@ struct Stopped(PathBuf);
 
 impl Collector for Stopped {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let Some(throttled) = machine::text(&self.0).and_then(|text| Throttled::parse(&text))
+        let Some(throttled) =
+            read_kernel_file(&self.0).and_then(|text| CpuThrottling::parse(&text))
         else {
             return Ok(());
         };
@@ -112,7 +115,7 @@ impl Collector for Stopped {
             (
                 "pierhead_cpu_quota_exhausted",
                 "Those at whose end the kernel had stopped it because its quota was used up",
-                throttled.times,
+                throttled.throttled_periods,
             ),
         ] {
             let described = encoder.encode_descriptor(name, help, None, counter)?;
@@ -124,7 +127,7 @@ impl Collector for Stopped {
             Some(&Unit::Seconds),
             counter,
         )?;
-        ConstCounter::new(throttled.stopped.as_secs_f64()).encode(seconds)
+        ConstCounter::new(throttled.throttled_time.as_secs_f64()).encode(seconds)
     }
 }
 
@@ -133,7 +136,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::machine::Quota;
+    use pierhead_host::machine::CpuLimit;
 
     fn text(share: &Share) -> String {
         let mut registry = Registry::default();
@@ -154,7 +157,7 @@ mod tests {
         .unwrap();
         let machine = Machine {
             cores: (0..8).collect(),
-            quota: Some(Quota {
+            cpu_limit: Some(CpuLimit {
                 amount: 1500,
                 period: Duration::from_millis(100),
                 stat: stat.clone(),

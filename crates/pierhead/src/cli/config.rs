@@ -9,8 +9,8 @@ use super::serve::{ProfileName, cli_profile};
 use crate::config::{self, Config, Overrides};
 use crate::environment::Environment;
 use crate::failure::Failure;
-use crate::machine::Machine;
 use crate::wiring;
+use pierhead_host::machine::Machine;
 
 /// What to do with the configuration.
 #[derive(Subcommand)]

@@ -12,9 +12,9 @@ use super::{
     Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Placement,
     Places, RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
-use crate::machine::Cores;
-use crate::pressure::Resource;
 use crate::profile::Origins;
+use pierhead_host::machine::CpuSelection;
+use pierhead_host::pressure::Resource;
 
 impl Config {
     /// Where the admin listener is unless told otherwise.
@@ -71,7 +71,7 @@ impl Config {
                 upstream_timeout: remote.stall_timeout,
                 shutdown_grace: proxy.drain,
                 memory: None,
-                cores: Cores::All,
+                cores: CpuSelection::All,
                 pause_under: vec![Resource::Memory],
             },
             tls: Tls::default(),

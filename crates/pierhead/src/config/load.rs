@@ -15,9 +15,9 @@ use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::{Config, LogFormat, Places, Problem, Size, Upstream, files, value};
 use crate::failure::Exit;
-use crate::machine::Machine;
 use crate::profile::{self, Asked, Misfit, Origins, Profile};
 use crate::tier;
+use pierhead_host::machine::Machine;
 
 /// A configuration file that is larger is something else.
 const MAX_FILE: u64 = 1 << 20;
@@ -230,7 +230,7 @@ fn settled(
     };
     let origins = origins.into_iter().filter(|(key, _)| !said(key));
     config.origins = origins.collect::<Origins>();
-    let cores = config.limits.cores.of(machine);
+    let cores = config.limits.cores.resolve(machine);
     cores.map_err(|message| misfit(message, lines.get("limits.cores").copied()))?;
     Ok((config, lines))
 }

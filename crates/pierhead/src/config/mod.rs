@@ -29,9 +29,9 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 use pierhead_oci::Registry;
 
-use crate::machine::Cores;
-use crate::pressure::Resource;
 use crate::profile::{Origins, Profile};
+use pierhead_host::machine::CpuSelection;
+use pierhead_host::pressure::Resource;
 
 #[cfg(test)]
 pub(crate) use keys::paths;
@@ -197,7 +197,7 @@ pub(crate) struct Limits {
     pub(crate) shutdown_grace: Duration,
     /// Bytes that defaults are made from.
     pub(crate) memory: Option<u64>,
-    pub(crate) cores: Cores,
+    pub(crate) cores: CpuSelection,
     pub(crate) pause_under: Vec<Resource>,
 }
 

@@ -9,9 +9,9 @@ use super::parse::{Lines, parse};
 use super::validate::validate;
 use super::*;
 use crate::failure::Exit;
-use crate::machine::cgroup::Version;
-use crate::machine::{Limit, Machine};
 use crate::profile::Profile;
+use pierhead_host::cgroup::Version;
+use pierhead_host::machine::{Machine, MemoryLimit};
 
 fn defaults() -> Config {
     Config::with_data("/data".into())
@@ -429,12 +429,12 @@ fn loaded_under(
     std::fs::write(&file, text).expect("a file");
     let machine = Machine {
         memory: 16 << 30,
-        memory_limit: Some(Limit {
+        memory_limit: Some(MemoryLimit {
             amount: 1 << 30,
             version: Version::Two,
         }),
         cores: (0..8).collect(),
-        quota: None,
+        cpu_limit: None,
     };
     let (file, data) = (Some(&*file), Path::new("/data"));
     match old {

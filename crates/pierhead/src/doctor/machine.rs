@@ -10,7 +10,7 @@ use rustix::process::{Resource, getrlimit};
 use super::report::Finding;
 use crate::clock;
 use crate::config::Config;
-use crate::machine::Room;
+use pierhead_host::machine::MemoryHeadroom;
 
 /// What pierhead needs under load, with room for the page cache that makes hits fast.
 const MEMORY: u64 = 256 << 20;
@@ -21,7 +21,7 @@ const FILES: u64 = 256;
 pub(crate) fn look(config: &Config) -> Vec<Finding> {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let limit = getrlimit(Resource::Nofile).maximum;
-    memory(&text, Room::read(Path::new("/")))
+    memory(&text, MemoryHeadroom::read(Path::new("/")))
         .into_iter()
         .chain(files(limit, config))
         .chain(clock::wrong(SystemTime::now()).map(|what| Finding::clock("clock", what)))
@@ -77,7 +77,7 @@ fn instructions(features: &[(&str, bool)]) -> Option<Finding> {
 }
 
 /// What the machine has to give, or the tightest of the control groups if that is less.
-fn memory(meminfo: &str, room: Option<Room>) -> Option<Finding> {
+fn memory(meminfo: &str, room: Option<MemoryHeadroom>) -> Option<Finding> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -85,7 +85,7 @@ fn memory(meminfo: &str, room: Option<Room>) -> Option<Finding> {
     let available = kib << 10;
     // A group that was made small is not short of what it was never meant to have.
     let (had, needed, of) = match room.filter(|room| room.left < available) {
-        Some(Room { limit, left }) => {
+        Some(MemoryHeadroom { limit, left }) => {
             let of = format!(", of the control group's limit of {}", human_bytes(limit));
             (left, MEMORY.min(limit / 8), of)
         }
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(level(""), None);
         // Of a pod the limit counts, however much the node has.
         let pod = |limit: u64, left: u64| {
-            let room = Some(Room {
+            let room = Some(MemoryHeadroom {
                 limit: limit << 20,
                 left: left << 20,
             });

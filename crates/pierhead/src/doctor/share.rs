@@ -7,17 +7,18 @@ use pierhead_oci::units::human_bytes;
 
 use super::report::Finding;
 use crate::config::Config;
-use crate::machine::{Interface, Lacking, Machine};
-use crate::pressure::{Resource, Stalls};
+use pierhead_host::machine::Machine;
+use pierhead_host::network_interface::{MissingAddress, NetworkInterface};
+use pierhead_host::pressure::{PressureReader, Resource};
 
 /// With less of a limit than this, what is planned without regard to it does not fit.
 const ROOMY: u64 = 1 << 30;
 
 /// All of it. Blocks for some microseconds.
 pub(crate) fn look(config: &Config, machine: &Machine) -> Vec<Finding> {
-    let counts = |resource| Stalls::of(resource, Path::new("/")).is_some();
+    let counts = |resource| PressureReader::find(resource, Path::new("/")).is_some();
     let seen = config.network.interface.as_deref().map(|name| {
-        let seen = Interface::see(name);
+        let seen = NetworkInterface::read(name);
         interface(name, config, &seen.unwrap_or_default())
     });
     [profile(config, machine), quota(machine)]
@@ -54,7 +55,7 @@ fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
 }
 
 fn quota(machine: &Machine) -> Option<Finding> {
-    let thousandths = machine.quota.as_ref()?.amount;
+    let thousandths = machine.cpu_limit.as_ref()?.amount;
     let (whole, tenths) = (thousandths / 1000, thousandths % 1000 / 100);
     let what = format!("the control group's quota keeps {whole}.{tenths} cores busy");
     Some(Finding::ok("quota", what))
@@ -85,19 +86,19 @@ fn pressure(config: &Config, counts: impl Fn(Resource) -> bool) -> Option<Findin
     })
 }
 
-fn interface(name: &str, config: &Config, seen: &Interface) -> Finding {
+fn interface(name: &str, config: &Config, seen: &NetworkInterface) -> Finding {
     let any_four = |ip: IpAddr| matches!(ip, IpAddr::V4(ip) if ip.is_unspecified());
     let needs_four = config.listen.iter().any(|address| any_four(address.ip()));
     let has_four = seen.usable.iter().any(IpAddr::is_ipv4);
     let lacking = match () {
-        () if needs_four && !has_four => Some(Lacking::Ipv4),
-        () if seen.usable.is_empty() => Some(Lacking::Any),
+        () if needs_four && !has_four => Some(MissingAddress::Ipv4),
+        () if seen.usable.is_empty() => Some(MissingAddress::Any),
         () => None,
     };
     match lacking {
         Some(lacking) => Finding::fail(
             "interface",
-            seen.why(name, &lacking),
+            seen.explain(name, &lacking),
             format!(
                 "{} is waited for at a start, and then it fails (68)",
                 config.places.of("network.interface")
@@ -116,17 +117,17 @@ mod tests {
 
     use super::*;
     use crate::doctor::report::Level;
-    use crate::machine::cgroup::Version;
-    use crate::machine::{Limit, Quota};
     use crate::profile::Profile;
+    use pierhead_host::cgroup::Version;
+    use pierhead_host::machine::{CpuLimit, MemoryLimit};
 
     fn limited(memory: u64, quota: u64) -> Machine {
         Machine {
-            memory_limit: Some(Limit {
+            memory_limit: Some(MemoryLimit {
                 amount: memory,
                 version: Version::Two,
             }),
-            quota: Some(Quota {
+            cpu_limit: Some(CpuLimit {
                 amount: quota,
                 period: Duration::from_millis(100),
                 stat: "cpu.stat".into(),
@@ -169,15 +170,15 @@ mod tests {
     #[test]
     fn an_interface_that_no_client_can_come_by_fails() {
         let config = Config::with_data("/nowhere".into());
-        let gone = interface("p0", &config, &Interface::default());
+        let gone = interface("p0", &config, &NetworkInterface::default());
         assert_eq!(gone.level, Level::Fail);
         assert!(gone.what.contains("no interface \"p0\""), "{}", gone.what);
         let six: Vec<IpAddr> = vec!["2001:db8::1".parse().unwrap()];
-        let seen = Interface {
+        let seen = NetworkInterface {
             exists: true,
             up: true,
             usable: six,
-            ..Interface::default()
+            ..NetworkInterface::default()
         };
         let told = interface("p0", &config, &seen);
         assert!(told.level == Level::Fail && told.what.contains("no IPv4"));

@@ -9,10 +9,10 @@ mod table;
 use pierhead_oci::units::human_bytes;
 
 use crate::config::{Config, Size};
-use crate::machine::cgroup::Version;
-use crate::machine::{Cores, Machine, list};
-use crate::pressure::Resource;
 pub(crate) use budget::Budget;
+use pierhead_host::cgroup::Version;
+use pierhead_host::machine::{CpuSelection, Machine, format_cpu_list};
+use pierhead_host::pressure::Resource;
 pub(crate) use table::{PROFILES, Profile};
 
 const MIB: u64 = 1 << 20;
@@ -70,7 +70,7 @@ impl Profile {
             let why = format!(
                 "it wants {} cores, and this process may run on {cores} ({})",
                 self.least_cores,
-                list(&machine.cores)
+                format_cpu_list(&machine.cores)
             );
             return Err(self.misfit(asked, machine, "profile", &why));
         }
@@ -214,7 +214,7 @@ pub(crate) fn settle(
 fn take(config: &mut Config, profile: &Profile, origins: &mut Origins) {
     let mut from = |key, of: &str| origins.push((key, of.to_owned()));
     if profile.cores > 0 {
-        config.limits.cores = Cores::Last(profile.cores);
+        config.limits.cores = CpuSelection::Last(profile.cores);
         from("limits.cores", "of its table");
     }
     if profile.disk > 0 {

@@ -5,16 +5,16 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::machine::{Limit, Quota};
 use crate::wiring::{self, threads};
+use pierhead_host::machine::{CpuLimit, MemoryLimit};
 
 fn machine(memory: u64, limit: Option<u64>, cores: usize) -> Machine {
     let version = Version::Two;
     Machine {
         memory,
-        memory_limit: limit.map(|amount| Limit { amount, version }),
+        memory_limit: limit.map(|amount| MemoryLimit { amount, version }),
         cores: (0..cores).collect(),
-        quota: None,
+        cpu_limit: None,
     }
 }
 
@@ -121,7 +121,7 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
         assert!(known.iter().any(|it| it == key), "{key} is no key");
     }
     // A quota of half a core keeps no more than one thread busy.
-    card.quota = Some(Quota {
+    card.cpu_limit = Some(CpuLimit {
         amount: 500,
         period: Duration::from_millis(100),
         stat: "cpu.stat".into(),

@@ -15,7 +15,7 @@ use super::listen;
 use super::notify::{Notify, State};
 use crate::config::{Config, MANAGEMENT};
 use crate::failure::{Exit, Told};
-use crate::machine::{Interface, Lacking, all_addresses};
+use pierhead_host::network_interface::{MissingAddress, NetworkInterface, all_addresses};
 
 /// An interface that comes is noticed so soon, for some microseconds each time.
 const LOOK: Duration = Duration::from_millis(200);
@@ -59,7 +59,7 @@ pub(super) async fn addresses(config: &Config, notify: &Notify) -> anyhow::Resul
                 tracing::info!("clients come by {name} alone: {}", shown(&addresses));
                 return Ok(addresses);
             }
-            Err(lacking) => seen.why(name, &lacking),
+            Err(lacking) => seen.explain(name, &lacking),
         };
         if Instant::now() >= end {
             let waited = humantime::format_duration(INTERFACE_WAIT);
@@ -146,7 +146,7 @@ impl Following {
     }
 
     /// Those that the interface has lost, which are forgotten. What was named itself stays.
-    fn gone(&mut self, seen: &Interface) -> Vec<SocketAddr> {
+    fn gone(&mut self, seen: &NetworkInterface) -> Vec<SocketAddr> {
         let named = |address: &SocketAddr| self.listen.contains(address);
         for (address, missing) in &mut self.missing {
             match named(address) || seen.addresses.contains(&address.ip()) {
@@ -162,7 +162,7 @@ impl Following {
     }
 
     /// Those that it has and that are not listened on yet.
-    fn came(&mut self, seen: &Interface) -> Vec<SocketAddr> {
+    fn came(&mut self, seen: &NetworkInterface) -> Vec<SocketAddr> {
         let mut new = expand(&self.listen, &seen.usable).unwrap_or_default();
         new.retain(|address| !self.missing.contains_key(address));
         self.refused.retain(|address| new.contains(address));
@@ -213,14 +213,14 @@ pub(super) async fn management(config: &Config) -> Option<String> {
     ))
 }
 
-async fn look(name: String) -> anyhow::Result<Interface> {
-    let seen = tokio::task::spawn_blocking(move || Interface::see(&name)).await?;
+async fn look(name: String) -> anyhow::Result<NetworkInterface> {
+    let seen = tokio::task::spawn_blocking(move || NetworkInterface::read(&name)).await?;
     seen.context("cannot see the interfaces of this machine (a sandbox without AF_NETLINK?)")
 }
 
 /// `listen` with the interface's addresses for "all". `[::]` stands for those of both families, as without an interface,
 /// unless the same port has an address of IPv4 to itself.
-fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, Lacking> {
+fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, MissingAddress> {
     let mut all: Vec<SocketAddr> = Vec::new();
     for address in listen {
         let found: Vec<_> = match address.ip() {
@@ -232,8 +232,8 @@ fn expand(listen: &[SocketAddr], own: &[IpAddr]) -> Result<Vec<SocketAddr>, Lack
         };
         if found.is_empty() {
             return Err(match address {
-                SocketAddr::V4(_) => Lacking::Ipv4,
-                SocketAddr::V6(_) => Lacking::Any,
+                SocketAddr::V4(_) => MissingAddress::Ipv4,
+                SocketAddr::V6(_) => MissingAddress::Any,
             });
         }
         for ip in found {
@@ -283,12 +283,15 @@ mod tests {
             assert_eq!(expand(&sockets(listen), &own), Ok(sockets(expected)));
         }
         let six = addresses_of(&["2001:db8::1"]);
-        assert_eq!(expand(&sockets(&["0.0.0.0:1"]), &six), Err(Lacking::Ipv4));
-        assert_eq!(expand(&sockets(&["[::]:1"]), &[]), Err(Lacking::Any));
+        assert_eq!(
+            expand(&sockets(&["0.0.0.0:1"]), &six),
+            Err(MissingAddress::Ipv4)
+        );
+        assert_eq!(expand(&sockets(&["[::]:1"]), &[]), Err(MissingAddress::Any));
     }
 
-    fn seen(addresses: &[&str], usable: &[&str]) -> Interface {
-        Interface {
+    fn seen(addresses: &[&str], usable: &[&str]) -> NetworkInterface {
+        NetworkInterface {
             exists: true,
             up: true,
             addresses: addresses_of(addresses),
@@ -322,7 +325,7 @@ mod tests {
         // What comes back is new again, and what was named itself never goes.
         assert_eq!(following.came(&both), sockets(&[late]));
         for _ in 0..GONE {
-            following.gone(&Interface::default());
+            following.gone(&NetworkInterface::default());
         }
         assert!(following.missing.keys().eq(&sockets(&[fixed])));
     }
@@ -333,10 +336,10 @@ mod tests {
         let mut following = Following::new(sockets(&["[::]:80"]), &[]);
         for day in 0..3 * MOST {
             let ip = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::try_from(day).unwrap()]);
-            let today = Interface {
+            let today = NetworkInterface {
                 addresses: vec![ip],
                 usable: vec![ip],
-                ..Interface::default()
+                ..NetworkInterface::default()
             };
             let new = following.came(&today);
             assert_eq!(new, [SocketAddr::new(ip, 80)], "day {day}");
@@ -348,10 +351,10 @@ mod tests {
         // At most so many at once.
         let many = (0..MOST + 9).map(|it| IpAddr::from([192, 0, 2, u8::try_from(it).unwrap()]));
         let many: Vec<_> = many.collect();
-        let seen = Interface {
+        let seen = NetworkInterface {
             usable: many.clone(),
             addresses: many,
-            ..Interface::default()
+            ..NetworkInterface::default()
         };
         assert_eq!(following.came(&seen).len(), MOST - following.missing.len());
     }

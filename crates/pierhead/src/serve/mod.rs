@@ -1,7 +1,7 @@
 //! `pierhead serve`: the process around it. [`start`] opens and wires, [`service`] serves until it is told to end, and ends.
 
 mod announce;
-mod behind;
+mod background_tasks;
 mod data;
 mod interface;
 mod listen;
@@ -12,6 +12,7 @@ mod servers;
 mod service;
 mod signals;
 mod start;
+mod tier_limit;
 mod trace;
 
 use anyhow::Context as _;
@@ -22,9 +23,10 @@ use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::failure::Failure;
 use crate::logging::{self, Level};
-use crate::machine::{self, Machine};
 use crate::wiring;
+use pierhead_host::machine::{self, Machine};
 use signals::Signals;
+pub(crate) use tier_limit::TierLimit;
 pub(crate) use trace::Trace;
 
 /// Disk reads and writes: as many as a small disk can make use of. Each thread costs its touched
@@ -79,11 +81,11 @@ fn stay(config: &Config, machine: &Machine) {
         let memory = config.limits.memory.unwrap_or(0);
         tracing::info!(memory, "profile {}", profile.name);
     }
-    let Ok(Some(cores)) = config.limits.cores.of(machine) else {
+    let Ok(Some(cores)) = config.limits.cores.resolve(machine) else {
         return;
     };
-    match machine::stay_on(&cores) {
-        Ok(()) => tracing::info!(cores = machine::list(&cores), "limits.cores"),
+    match machine::bind_to_cores(&cores) {
+        Ok(()) => tracing::info!(cores = machine::format_cpu_list(&cores), "limits.cores"),
         Err(error) => tracing::warn!(
             %error,
             "{}: the system lets it run elsewhere only",

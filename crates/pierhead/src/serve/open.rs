@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_oci::units::human_bytes;
 use pierhead_proxy::Proxy;
 
@@ -20,7 +20,7 @@ use crate::wiring;
 pub(super) async fn cache(
     config: &Config,
     notes: &Arc<Notes>,
-    rest: &Rest,
+    rest: &BackgroundWork,
 ) -> anyhow::Result<Cache> {
     let recorder = config.request_log.file.is_some().then(|| notes.recorder());
     let (config, rest) = (config.clone(), rest.clone());
@@ -58,7 +58,7 @@ pub(super) async fn cache(
 pub(super) async fn library(
     config: &Config,
     cache: &Cache,
-    rest: &Rest,
+    rest: &BackgroundWork,
 ) -> anyhow::Result<Result<Option<Library>, String>> {
     if config.bundle.size.is_none() {
         return Ok(Ok(None));
@@ -91,7 +91,7 @@ pub(super) async fn library(
 pub(super) async fn trace(
     config: &Config,
     notes: Arc<Notes>,
-    rest: &Rest,
+    rest: &BackgroundWork,
 ) -> anyhow::Result<Option<Trace>> {
     let Some(file) = config.request_log.file.clone() else {
         return Ok(None);

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
-use pierhead_host::Rest;
+use pierhead_host::{BackgroundTask, BackgroundWork};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::behind::Behind;
+use super::background_tasks::BackgroundTasks;
 use super::interface::Change;
 use super::notify::{Notify, State};
 use super::reload::Running;
@@ -20,8 +20,6 @@ use crate::cli::serve::ServeArgs;
 
 /// For the last writes at the end.
 const CLOSING: Duration = Duration::from_secs(5);
-/// The name of the task that turns [`Service::rest`].
-pub(super) const PRESSURE: &str = "pressure-watch";
 
 /// See the head of this module.
 pub(super) struct Service {
@@ -29,8 +27,8 @@ pub(super) struct Service {
     pub(super) servers: Servers,
     /// Of the interface that clients come by.
     pub(super) changed: mpsc::Receiver<Change>,
-    pub(super) behind: Behind,
-    pub(super) rest: Rest,
+    pub(super) background_tasks: BackgroundTasks,
+    pub(super) background: BackgroundWork,
     pub(super) trace: Option<Trace>,
     pub(super) library: Option<Library>,
     /// Tells everybody to take nothing more.
@@ -71,9 +69,9 @@ impl Service {
                     Change::Came(address, listener) => self.servers.add(address, listener)?,
                     Change::Gone(address) => self.servers.close(address),
                 },
-                broken = self.behind.broken() => if broken == PRESSURE {
-                    // Nobody is left who would end it.
-                    self.rest.set(false);
+                task = self.background_tasks.panicked() => if task == BackgroundTask::PressureMonitor {
+                    // No task is left that would end the pause.
+                    self.background.set_paused(false);
                 },
                 error = self.servers.ended() => return Err(error),
             }
@@ -99,7 +97,7 @@ impl Service {
             save_tier(&cache, end).await;
         };
         let at_once = signals.unless_end(drained).await.is_none();
-        drop(self.behind);
+        drop(self.background_tasks);
         if let Some(library) = self.library {
             let closed = tokio::task::spawn_blocking(move || library.close());
             if tokio::time::timeout(CLOSING, closed).await.is_err() {

@@ -4,18 +4,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pierhead_host::Rest;
+use pierhead_host::pressure::PressureMonitor;
+use pierhead_host::{BackgroundTask, BackgroundWork};
 use pierhead_proxy::Proxy;
 use pierhead_remote::Client;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 use super::announce::{announce, write_ready};
-use super::behind::Behind;
+use super::background_tasks::BackgroundTasks;
 use super::notify::{Notify, State};
 use super::reload::Running;
 use super::servers::Servers;
-use super::service::{PRESSURE, Service};
+use super::service::Service;
+use super::tier_limit::{TierLimit, follow_pressure};
 use super::trace::Notes;
 use super::{interface, listen, open};
 use crate::admin::{About, Admin, Parts, Share};
@@ -23,7 +25,6 @@ use crate::cli::serve::ServeArgs;
 use crate::config::{self, Config};
 use crate::environment::Environment;
 use crate::logging::Level;
-use crate::pressure::{TierLimit, Watch};
 use crate::{tier, wiring};
 
 /// Returns as soon as clients are served.
@@ -43,11 +44,11 @@ pub(super) async fn start(
     let client = client(&environment, &config).await?;
     let notes = Arc::<Notes>::default();
     let quota = wiring::quota(&environment.machine);
-    let rest = Rest::within(quota.clone());
-    let cache = open::cache(&config, &notes, &rest).await?;
+    let background = BackgroundWork::with_cpu_budget(quota.clone());
+    let cache = open::cache(&config, &notes, &background).await?;
     open::check_clock(&cache)?;
-    let trace = open::trace(&config, notes, &rest).await?;
-    let library = open::library(&config, &cache, &rest).await?;
+    let trace = open::trace(&config, notes, &background).await?;
+    let library = open::library(&config, &cache, &background).await?;
     let (library, library_failure) = match library {
         Ok(library) => (library, None),
         Err(why) => (None, Some(why)),
@@ -77,26 +78,37 @@ pub(super) async fn start(
         .map(TcpListener::local_addr)
         .transpose()?;
 
-    let mut behind = Behind::new(rest.panics().clone());
+    let mut background_tasks = BackgroundTasks::new(background.panics().clone());
     let (changes, changed) = mpsc::channel(1);
     if let Some(name) = config.network.interface.clone() {
         let follow = interface::follow(name, config.listen.clone(), wanted, changes);
-        behind.spawn("interface-watch", follow);
+        background_tasks.spawn(BackgroundTask::InterfaceWatch, follow);
     }
     let tier_limit = TierLimit::of(&cache);
     let following = tier_limit
         .clone()
         .filter(|_| tier::follows_pressure(&config));
     let under = &config.limits.pause_under;
-    let watch = Watch::new(rest.clone(), under, following, Path::new("/"));
-    let pressure = watch.figures();
-    behind.spawn(PRESSURE, watch.run());
+    let mut monitor = PressureMonitor::new(
+        background.clone(),
+        under,
+        "limits.pause_under",
+        Path::new("/"),
+    );
+    if following.is_some() {
+        monitor = monitor.reporting_memory("the fast tier in memory", Path::new("/"));
+    }
+    let pressure = monitor.metrics();
+    background_tasks.spawn(
+        BackgroundTask::PressureMonitor,
+        follow_pressure(monitor, following),
+    );
     let of_traces = proxy.clone();
     let tell_hot = async move { of_traces.tell_hot().await };
-    behind.spawn("hot-ranges", tell_hot);
+    background_tasks.spawn(BackgroundTask::HotRanges, tell_hot);
     let of_stored = proxy.clone();
     let offer = async move { of_stored.offer_stored().await };
-    behind.spawn("stored-images", offer);
+    background_tasks.spawn(BackgroundTask::StoredImages, offer);
     let threads = tokio::runtime::Handle::current().metrics().num_workers();
     let share = Share::new(&config, &environment.machine, threads);
     let (effective, shown) = watch::channel(config::show(&config));
@@ -122,7 +134,10 @@ pub(super) async fn start(
             },
             stopped,
         );
-        behind.spawn("admin-listener", Arc::new(state).serve(listener));
+        background_tasks.spawn(
+            BackgroundTask::AdminListener,
+            Arc::new(state).serve(listener),
+        );
     }
     announce(&config, &cache, &listen, admin_address);
     if let Some(path) = &args.ready_file {
@@ -144,8 +159,8 @@ pub(super) async fn start(
         },
         servers,
         changed,
-        behind,
-        rest,
+        background_tasks,
+        background,
         trace,
         library,
         stop,

@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use pierhead_cache::{Outcome, Recorder};
 use pierhead_eviction::Access;
 use pierhead_eviction::trace::own;
-use pierhead_host::Panics;
+use pierhead_host::{BackgroundTask, Panics};
 use pierhead_oci::{Algorithm, Digest, Hasher};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
@@ -69,7 +69,7 @@ impl Trace {
         let (stop, stopped) = channel();
         let writer = {
             let notes = notes.clone();
-            let watch = panics.watch("request-trace");
+            let watch = panics.watch(BackgroundTask::RequestLog);
             std::thread::Builder::new()
                 .name("trace".into())
                 .spawn(move || {

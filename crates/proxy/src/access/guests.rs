@@ -379,6 +379,8 @@ impl Asked<'_> {
 
 #[cfg(test)]
 mod tests {
+    use pierhead_host::BackgroundTask;
+
     use super::*;
 
     #[tokio::test]
@@ -392,6 +394,6 @@ mod tests {
             .flights
             .join(&seal, || Ok(async { panic!("by intent") }));
         assert!(died.unwrap().answer().await.is_none());
-        assert_eq!(panics.counts(), [("shared-request", 1)]);
+        assert_eq!(panics.counts(), [(BackgroundTask::SharedRequest, 1)]);
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::HeaderValue;
-use pierhead_host::Panics;
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::Semaphore;
 
 use super::basic::Basic;
@@ -126,7 +126,9 @@ impl State {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let panics = self.panics.clone();
-        let done = tokio::task::spawn_blocking(move || panics.catch("login", work));
+        let done = tokio::task::spawn_blocking(move || {
+            panics.catch(BackgroundTask::CredentialCheck, work)
+        });
         done.await.ok().flatten()
     }
 
@@ -365,7 +367,13 @@ mod tests {
             .flights
             .join(&seal, || Ok(async { panic!("by intent") }));
         assert!(died.unwrap().answer().await.is_none());
-        assert_eq!(state.panics.counts(), [("login", 1), ("shared-request", 1)]);
+        assert_eq!(
+            state.panics.counts(),
+            [
+                (BackgroundTask::CredentialCheck, 1),
+                (BackgroundTask::SharedRequest, 1)
+            ]
+        );
         assert!(logins.ask(&header("ann", "pw"), HERE.into()).await.is_ok());
     }
 

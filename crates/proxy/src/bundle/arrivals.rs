@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pierhead_bundle_server::library::{Image, Library, State};
-use pierhead_host::ClientKey;
+use pierhead_host::{BackgroundTask, ClientKey};
 use pierhead_oci::{Body, Digest, Manifest, Reference};
 
 use crate::document::{Document, EAGER};
@@ -66,7 +66,7 @@ impl Arrivals {
         let (inner, document) = (inner.clone(), document.clone());
         let repository = format!("{}/{}", reference.registry, reference.repository);
         tokio::spawn(async move {
-            let _watch = inner.cache.panics().watch("bundle-arrival");
+            let _watch = inner.cache.panics().watch(BackgroundTask::BundleArrival);
             let Ok(bytes) = document.bytes(Manifest::MAX_SIZE).await else {
                 return;
             };

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pierhead_bundle_server::library::Library;
 use pierhead_cache::Cache;
+use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
 use pierhead_toc::Error;
 use tokio::sync::Semaphore;
@@ -44,7 +45,7 @@ impl Touches {
         if cache.tier().is_some() && self.waiting().insert(image) {
             let touches = self.clone();
             tokio::spawn(async move {
-                let _watch = cache.panics().watch("hot-ranges");
+                let _watch = cache.panics().watch(BackgroundTask::HotRanges);
                 let _turn = touches.0.turn.acquire().await;
                 // A trace that comes from here on is another one.
                 touches.waiting().remove(&image);

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pierhead_bundle::api::{Progress, Stage};
+use pierhead_host::BackgroundTask;
 use pierhead_oci::Reference;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -147,7 +148,7 @@ impl Pulls {
         };
         let (inner, client) = (inner.clone(), client.clone());
         tokio::spawn(Box::pin(async move {
-            let _watch = inner.cache.panics().watch("bundle-pull");
+            let _watch = inner.cache.panics().watch(BackgroundTask::BundlePull);
             let reference = &place.image;
             let report = |progress: crate::Progress| {
                 place.report(Progress {

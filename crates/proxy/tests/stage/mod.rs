@@ -12,7 +12,7 @@ use pierhead_cache::staging::Weights;
 use pierhead_cache::tier::{DiskTier, Options};
 use pierhead_cache::{Cache, FastTier, Name, Record};
 use pierhead_eviction::Lru;
-use pierhead_host::Rest;
+use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, Reference};
 use pierhead_proxy::{Config, Proxy, Tls};
 use pierhead_remote::{Client, Upstream};
@@ -60,7 +60,7 @@ pub(crate) struct Plan {
     /// Whether there are bundles.
     pub(crate) bundles: bool,
     /// While it is due, images that nobody waits for are not indexed.
-    pub(crate) rest: Rest,
+    pub(crate) rest: BackgroundWork,
     /// Bytes of a fast tier; 0: there is none.
     pub(crate) fast: u64,
     /// What a cache left behind.
@@ -80,7 +80,7 @@ impl Default for Plan {
             stall_timeout: Duration::from_secs(20),
             resolver: None,
             bundles: false,
-            rest: Rest::default(),
+            rest: BackgroundWork::default(),
             fast: 0,
             data: None,
         }

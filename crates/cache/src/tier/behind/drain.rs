@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pierhead_host::BackgroundTask;
 use pierhead_oci::Digest;
 
 use super::fill::PIECE;
@@ -61,7 +62,10 @@ impl Drop for Ended<'_> {
 impl Shared {
     /// Treats a panic as a failed copy: the thread retries or skips the blob, and continues with the next one.
     fn guarded<T>(&self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        let done = self.rest.panics().catch("tier-write-back", work);
+        let done = self
+            .rest
+            .panics()
+            .catch(BackgroundTask::TierWriteBack, work);
         done.unwrap_or_else(|| Err(io::Error::other("a panic, which was logged before")))
     }
 

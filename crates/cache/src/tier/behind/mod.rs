@@ -23,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use pierhead_host::{KeyedLock, Rest};
+use pierhead_host::{KeyedLock, BackgroundWork};
 
 use pierhead_oci::{Digest, MediaType};
 
@@ -94,7 +94,7 @@ struct Shared {
     fast: Arc<dyn Tier>,
     slow: Arc<dyn Tier>,
     options: Options,
-    rest: Rest,
+    rest: BackgroundWork,
     ledger: Mutex<Ledger>,
     /// Told when there is something to drain, when a drain is over, and at the end.
     told: Condvar,
@@ -117,7 +117,7 @@ impl WriteBehind {
     /// # Errors
     /// Those of the tiers, and of the system that should start a thread.
     pub fn open(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>, options: Options) -> io::Result<Self> {
-        Self::open_resting(fast, slow, options, &Rest::default())
+        Self::open_resting(fast, slow, options, &BackgroundWork::default())
     }
 
     /// The same, for a drain that rests while that is due: until the disk lacks half of what the fast tier may hold.
@@ -128,7 +128,7 @@ impl WriteBehind {
         fast: Arc<dyn Tier>,
         slow: Arc<dyn Tier>,
         options: Options,
-        rest: &Rest,
+        rest: &BackgroundWork,
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             fast,

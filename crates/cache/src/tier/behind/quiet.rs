@@ -58,13 +58,13 @@ impl Shared {
 
     /// Whether what nobody waits for should stop.
     pub(super) fn should_rest(&self) -> bool {
-        self.rest.is_due() && lock(&self.ledger).has_room()
+        self.rest.is_paused() && lock(&self.ledger).has_room()
     }
 
     /// Rests for as long as that is due and `may` says so.
     pub(super) fn rest_while(&self, may: impl Fn(&Ledger) -> bool) {
-        while self.rest.is_due() && may(&lock(&self.ledger)) {
-            let _resting = self.rest.enter();
+        while self.rest.is_paused() && may(&lock(&self.ledger)) {
+            let _resting = self.rest.count_pause();
             self.wait_until(Instant::now() + NAP, &may);
         }
     }
@@ -72,7 +72,7 @@ impl Shared {
     /// Leaves the processor to those who are served, for a while, and as long as nobody waits for this blob or for room.
     fn leave_room(&self, digest: &Digest) {
         let mut left = CROWDED;
-        while let Some(wait) = self.rest.crowded(false)
+        while let Some(wait) = self.rest.cpu_wait(false)
             && !left.is_zero()
         {
             let wait = wait.min(left).min(NAP);

@@ -6,7 +6,7 @@ use pierhead_oci::units::exact_bytes;
 
 use super::{HOUR, Key, Kind, MILLISECOND, Reload, quote, quote_duration, quote_rate};
 use crate::config::Config;
-use crate::pressure::Resource;
+use pierhead_host::pressure::Resource;
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {

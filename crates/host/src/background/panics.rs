@@ -3,88 +3,90 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// First and longest pause before a task restarts after a panic. Each pause is twice the previous one.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+use parking_lot::Mutex;
+
+use super::BackgroundTask;
+
+/// First and longest wait before a task restarts after a panic. Each wait is twice the previous one.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Number of panics by task. Clones share the counts.
 #[derive(Clone, Debug, Default)]
-pub struct Panics(Arc<Mutex<BTreeMap<&'static str, u64>>>);
+pub struct Panics(Arc<Mutex<BTreeMap<BackgroundTask, u64>>>);
 
 /// See [`Panics::watch`].
 #[derive(Debug)]
 #[must_use]
-pub struct Watch {
+pub struct PanicGuard {
     panics: Panics,
-    task: &'static str,
+    task: BackgroundTask,
 }
 
 impl Panics {
     /// The tasks that panicked, and how often.
-    pub fn counts(&self) -> Vec<(&'static str, u64)> {
-        self.lock()
+    pub fn counts(&self) -> Vec<(BackgroundTask, u64)> {
+        self.0
+            .lock()
             .iter()
             .map(|(task, count)| (*task, *count))
             .collect()
     }
 
     /// Counts a panic of `task` that the caller caught.
-    pub fn note(&self, task: &'static str, panic: &(dyn Any + Send)) {
+    pub fn note(&self, task: BackgroundTask, panic: &(dyn Any + Send)) {
         self.count(task);
         let message = message(panic);
         tracing::error!(
-            task,
+            task = task.name(),
             message,
             "a background task panicked, which is a bug in pierhead"
         );
     }
 
     /// Counts a panic of `task` that unwinds through the returned guard: for threads and futures that a panic ends.
-    pub fn watch(&self, task: &'static str) -> Watch {
-        Watch {
+    pub fn watch(&self, task: BackgroundTask) -> PanicGuard {
+        PanicGuard {
             panics: self.clone(),
             task,
         }
     }
 
     /// Runs `work`; counts its panic and returns `None` then.
-    pub fn catch<T>(&self, task: &'static str, work: impl FnOnce() -> T) -> Option<T> {
+    pub fn catch<T>(&self, task: BackgroundTask, work: impl FnOnce() -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(work));
         done.inspect_err(|panic| self.note(task, &**panic)).ok()
     }
 
-    /// Runs `work` until it returns, and again after each panic. `pause` waits before each restart, longer each time, and
+    /// Runs `work` until it returns, and again after each panic. `wait` waits before each restart, longer each time, and
     /// returns whether to restart.
     pub fn restart(
         &self,
-        task: &'static str,
+        task: BackgroundTask,
         mut work: impl FnMut(),
-        mut pause: impl FnMut(Duration) -> bool,
+        mut wait: impl FnMut(Duration) -> bool,
     ) {
-        let mut wait = BACKOFF.0;
-        while self.catch(task, &mut work).is_none() && pause(wait) {
-            wait = BACKOFF.1.min(wait * 2);
+        let mut backoff = MIN_BACKOFF;
+        while self.catch(task, &mut work).is_none() && wait(backoff) {
+            backoff = MAX_BACKOFF.min(backoff * 2);
         }
     }
 
-    fn count(&self, task: &'static str) {
-        *self.lock().entry(task).or_default() += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn count(&self, task: BackgroundTask) {
+        *self.0.lock().entry(task).or_default() += 1;
     }
 }
 
-impl Drop for Watch {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.panics.count(self.task);
             // The runtime's panic hook prints the message.
             tracing::error!(
-                task = self.task,
+                task = self.task.name(),
                 "a background task panicked, which is a bug in pierhead"
             );
         }
@@ -109,29 +111,38 @@ mod tests {
             runs += 1;
             assert!(runs > 3, "by intent");
         };
-        panics.restart("upkeep", work, |wait| {
+        panics.restart(BackgroundTask::TagWriter, work, |wait| {
             waits.push(wait.as_millis());
             true
         });
         assert_eq!((runs, &waits[..]), (4, &[100, 200, 400][..]));
-        panics.restart("other", || panic!("by intent"), |_| false);
-        assert_eq!(panics.counts(), [("other", 1), ("upkeep", 3)]);
+        panics.restart(BackgroundTask::CacheFill, || panic!("by intent"), |_| false);
+        assert_eq!(
+            panics.counts(),
+            [
+                (BackgroundTask::CacheFill, 1),
+                (BackgroundTask::TagWriter, 3)
+            ]
+        );
     }
 
     #[test]
     fn a_watch_counts_what_unwinds_and_nothing_else() {
         let panics = Panics::default();
-        drop(panics.watch("fill"));
+        drop(panics.watch(BackgroundTask::CacheFill));
         assert_eq!(panics.counts(), []);
         let watched = panics.clone();
         let thread = std::thread::spawn(move || {
-            let _watch = watched.watch("fill");
+            let _watch = watched.watch(BackgroundTask::CacheFill);
             panic!("by intent");
         });
         assert!(thread.join().is_err());
-        assert_eq!(panics.counts(), [("fill", 1)]);
-        assert_eq!(panics.catch("fill", || 7), Some(7));
-        assert_eq!(panics.catch("fill", || -> u8 { panic!("{}", 7) }), None);
-        assert_eq!(panics.counts(), [("fill", 2)]);
+        assert_eq!(panics.counts(), [(BackgroundTask::CacheFill, 1)]);
+        assert_eq!(panics.catch(BackgroundTask::CacheFill, || 7), Some(7));
+        assert_eq!(
+            panics.catch(BackgroundTask::CacheFill, || -> u8 { panic!("{}", 7) }),
+            None
+        );
+        assert_eq!(panics.counts(), [(BackgroundTask::CacheFill, 2)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Which processors this process runs on.
+//! The CPUs that this process runs on.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,23 +8,23 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::Machine;
 
-/// What `limits.cores` says.
+/// A choice of CPUs: `limits.cores`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Cores {
-    /// Wherever the system puts it.
+pub enum CpuSelection {
+    /// All CPUs that the process may run on.
     All,
-    /// As many, the last of those that it may run on: interrupts and what else is bound by hand lie on the first.
+    /// The last N of them. Interrupts and tasks that are bound by hand lie on the first CPUs.
     Last(usize),
-    /// These.
+    /// CPUs by number, ascending.
     These(Vec<usize>),
 }
 
-impl Cores {
-    /// Their numbers, ascending, or that nothing is to be changed.
+impl CpuSelection {
+    /// Resolves to CPU numbers, ascending; `None` to change nothing.
     ///
     /// # Errors
-    /// For people: one of them this process may not run on.
-    pub(crate) fn of(&self, machine: &Machine) -> Result<Option<Vec<usize>>, String> {
+    /// The process may not run on one of them; the text is a message for the operator.
+    pub fn resolve(&self, machine: &Machine) -> Result<Option<Vec<usize>>, String> {
         let allowed = &machine.cores;
         match self {
             Self::All => Ok(None),
@@ -37,18 +37,18 @@ impl Cores {
                 None => Ok(Some(cores.clone())),
                 Some(missing) => Err(format!(
                     "limits.cores = \"{self}\": this process may run on {} and not on {missing}",
-                    list(allowed)
+                    format_cpu_list(allowed)
                 )),
             },
         }
     }
 }
 
-/// Runs the calling thread, and all that it starts from now on, on these cores.
+/// Binds the calling thread, and all threads that it starts later, to these CPUs.
 ///
 /// # Errors
-/// The system's.
-pub(crate) fn stay_on(cores: &[usize]) -> std::io::Result<()> {
+/// The system refuses.
+pub fn bind_to_cores(cores: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     for core in cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
         set.set(*core);
@@ -56,7 +56,7 @@ pub(crate) fn stay_on(cores: &[usize]) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-impl FromStr for Cores {
+impl FromStr for CpuSelection {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -74,22 +74,22 @@ impl FromStr for Cores {
                 _ => Err(wrong()),
             };
         }
-        parse_list(text).map(Self::These).map_err(|()| wrong())
+        parse_cpu_list(text).map(Self::These).map_err(|()| wrong())
     }
 }
 
-impl fmt::Display for Cores {
+impl fmt::Display for CpuSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::All => f.write_str("all"),
             Self::Last(count) => write!(f, "last {count}"),
-            Self::These(cores) => f.write_str(&list(cores)),
+            Self::These(cores) => f.write_str(&format_cpu_list(cores)),
         }
     }
 }
 
-/// `0-3,6`, as the kernel writes it, too: ascending, each once.
-pub(super) fn parse_list(text: &str) -> Result<Vec<usize>, ()> {
+/// Parses a CPU list such as `0-3,6`, in the format of the kernel. Returns numbers in ascending order, each once.
+pub(crate) fn parse_cpu_list(text: &str) -> Result<Vec<usize>, ()> {
     let mut cores = BTreeSet::new();
     for run in text.split(',') {
         let (first, last) = run.split_once('-').unwrap_or((run, run));
@@ -103,8 +103,8 @@ pub(super) fn parse_list(text: &str) -> Result<Vec<usize>, ()> {
     Ok(cores.into_iter().collect())
 }
 
-/// The other way round.
-pub(crate) fn list(cores: &[usize]) -> String {
+/// Formats CPU numbers as a list such as `0-3,6`.
+pub fn format_cpu_list(cores: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &core in cores {
         match runs.last_mut() {
@@ -126,19 +126,19 @@ mod tests {
     #[test]
     fn as_people_and_the_kernel_write_them() {
         for (text, cores) in [
-            ("all", Cores::All),
-            ("last 4", Cores::Last(4)),
-            ("4-7", Cores::These(vec![4, 5, 6, 7])),
-            ("0,2-3,9", Cores::These(vec![0, 2, 3, 9])),
+            ("all", CpuSelection::All),
+            ("last 4", CpuSelection::Last(4)),
+            ("4-7", CpuSelection::These(vec![4, 5, 6, 7])),
+            ("0,2-3,9", CpuSelection::These(vec![0, 2, 3, 9])),
         ] {
             assert_eq!(text.parse(), Ok(cores.clone()));
             assert_eq!(cores.to_string(), text);
         }
-        assert_eq!("3,1,2,1".parse(), Ok(Cores::These(vec![1, 2, 3])));
+        assert_eq!("3,1,2,1".parse(), Ok(CpuSelection::These(vec![1, 2, 3])));
         for wrong in [
             "", "last", "last 0", "none", "3-1", "1-99999", "1,,2", "-1", "last -1",
         ] {
-            assert!(wrong.parse::<Cores>().is_err(), "{wrong:?}");
+            assert!(wrong.parse::<CpuSelection>().is_err(), "{wrong:?}");
         }
     }
 
@@ -148,14 +148,17 @@ mod tests {
             cores: vec![0, 1, 6, 7],
             ..Machine::default()
         };
-        let of = |text: &str| text.parse::<Cores>().unwrap().of(&machine);
+        let of = |text: &str| text.parse::<CpuSelection>().unwrap().resolve(&machine);
         assert_eq!(of("all"), Ok(None));
         assert_eq!(of("last 2"), Ok(Some(vec![6, 7])));
         assert_eq!(of("last 4"), Ok(None));
         assert_eq!(of("last 9"), Ok(None));
         assert_eq!(of("1,6"), Ok(Some(vec![1, 6])));
         let unknown = Machine::default();
-        assert_eq!(Cores::These(vec![9]).of(&unknown), Ok(Some(vec![9])));
+        assert_eq!(
+            CpuSelection::These(vec![9]).resolve(&unknown),
+            Ok(Some(vec![9]))
+        );
         let said = of("1-2").unwrap_err();
         assert!(said.contains("may run on 0-1,6-7 and not on 2"), "{said}");
     }
@@ -167,7 +170,7 @@ mod tests {
             .find(|core| ours().is_set(*core))
             .unwrap();
         let inside = std::thread::spawn(move || {
-            stay_on(&[first]).unwrap();
+            bind_to_cores(&[first]).unwrap();
             let after =
                 std::thread::spawn(move || rustix::thread::sched_getaffinity(None).unwrap());
             after.join().unwrap()

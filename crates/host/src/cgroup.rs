@@ -1,26 +1,31 @@
-//! The control groups of this process: where their files lie, in version 1, 2 or both side by side, and what these say.
+//! The cgroups of this process: where their files lie in version 1, version 2 or both, and what the files contain.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Of the kernel's interface.
+/// The version of the cgroup interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Version {
+pub enum Version {
+    /// One hierarchy for each controller.
     One,
+    /// One hierarchy for all controllers.
     Two,
 }
 
-/// What a group bounds.
+/// A resource that a cgroup limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Controller {
+pub enum Controller {
+    /// Memory.
     Memory,
+    /// CPU time.
     Cpu,
-    /// Named `blkio` in version 1.
+    /// Disk I/O. Named `blkio` in version 1.
     Io,
 }
 
 impl Controller {
-    pub(crate) fn name(self) -> &'static str {
+    /// The name of the controller in version 2.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Cpu => "cpu",
@@ -28,7 +33,7 @@ impl Controller {
         }
     }
 
-    /// In version 1.
+    /// The name of the controller in version 1.
     fn old_name(self) -> &'static str {
         match self {
             Self::Io => "blkio",
@@ -37,25 +42,26 @@ impl Controller {
     }
 }
 
-/// A group, in one hierarchy.
+/// A cgroup in one hierarchy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Group {
-    pub(crate) version: Version,
-    /// Where its hierarchy is mounted: the highest group that this process sees.
+pub struct Cgroup {
+    /// The version of its hierarchy.
+    pub version: Version,
+    /// The mount point of the hierarchy: the highest cgroup that this process sees.
     top: PathBuf,
-    /// Below that.
+    /// The path below the mount point.
     inside: PathBuf,
 }
 
-impl Group {
-    /// Its own folder, then that of each group around it: all of them bound it.
-    pub(crate) fn folders(&self) -> impl Iterator<Item = PathBuf> + '_ {
+impl Cgroup {
+    /// The folder of the cgroup, then of each ancestor: all of them limit it.
+    pub fn folders(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.inside.ancestors().map(|inside| self.top.join(inside))
     }
 
-    /// The group of a process in the hierarchies that bound `controller`: of version 1 that controller's, of version 2 the one there is.
-    /// `cgroup` is the text of `/proc/self/cgroup`, `mounts` that of `/proc/self/mountinfo`.
-    pub(crate) fn find(controller: Controller, cgroup: &str, mounts: &str) -> Vec<Self> {
+    /// Finds the cgroups of a process that limit `controller`: in version 1 the one of that controller, in version 2 the
+    /// only one. `cgroup` is the text of `/proc/self/cgroup`, `mounts` that of `/proc/self/mountinfo`.
+    pub fn find(controller: Controller, cgroup: &str, mounts: &str) -> Vec<Self> {
         cgroup
             .lines()
             .filter_map(|line| {
@@ -77,8 +83,8 @@ impl Group {
     }
 }
 
-/// What of a group's path is below the mount. Where the mount shows another part of the hierarchy (a container without a namespace of
-/// groups), its top is as near as this process can see.
+/// The part of a path below the mount. A mount can show another part of the hierarchy (a container without a cgroup
+/// namespace); then the top is as near as this process can see.
 fn inside(path: &str, root: &Path) -> PathBuf {
     let path = Path::new(path);
     let below = path.strip_prefix(root).unwrap_or(Path::new(""));
@@ -92,8 +98,8 @@ fn inside(path: &str, root: &Path) -> PathBuf {
     }
 }
 
-/// Which part of the hierarchy is mounted, and where; proc(5) has the format. Of several mounts (a container that also has the host's) the one that
-/// shows the group at `path`, and the most of it alone; if none does, the first.
+/// The root of the mounted part of the hierarchy, and the mount point; proc(5) has the format. A container can have
+/// several mounts. The mount that shows the least around the cgroup at `path` wins, else the first.
 fn mount(
     version: Version,
     controller: Controller,
@@ -118,12 +124,12 @@ fn mount(
         true => root.components().count(),
         false => 0,
     };
-    // The last of those that are equal: so from the end.
+    // `max_by_key` returns the last of equal ones, so the order is reversed.
     let all: Vec<_> = all.collect();
     all.into_iter().rev().max_by_key(|(root, _)| shown(root))
 }
 
-/// Blanks, tabs, line ends and backslashes stand there as three octal digits.
+/// Decodes blanks, tabs, line ends and backslashes, which the kernel writes as three octal digits.
 fn unescape(text: &str) -> PathBuf {
     let mut plain = text.to_owned();
     for (code, sign) in [
@@ -137,17 +143,18 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(plain)
 }
 
-/// Bytes, of `memory.max`, `memory.high` (version 2) or `memory.limit_in_bytes` (version 1); `None` is no limit.
-pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
+/// Parses the bytes of `memory.max` and `memory.high` (version 2) or `memory.limit_in_bytes` (version 1); `None` without
+/// a limit.
+pub fn parse_bytes(text: &str) -> Option<u64> {
     // Version 1 writes the largest number of pages there is.
     const NONE: u64 = 1 << 60;
     let bytes = text.trim().parse().ok()?;
     (bytes < NONE).then_some(bytes)
 }
 
-/// Thousandths of a core, and the period in which they are counted: of `cpu.max` (version 2), which has quota and period on one line, or of `cpu.cfs_quota_us` and `cpu.cfs_period_us`
-/// (version 1) in that order. `None` is no limit.
-pub(crate) fn parse_quota(text: &str) -> Option<(u64, Duration)> {
+/// Parses a CPU quota into thousandths of a core and its period: `cpu.max` (version 2), or `cpu.cfs_quota_us` followed by
+/// `cpu.cfs_period_us` (version 1). `None` without a limit.
+pub fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     let mut numbers = text.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let thousandths = u128::from(quota) * 1000 / u128::from(period.max(1));
@@ -155,30 +162,31 @@ pub(crate) fn parse_quota(text: &str) -> Option<(u64, Duration)> {
     Some((thousandths, Duration::from_micros(period)))
 }
 
-/// How often the kernel stopped a group because its quota was used up.
+/// How often the kernel throttled a cgroup because its quota was used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Throttled {
-    /// In which it worked.
-    pub(crate) periods: u64,
-    /// Those at whose end it was stopped.
-    pub(crate) times: u64,
-    /// Of all processors together.
-    pub(crate) stopped: Duration,
+pub struct CpuThrottling {
+    /// Periods in which the cgroup ran.
+    pub periods: u64,
+    /// Periods in which it was throttled.
+    pub throttled_periods: u64,
+    /// Time for which it was throttled, of all CPUs together.
+    pub throttled_time: Duration,
 }
 
-impl Throttled {
-    /// Of `cpu.stat`, which has microseconds in version 2 and nanoseconds in version 1.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+impl CpuThrottling {
+    /// Parses `cpu.stat`, which has microseconds in version 2 and nanoseconds in version 1.
+    pub fn parse(text: &str) -> Option<Self> {
         let of = |name: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once(' '));
             let (_, number) = lines.find(|(key, _)| *key == name)?;
             number.trim().parse::<u64>().ok()
         };
-        let stopped = of("throttled_usec").map(Duration::from_micros);
+        let throttled_time = of("throttled_usec").map(Duration::from_micros);
         Some(Self {
             periods: of("nr_periods")?,
-            times: of("nr_throttled")?,
-            stopped: stopped.or_else(|| of("throttled_time").map(Duration::from_nanos))?,
+            throttled_periods: of("nr_throttled")?,
+            throttled_time: throttled_time
+                .or_else(|| of("throttled_time").map(Duration::from_nanos))?,
         })
     }
 }
@@ -197,11 +205,11 @@ mod tests {
 ";
 
     fn found(controller: Controller, cgroup: &str, mounts: &str) -> Vec<(Version, Vec<String>)> {
-        let told = |group: Group| {
+        let told = |group: Cgroup| {
             let folders = group.folders().map(|it| it.display().to_string());
             (group.version, folders.collect())
         };
-        let groups = Group::find(controller, cgroup, mounts);
+        let groups = Cgroup::find(controller, cgroup, mounts);
         groups.into_iter().map(told).collect()
     }
 
@@ -284,17 +292,17 @@ mod tests {
 
     #[test]
     fn what_the_kernel_counted_in_both_versions() {
-        let counted = Some(Throttled {
+        let counted = Some(CpuThrottling {
             periods: 12,
-            times: 3,
-            stopped: Duration::from_millis(150),
+            throttled_periods: 3,
+            throttled_time: Duration::from_millis(150),
         });
         let one = "nr_periods 12\nnr_throttled 3\nthrottled_time 150000000\nnr_bursts 0\n";
         let two = "usage_usec 5\nnr_periods 12\nnr_throttled 3\nthrottled_usec 150000\n";
-        assert_eq!(Throttled::parse(one), counted);
-        assert_eq!(Throttled::parse(two), counted);
+        assert_eq!(CpuThrottling::parse(one), counted);
+        assert_eq!(CpuThrottling::parse(two), counted);
         for none in ["", "nr_periods 1\nnr_throttled 1\n", "nr_periods x\n"] {
-            assert_eq!(Throttled::parse(none), None, "{none:?}");
+            assert_eq!(CpuThrottling::parse(none), None, "{none:?}");
         }
     }
 
@@ -302,11 +310,11 @@ mod tests {
         #[test]
         fn no_text_panics(cgroup in "(\\PC|[:\n/])*", mounts in "(\\PC|[ \n/-])*") {
             for controller in [Controller::Memory, Controller::Cpu] {
-                for group in Group::find(controller, &cgroup, &mounts) {
+                for group in Cgroup::find(controller, &cgroup, &mounts) {
                     prop_assert!(group.folders().all(|it| it.starts_with(&group.top)));
                 }
             }
-            let _ = (parse_bytes(&cgroup), parse_quota(&mounts), Throttled::parse(&cgroup));
+            let _ = (parse_bytes(&cgroup), parse_quota(&mounts), CpuThrottling::parse(&cgroup));
         }
     }
 }

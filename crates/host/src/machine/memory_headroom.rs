@@ -1,32 +1,35 @@
-//! What is left of the memory that the control groups of this process give.
+//! The memory that the cgroups of this process still allow.
 
 use std::path::Path;
 
-use super::cgroup::{Controller, Group, Version, parse_bytes};
-use super::{below, text};
+use crate::cgroup::{Cgroup, Controller, Version, parse_bytes};
+use crate::kernel_file::{below, read_kernel_file};
 
-/// Of the group that has the least left. In bytes.
+/// Bytes of the cgroup that has the least memory left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Room {
-    pub(crate) limit: u64,
-    pub(crate) left: u64,
+pub struct MemoryHeadroom {
+    /// The limit of that cgroup.
+    pub limit: u64,
+    /// Bytes below the limit.
+    pub left: u64,
 }
 
-impl Room {
-    /// As the files below `root` say, which is `/` but in tests; `None` where no group has a limit. What the page cache holds is given back when
-    /// somebody wants it, and counts as left, as it does in the kernel's MemAvailable.
-    pub(crate) fn read(root: &Path) -> Option<Self> {
-        let proc = |name: &str| text(&root.join("proc/self").join(name)).unwrap_or_default();
-        let groups = Group::find(Controller::Memory, &proc("cgroup"), &proc("mountinfo"));
-        let rooms = groups.iter().flat_map(|group| {
+impl MemoryHeadroom {
+    /// Reads the files below `root`, which is `/` but in tests; `None` without a limit. The page cache counts as left, as in
+    /// MemAvailable of the kernel.
+    pub fn read(root: &Path) -> Option<Self> {
+        let proc =
+            |name: &str| read_kernel_file(&root.join("proc/self").join(name)).unwrap_or_default();
+        let groups = Cgroup::find(Controller::Memory, &proc("cgroup"), &proc("mountinfo"));
+        let headrooms = groups.iter().flat_map(|group| {
             let folders = group.folders();
-            folders.filter_map(|folder| of(group.version, &below(root, &folder)))
+            folders.filter_map(|folder| headroom_of(group.version, &below(root, &folder)))
         });
-        rooms.min_by_key(|room| room.left)
+        headrooms.min_by_key(|it| it.left)
     }
 }
 
-fn of(version: Version, folder: &Path) -> Option<Room> {
+fn headroom_of(version: Version, folder: &Path) -> Option<MemoryHeadroom> {
     let (limits, used, prefix): (&[&str], _, _) = match version {
         Version::One => (
             &["memory.limit_in_bytes"],
@@ -35,7 +38,7 @@ fn of(version: Version, folder: &Path) -> Option<Room> {
         ),
         Version::Two => (&["memory.max", "memory.high"], "memory.current", ""),
     };
-    let read = |name: &str| text(&folder.join(name));
+    let read = |name: &str| read_kernel_file(&folder.join(name));
     let limits = limits.iter().filter_map(|name| parse_bytes(&read(name)?));
     let limit = limits.min()?;
     let stat = read("memory.stat").unwrap_or_default();
@@ -49,7 +52,7 @@ fn of(version: Version, folder: &Path) -> Option<Room> {
     };
     let given_back = u64::saturating_add(cached("active_file"), cached("inactive_file"));
     let used = parse_bytes(&read(used)?)?.saturating_sub(given_back);
-    Some(Room {
+    Some(MemoryHeadroom {
         limit,
         left: limit.saturating_sub(used),
     })
@@ -61,14 +64,14 @@ mod tests {
 
     use super::*;
 
-    fn room(files: &[(&str, &str)]) -> Option<Room> {
+    fn headroom(files: &[(&str, &str)]) -> Option<MemoryHeadroom> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        Room::read(root.path())
+        MemoryHeadroom::read(root.path())
     }
 
     #[test]
@@ -89,8 +92,8 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "999999\n"),
         ];
         assert_eq!(
-            room(&two),
-            Some(Room {
+            headroom(&two),
+            Some(MemoryHeadroom {
                 limit: 1000,
                 left: 650
             })
@@ -100,8 +103,8 @@ mod tests {
             ("sys/fs/cgroup/a/memory.current", "1900\n"),
         ];
         assert_eq!(
-            room(&[&two[..], &around].concat()),
-            Some(Room {
+            headroom(&[&two[..], &around].concat()),
+            Some(MemoryHeadroom {
                 limit: 2000,
                 left: 100
             })
@@ -120,13 +123,13 @@ mod tests {
             ),
         ];
         assert_eq!(
-            room(&one),
-            Some(Room {
+            headroom(&one),
+            Some(MemoryHeadroom {
                 limit: 500,
                 left: 100
             })
         );
-        assert_eq!(room(&[]), None);
-        assert_eq!(room(&two[..2]), None, "no limit");
+        assert_eq!(headroom(&[]), None);
+        assert_eq!(headroom(&two[..2]), None, "no limit");
     }
 }

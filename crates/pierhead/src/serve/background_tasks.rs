@@ -1,51 +1,54 @@
-//! Tasks that nobody waits for: one that breaks is told in the log, by its name.
+//! The background tasks of the daemon. A task that panics is logged and counted.
 
 use std::collections::HashMap;
 
-use pierhead_host::Panics;
+use pierhead_host::{BackgroundTask, Panics};
 use tokio::task::{Id, JoinSet};
 
-/// Dropped, it ends them all.
-pub(super) struct Behind {
+/// Tasks that end when this is dropped.
+pub(super) struct BackgroundTasks {
     panics: Panics,
     tasks: JoinSet<()>,
-    names: HashMap<Id, &'static str>,
+    by_id: HashMap<Id, BackgroundTask>,
 }
 
-impl Behind {
+impl BackgroundTasks {
     /// No tasks yet. `panics` counts their panics.
     pub(super) fn new(panics: Panics) -> Self {
         Self {
             panics,
             tasks: JoinSet::new(),
-            names: HashMap::new(),
+            by_id: HashMap::new(),
         }
     }
 
+    /// Starts a task.
     pub(super) fn spawn(
         &mut self,
-        name: &'static str,
-        task: impl Future<Output = ()> + Send + 'static,
+        task: BackgroundTask,
+        work: impl Future<Output = ()> + Send + 'static,
     ) {
-        let id = self.tasks.spawn(task).id();
-        self.names.insert(id, name);
+        let id = self.tasks.spawn(work).id();
+        self.by_id.insert(id, task);
     }
 
-    /// The name of the next one that broke, when one does.
-    pub(super) async fn broken(&mut self) -> &'static str {
+    /// Waits until a task panics and returns it.
+    pub(super) async fn panicked(&mut self) -> BackgroundTask {
         loop {
             match self.tasks.join_next_with_id().await {
                 None => return std::future::pending().await,
                 Some(Ok((id, ()))) => {
-                    self.names.remove(&id);
+                    self.by_id.remove(&id);
                 }
                 Some(Err(error)) => {
-                    let name = self.names.remove(&error.id()).unwrap_or("a task");
-                    tracing::error!(%error, "{name} broke; the rest goes on without it");
+                    let Some(task) = self.by_id.remove(&error.id()) else {
+                        continue;
+                    };
+                    tracing::error!(%error, "{task} stopped; pierhead continues without it");
                     if let Ok(panic) = error.try_into_panic() {
-                        self.panics.note(name, &*panic);
+                        self.panics.note(task, &*panic);
                     }
-                    return name;
+                    return task;
                 }
             }
         }
@@ -59,7 +62,7 @@ mod tests {
     #[tokio::test]
     async fn what_breaks_is_told_by_its_name_and_what_ends_is_not() {
         let panics = Panics::default();
-        let mut behind = Behind::new(panics.clone());
+        let mut behind = BackgroundTasks::new(panics.clone());
         behind.spawn("one that ends", async {});
         behind.spawn("one that stays", std::future::pending());
         behind.spawn("one that breaks", async { panic!("by intent") });

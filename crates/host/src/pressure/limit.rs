@@ -1,36 +1,37 @@
-//! A limit that gives way under pressure at once, and comes back slowly: figures in, a limit out.
+//! A limit that shrinks under pressure at once and grows back slowly: figures in, a limit out.
 
-use super::Stalled;
+use super::Stall;
 
-/// Somebody waits for so much of the time, or everybody for so much: the limit shrinks.
-const PRESSED: Stalled = Stalled {
+/// The limit shrinks from this stall on (either share).
+const SHRINK_FROM: Stall = Stall {
     some: 0.10,
     full: 0.02,
 };
-/// Below both of these nothing presses. Between them and [`PRESSED`] the limit stays: the way back would bring what it
-/// gave way to.
-const CALM: Stalled = Stalled {
+/// Below this stall (both shares) the limit grows. In between it stays, since growth would bring the pressure back.
+const CALM_BELOW: Stall = Stall {
     some: 0.01,
     full: 0.002,
 };
-/// Looks in a row that must be calm before it grows, and again before each next step.
-const PATIENCE: (u32, u32) = (15, 5);
-/// A step: of the ceiling, and of what is left where that is more and it shrinks.
-const STEP: u64 = 16;
-const SHRINK: u64 = 4;
+/// Calm readings in a row before the limit grows, and before each further step.
+const CALM_READINGS: u32 = 15;
+const CALM_READINGS_PER_STEP: u32 = 5;
+/// A step is this part of the ceiling. A limit shrinks by a step or by [`SHRINK_DIVISOR`], whichever is more.
+const STEP_DIVISOR: u64 = 16;
+/// A limit shrinks by this part of what is left.
+const SHRINK_DIVISOR: u64 = 4;
 
-/// See the head of this module.
+/// A limit between 0 and its ceiling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Follow {
+pub struct PressureLimit {
     ceiling: u64,
     limit: u64,
-    /// Calm looks in a row.
+    /// Calm readings in a row.
     calm: u32,
 }
 
-impl Follow {
-    /// Nothing has pressed yet.
-    pub(crate) fn new(ceiling: u64) -> Self {
+impl PressureLimit {
+    /// Starts at the ceiling.
+    pub fn new(ceiling: u64) -> Self {
         Self {
             ceiling,
             limit: ceiling,
@@ -38,38 +39,38 @@ impl Follow {
         }
     }
 
-    /// The most that the limit can be.
-    pub(crate) fn ceiling(&self) -> u64 {
+    /// The highest value of the limit.
+    pub fn ceiling(&self) -> u64 {
         self.ceiling
     }
 
-    /// What it is now; never above the ceiling.
-    pub(crate) fn limit(&self) -> u64 {
+    /// The current limit, at most the ceiling.
+    pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Another ceiling, from an operator: a limit that had not given way follows it up, too.
-    pub(crate) fn set_ceiling(&mut self, ceiling: u64) {
-        let whole = self.limit == self.ceiling;
+    /// Sets the ceiling. A limit that is at the ceiling stays there.
+    pub fn set_ceiling(&mut self, ceiling: u64) {
+        let is_whole = self.limit == self.ceiling;
         self.ceiling = ceiling;
-        self.limit = if whole {
+        self.limit = if is_whole {
             ceiling
         } else {
             self.limit.min(ceiling)
         };
     }
 
-    /// One look at the pressure, made at regular intervals.
-    pub(crate) fn step(&mut self, stalled: Stalled) {
-        let step = self.ceiling.div_ceil(STEP);
-        if stalled.some >= PRESSED.some || stalled.full >= PRESSED.full {
+    /// Takes one reading of a regular interval.
+    pub fn update(&mut self, stall: Stall) {
+        let step = self.ceiling.div_ceil(STEP_DIVISOR);
+        if stall.some >= SHRINK_FROM.some || stall.full >= SHRINK_FROM.full {
             self.calm = 0;
-            let less = (self.limit / SHRINK).max(step);
+            let less = (self.limit / SHRINK_DIVISOR).max(step);
             self.limit = self.limit.saturating_sub(less);
-        } else if stalled.some < CALM.some && stalled.full < CALM.full {
+        } else if stall.some < CALM_BELOW.some && stall.full < CALM_BELOW.full {
             self.calm += 1;
-            if self.calm >= PATIENCE.0 {
-                self.calm -= PATIENCE.1;
+            if self.calm >= CALM_READINGS {
+                self.calm -= CALM_READINGS_PER_STEP;
                 self.limit = self.limit.saturating_add(step).min(self.ceiling);
             }
         } else {
@@ -82,14 +83,14 @@ impl Follow {
 mod tests {
     use super::*;
 
-    fn some(some: f64) -> Stalled {
-        Stalled { some, full: 0.0 }
+    fn some(some: f64) -> Stall {
+        Stall { some, full: 0.0 }
     }
 
     /// Limits after so many looks of the same.
-    fn looks(follow: &mut Follow, stalled: Stalled, times: usize) -> Vec<u64> {
+    fn looks(follow: &mut PressureLimit, stalled: Stall, times: usize) -> Vec<u64> {
         let look = |_| {
-            follow.step(stalled);
+            follow.update(stalled);
             follow.limit()
         };
         (0..times).map(look).collect()
@@ -97,9 +98,9 @@ mod tests {
 
     #[test]
     fn pressure_takes_it_down_in_steps_to_nothing() {
-        let mut follow = Follow::new(1600);
+        let mut follow = PressureLimit::new(1600);
         assert_eq!(looks(&mut follow, some(0.10), 3), [1200, 900, 675]);
-        let full = Stalled {
+        let full = Stall {
             some: 0.02,
             full: 0.02,
         };
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn it_comes_back_slowly_and_only_while_nothing_presses() {
-        let mut follow = Follow::new(1600);
+        let mut follow = PressureLimit::new(1600);
         looks(&mut follow, some(0.5), 2);
         assert_eq!(follow.limit(), 900);
         assert_eq!(
@@ -132,10 +133,10 @@ mod tests {
 
     #[test]
     fn an_operators_limit_is_the_ceiling() {
-        let mut follow = Follow::new(1600);
+        let mut follow = PressureLimit::new(1600);
         follow.set_ceiling(3200);
         assert_eq!(follow.limit(), 3200, "nothing had given way");
-        follow.step(some(0.2));
+        follow.update(some(0.2));
         assert_eq!(follow.limit(), 2400);
         follow.set_ceiling(8000);
         assert_eq!((follow.ceiling(), follow.limit()), (8000, 2400));

@@ -1,70 +1,64 @@
-//! The machine as this process may use it: memory and processors, less what its control groups take away.
+//! The host as this process may use it: memory and CPUs, within the limits of its cgroups.
 
-pub(crate) mod cgroup;
 mod cores;
-mod interface;
-mod room;
+mod memory_headroom;
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(crate) use cgroup::Throttled;
-use cgroup::{Controller, Group, Version, parse_bytes, parse_quota};
-pub(crate) use cores::{Cores, list, stay_on};
-pub(crate) use interface::{Interface, Lacking, all_addresses};
-pub(crate) use room::Room;
+pub use cores::{CpuSelection, bind_to_cores, format_cpu_list};
+pub use memory_headroom::MemoryHeadroom;
 
-/// Hundreds of mounts are a few dozen kilobytes; the rest is smaller by far.
-const MAX_FILE: u64 = 1 << 20;
+use crate::cgroup::{Cgroup, Controller, Version, parse_bytes, parse_quota};
+use crate::kernel_file::{below, kibibytes, read_kernel_file};
 
-/// A bound that a group sets.
+/// The memory limit of a cgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Limit {
+pub struct MemoryLimit {
     /// Bytes.
-    pub(crate) amount: u64,
-    pub(crate) version: Version,
+    pub amount: u64,
+    /// The version of the cgroup that sets the limit.
+    pub version: Version,
 }
 
-/// Processor time that a group gives.
+/// The CPU limit of a cgroup.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Quota {
+pub struct CpuLimit {
     /// Thousandths of a core.
-    pub(crate) amount: u64,
-    /// After which the kernel counts anew.
-    pub(crate) period: Duration,
-    /// Where it says how often it was used up.
-    pub(crate) stat: PathBuf,
+    pub amount: u64,
+    /// The period of the quota.
+    pub period: Duration,
+    /// The path of `cpu.stat`, which counts throttling.
+    pub stat: PathBuf,
 }
 
-/// Read once, at the start.
+/// Memory and CPUs of the host, read once at the start.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Machine {
-    /// Bytes; 0 where the kernel does not say.
-    pub(crate) memory: u64,
-    /// Of the control group, when that is less.
-    pub(crate) memory_limit: Option<Limit>,
-    /// Processors that this process may run on, by their numbers, ascending.
-    pub(crate) cores: Vec<usize>,
-    /// Processor time that the control group gives, when that is less.
-    pub(crate) quota: Option<Quota>,
+pub struct Machine {
+    /// Bytes of memory; 0 when the kernel does not tell.
+    pub memory: u64,
+    /// The memory limit of the cgroup, when it is lower.
+    pub memory_limit: Option<MemoryLimit>,
+    /// Numbers of the CPUs that this process may run on, ascending.
+    pub cores: Vec<usize>,
+    /// The CPU limit of the cgroup, when it is lower.
+    pub cpu_limit: Option<CpuLimit>,
 }
 
 impl Machine {
-    /// What the files below `root` say, which is `/` but in tests.
-    pub(crate) fn read(root: &Path) -> Self {
-        let proc = |name: &str| text(&root.join("proc").join(name)).unwrap_or_default();
+    /// Reads the files below `root`, which is `/` but in tests.
+    pub fn read(root: &Path) -> Self {
+        let proc = |name: &str| read_kernel_file(&root.join("proc").join(name)).unwrap_or_default();
         let (cgroup, mounts) = (proc("self/cgroup"), proc("self/mountinfo"));
         let memory = kibibytes(&proc("meminfo"), "MemTotal:") << 10;
         let status = proc("self/status");
         let allowed = status
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        let cores = allowed.and_then(|list| cores::parse_list(list.trim()).ok());
+        let cores = allowed.and_then(|list| cores::parse_cpu_list(list.trim()).ok());
         let cores = cores.unwrap_or_default();
         let folders = |controller| {
-            let groups = Group::find(controller, &cgroup, &mounts);
+            let groups = Cgroup::find(controller, &cgroup, &mounts);
             let folders = groups.into_iter().flat_map(|group| {
                 let folders = group.folders().map(|it| (group.version, below(root, &it)));
                 folders.collect::<Vec<_>>()
@@ -78,21 +72,23 @@ impl Machine {
                     Version::One => &["memory.limit_in_bytes"],
                     Version::Two => &["memory.max", "memory.high"],
                 };
-                let limits = names.iter().filter_map(|name| text(&folder.join(name)));
+                let limits = names
+                    .iter()
+                    .filter_map(|name| read_kernel_file(&folder.join(name)));
                 let amount = limits.filter_map(|text| parse_bytes(&text)).min()?;
-                Some(Limit { amount, version })
+                Some(MemoryLimit { amount, version })
             });
         let memory_limit = limits.min_by_key(|limit| limit.amount);
         let quotas = folders(Controller::Cpu)
             .into_iter()
             .filter_map(|(version, folder)| {
-                let of = |name| text(&folder.join(name));
+                let of = |name| read_kernel_file(&folder.join(name));
                 let (amount, period) = parse_quota(&match version {
                     Version::One => of("cpu.cfs_quota_us")? + &of("cpu.cfs_period_us")?,
                     Version::Two => of("cpu.max")?,
                 })?;
                 let stat = folder.join("cpu.stat");
-                Some(Quota {
+                Some(CpuLimit {
                     amount,
                     period,
                     stat,
@@ -103,39 +99,18 @@ impl Machine {
         Self {
             memory,
             memory_limit: memory_limit.filter(|limit| memory == 0 || limit.amount < memory),
-            quota: quota.filter(|quota| cores.is_empty() || quota.amount < whole),
+            cpu_limit: quota.filter(|quota| cores.is_empty() || quota.amount < whole),
             cores,
         }
     }
 
-    /// Processors that can be busy at once, at least one.
-    pub(crate) fn parallel(&self) -> usize {
+    /// Number of CPUs that can be busy at once, at least 1.
+    pub fn parallel(&self) -> usize {
         let cores = self.cores.len().max(1);
-        let quota = self.quota.as_ref().map(|it| it.amount.div_ceil(1000));
+        let quota = self.cpu_limit.as_ref().map(|it| it.amount.div_ceil(1000));
         let quota = quota.and_then(|whole| usize::try_from(whole).ok());
         cores.min(quota.unwrap_or(cores)).max(1)
     }
-}
-
-/// An absolute path as if `root` were `/`.
-pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
-    root.join(path.strip_prefix("/").unwrap_or(path))
-}
-
-/// A file of the kernel's; `None` when there is no such.
-pub(crate) fn text(path: &Path) -> Option<String> {
-    let mut text = String::new();
-    let file = File::open(path).ok()?;
-    file.take(MAX_FILE).read_to_string(&mut text).ok()?;
-    Some(text)
-}
-
-/// `NAME   123 kB`, as in `/proc/meminfo` and `/proc/self/status`; 0 when it is not there.
-pub(crate) fn kibibytes(text: &str, name: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|line| line.split_whitespace().next())
-        .and_then(|number| number.parse().ok())
-        .unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -163,16 +138,9 @@ mod tests {
         let whole = machine(&[]);
         assert_eq!((whole.memory, whole.memory_limit), (16 << 20, None));
         assert_eq!(whole.cores, [0, 1, 2, 3, 6]);
-        assert_eq!(whole.quota, None);
+        assert_eq!(whole.cpu_limit, None);
         assert_eq!(whole.parallel(), 5);
         assert_eq!(Machine::default().parallel(), 1);
-    }
-
-    #[test]
-    fn a_line_of_kibibytes() {
-        let status = "VmHWM:\t 7 kB\nVmRSS:\t  1234 kB\n";
-        assert_eq!(kibibytes(status, "VmRSS:"), 1234);
-        assert_eq!(kibibytes("", "VmRSS:"), 0);
     }
 
     #[test]
@@ -191,13 +159,13 @@ mod tests {
             ("sys/fs/cgroup/a/b/cpu.max", "250000 100000\n"),
             ("sys/fs/cgroup/a/cpu.max", "max 100000\n"),
         ]);
-        let limit = Limit {
+        let limit = MemoryLimit {
             amount: 8_000_000,
             version: Version::Two,
         };
         assert_eq!(found.memory_limit, Some(limit));
         assert_eq!(found.parallel(), 3);
-        let quota = found.quota.unwrap();
+        let quota = found.cpu_limit.unwrap();
         assert_eq!(
             (quota.amount, quota.period),
             (2500, Duration::from_millis(100))
@@ -210,7 +178,7 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.max", "99999999999\n"),
             ("sys/fs/cgroup/a/b/cpu.max", "500000 100000\n"),
         ]);
-        assert_eq!((found.memory_limit, found.quota), (None, None));
+        assert_eq!((found.memory_limit, found.cpu_limit), (None, None));
     }
 
     #[test]
@@ -226,13 +194,13 @@ mod tests {
             ("g/cpu/b/cpu.cfs_quota_us", "25000\n"),
             ("g/cpu/b/cpu.cfs_period_us", "50000\n"),
         ]);
-        let limit = Limit {
+        let limit = MemoryLimit {
             amount: 5_000_000,
             version: Version::One,
         };
         assert_eq!(found.memory_limit, Some(limit));
         assert_eq!(found.parallel(), 1);
-        let quota = found.quota.unwrap();
+        let quota = found.cpu_limit.unwrap();
         assert_eq!(
             (quota.amount, quota.period),
             (500, Duration::from_millis(50))

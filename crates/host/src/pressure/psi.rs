@@ -1,27 +1,32 @@
-//! Pressure stall information: which share of the time somebody had to wait for a resource, by the kernel's own count.
+//! Pressure stall information (PSI): the share of time in which tasks waited for a resource, as the kernel counts it.
 //!
-//! The kernel counts for the machine (`/proc/pressure`) and for each group of version 2, some also for those of version 1
-//! (`memory.pressure` beside the limits); what presses harder counts. Its averages lag by their ten seconds; the differences of its totals do not.
+//! The kernel counts for the host (`/proc/pressure`), for each cgroup of version 2, and on some hosts for those of version 1
+//! (`memory.pressure` beside the limits). The highest pressure counts. The kernel's averages lag by ten seconds; the
+//! differences of its totals do not.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::machine::cgroup::{Controller, Group};
-use crate::machine::{below, text};
+use crate::cgroup::{Cgroup, Controller};
+use crate::kernel_file::{below, read_kernel_file};
 
-/// What somebody waits for.
+/// A resource that tasks wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Resource {
+pub enum Resource {
+    /// Memory.
     Memory,
+    /// CPU time.
     Cpu,
+    /// Disk I/O.
     Io,
 }
 
 impl Resource {
-    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Io];
+    /// All resources.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Cpu, Self::Io];
 
-    /// The kernel's.
-    pub(crate) fn name(self) -> &'static str {
+    /// The name that the kernel uses.
+    pub fn name(self) -> &'static str {
         self.controller().name()
     }
 
@@ -34,45 +39,47 @@ impl Resource {
     }
 }
 
-/// Shares of a time, from 0 to 1.
+/// The shares of an interval in which tasks waited, from 0 to 1.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Stalled {
-    /// In which at least one task waited.
-    pub(crate) some: f64,
-    /// In which all that wanted to work waited.
-    pub(crate) full: f64,
+pub struct Stall {
+    /// At least one task waited.
+    pub some: f64,
+    /// All tasks that could run waited.
+    pub full: f64,
 }
 
-/// Time in which somebody waited, since the machine was started.
+/// Time in which tasks waited since the host started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Totals {
     some: Duration,
     full: Duration,
 }
 
-/// A resource, watched: each look tells of the time since the one before.
-pub(crate) struct Stalls {
-    /// With what was read last, and when.
-    places: Vec<(PathBuf, Option<(Totals, Instant)>)>,
+/// Reads the pressure of one resource, each time since the previous read.
+pub struct PressureReader {
+    /// Each file, with what was read last and when.
+    files: Vec<(PathBuf, Option<(Totals, Instant)>)>,
 }
 
-impl Stalls {
-    /// Of the machine and of this process's own group, below `root`, which is `/` but in tests. `None` where the kernel does not count
-    /// (`CONFIG_PSI`, `psi=1`).
-    pub(crate) fn of(resource: Resource, root: &Path) -> Option<Self> {
+impl PressureReader {
+    /// Finds the files of the host and of the cgroup of this process below `root`, which is `/` but in tests. `None` where
+    /// the kernel does not count (`CONFIG_PSI`, `psi=1`).
+    pub fn find(resource: Resource, root: &Path) -> Option<Self> {
         let machine = root.join("proc/pressure").join(resource.name());
-        let files = std::iter::once(machine).chain(groups(resource, root));
-        let mut places: Vec<_> = files.map(|it| (it, None)).collect();
-        places.retain(|(path, _)| read(path).is_some());
-        (!places.is_empty()).then_some(Self { places })
+        let files = std::iter::once(machine).chain(cgroup_files(resource, root));
+        let mut files: Vec<_> = files.map(|it| (it, None)).collect();
+        files.retain(|(path, _)| read_totals(path).is_some());
+        (!files.is_empty()).then_some(Self { files })
     }
 
-    /// What presses hardest since the last look; `None` at the first. Reads a file or two of the kernel's, which does
-    /// not wait for any disk.
-    pub(crate) fn look(&mut self, now: Instant) -> Option<Stalled> {
-        let mut hardest = None::<Stalled>;
-        for (path, before) in &mut self.places {
-            let Some(totals) = read(path) else { continue };
+    /// Returns the highest pressure since the last read; `None` at the first. Reads one or two files of the kernel, which
+    /// wait for no disk.
+    pub fn read(&mut self, now: Instant) -> Option<Stall> {
+        let mut highest = None::<Stall>;
+        for (path, before) in &mut self.files {
+            let Some(totals) = read_totals(path) else {
+                continue;
+            };
             let Some((earlier, then)) = before.replace((totals, now)) else {
                 continue;
             };
@@ -80,40 +87,41 @@ impl Stalls {
             let share = |later: Duration, earlier: Duration| {
                 let waited = later.saturating_sub(earlier).as_secs_f64();
                 let share = waited / passed.as_secs_f64();
-                // The kernel's clock and ours differ by little, and no time at all may have passed.
+                // The clocks of the kernel and of this process differ a little, and the interval can be empty.
                 if share.is_finite() {
                     share.min(1.0)
                 } else {
                     0.0
                 }
             };
-            let here = Stalled {
+            let stall = Stall {
                 some: share(totals.some, earlier.some),
                 full: share(totals.full, earlier.full),
             };
-            let most = hardest.get_or_insert(here);
-            most.some = most.some.max(here.some);
-            most.full = most.full.max(here.full);
+            let highest_so_far = highest.get_or_insert(stall);
+            highest_so_far.some = highest_so_far.some.max(stall.some);
+            highest_so_far.full = highest_so_far.full.max(stall.full);
         }
-        hardest
+        highest
     }
 }
 
-/// Where the groups of this process count, if they do.
-fn groups(resource: Resource, root: &Path) -> impl Iterator<Item = PathBuf> {
-    let proc = |name: &str| text(&root.join("proc/self").join(name)).unwrap_or_default();
-    let found = Group::find(resource.controller(), &proc("cgroup"), &proc("mountinfo"));
+/// The pressure files of the cgroups of this process.
+fn cgroup_files(resource: Resource, root: &Path) -> impl Iterator<Item = PathBuf> {
+    let proc =
+        |name: &str| read_kernel_file(&root.join("proc/self").join(name)).unwrap_or_default();
+    let found = Cgroup::find(resource.controller(), &proc("cgroup"), &proc("mountinfo"));
     found.into_iter().filter_map(move |group| {
         let folder = group.folders().next()?;
         Some(below(root, &folder).join(format!("{}.pressure", resource.name())))
     })
 }
 
-fn read(path: &Path) -> Option<Totals> {
-    parse(&text(path)?)
+fn read_totals(path: &Path) -> Option<Totals> {
+    parse(&read_kernel_file(path)?)
 }
 
-/// `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, and mostly a line `full` like it.
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, and usually a line `full` of the same form.
 fn parse(text: &str) -> Option<Totals> {
     let total = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
@@ -147,17 +155,17 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let machine = root.path().join("proc/pressure/memory");
         put(machine.clone(), 5_000_000, 1_000_000);
-        let mut stalls = Stalls::of(Resource::Memory, root.path()).unwrap();
+        let mut reader = PressureReader::find(Resource::Memory, root.path()).unwrap();
         let begin = Instant::now();
         let after = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(stalls.look(begin), None);
+        assert_eq!(reader.read(begin), None);
         put(machine.clone(), 5_500_000, 1_100_000);
-        let stalled = stalls.look(after(2)).unwrap();
+        let stalled = reader.read(after(2)).unwrap();
         assert!((stalled.some - 0.25).abs() < 1e-9 && (stalled.full - 0.05).abs() < 1e-9);
         // Twice at once, and one that counts backwards.
-        assert_eq!(stalls.look(after(2)), Some(Stalled::default()));
+        assert_eq!(reader.read(after(2)), Some(Stall::default()));
         put(machine, 0, 0);
-        assert_eq!(stalls.look(after(4)), Some(Stalled::default()));
+        assert_eq!(reader.read(after(4)), Some(Stall::default()));
     }
 
     #[test]
@@ -178,19 +186,19 @@ mod tests {
         .unwrap();
         put(machine.clone(), 0, 0);
         put(own.clone(), 0, 0);
-        let mut stalls = Stalls::of(Resource::Memory, root.path()).unwrap();
+        let mut reader = PressureReader::find(Resource::Memory, root.path()).unwrap();
         let begin = Instant::now();
-        stalls.look(begin);
+        reader.read(begin);
         put(machine, 100_000, 90_000);
         put(own, 300_000, 0);
-        let stalled = stalls.look(begin + Duration::from_secs(1)).unwrap();
+        let stalled = reader.read(begin + Duration::from_secs(1)).unwrap();
         assert!((stalled.some - 0.3).abs() < 1e-9 && (stalled.full - 0.09).abs() < 1e-9);
     }
 
     #[test]
     fn where_the_kernel_does_not_count_there_is_nothing_to_look_at() {
         let root = tempfile::tempdir().unwrap();
-        assert!(Stalls::of(Resource::Memory, root.path()).is_none());
+        assert!(PressureReader::find(Resource::Memory, root.path()).is_none());
         let path = root.path().join("proc/pressure/memory");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         for text in [
@@ -201,11 +209,11 @@ mod tests {
         ] {
             fs::write(&path, text).unwrap();
             assert!(
-                Stalls::of(Resource::Memory, root.path()).is_none(),
+                PressureReader::find(Resource::Memory, root.path()).is_none(),
                 "{text:?}"
             );
         }
         fs::write(&path, "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n").unwrap();
-        assert!(Stalls::of(Resource::Memory, root.path()).is_some());
+        assert!(PressureReader::find(Resource::Memory, root.path()).is_some());
     }
 }

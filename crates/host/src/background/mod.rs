@@ -1,0 +1,156 @@
+//! Background work: one pause switch, asked between two units of work, and the CPU time that is left.
+//!
+//! The owner of the switch knows why work pauses (the host is short of something). A worker knows what can wait. Neither
+//! knows the other.
+
+mod panics;
+mod task;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+pub use panics::{PanicGuard, Panics};
+pub use task::BackgroundTask;
+
+use crate::cpu_budget::CpuBudget;
+
+/// The pause switch of background work; clones share it. By default work never pauses.
+#[derive(Clone, Debug, Default)]
+pub struct BackgroundWork(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    is_paused: AtomicBool,
+    is_memory_short: AtomicBool,
+    /// Held while the switch is turned, so that no worker misses its wake-up.
+    turning: Mutex<()>,
+    turned: Condvar,
+    paused_workers: AtomicUsize,
+    pauses: AtomicU64,
+    cpu_budget: Option<CpuBudget>,
+    panics: Panics,
+}
+
+impl BackgroundWork {
+    /// Creates the switch of a process that keeps within `cpu_budget`.
+    pub fn with_cpu_budget(cpu_budget: Option<CpuBudget>) -> Self {
+        Self(Arc::new(Inner {
+            cpu_budget,
+            ..Inner::default()
+        }))
+    }
+
+    /// Returns how long a worker waits before its next unit of work, so that requests of clients find CPU time. `None`
+    /// when it need not wait, and always without a budget. `is_awaited`: a client waits for that work.
+    pub fn cpu_wait(&self, is_awaited: bool) -> Option<Duration> {
+        let budget = self.0.cpu_budget.as_ref()?;
+        let wait = match is_awaited {
+            true => budget.wait(),
+            false => budget.wait_background(),
+        };
+        (!wait.is_zero()).then_some(wait)
+    }
+
+    /// The counts of panics of background tasks.
+    pub fn panics(&self) -> &Panics {
+        &self.0.panics
+    }
+
+    /// Whether background work pauses. Costs one relaxed load.
+    pub fn is_paused(&self) -> bool {
+        self.0.is_paused.load(Ordering::Relaxed)
+    }
+
+    /// Turns the switch, and wakes the workers that wait.
+    pub fn set_paused(&self, is_paused: bool) {
+        let _turning = self.0.turning.lock();
+        self.0.is_paused.store(is_paused, Ordering::Relaxed);
+        self.0.turned.notify_all();
+    }
+
+    /// States whether memory is among what is short. Called before [`Self::set_paused`], so that a worker that pauses
+    /// knows it.
+    pub fn set_memory_short(&self, is_short: bool) {
+        self.0.is_memory_short.store(is_short, Ordering::Relaxed);
+    }
+
+    /// Whether a worker that pauses must free its memory.
+    pub fn is_memory_short(&self) -> bool {
+        self.0.is_memory_short.load(Ordering::Relaxed)
+    }
+
+    /// Counts the caller among the paused workers until the returned guard is dropped.
+    pub fn count_pause(&self) -> PausedWorker<'_> {
+        self.0.paused_workers.fetch_add(1, Ordering::Relaxed);
+        self.0.pauses.fetch_add(1, Ordering::Relaxed);
+        PausedWorker(&self.0)
+    }
+
+    /// Blocks while work is paused, at most for `longest`. A worker with other duties looks at them in between.
+    pub fn wait_while_paused(&self, longest: Duration) {
+        let _paused = self.count_pause();
+        let mut turning = self.0.turning.lock();
+        self.0
+            .turned
+            .wait_while_for(&mut turning, |()| self.is_paused(), longest);
+    }
+
+    /// Number of workers that pause now.
+    pub fn paused_workers(&self) -> usize {
+        self.0.paused_workers.load(Ordering::Relaxed)
+    }
+
+    /// Number of pauses that began so far. A worker counts each wait, so a long pause counts many times.
+    pub fn pauses(&self) -> u64 {
+        self.0.pauses.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts one paused worker. See [`BackgroundWork::count_pause`].
+#[derive(Debug)]
+pub struct PausedWorker<'a>(&'a Inner);
+
+impl Drop for PausedWorker<'_> {
+    fn drop(&mut self) {
+        self.0.paused_workers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_paused_worker_is_counted_and_woken() {
+        let work = BackgroundWork::default();
+        assert!(!work.is_paused());
+        work.wait_while_paused(Duration::MAX);
+        assert_eq!(
+            (work.paused_workers(), work.pauses()),
+            (0, 1),
+            "nothing to wait for"
+        );
+        work.set_paused(true);
+        let other = work.clone();
+        let paused = std::thread::spawn(move || other.wait_while_paused(Duration::MAX));
+        while work.paused_workers() == 0 {
+            std::thread::yield_now();
+        }
+        assert!(work.is_paused() && !paused.is_finished());
+        work.set_paused(false);
+        paused.join().unwrap_or_else(|_| panic!("it only waits"));
+        assert_eq!((work.paused_workers(), work.pauses()), (0, 2));
+    }
+
+    #[test]
+    fn a_wait_ends_while_work_is_still_paused() {
+        let work = BackgroundWork::default();
+        work.set_paused(true);
+        work.wait_while_paused(Duration::from_millis(1));
+        assert!(work.is_paused());
+        assert_eq!(work.paused_workers(), 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! The background tasks of pierhead, as the metric of their panics and the log name them.
+
+use std::fmt;
+
+/// Each task once: the enum, its name, and the list of all.
+macro_rules! tasks {
+    ($($(#[$doc:meta])* $task:ident = $name:literal,)*) => {
+        /// A task that runs beside the requests of clients. Its panics are counted under its name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum BackgroundTask {
+            $($(#[$doc])* $task,)*
+        }
+
+        impl BackgroundTask {
+            /// All tasks, in the order of their names.
+            pub const ALL: &[Self] = &[$(Self::$task),*];
+
+            /// The value of the label `task`, and the name of the thread of a task that has one.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$task => $name,)*
+                }
+            }
+        }
+    };
+}
+
+tasks! {
+    /// A connection to the admin API.
+    AdminConnection = "admin-connection",
+    /// The listener of the admin API.
+    AdminListener = "admin-listener",
+    /// Prepares the bundle of an image that was just pulled.
+    BundleArrival = "bundle-arrival",
+    /// Pulls an image for a bundle.
+    BundlePull = "bundle-pull",
+    /// Indexes images and builds patches.
+    BundleServer = "bundle-server",
+    /// Writes a blob into the cache.
+    CacheFill = "cache-fill",
+    /// Evicts, reclaims and saves the policy state.
+    CacheMaintenance = "cache-maintenance",
+    /// Verifies all blobs at the request of the operator.
+    CacheVerify = "cache-verify",
+    /// Pulls images at the request of the operator.
+    CacheWarm = "cache-warm",
+    /// A connection of a client.
+    Connection = "connection",
+    /// Checks the credentials of a client.
+    CredentialCheck = "credential-check",
+    /// Fetches a blob on behalf of all clients that wait for it.
+    FillOwner = "fill-owner",
+    /// Hands the hot ranges of blobs to the bundle server.
+    HotRanges = "hot-ranges",
+    /// Follows the addresses of the network interface.
+    InterfaceWatch = "interface-watch",
+    /// Reads the pressure of the host.
+    PressureMonitor = "pressure-monitor",
+    /// Writes the log of requests.
+    RequestLog = "request-log",
+    /// A request to a registry that several clients share.
+    SharedRequest = "shared-request",
+    /// Offers the images that the cache holds to the bundle server.
+    StoredImages = "stored-images",
+    /// Writes tags to the disk.
+    TagWriter = "tag-writer",
+    /// Writes dirty blobs of the fast tier to the disk.
+    TierWriteBack = "tier-write-back",
+}
+
+impl fmt::Display for BackgroundTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_label_values_in_order() {
+        let names: Vec<_> = BackgroundTask::ALL.iter().map(|task| task.name()).collect();
+        assert!(
+            names.is_sorted() && BackgroundTask::ALL.is_sorted(),
+            "{names:?}"
+        );
+        for name in &names {
+            let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+            assert!(name.bytes().all(is_plain), "{name}");
+            assert_eq!(names.iter().filter(|it| *it == name).count(), 1, "{name}");
+        }
+    }
+}

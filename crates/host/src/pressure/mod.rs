@@ -1,0 +1,10 @@
+//! The pressure of the host: how long tasks wait for memory, a CPU or the disk, and what gives way.
+
+mod level;
+mod limit;
+mod monitor;
+mod psi;
+
+pub use limit::PressureLimit;
+pub use monitor::{PressureMetrics, PressureMonitor};
+pub use psi::{PressureReader, Resource, Stall};
