@@ -16,7 +16,7 @@ use pierhead_bundle_server::library::{
     Config, Have, Image, Library, Noted, Piece, State, Stream, Wear,
 };
 use pierhead_bundle_server::pack;
-use pierhead_host::{ClientKey, BackgroundWork};
+use pierhead_host::{BackgroundWork, ClientKey};
 use pierhead_oci::Digest;
 use pierhead_testkit::images::{self, TreeImage, TreeOptions};
 use pierhead_testkit::source::MemoryBlob;

@@ -25,5 +25,5 @@ pub mod pressure;
 pub use background::{BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker};
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};
 pub use fair_share::{ClientKey, FairShare, WaiterId};
-pub use keyed_lock::{KeyGuard, KeyedLock};
 pub use kernel_file::{kibibytes, read_kernel_file};
+pub use keyed_lock::{KeyGuard, KeyedLock};

@@ -45,7 +45,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pierhead_host::{ClientKey, KeyedLock, BackgroundWork};
+use pierhead_host::{BackgroundWork, ClientKey, KeyedLock};
 use pierhead_oci::Digest;
 
 use crate::directory::{Directory, ImageRow, Stage};

@@ -60,17 +60,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_breaks_is_told_by_its_name_and_what_ends_is_not() {
+    async fn a_panic_is_logged_with_its_task_and_an_end_is_not() {
         let panics = Panics::default();
-        let mut behind = BackgroundTasks::new(panics.clone());
-        behind.spawn("one that ends", async {});
-        behind.spawn("one that stays", std::future::pending());
-        behind.spawn("one that breaks", async { panic!("by intent") });
-        assert_eq!(behind.broken().await, "one that breaks");
-        assert_eq!(panics.counts(), [("one that breaks", 1)]);
-        // Nothing else is said of the others, however often it is asked.
-        let told = tokio::time::timeout(std::time::Duration::ZERO, behind.broken());
-        assert!(told.await.is_err());
-        assert_eq!(behind.names.len(), 1);
+        let mut tasks = BackgroundTasks::new(panics.clone());
+        tasks.spawn(BackgroundTask::HotRanges, async {});
+        tasks.spawn(BackgroundTask::InterfaceWatch, std::future::pending());
+        tasks.spawn(BackgroundTask::StoredImages, async { panic!("by intent") });
+        assert_eq!(tasks.panicked().await, BackgroundTask::StoredImages);
+        assert_eq!(panics.counts(), [(BackgroundTask::StoredImages, 1)]);
+        // The task that ended is not reported.
+        let next = tokio::time::timeout(std::time::Duration::ZERO, tasks.panicked());
+        assert!(next.await.is_err());
+        assert_eq!(tasks.by_id.len(), 1);
     }
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use pierhead_host::{KeyedLock, BackgroundWork};
+use pierhead_host::{BackgroundWork, KeyedLock};
 
 use pierhead_oci::{Digest, MediaType};
 
