@@ -9,7 +9,7 @@ use pierhead_cache::tier::{Options, PmemTier};
 use pierhead_pmem::{Class, Error, Log, Recovered, Region, Report};
 
 use crate::config::{Config, Tier, TierKind};
-use crate::pressure::Resource;
+use pierhead_host::pressure::Resource;
 
 /// Opens it; `None` when there is to be none. Blocks: a file that is new is allocated.
 ///

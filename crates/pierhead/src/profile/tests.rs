@@ -100,7 +100,10 @@ fn a_profile_gives_defaults_that_say_where_they_are_from() {
     let origins = settle(&mut config, of(Some(profile), None), &card).unwrap();
     assert_eq!(config.bundle.workers, 1);
     assert_eq!(threads(&config, &card), 2, "one for each core");
-    assert_eq!(config.limits.cores, pierhead_host::machine::CpuSelection::Last(2));
+    assert_eq!(
+        config.limits.cores,
+        pierhead_host::machine::CpuSelection::Last(2)
+    );
     assert_eq!(config.cache.size, Size::Percent(25));
     assert_eq!(config.limits.upstream_bandwidth, Some(312_000_000));
     assert_eq!(config.cache.daily_write_budget, 16 << 30);
