@@ -175,7 +175,13 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ("indicatif", &["pierhead"], "only the binary has a terminal"),
     (
         "http",
-        &["pierhead-remote", "pierhead-proxy", "pierhead", TESTKIT],
+        &[
+            "pierhead-remote",
+            "pierhead-proxy",
+            "pierhead-worker",
+            "pierhead",
+            TESTKIT,
+        ],
         "only proxy maps errors to HTTP, and oci, eviction, cache know none",
     ),
     (
@@ -185,8 +191,24 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "rustls",
-        &["pierhead-remote", "pierhead-proxy", "pierhead", TESTKIT],
+        &[
+            "pierhead-remote",
+            "pierhead-proxy",
+            "pierhead-worker",
+            "pierhead",
+            TESTKIT,
+        ],
         "cache cannot fetch, and oci and eviction do no I/O",
+    ),
+    (
+        "httparse",
+        &["pierhead-proxy", "pierhead-worker", TESTKIT],
+        "proxy parses requests, and the client of the worker parses responses",
+    ),
+    (
+        "nix",
+        &["pierhead-worker", "pierhead-host", "pierhead"],
+        "fanotify records a start and getifaddrs lists interfaces: rustix has neither",
     ),
     (
         "tokio",

@@ -5,9 +5,9 @@ use std::io;
 use std::process::ExitCode;
 
 use pierhead_remote::CertificateFault;
+use pierhead_worker as worker;
 
 use crate::terminal::escaped_lines;
-use crate::worker;
 
 /// Each code once: the enum, and the list of all.
 macro_rules! exits {
@@ -182,6 +182,15 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl From<worker::Error> for Failure {
+    fn from(error: worker::Error) -> Self {
+        match error {
+            worker::Error::Usage(message) => Self::Refused(message),
+            error => Self::Failed(error.into()),
+        }
     }
 }
 

@@ -23,7 +23,6 @@ mod setup;
 mod terminal;
 mod tier;
 mod wiring;
-mod worker;
 
 use std::process::ExitCode;
 
@@ -42,10 +41,10 @@ fn main() -> ExitCode {
         Command::Setup(args) => setup::run(&args, &Environment::read()),
         Command::Doctor(args) => doctor::run(&args, &Environment::read()),
         Command::Replay(args) => replay::run(&args),
-        Command::Pull(args) => worker::pull(&args, &Environment::read()),
-        Command::Trace(args) => worker::trace(&args, &Environment::read()),
-        Command::Inspect(args) => worker::inspect(&args, &Environment::read()),
-        Command::Diff(args) => worker::diff(&args, &Environment::read()),
+        Command::Pull(args) => cli::worker::pull(&args, &Environment::read()),
+        Command::Trace(args) => cli::worker::trace(&args, &Environment::read()),
+        Command::Inspect(args) => cli::worker::inspect(&args, &Environment::read()),
+        Command::Diff(args) => cli::worker::diff(&args, &Environment::read()),
         Command::Completions { shell } => cli::document::completions(shell),
         Command::Man { command } => cli::document::man(&command),
     };

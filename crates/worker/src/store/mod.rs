@@ -217,7 +217,13 @@ impl Store {
         Ok(durable::write(&path, |file| file.write_all(&new))?)
     }
 
-    fn folders(&self) -> impl Iterator<Item = &Path> {
+    /// The folder of the store.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The folders of the store and of the others that are only read, in this order.
+    pub fn folders(&self) -> impl DoubleEndedIterator<Item = &Path> {
         let others = self.0.others.iter().map(|other| &*other.path);
         std::iter::once(&*self.0.path).chain(others)
     }

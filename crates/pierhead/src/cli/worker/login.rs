@@ -1,0 +1,129 @@
+//! Credentials for the server: from the command line, else from Docker's config.json.
+
+use std::io::{self, BufRead as _};
+use std::net::IpAddr;
+use std::path::Path;
+
+use pierhead_oci::Registry;
+use pierhead_remote::{Credentials, basic_header};
+use pierhead_worker::{Authorization, Url};
+use zeroize::Zeroizing;
+
+use super::LoginArgs;
+use crate::config::files;
+
+/// The value of the `Authorization` header for a server. `default_config` is the path of Docker's config.json if no flag
+/// names one.
+///
+/// # Errors
+/// A message for people: a file cannot be used, or the password would cross the network in the clear.
+pub(super) fn login(
+    args: &LoginArgs,
+    url: &Url,
+    default_config: Option<&Path>,
+) -> Result<Option<Authorization>, String> {
+    if let (Some(user), Some(file)) = (&args.user, &args.password_file) {
+        if !is_safe(url) {
+            return Err(format!(
+                "a password is not sent to {url} in the clear: name it with https://, and its authority with --ca"
+            ));
+        }
+        return Ok(Some(basic_header(user, &password(file)?)));
+    }
+    let named = args.docker_config.as_deref();
+    let Some(path) = named.or(default_config) else {
+        return Ok(None);
+    };
+    // The default file may be missing, or hold nothing for this server.
+    if named.is_none() && (!path.exists() || !is_safe(url)) {
+        return Ok(None);
+    }
+    let Ok(registry) = url.authority().parse::<Registry>() else {
+        return Ok(None);
+    };
+    match files::docker_config(path)?.remove(&registry) {
+        Some(Credentials::Basic { user, password }) if is_safe(url) => {
+            Ok(Some(basic_header(&user, &password)))
+        }
+        Some(Credentials::Basic { .. }) => Err(format!(
+            "the login in {} is not sent to {url} in the clear: name it with https://",
+            path.display()
+        )),
+        // A file that no flag names is skipped in silence.
+        Some(_) if named.is_some() => Err(format!(
+            "the login of {registry} in {} is kept by a helper or is a token: use --user and --password-file",
+            path.display()
+        )),
+        _ => Ok(None),
+    }
+}
+
+/// Reads the first line of a file, or of standard input for `-`.
+fn password(file: &Path) -> Result<Zeroizing<String>, String> {
+    if file != Path::new("-") {
+        return Ok(files::first_line(file)?.reveal());
+    }
+    let mut line = Zeroizing::new(String::new());
+    let read = io::stdin().lock().read_line(&mut line);
+    read.map_err(|error| format!("cannot read the password from standard input: {error}"))?;
+    let password = Zeroizing::new(line.trim_end_matches(['\r', '\n']).to_owned());
+    match password.is_empty() {
+        true => Err("standard input holds no password in its first line".to_owned()),
+        false => Ok(password),
+    }
+}
+
+/// Whether a password is safe on the way: the connection is encrypted, or stays on this machine.
+fn is_safe(url: &Url) -> bool {
+    let address = url.host.parse::<IpAddr>();
+    let local = address.map_or(url.host == "localhost", |it| {
+        it.to_canonical().is_loopback()
+    });
+    url.tls || local
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_is_found_and_never_sent_in_the_clear() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let config = folder.path().join("config.json");
+        // hub:p:w
+        let text = r#"{"auths":{"127.0.0.1:5000":{"auth":"aHViOnA6dw=="},"far.example":{"auth":"aHViOnA6dw=="}}}"#;
+        std::fs::write(&config, text).expect("written");
+        let args = LoginArgs {
+            ca: None,
+            cert: None,
+            key: None,
+            user: None,
+            password_file: None,
+            docker_config: Some(config.clone()),
+        };
+        let ask = |args: &LoginArgs, url: &str| {
+            let url = Url::parse(url).expect("an address");
+            let found = login(args, &url, None)?;
+            Ok::<_, String>(found.map(|it| it.to_string()))
+        };
+        let basic = Ok(Some("Basic aHViOnA6dw==".to_owned()));
+        assert_eq!(ask(&args, "http://127.0.0.1:5000"), basic);
+        assert_eq!(ask(&args, "https://far.example"), basic);
+        assert_eq!(ask(&args, "https://other.example"), Ok(None));
+        let refused = ask(&args, "http://far.example").expect_err("in the clear");
+        assert!(refused.contains("in the clear"), "{refused}");
+
+        let file = folder.path().join("password");
+        std::fs::write(&file, "p:w\nmore\n").expect("written");
+        let args = LoginArgs {
+            user: Some("hub".to_owned()),
+            password_file: Some(file),
+            docker_config: None,
+            ca: None,
+            cert: None,
+            key: None,
+        };
+        assert_eq!(ask(&args, "https://other.example"), basic);
+        assert!(ask(&args, "http://other.example").is_err());
+    }
+}

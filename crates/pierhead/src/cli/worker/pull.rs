@@ -1,0 +1,189 @@
+//! `pierhead pull`: options from the command line, and the printed result.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pierhead_oci::units::human_bytes;
+use pierhead_toc::Error as StoreError;
+use pierhead_worker::Error;
+use pierhead_worker::pull::{
+    ExportForm, ExportOptions, ExportTarget, FileSharing, PullMethod, PullOptions, PullReport,
+};
+use pierhead_worker::store::{self, Kind, Store};
+
+use super::progress::TerminalProgress;
+use super::{Form, Link, PullArgs, interrupt, platform, server};
+
+use crate::environment::Environment;
+use crate::failure::Failure;
+use crate::quiet;
+
+/// Runs the command.
+pub(crate) fn run(args: &PullArgs, environment: &Environment) -> Result<(), Failure> {
+    let output = output(args)?;
+    let server = server(&args.via, &args.login, environment)?;
+    let (others, warnings) = base_stores(args)?;
+    let store = open_store(&args.into, &others)?;
+    let is_piped = output.as_deref() == Some(Path::new("-"));
+    let progress = TerminalProgress::new(args.json);
+    interrupt::at_interrupt(|| {
+        eprintln!("\nstopped: the same command goes on from here");
+        std::process::exit(130);
+    });
+    let export = args.form.zip(output.clone()).map(|(form, output)| {
+        let form = match (form, args.link) {
+            (Form::Rootfs, Link::Reflink) => ExportForm::Rootfs(FileSharing::Reflink),
+            (Form::Rootfs, Link::Hard) => ExportForm::Rootfs(FileSharing::HardLink),
+            (Form::OciLayout, _) => ExportForm::OciLayout,
+            (Form::DockerArchive, _) => ExportForm::DockerArchive,
+        };
+        let target = match is_piped {
+            true => ExportTarget::Stream(Box::new(io::stdout())),
+            false => ExportTarget::Path(output),
+        };
+        ExportOptions { form, target }
+    });
+    let options = PullOptions {
+        image: args.image.clone(),
+        platform: platform(args.platform.as_ref()),
+        store,
+        connections: args.connections,
+        layers_only: args.layers,
+        export,
+    };
+    let mut report = pierhead_worker::pull::pull(&server, options, &progress)?;
+    report.warnings.splice(0..0, warnings);
+    report.output = output.map(|output| output.display().to_string());
+    if args.layers && report.method == PullMethod::Layers {
+        report.reason = Some("--layers".to_owned());
+    }
+    progress.finish();
+    print(&report, args.json, is_piped)?;
+    Ok(())
+}
+
+/// Opens the store of `--into`. A folder that is no store is a usage error.
+fn open_store(into: &Path, others: &[PathBuf]) -> Result<Store, Failure> {
+    Store::open(into, others).map_err(|error| match error {
+        StoreError::Foreign(reason) => Failure::Refused(format!("--into: {reason}")),
+        StoreError::Io { .. } if into.exists() && !into.is_dir() => {
+            Failure::Refused(format!("--into: {} is no folder", into.display()))
+        }
+        error => Error::from(error).into(),
+    })
+}
+
+/// The stores of `--have-from` that can be used, and a warning for each other one. A folder that is no store is a usage
+/// error.
+fn base_stores(args: &PullArgs) -> Result<(Vec<PathBuf>, Vec<String>), Failure> {
+    let (mut usable, mut warnings) = (Vec::new(), Vec::new());
+    for folder in &args.have_from {
+        let shown = folder.display();
+        match store::kind(folder) {
+            Ok(Kind::Store) => usable.push(folder.clone()),
+            Ok(Kind::None | Kind::Foreign) => {
+                return Err(Failure::Refused(format!(
+                    "--have-from: {shown} is no store of `pierhead pull`"
+                )));
+            }
+            Ok(Kind::Later) => warnings.push(format!(
+                "--have-from {shown} was written by a later pierhead: not used"
+            )),
+            Err(error) => warnings.push(format!("--have-from {shown} is not used: {error}")),
+        }
+    }
+    Ok((usable, warnings))
+}
+
+/// The target of the export. What cannot be written there is an error before anything is pulled.
+fn output(args: &PullArgs) -> Result<Option<PathBuf>, Failure> {
+    let Some(form) = args.form else {
+        return Ok(None);
+    };
+    let default_name = match form {
+        Form::Rootfs => "rootfs",
+        Form::OciLayout => "oci-layout",
+        Form::DockerArchive => "image.tar",
+    };
+    let default = || args.into.join(default_name);
+    let output = args.output.clone().unwrap_or_else(default);
+    if output == Path::new("-") && form != Form::DockerArchive {
+        let reason =
+            "only a docker-archive can be written to standard output: name a folder with --output";
+        return Err(Failure::Refused(reason.to_owned()));
+    }
+    let is_used = || std::fs::read_dir(&output).is_ok_and(|mut entries| entries.next().is_some());
+    if form == Form::Rootfs && is_used() {
+        return Err(Failure::Refused(format!(
+            "{} is not empty: name an empty folder with --output",
+            output.display()
+        )));
+    }
+    Ok(Some(output))
+}
+
+/// Prints the result: on standard error if standard output is the archive. With `--quiet` prints only warnings, unless
+/// `--json` asks for the object.
+fn print(report: &PullReport, json: bool, is_piped: bool) -> io::Result<()> {
+    if quiet::is_set() && !json {
+        for warning in &report.warnings {
+            eprintln!("warning: {warning}");
+        }
+        return Ok(());
+    }
+    let text = match json {
+        true => serde_json::to_string(report)? + "\n",
+        false => lines(report),
+    };
+    match is_piped {
+        true => io::stderr().lock().write_all(text.as_bytes()),
+        false => io::stdout().lock().write_all(text.as_bytes()),
+    }
+}
+
+fn lines(report: &PullReport) -> String {
+    let mut text = String::new();
+    let contents = &report.contents;
+    let _ = writeln!(text, "pulled    {}", report.image);
+    let _ = writeln!(text, "digest    {}", report.digest);
+    let _ = writeln!(
+        text,
+        "received  {} in {:.1?}{}",
+        human_bytes(report.bytes_received),
+        Duration::from_secs_f64(report.seconds.max(0.0)),
+        match report.method {
+            PullMethod::Bundle => "",
+            PullMethod::Layers => ", as layers",
+        }
+    );
+    let _ = writeln!(
+        text,
+        "contents  {} here already, {} patched, {} in part, {} whole",
+        contents.reused, contents.patched, contents.chunked, contents.full
+    );
+    if let Some(output) = &report.output {
+        let _ = writeln!(text, "written   {output}");
+    }
+    for warning in &report.warnings {
+        let _ = writeln!(text, "warning   {warning}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lines_name_bytes_and_time() {
+        let report = PullReport {
+            image: "docker.io/library/redis:7".to_owned(),
+            bytes_received: 7,
+            ..PullReport::default()
+        };
+        let text = lines(&report);
+        assert!(text.contains("received  7 B in 0.0"), "{text}");
+    }
+}

@@ -1,0 +1,104 @@
+//! `pierhead trace`: options from the command line, and the printed result.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use pierhead_worker::trace::{self, RecordOptions, Recording, TraceSubject};
+use pierhead_worker::{Error, Progress as _};
+
+use super::progress::TerminalProgress;
+use super::{TraceArgs, interrupt, platform, server};
+use crate::environment::Environment;
+use crate::failure::Failure;
+
+/// Runs the command.
+pub(crate) fn run(args: &TraceArgs, environment: &Environment) -> Result<(), Failure> {
+    let progress = TerminalProgress::notes_only();
+    // A wrong URL, CA or login fails before the command runs.
+    let server = match &args.via {
+        Some(via) => Some(server(via, &args.login, environment)?),
+        None => None,
+    };
+    let (paths, status) = match &args.send {
+        Some(file) => (trace::read_paths(file)?, None),
+        None => {
+            // A missing image fails before the command runs, which may take long.
+            if let Some(server) = &server {
+                pierhead_worker::require_image(server, &args.image)?;
+            }
+            let recording = record(args, &progress)?;
+            (recording.paths, recording.status)
+        }
+    };
+    if let Some(output) = &args.output {
+        write(&paths, output)?;
+    }
+    if let Some(server) = &server {
+        let platform = platform(args.platform.as_ref());
+        let sent = trace::send(server, &args.image, &platform, &paths, &progress)?;
+        let matched = match sent.matched {
+            Some(matched) => format!("; the server matched {matched}"),
+            None => String::new(),
+        };
+        progress.note(&format!(
+            "sent the order of {} files of {}, of {} that were opened{matched}",
+            sent.files,
+            args.image,
+            paths.len()
+        ));
+    }
+    match status {
+        Some(status) if !status.success() => {
+            let code = status.code().or_else(|| Some(128 + status.signal()?));
+            let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+            Err(Failure::Exit(code))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn record(args: &TraceArgs, progress: &TerminalProgress) -> Result<Recording, Failure> {
+    let options = RecordOptions {
+        root: args.root.clone(),
+        subject: match args.pid {
+            Some(pid) => TraceSubject::Process(pid),
+            None => TraceSubject::Command(args.command.clone()),
+        },
+        max_duration: args.seconds.map(Duration::from_secs),
+        stop: Some(interrupt_pipe()?),
+    };
+    let recording = trace::record(options, progress)?;
+    if recording.is_incomplete {
+        eprintln!("warning: so much was opened that some of it was not seen");
+    }
+    Ok(recording)
+}
+
+/// A pipe that becomes readable at Ctrl-C or SIGTERM.
+fn interrupt_pipe() -> io::Result<OwnedFd> {
+    let (reader, mut writer) = io::pipe()?;
+    interrupt::at_interrupt(move || {
+        let _ = writer.write_all(b"x");
+        // A closed pipe is readable too. The writer stays open until the process ends.
+        std::mem::forget(writer);
+    });
+    Ok(reader.into())
+}
+
+/// Writes an order to a file, or to standard output for `-`.
+fn write(paths: &[Vec<u8>], to: &Path) -> Result<(), Error> {
+    let written = match to == Path::new("-") {
+        true => trace::write_paths(paths, &mut io::stdout().lock()),
+        false => File::create(to)
+            .map(io::BufWriter::new)
+            .and_then(|mut file| trace::write_paths(paths, &mut file)),
+    };
+    written.map_err(|source| Error::File {
+        doing: format!("cannot write {}", to.display()),
+        source,
+    })
+}

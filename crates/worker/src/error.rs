@@ -1,0 +1,172 @@
+//! The one error of this crate: what failed, whose fault it is, and whether a retry can help.
+
+use std::io;
+use std::time::Duration;
+
+use http::StatusCode;
+use pierhead_bundle::api::Progress;
+use pierhead_oci::ErrorCode;
+use pierhead_remote::CertificateFault;
+
+/// Why a command of a worker failed. `Display` prints this level only; `source()` has the cause.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller's options contradict each other, or name something that cannot be used.
+    #[error("{0}")]
+    Usage(String),
+    /// A connection failed. The server refused nothing, and a retry resumes where the transfer stopped.
+    #[error("{doing}: {source}")]
+    Connection {
+        /// The operation, with the name of the peer.
+        doing: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A response that violates HTTP or the protocol of our endpoints.
+    #[error("{server} does not answer as a registry does: {reason}")]
+    Protocol {
+        /// The URL of the server.
+        server: String,
+        /// The violation.
+        reason: String,
+    },
+    /// A server that was addressed with https but speaks no TLS.
+    #[error("{server} speaks no TLS: try http://{authority}")]
+    NoTls {
+        /// The URL of the server.
+        server: String,
+        /// Its host and port.
+        authority: String,
+    },
+    /// A response with an error status.
+    #[error("{message}")]
+    Refused {
+        /// The HTTP status.
+        status: StatusCode,
+        /// The reason that the server gives, with advice.
+        message: String,
+        /// `Retry-After` of the response.
+        retry_after: Option<Duration>,
+        /// How far the server has prepared the bundle.
+        detail: Option<Progress>,
+        /// The first code of the registry error body.
+        code: Option<ErrorCode>,
+    },
+    /// The server has the image neither as a bundle nor as layers.
+    #[error("{image}: not found on {server}; check its name and tag")]
+    NotFound {
+        /// The requested reference, with its registry.
+        image: String,
+        /// The URL of the server.
+        server: String,
+    },
+    /// The local store does not have the image.
+    #[error("{image} was not pulled into this store for {platform}")]
+    NotStored {
+        /// The requested reference, with its registry.
+        image: String,
+        /// The requested platform.
+        platform: String,
+    },
+    /// The TLS handshake failed on the certificate of the server. A retry meets the same certificate.
+    #[error("{message}")]
+    Untrusted {
+        /// Which side has to act.
+        whose: CertificateFault,
+        /// The server, the reason and the fix.
+        message: String,
+    },
+    /// The server offers no bundle of this image.
+    #[error("{0}")]
+    NoBundle(String),
+    /// The image, its manifest or its config is not what it should be.
+    #[error("{0}")]
+    Image(String),
+    /// The bundle, the image or the store is damaged or incomplete.
+    #[error(transparent)]
+    Bundle(#[from] pierhead_toc::Error),
+    /// The store changes while it is used.
+    #[error("{0}")]
+    Store(String),
+    /// A file of this machine.
+    #[error("{doing}: {source}")]
+    File {
+        /// The operation, with the path.
+        doing: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// This machine cannot record a start, or a recording has no result.
+    #[error("{0}")]
+    Trace(String),
+}
+
+/// Whose fault an [`Error`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The caller's: other options help.
+    Caller,
+    /// The network's: a retry may help.
+    Network,
+    /// The server's, or its operator's.
+    Server,
+    /// The image's: every retry gives the same result.
+    Image,
+    /// This machine's: its disk, its files, its kernel.
+    Machine,
+}
+
+impl Error {
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Usage(_) | Self::NotFound { .. } | Self::NotStored { .. } => Fault::Caller,
+            Self::Connection { .. } => Fault::Network,
+            Self::Refused { status, .. } if matches!(status.as_u16(), 401 | 403 | 404) => {
+                Fault::Caller
+            }
+            Self::Protocol { .. } | Self::Refused { .. } | Self::NoBundle(_) => Fault::Server,
+            Self::NoTls { .. } => Fault::Caller,
+            Self::Untrusted { whose, .. } => match whose {
+                CertificateFault::Clock => Fault::Machine,
+                _ => Fault::Server,
+            },
+            Self::Image(_) => Fault::Image,
+            Self::Bundle(error) => match error.fault() {
+                pierhead_toc::Fault::Theirs => Fault::Image,
+                _ => Fault::Machine,
+            },
+            Self::Store(_) | Self::File { .. } | Self::Trace(_) => Fault::Machine,
+        }
+    }
+
+    /// Whether the same request may succeed later: the connection broke, or the server is busy.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connection { .. } => true,
+            Self::Refused { status, .. } => matches!(status.as_u16(), 408 | 429 | 500 | 502..=504),
+            _ => false,
+        }
+    }
+
+    /// For `map_err` of a connection.
+    pub(crate) fn connection(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::Connection { doing, source }
+    }
+
+    /// For `map_err` of a file.
+    pub(crate) fn file(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let doing = doing.into();
+        move |source| Self::File { doing, source }
+    }
+
+    /// For `map_err` of a response that violates the protocol.
+    pub(crate) fn protocol(server: impl ToString, reason: impl ToString) -> Self {
+        Self::Protocol {
+            server: server.to_string(),
+            reason: reason.to_string(),
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! HTTP/1.1 client of a worker: blocking connections, one request at a time on each, every received byte counted.
+//!
+//! The client of crate `remote` is async and asks many registries of the internet. This client asks the one server
+//! that the user named, from threads that also decode and write, and it needs few bytes of memory for each connection.
+
+mod body;
+mod connection;
+mod message;
+mod server;
+mod session;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod url;
+
+pub(crate) use body::Body;
+pub(crate) use message::{Request, Response};
+pub use server::{Authorization, Server};
+pub(crate) use session::{RetryBackoff, Session};
+pub use tls::TlsConfigs;
+pub use url::Url;

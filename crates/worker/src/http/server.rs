@@ -1,0 +1,68 @@
+//! The server that a worker asks, and what all connections to it share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use zeroize::Zeroizing;
+
+use super::tls::TlsConfigs;
+use super::url::Url;
+
+/// The value of an `Authorization` header.
+pub type Authorization = Zeroizing<String>;
+
+/// A server: its address, whom it shows its certificate to, and the credentials for it. Clones share the byte count.
+#[derive(Clone)]
+pub struct Server {
+    url: Url,
+    tls: TlsConfigs,
+    authorization: Option<Arc<Authorization>>,
+    received: Arc<AtomicU64>,
+}
+
+impl Server {
+    /// Describes a server. Connects to nothing yet.
+    pub fn new(url: Url, tls: TlsConfigs, authorization: Option<Authorization>) -> Self {
+        Self {
+            url,
+            tls,
+            authorization: authorization.map(Arc::new),
+            received: Arc::default(),
+        }
+    }
+
+    /// The target of a redirect of this server. It gets neither our credentials nor our client certificate.
+    pub(crate) fn redirected_to(&self, url: Url) -> Self {
+        Self {
+            url,
+            tls: self.tls.anonymous(),
+            authorization: None,
+            received: Arc::clone(&self.received),
+        }
+    }
+
+    /// The address.
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Bytes that all connections received so far. TLS records and HTTP heads count.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// The counter behind [`Self::received`].
+    pub(super) fn received_counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.received)
+    }
+
+    /// How TLS connections to it are made.
+    pub(super) fn tls(&self) -> &Arc<rustls::ClientConfig> {
+        self.tls.current()
+    }
+
+    /// The value of the `Authorization` header.
+    pub(super) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref().map(|value| value.as_str())
+    }
+}

@@ -1,0 +1,121 @@
+//! A session: one connection that opens on demand and is reused, and the waits between retries.
+
+use std::thread;
+use std::time::Duration;
+
+use super::body::IdleSlot;
+use super::connection::Connection;
+use super::message::{Request, Response};
+use super::server::Server;
+use crate::Error;
+
+/// Waits between attempts. Progress starts the sequence anew.
+const RETRY_DELAYS: [Duration; 6] = [
+    Duration::from_millis(100),
+    Duration::from_millis(400),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+];
+
+/// One connection to a server. It opens with the first request.
+pub(crate) struct Session {
+    server: Server,
+    slot: IdleSlot,
+}
+
+impl Session {
+    /// Connects to nothing yet.
+    pub(crate) fn new(server: &Server) -> Self {
+        Self {
+            server: server.clone(),
+            slot: IdleSlot::default(),
+        }
+    }
+
+    /// The server.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Connects, unless a connection is open. Returns the time that the connect took: one round trip.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub(crate) fn connect(&self) -> Result<Duration, Error> {
+        let connection = self.open()?;
+        let round_trip = connection.round_trip();
+        self.slot.put(connection);
+        Ok(round_trip)
+    }
+
+    /// Sends a request and reads the head of its response. Reconnects if the server closed the idle connection.
+    ///
+    /// # Errors
+    /// Those of [`Connection::send`].
+    pub(crate) fn send(&self, request: &Request<'_>) -> Result<Response, Error> {
+        self.open()?.send(&self.server, request, &self.slot)
+    }
+
+    /// Takes the idle connection, or opens one. An idle connection with unread bytes (a TLS ticket) is dropped, which
+    /// costs a reconnect only.
+    fn open(&self) -> Result<Connection, Error> {
+        match self.slot.take().filter(Connection::is_alive) {
+            Some(connection) => Ok(connection),
+            None => Connection::open(&self.server),
+        }
+    }
+
+    /// Waits until the server has closed the connection.
+    #[cfg(test)]
+    pub(super) fn until_closed(&self) {
+        while let Some(connection) = self.slot.take().filter(Connection::is_alive) {
+            self.slot.put(connection);
+            thread::yield_now();
+        }
+    }
+
+    /// Whether an idle connection is open.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.slot.take().is_some()
+    }
+}
+
+/// Waits between retries, as long as retries without progress are allowed.
+pub(crate) struct RetryBackoff {
+    failures: usize,
+}
+
+impl RetryBackoff {
+    pub(crate) fn new() -> Self {
+        Self { failures: 0 }
+    }
+
+    /// Starts anew, since bytes arrived.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Waits before the next attempt.
+    ///
+    /// # Errors
+    /// Returns `error` if a retry cannot help, or after the last allowed retry.
+    pub(crate) fn wait(&mut self, error: Error) -> Result<(), Error> {
+        let delay = RETRY_DELAYS
+            .get(self.failures)
+            .filter(|_| error.is_retryable());
+        let Some(delay) = delay else {
+            return Err(error);
+        };
+        self.failures += 1;
+        let retry_after = match &error {
+            Error::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        };
+        let longest = RETRY_DELAYS[RETRY_DELAYS.len() - 1];
+        thread::sleep(retry_after.map_or(*delay, |after| after.clamp(*delay, longest)));
+        Ok(())
+    }
+}

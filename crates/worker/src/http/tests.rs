@@ -1,0 +1,239 @@
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::thread::{self, JoinHandle};
+
+use std::time::Duration;
+
+use rustls::RootCertStore;
+
+use super::*;
+use crate::Error;
+use crate::http::session::Session;
+
+/// A server that answers one request per connection with these bytes and closes it. The thread returns the requests.
+fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let thread = thread::spawn(move || {
+        let mut asked = Vec::new();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().expect("a client");
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).expect("a request");
+                head.push(byte[0]);
+            }
+            asked.push(String::from_utf8_lossy(&head).into_owned());
+            // The client may have closed the connection.
+            let _ = stream.write_all(&answer);
+        }
+        asked
+    });
+    let url = Url::parse(&format!("http://{address}")).expect("a url");
+    let tls = TlsConfigs::new(RootCertStore::empty(), None, None).expect("roots");
+    (Server::new(url, tls, None), thread)
+}
+
+fn get(answer: &[u8]) -> Result<(u16, Vec<u8>, bool), String> {
+    let (server, thread) = server(vec![answer.to_vec()]);
+    let session = Session::new(&server);
+    let result = (|| -> Result<_, String> {
+        let answer = session
+            .send(&Request::get("/x?y", &[]))
+            .map_err(|error| error.to_string())?;
+        let status = answer.status.as_u16();
+        let body = answer.body.all(1000).map_err(|error| error.to_string())?;
+        Ok((status, body))
+    })();
+    let ready = session.is_idle();
+    let asked = thread.join().expect("a server");
+    assert!(
+        asked[0].starts_with("GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:"),
+        "{asked:?}"
+    );
+    let (status, body) = result?;
+    assert_eq!(
+        server.received(),
+        u64::try_from(answer.len()).expect("small")
+    );
+    Ok((status, body, ready))
+}
+
+#[test]
+fn bodies_of_every_framing() {
+    let ok = |text: &str| get(text.as_bytes());
+    let hello = |ready| Ok((200, b"hello".to_vec(), ready));
+    assert_eq!(
+        ok("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"),
+        hello(true)
+    );
+    assert_eq!(
+        ok("HTTP/1.1 200 OK\r\nConnection: Close\r\ncontent-length: 5\r\n\r\nhello"),
+        hello(false)
+    );
+    assert_eq!(ok("HTTP/1.0 200 OK\r\n\r\nhello"), hello(false));
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\na: b\r\n\r\n";
+    assert_eq!(ok(chunked), hello(true));
+    let interim = "HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+    assert_eq!(ok(interim), Ok((404, Vec::new(), true)));
+}
+
+#[test]
+fn a_truncated_or_invalid_response_is_an_error() {
+    let head = "HTTP/1.1 200 OK\r\n";
+    for (answer, expected) in [
+        (
+            format!("{head}content-length: 6\r\n\r\nhello"),
+            "in the middle",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhel"),
+            "in the middle",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\n5\r\nhelloX\r\n"),
+            "longer than it says",
+        ),
+        (
+            format!("{head}transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n"),
+            "beyond all sense",
+        ),
+        (
+            format!("{head}transfer-encoding: gzip\r\n\r\n"),
+            "transfer coding",
+        ),
+        (
+            format!("{head}content-length: 5\r\ncontent-length: 6\r\n\r\nhello"),
+            "two lengths",
+        ),
+        (
+            format!("{head}content-length: -5\r\n\r\nhello"),
+            "a length that is none",
+        ),
+        (
+            format!("{head}content-length: 2000\r\n\r\n{}", "x".repeat(2000)),
+            "more than 1000 bytes",
+        ),
+        (
+            format!("{head}x: {}\r\n\r\n", "x".repeat(70_000)),
+            "has no end",
+        ),
+        (
+            format!(
+                "{head}transfer-encoding: chunked\r\n\r\n0\r\n{}\r\n",
+                "a: b\r\n".repeat(101)
+            ),
+            "trailers without end",
+        ),
+        (
+            format!(
+                "{}{head}content-length: 0\r\n\r\n",
+                "HTTP/1.1 100 Continue\r\n\r\n".repeat(17)
+            ),
+            "1xx without end",
+        ),
+        (head.to_owned(), "before an answer"),
+        (String::new(), "before an answer"),
+        (
+            "SSH-2.0-x\r\n\r\n".to_owned(),
+            "does not answer as a registry",
+        ),
+    ] {
+        let error = get(answer.as_bytes()).expect_err(&answer);
+        assert!(error.contains(expected), "{error} is not {expected:?}");
+    }
+}
+
+#[test]
+fn a_refusal_carries_advice_and_retry_after() {
+    let body = r#"{"errors":[{"code":"UNAUTHORIZED","message":"who are you"}]}"#;
+    let head = "HTTP/1.1 401 Unauthorized\r\nretry-after: 3\r\n";
+    let answer = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    let (server, thread) = server(vec![answer.into_bytes()]);
+    let answer = Session::new(&server)
+        .send(&Request::get("/", &[]))
+        .expect("an answer");
+    let error = answer.into_error(&server, "redis:7");
+    assert!(!error.is_retryable());
+    let Error::Refused {
+        message,
+        retry_after,
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert!(
+        message.contains("who are you") && message.contains("--user"),
+        "{message}"
+    );
+    assert_eq!(retry_after, Some(Duration::from_secs(3)));
+    thread.join().expect("a server");
+}
+
+/// Some registries answer 403 without credentials.
+#[test]
+fn a_403_without_credentials_does_not_blame_a_login() {
+    let answer = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n".to_vec();
+    let (server, thread) = server(vec![answer]);
+    let session = Session::new(&server);
+    let answer = session.send(&Request::get("/", &[])).expect("an answer");
+    let error = answer.into_error(&server, "redis:7").to_string();
+    assert!(error.contains("403") && !error.contains("login"), "{error}");
+    thread.join().expect("a server");
+}
+
+#[test]
+fn a_closed_idle_connection_is_replaced() {
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_vec();
+    let (server, thread) = server(vec![answer.clone(), answer]);
+    let session = Session::new(&server);
+    for path in ["/1", "/2"] {
+        let answer = session.send(&Request::get(path, &[])).expect("an answer");
+        let body = answer.body.all(10).expect("a body");
+        assert_eq!(body, b"ok", "{path}");
+        session.until_closed();
+    }
+    assert_eq!(thread.join().expect("a server").len(), 2);
+}
+
+#[test]
+fn https_to_a_server_without_tls_advises_http() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let thread = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        // The TLS hello is read, so that the close sends no reset.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let url = Url::parse(&format!("https://{address}")).expect("a url");
+    let server = Server::new(
+        url,
+        TlsConfigs::new(RootCertStore::empty(), None, None).expect("roots"),
+        None,
+    );
+    let session = Session::new(&server);
+    let refused = session.send(&Request::get("/", &[])).err();
+    let refused = refused.expect("no answer");
+    assert!(refused.to_string().contains("try http://"), "{refused}");
+    assert!(!refused.is_retryable());
+    drop(session);
+    thread.join().expect("a server");
+}
+
+#[test]
+fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
+    let second = Duration::from_secs(1);
+    let fails = |bytes_per_second: u64| {
+        let mut rate = connection::MinimumRate::default();
+        (0..1000).any(|_| !rate.is_met(second, bytes_per_second))
+    };
+    assert!(fails(0) && fails(1) && fails(100));
+    assert!(!fails(1000) && !fails(1 << 20));
+    // A server plans a bundle for a minute, and then sends it at once.
+    let mut rate = connection::MinimumRate::default();
+    assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
+    assert!(rate.is_met(60 * second, 1));
+}

@@ -1,0 +1,135 @@
+//! TLS of a worker: the certificate authorities that it trusts and the certificate that it shows.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::crypto::ring::default_provider;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use crate::Error;
+
+/// TLS settings for the named server and for targets of its redirects.
+#[derive(Clone)]
+pub struct TlsConfigs {
+    /// For the server that the user named. It shows the client certificate, if there is one.
+    named: Arc<ClientConfig>,
+    /// For targets of redirects. It shows no client certificate.
+    redirects: Arc<ClientConfig>,
+}
+
+impl TlsConfigs {
+    /// Trusts `roots` and the certificates of the PEM file `ca`. `identity` is the certificate and the key to show, PEM
+    /// files.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the file and what is wrong with it.
+    pub fn new(
+        roots: RootCertStore,
+        ca: Option<&Path>,
+        identity: Option<(&Path, &Path)>,
+    ) -> Result<Self, Error> {
+        Self::build(roots, ca, identity).map_err(Error::Usage)
+    }
+
+    /// The settings for the server that these are for.
+    pub(super) fn current(&self) -> &Arc<ClientConfig> {
+        &self.named
+    }
+
+    /// The same trust without the client certificate.
+    pub(super) fn anonymous(&self) -> Self {
+        Self {
+            named: Arc::clone(&self.redirects),
+            redirects: Arc::clone(&self.redirects),
+        }
+    }
+
+    fn build(
+        mut roots: RootCertStore,
+        ca: Option<&Path>,
+        identity: Option<(&Path, &Path)>,
+    ) -> Result<Self, String> {
+        for certificate in ca.map(certificates).transpose()?.unwrap_or_default() {
+            let added = roots.add(certificate);
+            added.map_err(|error| format!("{}: {error}", ca.unwrap_or(Path::new("")).display()))?;
+        }
+        let roots = Arc::new(roots);
+        let start = || Ok::<_, String>(builder()?.with_root_certificates(Arc::clone(&roots)));
+        let redirects = with_http1_alpn(start()?.with_no_client_auth());
+        let named = match identity {
+            None => Arc::clone(&redirects),
+            Some((certificate, key)) => {
+                let shown = key.display();
+                let file = open(key)?;
+                let found = PrivateKeyDer::from_pem_reader(file)
+                    .map_err(|error| format!("{shown} holds no private key in PEM: {error}"))?;
+                let config = start()?.with_client_auth_cert(certificates(certificate)?, found);
+                with_http1_alpn(
+                    config
+                        .map_err(|error| format!("{}, {shown}: {error}", certificate.display()))?,
+                )
+            }
+        };
+        Ok(Self { named, redirects })
+    }
+}
+
+fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
+    ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())
+}
+
+fn with_http1_alpn(mut config: ClientConfig) -> Arc<ClientConfig> {
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Arc::new(config)
+}
+
+/// Reads the certificates of a PEM file: at least one.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let shown = path.display();
+    let found: Result<Vec<_>, _> = CertificateDer::pem_reader_iter(open(path)?).collect();
+    let found = found.map_err(|error| format!("{shown}: {error}"))?;
+    if found.is_empty() {
+        return Err(format!("{shown} holds no certificate in PEM"));
+    }
+    Ok(found)
+}
+
+fn open(path: &Path) -> Result<File, String> {
+    pierhead_remote::open_file(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_shown_to_the_server_that_was_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = rcgen::generate_simple_self_signed(["worker.example".to_owned()]).expect("made");
+        let [certificate, key] = ["tls.crt", "tls.key"].map(|it| folder.path().join(it));
+        std::fs::write(&certificate, own.cert.pem()).expect("written");
+        std::fs::write(&key, own.signing_key.serialize_pem()).expect("written");
+        let shows = |config: &ClientConfig| config.client_auth_cert_resolver.has_certs();
+        let with = TlsConfigs::new(RootCertStore::empty(), None, Some((&certificate, &key)))
+            .expect("a pair");
+        assert!(shows(&with.named) && !shows(&with.redirects));
+        let without = TlsConfigs::new(RootCertStore::empty(), None, None).expect("nothing");
+        assert!(!shows(&without.named) && !shows(&without.redirects));
+        for (certificate, key, wrong) in [
+            (&certificate, &certificate, "no private key"),
+            (&key, &key, "no certificate"),
+            (&certificate, &folder.path().join("none"), "none: "),
+        ] {
+            let refused = TlsConfigs::new(RootCertStore::empty(), None, Some((certificate, key)))
+                .err()
+                .expect("refused")
+                .to_string();
+            assert!(refused.contains(wrong), "{refused}");
+        }
+    }
+}

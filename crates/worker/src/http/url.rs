@@ -1,0 +1,94 @@
+//! The address of a server: a scheme, a host and a port.
+
+use std::fmt;
+
+use http::uri::{Scheme, Uri};
+
+/// `http://HOST[:PORT]` or `https://HOST[:PORT]`, without a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// Whether the scheme is https.
+    pub tls: bool,
+    /// A name or an address. An IPv6 address stands without brackets.
+    pub host: String,
+    /// The port; 80 or 443 if the URL names none.
+    pub port: u16,
+    /// Host and port as the user wrote them: the value of the `Host` header.
+    authority: String,
+}
+
+impl Url {
+    /// Parses the URL of a server. A path is allowed only if it is `/` or `/v2/`.
+    ///
+    /// # Errors
+    /// What to write instead, for the user.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (url, rest) = Self::split(text).ok_or(
+            "write http://HOST:PORT or https://HOST, such as http://pierhead.example:5000",
+        )?;
+        match rest.as_str() {
+            "" | "/" | "/v2" | "/v2/" => Ok(url),
+            _ => Err("write it without a path: http://HOST:PORT".to_owned()),
+        }
+    }
+
+    /// Splits an absolute URL into its server and its path with query.
+    pub(crate) fn split(text: &str) -> Option<(Self, String)> {
+        let uri: Uri = text.parse().ok()?;
+        let tls = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        if authority.as_str().contains('@') || authority.host().is_empty() {
+            return None;
+        }
+        let url = Self {
+            tls,
+            host: authority.host().trim_matches(['[', ']']).to_owned(),
+            port: authority.port_u16().unwrap_or(if tls { 443 } else { 80 }),
+            authority: authority.as_str().to_owned(),
+        };
+        let rest = uri.path_and_query().map_or("/", |rest| rest.as_str());
+        Some((url, rest.to_owned()))
+    }
+
+    /// Host and port, as the `Host` header and Docker's config.json name them.
+    pub fn authority(&self) -> &str {
+        &self.authority
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_taken_and_what_is_not() {
+        let url = Url::parse("http://[::1]:5000/").expect("an address");
+        assert_eq!((url.host.as_str(), url.port, url.tls), ("::1", 5000, false));
+        assert_eq!(url.to_string(), "http://[::1]:5000");
+        let url = Url::parse("https://pierhead.example").expect("a name");
+        assert_eq!((url.port, url.tls), (443, true));
+        for wrong in [
+            "pierhead.example:5000",
+            "ftp://a",
+            "http://user:pw@a",
+            "http://a/b",
+            "http://",
+            "",
+        ] {
+            assert!(Url::parse(wrong).is_err(), "{wrong}");
+        }
+        let (url, rest) = Url::split("https://cdn.example/a?b=c").expect("a redirect");
+        assert_eq!((url.authority(), rest.as_str()), ("cdn.example", "/a?b=c"));
+    }
+}

@@ -1,0 +1,211 @@
+//! Names of the images of a store: `DIR/pulled.json`, the latest pull last.
+//!
+//! The file may be lost. Then the store finds no image by its name until the next pull of it, and it cannot rank base
+//! images.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use crate::store::Store;
+use pierhead_oci::{Digest, Platform, Reference};
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+const FILE_NAME: &str = "pulled.json";
+const MAX_SIZE: u64 = 4 << 20;
+/// Above this number, the oldest names are dropped.
+const MAX_NAMES: usize = 4096;
+/// Most base images in a request. The server merges the table of contents of each.
+const MAX_BASE_IMAGES: usize = 16;
+
+/// One name of one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct NamedImage {
+    registry: String,
+    repository: String,
+    target: String,
+    platform: String,
+    digest: Digest,
+}
+
+impl NamedImage {
+    fn new(image: &Reference, platform: &Platform, digest: Digest) -> Self {
+        Self {
+            registry: image.registry.to_string(),
+            repository: image.repository.to_string(),
+            target: image.target.to_string(),
+            platform: platform.to_string(),
+            digest,
+        }
+    }
+}
+
+/// The names of images, the latest pull last.
+#[derive(Debug, Default)]
+pub(crate) struct ImageNames(Vec<NamedImage>);
+
+impl ImageNames {
+    /// Reads the names of several stores. Names of the first store count as the latest.
+    pub(crate) fn read<'a>(folders: impl DoubleEndedIterator<Item = &'a Path>) -> Self {
+        let mut all = Vec::new();
+        for folder in folders.rev() {
+            let mut text = Vec::new();
+            let read = File::open(folder.join(FILE_NAME))
+                .and_then(|file| file.take(MAX_SIZE).read_to_end(&mut text));
+            if read.is_ok() {
+                all.extend(serde_json::from_slice::<Vec<NamedImage>>(&text).unwrap_or_default());
+            }
+        }
+        Self(all)
+    }
+
+    /// The manifest that a reference meant in its latest pull.
+    pub(crate) fn find(&self, image: &Reference, platform: &Platform) -> Option<Digest> {
+        let mut names = self.0.iter().rev();
+        let found = names.find(|name| NamedImage::new(image, platform, name.digest) == **name);
+        found.map(|name| name.digest)
+    }
+
+    /// The latest name of an image, for people.
+    pub(crate) fn of(&self, digest: &Digest) -> Option<String> {
+        let name = self.0.iter().rev().find(|name| name.digest == *digest)?;
+        let separator = if name.target.contains(':') { '@' } else { ':' };
+        Some(format!(
+            "{}/{}{separator}{}",
+            name.registry, name.repository, name.target
+        ))
+    }
+
+    /// Sort key of a base image by its likely similarity to a wanted image: images of the same repository first, then of a
+    /// repository with the same last part, then others. The latest pull of each class comes first.
+    pub(crate) fn rank(&self, image: &Reference, digest: &Digest) -> (u8, usize) {
+        let names = self
+            .0
+            .iter()
+            .enumerate()
+            .filter(|(_, name)| name.digest == *digest);
+        let last_part = |text: &str| text.rsplit('/').next().unwrap_or_default().to_owned();
+        let wanted = image.repository.to_string();
+        names
+            .map(|(index, name)| {
+                let is_same_repository =
+                    name.registry == image.registry.to_string() && name.repository == wanted;
+                let class = match is_same_repository {
+                    true => 0,
+                    false if last_part(&name.repository) == last_part(&wanted) => 1,
+                    false => 2,
+                };
+                (class, self.0.len() - index)
+            })
+            .min()
+            .unwrap_or((3, usize::MAX))
+    }
+
+    /// Records the name of a pulled image. Concurrent pulls into the same store lose no name.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub(crate) fn add(
+        store: &Store,
+        image: &Reference,
+        platform: &Platform,
+        digest: &Digest,
+    ) -> Result<(), Error> {
+        let new = NamedImage::new(image, platform, *digest);
+        let max = usize::try_from(MAX_SIZE).unwrap_or(usize::MAX);
+        store.update_document(FILE_NAME, max, |old| {
+            // A damaged file is replaced.
+            let mut names: Vec<NamedImage> = serde_json::from_slice(&old).unwrap_or_default();
+            names.retain(|name| *name != new);
+            names.push(new);
+            let surplus = names.len().saturating_sub(MAX_NAMES);
+            names.drain(..surplus);
+            serde_json::to_vec(&names)
+                .map_err(|error| Error::file("cannot encode the names of images")(error.into()))
+        })
+    }
+}
+
+/// The base images that a request names, the most similar first: all of them, and those whose layers can be rebuilt.
+///
+/// # Errors
+/// The file system's.
+pub(crate) fn base_images(
+    store: &Store,
+    names: &ImageNames,
+    image: &Reference,
+) -> Result<(Vec<Digest>, Vec<Digest>), Error> {
+    let mut images = store.images()?;
+    images.sort_by_cached_key(|base| names.rank(image, &base.manifest));
+    images.truncate(MAX_BASE_IMAGES);
+    let with_layers = images.iter().filter(|base| base.layers);
+    let with_layers = with_layers.map(|base| base.manifest).collect();
+    Ok((
+        images.iter().map(|base| base.manifest).collect(),
+        with_layers,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_likeliest_base_is_of_the_same_repository_and_recent() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), &[]).expect("a store");
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let digest = |text: &str| Digest::of(pierhead_oci::Algorithm::Sha256, text.as_bytes());
+        let add = |image: &str, text: &str| {
+            let image: Reference = image.parse().expect("a name");
+            ImageNames::add(&store, &image, &platform, &digest(text)).expect("written");
+        };
+        add("redis:7.0", "a");
+        add("redis:7.2", "b");
+        add("ghcr.io/x/redis:8", "c");
+        add("nginx:1", "d");
+        let names = ImageNames::read(std::iter::once(folder.path()));
+        let wanted: Reference = "redis:8".parse().expect("a name");
+        let mut all = ["e", "d", "c", "b", "a"].map(digest);
+        all.sort_by_key(|digest| names.rank(&wanted, digest));
+        assert_eq!(all, ["b", "a", "c", "d", "e"].map(digest));
+        let old: Reference = "redis:7.0".parse().expect("a name");
+        assert_eq!(names.find(&old, &platform), Some(digest("a")));
+        assert_eq!(names.find(&wanted, &platform), None);
+        assert_eq!(names.of(&digest("c")), Some("ghcr.io/x/redis:8".to_owned()));
+        add("redis:7.0", "f");
+        let names = ImageNames::read(std::iter::once(folder.path()));
+        assert_eq!(names.find(&old, &platform), Some(digest("f")));
+    }
+
+    #[test]
+    fn pulls_at_the_same_time_are_all_recorded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let platform: Platform = "linux/amd64".parse().expect("a platform");
+        let images: Vec<Reference> = (0..8)
+            .map(|nth| format!("app:{nth}").parse().expect("a name"))
+            .collect();
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, b"image");
+        // Each uses its own descriptors, like separate processes.
+        let stores: Vec<_> = images
+            .iter()
+            .map(|_| Store::open(folder.path(), &[]).expect("a store"))
+            .collect();
+        let start = std::sync::Barrier::new(images.len());
+        std::thread::scope(|scope| {
+            for (image, store) in images.iter().zip(&stores) {
+                let (start, platform) = (&start, &platform);
+                scope.spawn(move || {
+                    start.wait();
+                    ImageNames::add(store, image, platform, &digest).expect("written");
+                });
+            }
+        });
+        let names = ImageNames::read(std::iter::once(folder.path()));
+        for image in &images {
+            assert_eq!(names.find(image, &platform), Some(digest), "{image}");
+        }
+    }
+}

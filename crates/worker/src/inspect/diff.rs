@@ -1,0 +1,180 @@
+//! Compare what an update of an image transfers as layers, as files and as a bundle.
+
+use std::collections::HashSet;
+use std::io::{self, Read as _};
+
+use crate::store::wanted;
+use pierhead_bundle::Coding;
+use pierhead_bundle::format::{Event, Sizes};
+use pierhead_oci::Reference;
+use pierhead_toc::{FileDigest, Table};
+use serde::Serialize;
+
+use super::source::{ImageDetails, ImageSource, tree_contents};
+use crate::http::Session;
+use crate::{Error, Progress};
+
+const READ_SIZE: usize = 64 << 10;
+
+/// The cost of an update by each method. Its serialized form is the object of `pierhead diff --json`.
+#[derive(Serialize)]
+pub struct DiffReport {
+    /// The old image.
+    pub old: String,
+    /// The new image.
+    pub new: String,
+    /// Compressed layers that the old image lacks.
+    pub layers: TransferSize,
+    /// File contents that the old image lacks.
+    pub files: TransferSize,
+    /// The bundle of the update, if a server makes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<BundleSize>,
+}
+
+/// A number of items and the sum of their bytes.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct TransferSize {
+    /// The number of items.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The bytes of a bundle by their coding.
+#[derive(Default, Serialize)]
+pub struct BundleSize {
+    /// Bytes of the bundle, with its header.
+    pub bytes: u64,
+    /// Bytes of the header.
+    pub header: u64,
+    /// Frames that need no old content, and the bytes of their records.
+    pub full: TransferSize,
+    /// Frames that are patches against old contents, and the bytes of their records.
+    pub patched: TransferSize,
+    /// Frames that consist of parts of old contents. The bytes are not transferred.
+    pub chunked: TransferSize,
+}
+
+/// Compares two images. With a server, receives the bundle of the update and discards it.
+///
+/// # Errors
+/// Those of the lookup: see [`Error`].
+pub fn diff(
+    source: &ImageSource,
+    old: &Reference,
+    new: &Reference,
+    progress: &dyn Progress,
+) -> Result<DiffReport, Error> {
+    let old = source.look_up(old, progress)?;
+    let bundle = match &source.session {
+        Some(session) => Some(measure_bundle(source, session, new, &old, progress)?),
+        None => None,
+    };
+    let new = source.look_up(new, progress)?;
+    let old_layers: HashSet<_> = old.layers.iter().map(|layer| layer.digest).collect();
+    let missing = new
+        .layers
+        .iter()
+        .filter(|layer| !old_layers.contains(&layer.digest));
+    Ok(DiffReport {
+        layers: sum(missing.map(|layer| layer.size)),
+        files: sum(new_contents(&old.table, &new.table)),
+        bundle,
+        old: old.image.to_string(),
+        new: new.image.to_string(),
+    })
+}
+
+/// Sizes of the contents of the new tree that the old tree lacks.
+fn new_contents<'a>(old: &Table, new: &'a Table) -> impl Iterator<Item = u64> + use<'a> {
+    let old: HashSet<FileDigest> = tree_contents(old).map(|(content, _)| content).collect();
+    tree_contents(new)
+        .filter(move |(content, _)| !old.contains(content))
+        .map(|(_, size)| size)
+}
+
+fn sum(sizes: impl Iterator<Item = u64>) -> TransferSize {
+    sizes.fold(TransferSize::default(), |sum, size| TransferSize {
+        count: sum.count + 1,
+        bytes: sum.bytes + size,
+    })
+}
+
+/// Receives the bundle of an update, and counts its bytes.
+fn measure_bundle(
+    source: &ImageSource,
+    session: &Session,
+    new: &Reference,
+    old: &ImageDetails,
+    progress: &dyn Progress,
+) -> Result<BundleSize, Error> {
+    let mut start = source.start_bundle(session, new, vec![old.digest], progress)?;
+    let table = wanted(&start.header, &[Some(&old.table)])?;
+    let sizes = ContentSizes {
+        new: &table,
+        old: &old.table,
+    };
+    let header = u64::from(start.prelude.body);
+    let mut size = BundleSize {
+        header,
+        bytes: header,
+        ..BundleSize::default()
+    };
+    for frame in start.header.frames.cursor(&sizes)? {
+        let frame = frame?;
+        // A frame of copies has no record.
+        if frame.coding == Coding::Copy {
+            size.chunked.count += 1;
+            size.chunked.bytes += frame.members.iter().map(|member| member.len).sum::<u64>();
+        }
+    }
+    let mut count = |event: Event| {
+        if let Event::Record {
+            coding, payload, ..
+        } = event
+        {
+            let bytes = u64::try_from(payload.len()).unwrap_or(u64::MAX);
+            size.bytes += bytes;
+            let coded = match coding {
+                Coding::Patch => &mut size.patched,
+                _ => &mut size.full,
+            };
+            coded.count += 1;
+            coded.bytes += bytes;
+        }
+    };
+    let mut buffer = vec![0; READ_SIZE];
+    let mut bytes = &start.rest[..];
+    loop {
+        while let Some(event) = start.decoder.feed(&mut bytes)? {
+            count(event);
+        }
+        let doing = "the bundle was cut: try again";
+        let read = start.from.read(&mut buffer);
+        match read.map_err(Error::connection(doing))? {
+            0 if start.decoder.is_ended() => return Ok(size),
+            0 => {
+                let error = io::ErrorKind::UnexpectedEof.into();
+                return Err(Error::connection(doing)(error));
+            }
+            read => bytes = &buffer[..read],
+        }
+    }
+}
+
+/// Sizes of the contents of the new and the old image.
+struct ContentSizes<'a> {
+    new: &'a Table,
+    old: &'a Table,
+}
+
+impl Sizes for ContentSizes<'_> {
+    fn wanted(&self, content: u32) -> Option<u64> {
+        self.new.contents().size(content)
+    }
+
+    fn had(&self, base: u16, content: u32) -> Option<u64> {
+        (base == 0).then(|| self.old.contents().size(content))?
+    }
+}

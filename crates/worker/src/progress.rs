@@ -1,0 +1,46 @@
+//! How a command reports what it does while it runs.
+
+/// What a progress bar counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes that were received, written or indexed.
+    Bytes,
+    /// Layers that the server has indexed.
+    Layers,
+}
+
+/// Receives the progress of a command. Any thread of the command may call any method.
+pub trait Progress: Sync {
+    /// Starts a part of the work that has `total` units. The bar begins at 0.
+    fn begin(&self, subject: &str, unit: Unit, total: u64);
+
+    /// Sets the number of finished units of the current part.
+    fn set(&self, done: u64);
+
+    /// Adds finished units to the current part.
+    fn advance(&self, units: u64);
+
+    /// Shows a line of information that a user can do without.
+    fn note(&self, line: &str);
+
+    /// Whether a user sees the bar. If not, the library repeats a long wait as a [`Self::note`] now and then.
+    fn is_drawn(&self) -> bool;
+}
+
+/// Shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProgress;
+
+impl Progress for NoProgress {
+    fn begin(&self, _: &str, _: Unit, _: u64) {}
+
+    fn set(&self, _: u64) {}
+
+    fn advance(&self, _: u64) {}
+
+    fn note(&self, _: &str) {}
+
+    fn is_drawn(&self) -> bool {
+        false
+    }
+}

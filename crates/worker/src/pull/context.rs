@@ -1,0 +1,59 @@
+//! What all parts of one pull share. This module imports no other module of the pull.
+
+use std::num::NonZeroUsize;
+
+use crate::store::{self, Store};
+use pierhead_oci::{Algorithm, Digest, Platform, Reference, Target};
+
+use crate::http::Session;
+use crate::{Error, Progress, Server, registry};
+
+/// The settings of one pull.
+pub(super) struct PullContext<'a> {
+    pub(super) server: &'a Server,
+    pub(super) image: Reference,
+    pub(super) platform: Platform,
+    pub(super) store: Store,
+    pub(super) connections: Option<NonZeroUsize>,
+    pub(super) layers_only: bool,
+    /// Whether the export rebuilds layers, which needs contents that the merged tree does not have.
+    pub(super) with_layers: bool,
+    pub(super) progress: &'a dyn Progress,
+}
+
+impl PullContext<'_> {
+    /// A session that connects with its first request.
+    pub(super) fn session(&self) -> Session {
+        Session::new(self.server)
+    }
+
+    /// The image, if its reference is a digest and the store has it complete. This needs no server.
+    pub(super) fn stored(&self) -> Result<Option<store::Image>, Error> {
+        match &self.image.target {
+            Target::Digest(digest) => Ok(self.store.complete(digest, self.with_layers)?),
+            Target::Tag(_) => Ok(None),
+        }
+    }
+
+    /// Checks that a manifest is the one that the reference names by its digest, before anything is recorded.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if the server sent another image; those of the request for an index.
+    pub(super) fn verify_manifest(&self, session: &Session, manifest: &[u8]) -> Result<(), Error> {
+        let Target::Digest(wanted) = &self.image.target else {
+            return Ok(());
+        };
+        if Digest::of(wanted.algorithm(), manifest) == *wanted {
+            return Ok(());
+        }
+        // The digest may name an index, which lists the digests of its manifests.
+        let resolved = registry::resolve(session, &self.image, &self.platform)?;
+        if resolved.digest == Digest::of(Algorithm::Sha256, manifest) {
+            return Ok(());
+        }
+        Err(Error::Image(format!(
+            "{} sent another image than {wanted}",
+            self.server.url()
+        )))
+    }
+}

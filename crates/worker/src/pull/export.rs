@@ -1,0 +1,190 @@
+//! Write a pulled image in the form that another program takes.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use crate::export::rootfs::{self, Contents, Options, Reuse};
+use crate::export::{Names, archive, layout};
+use crate::store::{Image, Store};
+use pierhead_oci::{Digest, Reference, Target};
+
+use crate::{Error, Progress, Unit};
+
+/// Threads that write files of a rootfs, beside the thread that creates directory entries.
+const MAX_WRITERS: usize = 3;
+const WRITE_BUFFER: usize = 1 << 20;
+
+/// Form of an exported image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportForm {
+    /// The tree as a container sees it. Its target is an empty folder.
+    Rootfs(FileSharing),
+    /// An OCI image layout. Its target is a folder.
+    OciLayout,
+    /// The archive that `docker load` takes. Its target is a file or a stream.
+    DockerArchive,
+}
+
+impl ExportForm {
+    /// Whether the form contains layers, which the export rebuilds.
+    pub fn needs_layers(self) -> bool {
+        !matches!(self, Self::Rootfs(_))
+    }
+}
+
+/// How files of a rootfs share bytes with the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSharing {
+    /// Shared blocks where the file system has reflinks (btrfs, XFS), else copies.
+    Reflink,
+    /// Hard links, for trees that nobody writes to. A write to such a file damages the store.
+    HardLink,
+}
+
+/// Where an export goes.
+pub enum ExportTarget {
+    /// A file or a folder. A file appears under its name only when it is complete.
+    Path(PathBuf),
+    /// A stream, for [`ExportForm::DockerArchive`] only.
+    Stream(Box<dyn Write>),
+}
+
+/// How and where to export an image.
+pub struct ExportOptions {
+    /// The form.
+    pub form: ExportForm,
+    /// The target.
+    pub target: ExportTarget,
+}
+
+/// An image of the store that is exported.
+pub(super) struct ExportSource<'a> {
+    pub(super) store: &'a Store,
+    pub(super) image: &'a Image,
+    pub(super) reference: &'a Reference,
+    pub(super) progress: &'a dyn Progress,
+}
+
+impl ExportSource<'_> {
+    /// Writes the image. Returns a warning for each property that this system could not set.
+    pub(super) fn write(&self, export: ExportOptions) -> Result<Vec<String>, Error> {
+        match (export.form, export.target) {
+            (ExportForm::Rootfs(sharing), ExportTarget::Path(to)) => self.rootfs(sharing, &to),
+            (ExportForm::OciLayout, ExportTarget::Path(to)) => self.layout(&to),
+            (ExportForm::DockerArchive, ExportTarget::Path(to)) => self.archive_file(&to),
+            (ExportForm::DockerArchive, ExportTarget::Stream(stream)) => {
+                let mut out = BufWriter::with_capacity(WRITE_BUFFER, stream);
+                self.archive(&mut out)?;
+                let flushed = out.flush();
+                flushed.map_err(Error::file("cannot write the archive"))?;
+                Ok(Vec::new())
+            }
+            (_, ExportTarget::Stream(_)) => Err(Error::Usage(
+                "only a docker-archive can be written to a stream".to_owned(),
+            )),
+        }
+    }
+
+    fn rootfs(&self, sharing: FileSharing, to: &Path) -> Result<Vec<String>, Error> {
+        let table = &self.image.table;
+        let visible = usize::try_from(table.visible()).unwrap_or(usize::MAX);
+        self.begin(visible);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let options = Options {
+            reuse: match sharing {
+                FileSharing::Reflink => Reuse::Clone,
+                FileSharing::HardLink => Reuse::HardLink,
+            },
+            threads: NonZeroUsize::new(cores.clamp(1, MAX_WRITERS)).unwrap_or(NonZeroUsize::MIN),
+            ..Options::default()
+        };
+        let contents = Contents {
+            source: self.store,
+            files: Some(self.store),
+        };
+        let advance = |bytes| self.progress.advance(bytes);
+        let summary = rootfs::rootfs(table, contents, to, &options, &advance)?;
+        let missing = [
+            (summary.owners, "entries without their owner: run as root"),
+            (
+                summary.modes,
+                "files not setuid or setgid, for want of their owner",
+            ),
+            (
+                summary.devices,
+                "devices that could not be made: run as root",
+            ),
+            (summary.xattrs, "attributes that could not be set here"),
+        ];
+        let missing = missing.iter().filter(|(count, _)| *count > 0);
+        Ok(missing
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect())
+    }
+
+    fn layout(&self, to: &Path) -> Result<Vec<String>, Error> {
+        self.begin(usize::MAX);
+        let (full, short) = self.names();
+        let names = Names {
+            full: full.as_deref(),
+            short: short.as_deref(),
+        };
+        let advance = |bytes| self.progress.advance(bytes);
+        let digest = layout(self.image, self.store, names, to, &advance)?;
+        Ok(self.changed_digest(&digest).into_iter().collect())
+    }
+
+    fn archive_file(&self, to: &Path) -> Result<Vec<String>, Error> {
+        let failed = || Error::file(format!("cannot write {}", to.display()));
+        let mut partial = to.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).map_err(failed())?;
+        let mut out = BufWriter::with_capacity(WRITE_BUFFER, &file);
+        let written = self
+            .archive(&mut out)
+            .and_then(|()| out.flush().map_err(failed()));
+        drop(out);
+        let written = written.and_then(|()| fs::rename(&partial, to).map_err(failed()));
+        if written.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        written.map(|()| Vec::new())
+    }
+
+    fn archive(&self, out: &mut dyn Write) -> Result<(), Error> {
+        self.begin(usize::MAX);
+        let (full, short) = self.names();
+        let names = Names {
+            full: full.as_deref(),
+            short: short.as_deref(),
+        };
+        let advance = |bytes| self.progress.advance(bytes);
+        Ok(archive(self.image, self.store, names, out, &advance)?)
+    }
+
+    /// Begins the progress over the first `contents` contents of the image.
+    fn begin(&self, contents: usize) {
+        let sizes = self.image.table.contents().iter().take(contents);
+        let total = sizes.map(|(_, size)| size).sum();
+        let subject = format!("{} is written", self.reference);
+        self.progress.begin(&subject, Unit::Bytes, total);
+    }
+
+    /// The full reference and its tag. A digest names the original manifest, which may differ from the written one.
+    fn names(&self) -> (Option<String>, Option<String>) {
+        match &self.reference.target {
+            Target::Tag(tag) => (Some(self.reference.to_string()), Some(tag.to_string())),
+            Target::Digest(_) => (None, None),
+        }
+    }
+
+    fn changed_digest(&self, digest: &Digest) -> Option<String> {
+        (*digest != self.image.digest()).then(|| {
+            format!("layers are not compressed here, so that the image's digest is {digest}")
+        })
+    }
+}

@@ -1,0 +1,323 @@
+//! The header of a bundle: read from one response, or assembled from pieces that arrive with the shares.
+
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use pierhead_bundle::api::Share;
+use pierhead_bundle::format::{Decoder, Event, Header, PRELUDE, Prelude};
+
+use crate::http::Body;
+use crate::{Error, Server};
+
+const READ_SIZE: usize = 64 << 10;
+/// Time that the other pieces have after the first: the larger of this and [`PIECE_TIMEOUT_ROUND_TRIPS`]. It allows for
+/// retransmissions.
+const MIN_PIECE_TIMEOUT: Duration = Duration::from_secs(1);
+const PIECE_TIMEOUT_ROUND_TRIPS: u32 = 4;
+
+/// A bundle whose header was received, and the rest of its response.
+pub(crate) struct BundleStart {
+    pub(crate) etag: String,
+    pub(crate) prelude: Prelude,
+    pub(crate) body: Vec<u8>,
+    pub(crate) header: Box<Header>,
+    /// Decodes the records behind the header.
+    pub(crate) decoder: Decoder,
+    /// Bytes behind the header that were read already.
+    pub(crate) rest: Vec<u8>,
+    /// The rest of the response.
+    pub(crate) from: Body,
+}
+
+impl BundleStart {
+    /// Reads the header, or the piece of it that belongs to `share`. Then waits at most `timeout` for the other pieces.
+    /// Returns `None` if a piece does not arrive or belongs to another bundle.
+    ///
+    /// # Errors
+    /// The connection's; those of the format.
+    pub(super) fn read(
+        server: &Server,
+        etag: String,
+        mut from: Body,
+        share: Option<(Share, &HeaderPieces)>,
+        timeout: Duration,
+    ) -> Result<Option<Self>, Error> {
+        let doing = || format!("the bundle of {} was cut", server.url());
+        let mut bytes = [0; PRELUDE];
+        from.read_exact(&mut bytes)
+            .map_err(Error::connection(doing()))?;
+        let prelude = Prelude::decode(&bytes)?;
+        let Some((share, pieces)) = share.filter(|_| prelude.piece) else {
+            return read_header(server, etag, from, &bytes).map(Some);
+        };
+        let own = read_piece(&mut from, &prelude, share).map_err(Error::connection(doing()))?;
+        let Some(body) = pieces.assemble(&etag, &prelude, own, timeout) else {
+            return Ok(None);
+        };
+        let full = Prelude {
+            continued: false,
+            piece: false,
+            ..prelude
+        };
+        // The pieces may belong to different bundles. A request for the whole header settles that.
+        let Ok(header) = Header::decode(&full, &body) else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            etag,
+            prelude: full,
+            body,
+            decoder: Decoder::resumed(full.digest, &header),
+            header: Box::new(header),
+            rest: without_piece(&prelude).to_vec(),
+            from,
+        }))
+    }
+}
+
+/// Reads a header from one response. `read` are its first bytes, which were read already.
+///
+/// # Errors
+/// The connection's; those of the format.
+pub(crate) fn read_header(
+    server: &Server,
+    etag: String,
+    mut from: Body,
+    read: &[u8],
+) -> Result<BundleStart, Error> {
+    let mut decoder = Decoder::new();
+    let mut buffer = vec![0; READ_SIZE];
+    buffer[..read.len()].copy_from_slice(read);
+    let mut read = read.len();
+    loop {
+        let mut bytes = &buffer[..read];
+        match decoder.feed(&mut bytes)? {
+            None => {}
+            Some(Event::Header {
+                prelude,
+                body,
+                header,
+            }) => {
+                return Ok(BundleStart {
+                    etag,
+                    prelude,
+                    body,
+                    header,
+                    decoder,
+                    rest: bytes.to_vec(),
+                    from,
+                });
+            }
+            Some(_) => {
+                return Err(Error::protocol(server.url(), "a bundle without a header"));
+            }
+        }
+        let doing = format!("the bundle of {} was cut", server.url());
+        read = from
+            .read(&mut buffer)
+            .map_err(Error::connection(doing.clone()))?;
+        if read == 0 {
+            return Err(Error::connection(doing)(
+                std::io::ErrorKind::UnexpectedEof.into(),
+            ));
+        }
+    }
+}
+
+/// How long the other pieces of a header may take after the first. After that, the whole header is requested.
+pub(super) fn piece_timeout(round_trip: Duration) -> Duration {
+    MIN_PIECE_TIMEOUT.max(round_trip.saturating_mul(PIECE_TIMEOUT_ROUND_TRIPS))
+}
+
+/// Reads the piece of the header that stands in front of a share.
+pub(super) fn read_piece(
+    from: &mut Body,
+    prelude: &Prelude,
+    share: Share,
+) -> std::io::Result<Vec<u8>> {
+    let range = share.of(u64::from(prelude.body));
+    let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    let mut bytes = vec![0; len];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The prelude as it would stand in front of the share without the piece.
+pub(super) fn without_piece(prelude: &Prelude) -> [u8; PRELUDE] {
+    let without = Prelude {
+        piece: false,
+        ..*prelude
+    };
+    without.encode()
+}
+
+/// Collects the pieces of all shares but the first.
+pub(super) struct HeaderPieces {
+    states: Mutex<Vec<PieceState>>,
+    changed: Condvar,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum PieceState {
+    Expected,
+    Received {
+        etag: String,
+        digest: [u8; 32],
+        bytes: Vec<u8>,
+    },
+    Failed,
+}
+
+/// Takes the piece of one share. Dropping the slot without a piece tells that none will arrive.
+pub(super) struct PieceSlot<'a> {
+    pieces: &'a HeaderPieces,
+    index: usize,
+}
+
+impl HeaderPieces {
+    /// Expects a piece from each of `total` shares but the first.
+    pub(super) fn new(total: usize) -> Self {
+        Self {
+            states: Mutex::new(vec![PieceState::Expected; total.saturating_sub(1)]),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The slot of share `number`, counted from 1.
+    pub(super) fn slot(&self, number: usize) -> PieceSlot<'_> {
+        PieceSlot {
+            pieces: self,
+            index: number.saturating_sub(1),
+        }
+    }
+
+    /// Waits for all pieces and returns the body of the header. `None` if a piece belongs to another bundle or does not
+    /// arrive within `timeout`.
+    fn assemble(
+        &self,
+        etag: &str,
+        prelude: &Prelude,
+        own: Vec<u8>,
+        timeout: Duration,
+    ) -> Option<Vec<u8>> {
+        let deadline = Instant::now() + timeout;
+        let mut states = self.states.lock();
+        while states.contains(&PieceState::Expected) && !states.contains(&PieceState::Failed) {
+            if self.changed.wait_until(&mut states, deadline).timed_out() {
+                return None;
+            }
+        }
+        let mut body = own;
+        for piece in states.drain(..) {
+            match piece {
+                PieceState::Received {
+                    etag: of,
+                    digest,
+                    bytes,
+                } if of == etag && digest == prelude.digest => body.extend(bytes),
+                _ => return None,
+            }
+        }
+        Some(body)
+    }
+
+    fn put(&self, index: usize, piece: PieceState) {
+        if let Some(state) = self.states.lock().get_mut(index)
+            && *state == PieceState::Expected
+        {
+            *state = piece;
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl PieceSlot<'_> {
+    pub(super) fn put(self, etag: &str, prelude: &Prelude, bytes: Vec<u8>) {
+        let piece = PieceState::Received {
+            etag: etag.to_owned(),
+            digest: prelude.digest,
+            bytes,
+        };
+        self.pieces.put(self.index, piece);
+    }
+}
+
+impl Drop for PieceSlot<'_> {
+    fn drop(&mut self) {
+        self.pieces.put(self.index, PieceState::Failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ETAG: &str = "\"e\"";
+
+    fn prelude(digest: u8) -> Prelude {
+        Prelude {
+            continued: true,
+            piece: true,
+            layers: false,
+            body: 9,
+            first: 0,
+            until: 0,
+            digest: [digest; 32],
+        }
+    }
+
+    /// Assembles `ab` of the first share with the pieces of a second and a third share.
+    fn assemble(second: Option<(&str, u8)>, third: Option<(&str, u8)>) -> Option<Vec<u8>> {
+        let pieces = HeaderPieces::new(3);
+        for (number, piece, bytes) in [(2, third, "efg"), (1, second, "cd")] {
+            let slot = pieces.slot(number);
+            if let Some((etag, digest)) = piece {
+                slot.put(etag, &prelude(digest), bytes.into());
+            }
+        }
+        pieces.assemble(ETAG, &prelude(1), b"ab".to_vec(), Duration::ZERO)
+    }
+
+    #[test]
+    fn pieces_are_joined_in_the_order_of_their_shares() {
+        let right = Some((ETAG, 1));
+        assert_eq!(assemble(right, right).as_deref(), Some(&b"abcdefg"[..]));
+    }
+
+    #[test]
+    fn a_missing_piece_or_one_of_another_bundle_fails_the_header() {
+        let right = Some((ETAG, 1));
+        for wrong in [None, Some((ETAG, 2)), Some(("\"f\"", 1))] {
+            assert_eq!(assemble(right, wrong), None);
+            assert_eq!(assemble(wrong, right), None);
+        }
+    }
+
+    #[test]
+    fn the_wait_for_a_piece_ends_at_the_timeout() {
+        let pieces = HeaderPieces::new(2);
+        let _slot = pieces.slot(1);
+        let header = pieces.assemble(ETAG, &prelude(1), Vec::new(), Duration::ZERO);
+        assert_eq!(header, None);
+    }
+
+    #[test]
+    fn a_later_piece_completes_the_header() {
+        let pieces = HeaderPieces::new(2);
+        let slot = pieces.slot(1);
+        let header = std::thread::scope(|scope| {
+            scope.spawn(|| slot.put(ETAG, &prelude(1), b"cd".to_vec()));
+            let long = Duration::from_secs(3600);
+            pieces.assemble(ETAG, &prelude(1), b"ab".to_vec(), long)
+        });
+        assert_eq!(header.as_deref(), Some(&b"abcd"[..]));
+    }
+
+    #[test]
+    fn a_long_round_trip_extends_the_timeout() {
+        let [near, far] = [3, 700].map(|millis| piece_timeout(Duration::from_millis(millis)));
+        assert_eq!(near, Duration::from_secs(1));
+        assert_eq!(far, Duration::from_millis(2800));
+    }
+}

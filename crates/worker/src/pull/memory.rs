@@ -1,0 +1,105 @@
+//! Bounds the memory for received records that were not passed on yet, over all connections of a pull.
+
+use parking_lot::{Condvar, Mutex};
+
+/// Most bytes of records that are received and not passed on. With the records that wait for the applying threads and
+/// those that these threads hold, a worker stays below 64 MiB. One record may exceed the bound.
+const MAX_RECEIVED: u64 = 16 << 20;
+
+/// A budget of [`MAX_RECEIVED`] bytes that the connections of a pull share.
+#[derive(Default)]
+pub(super) struct MemoryBudget {
+    state: Mutex<BudgetState>,
+    released: Condvar,
+}
+
+#[derive(Default)]
+struct BudgetState {
+    bytes: u64,
+    /// One connection exceeds the bound until its record ends. Without it, connections that all wait in the middle of a
+    /// record would never finish one.
+    has_exceeder: bool,
+}
+
+/// The bytes that one connection holds. Dropping it releases them.
+pub(super) struct Reservation<'a> {
+    budget: &'a MemoryBudget,
+    bytes: u64,
+    is_exceeder: bool,
+}
+
+impl MemoryBudget {
+    /// An empty reservation, for one connection.
+    pub(super) fn reserve(&self) -> Reservation<'_> {
+        Reservation {
+            budget: self,
+            bytes: 0,
+            is_exceeder: false,
+        }
+    }
+}
+
+impl Reservation<'_> {
+    /// Adds received bytes. Waits until they fit into the budget.
+    pub(super) fn grow(&mut self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let mut state = self.budget.state.lock();
+        while state.bytes.saturating_add(bytes) > MAX_RECEIVED && !self.is_exceeder {
+            if !state.has_exceeder {
+                (state.has_exceeder, self.is_exceeder) = (true, true);
+                break;
+            }
+            self.budget.released.wait(&mut state);
+        }
+        state.bytes = state.bytes.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Releases all bytes but `left`, after a record was passed on.
+    pub(super) fn shrink(&mut self, left: usize) {
+        let left = u64::try_from(left).unwrap_or(u64::MAX).min(self.bytes);
+        let mut state = self.budget.state.lock();
+        state.bytes = state.bytes.saturating_sub(self.bytes - left);
+        self.bytes = left;
+        state.has_exceeder &= !std::mem::take(&mut self.is_exceeder);
+        self.budget.released.notify_all();
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    #[test]
+    fn every_record_ends_and_at_most_one_exceeds_the_bound() {
+        const PIECE: usize = 1 << 20;
+        let (budget, peak) = (MemoryBudget::default(), AtomicU64::new(0));
+        thread::scope(|scope| {
+            // Together, the records need twice the budget.
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let mut reservation = budget.reserve();
+                    for _ in 0..10 {
+                        for _ in 0..4 {
+                            reservation.grow(PIECE);
+                            peak.fetch_max(budget.state.lock().bytes, Ordering::SeqCst);
+                            thread::yield_now();
+                        }
+                        reservation.shrink(0);
+                    }
+                });
+            }
+        });
+        assert!(peak.into_inner() <= MAX_RECEIVED + (4 << 20));
+        assert_eq!(budget.state.lock().bytes, 0);
+        assert!(!budget.state.lock().has_exceeder);
+    }
+}

@@ -1,0 +1,170 @@
+//! Pull an image into the store of this machine: as a delta bundle, or as layers where the server has no bundle.
+
+mod connections;
+mod context;
+mod export;
+mod header;
+mod memory;
+mod preconnect;
+mod pull_bundle;
+mod pull_layers;
+mod records;
+mod report;
+mod request;
+mod schedule;
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use crate::store::{Store, Whole};
+use pierhead_oci::{Platform, Reference};
+
+use crate::image_names::{ImageNames, base_images};
+use crate::{Error, Progress, Server};
+use context::PullContext;
+pub use export::{ExportForm, ExportOptions, ExportTarget, FileSharing};
+pub(crate) use header::{BundleStart, read_header};
+use pull_bundle::BundleOutcome;
+pub use report::{ContentCounts, PullMethod, PullReport};
+pub(crate) use request::{BundleResponse, ReadinessWait, request_bundle};
+
+/// What to pull, and where to.
+pub struct PullOptions {
+    /// The image.
+    pub image: Reference,
+    /// Which image of a multi-platform index.
+    pub platform: Platform,
+    /// The store that receives the image.
+    pub store: Store,
+    /// Parallel connections. Without it, their number follows from the round-trip time.
+    pub connections: Option<NonZeroUsize>,
+    /// Pull layers even if the server has a bundle.
+    pub layers_only: bool,
+    /// Also write the image out of the store.
+    pub export: Option<ExportOptions>,
+}
+
+/// Pulls an image, verifies every byte, records the image in the store and exports it.
+///
+/// Received contents stay in the store when a pull fails or its process ends, so that the next pull resumes. If
+/// another process pulls the same image into the same store, this call waits for it.
+///
+/// # Errors
+/// Those of the connection, the server, the image and the file system: see [`Error`].
+pub fn pull(
+    server: &Server,
+    options: PullOptions,
+    progress: &dyn Progress,
+) -> Result<PullReport, Error> {
+    let started = Instant::now();
+    let export = options.export;
+    let with_layers = export.as_ref().is_some_and(|it| it.form.needs_layers());
+    let context = PullContext {
+        server,
+        image: options.image,
+        platform: options.platform,
+        store: options.store,
+        connections: options.connections,
+        layers_only: options.layers_only,
+        with_layers,
+        progress,
+    };
+    let mut report = PullReport {
+        image: context.image.to_string(),
+        ..PullReport::default()
+    };
+    let complete = pull_when_free(&context, &mut report)?;
+    report.digest = complete.image().digest().to_string();
+    report.bytes_received = server.received();
+    report.seconds = started.elapsed().as_secs_f64();
+    // The export runs while the files of the store go to the disk.
+    let exported = match export {
+        Some(export) => export_image(&context, &complete, export, &mut report),
+        None => Ok(()),
+    };
+    let recorded = complete.recorded().map_err(Error::from);
+    if let (Err(_), Err(error)) = (&exported, &recorded) {
+        progress.note(&error.to_string());
+    }
+    exported?;
+    let image = recorded?;
+    // Without the name, the next pull misses its best base image only.
+    let name = ImageNames::add(
+        &context.store,
+        &context.image,
+        &context.platform,
+        &image.digest(),
+    );
+    if let Err(error) = name {
+        report.warnings.push(error.to_string());
+    }
+    Ok(report)
+}
+
+/// Pulls. While another process pulls the same image into the same store, waits for it: then most contents are there.
+fn pull_when_free(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
+    let mut is_noted = false;
+    loop {
+        match pull_once(context, report) {
+            Err(Error::Bundle(pierhead_toc::Error::Busy(fetch))) => {
+                if !std::mem::replace(&mut is_noted, true) {
+                    let store = context.store.path().display();
+                    context.progress.note(&format!(
+                        "another pierhead pulls this image into {store}: waiting"
+                    ));
+                }
+                Store::wait(&fetch)?;
+            }
+            pulled => return pulled,
+        }
+    }
+}
+
+fn pull_once(context: &PullContext<'_>, report: &mut PullReport) -> Result<Whole, Error> {
+    if let Some(image) = context.stored()? {
+        report.contents.reused = u64::from(image.table.visible());
+        return Ok(image.into());
+    }
+    let session = context.session();
+    if context.layers_only {
+        return pull_layers::pull(context, &session, report).map(Whole::from);
+    }
+    let names = ImageNames::read(context.store.folders());
+    let (have, have_layers) = base_images(&context.store, &names, &context.image)?;
+    report.have = have.len();
+    let ask = pierhead_bundle::api::Ask {
+        want: context.image.target.to_string(),
+        platform: Some(context.platform.to_string()),
+        have,
+        have_layers,
+        layers: context.with_layers,
+        ..pierhead_bundle::api::Ask::default()
+    };
+    match pull_bundle::pull(context, &session, &ask, report)? {
+        BundleOutcome::Image(image) => Ok(*image),
+        BundleOutcome::Unavailable(reason) => {
+            let line = format!("no bundle, its layers are pulled: {reason}");
+            context.progress.note(&line);
+            report.reason = Some(reason);
+            pull_layers::pull(context, &session, report).map(Whole::from)
+        }
+    }
+}
+
+fn export_image(
+    context: &PullContext<'_>,
+    complete: &Whole,
+    export: ExportOptions,
+    report: &mut PullReport,
+) -> Result<(), Error> {
+    let started = Instant::now();
+    let source = export::ExportSource {
+        store: &context.store,
+        image: complete.image(),
+        reference: &context.image,
+        progress: context.progress,
+    };
+    report.warnings.extend(source.write(export)?);
+    report.export_seconds = Some(started.elapsed().as_secs_f64());
+    Ok(())
+}

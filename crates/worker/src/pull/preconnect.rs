@@ -1,0 +1,146 @@
+//! Open extra connections while the first connect is slow, so that they exist once its round-trip time is known.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::http::Session;
+use crate::{Error, Server};
+
+/// From this round-trip time on, a pull uses several connections. Below it, one connection fills the line at once.
+const LONG_ROUND_TRIP: Duration = Duration::from_millis(10);
+/// A TCP connection starts with 14 KB and doubles its window with each round trip, so a longer round trip needs more
+/// connections at the start: one for each of these intervals that a round trip takes.
+const ROUND_TRIP_PER_CONNECTION: Duration = Duration::from_micros(2500);
+/// Bounds of the number of connections of a long round trip.
+const CONNECTION_BOUNDS: (usize, usize) = (8, 64);
+/// No further connection is opened when the first has not connected after this long: the server does not answer.
+const MAX_PRECONNECT_TIME: Duration = Duration::from_secs(1);
+
+/// A session that is connecting in a thread of its own. `None`: the connect failed.
+pub(super) type Connecting = JoinHandle<Option<Session>>;
+
+/// Connects `first`. Returns the total number of connections to use, and the extra connections that were opened
+/// meanwhile. There may be more of them than the total needs. `wanted` is the total that the user chose.
+///
+/// # Errors
+/// Those of [`Session::connect`].
+pub(super) fn connect(
+    first: &Session,
+    server: &Server,
+    wanted: Option<usize>,
+) -> Result<(usize, Vec<Connecting>), Error> {
+    open_while_connecting(wanted, || first.connect(), || start_connect(server.clone()))
+}
+
+/// The total number of connections for a round-trip time.
+fn connection_count(wanted: Option<usize>, round_trip: Duration) -> usize {
+    let intervals = round_trip.as_micros() / ROUND_TRIP_PER_CONNECTION.as_micros();
+    let many = usize::try_from(intervals).unwrap_or(usize::MAX);
+    let many = many.clamp(CONNECTION_BOUNDS.0, CONNECTION_BOUNDS.1);
+    wanted.unwrap_or(if round_trip < LONG_ROUND_TRIP {
+        1
+    } else {
+        many
+    })
+}
+
+/// Runs `first`, and calls `open` meanwhile for each extra connection, until `open` returns `None`.
+fn open_while_connecting<T: Send>(
+    wanted: Option<usize>,
+    first: impl FnOnce() -> Result<Duration, Error>,
+    open: impl Fn() -> Option<T> + Send,
+) -> Result<(usize, Vec<T>), Error> {
+    let (connected, waits) = mpsc::channel::<()>();
+    let (round_trip, opened) = thread::scope(|scope| {
+        let extra = scope.spawn(move || {
+            let mut opened = Vec::new();
+            // A connect that took this long may take as long again. Doubling the estimate opens all connections within
+            // half a round trip.
+            let (mut wait, mut waited) = (LONG_ROUND_TRIP, Duration::ZERO);
+            while waited < MAX_PRECONNECT_TIME
+                && waits.recv_timeout(wait) == Err(RecvTimeoutError::Timeout)
+            {
+                waited += wait;
+                wait = waited;
+                let total = connection_count(wanted, waited * 2);
+                while opened.len() + 1 < total {
+                    match open() {
+                        Some(connection) => opened.push(connection),
+                        None => return opened,
+                    }
+                }
+            }
+            opened
+        });
+        let round_trip = first();
+        drop(connected);
+        (round_trip, extra.join().unwrap_or_default())
+    });
+    Ok((connection_count(wanted, round_trip?), opened))
+}
+
+fn start_connect(server: Server) -> Option<Connecting> {
+    let connect = move || {
+        let session = Session::new(&server);
+        session.connect().ok()?;
+        Some(session)
+    };
+    let builder = thread::Builder::new().name("connect".to_owned());
+    builder.spawn(connect).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Connects the first until `until` others were opened. The open of number `limit` fails.
+    fn connected(wanted: Option<usize>, until: usize, limit: usize) -> (usize, Vec<usize>) {
+        let (opens, opened) = mpsc::channel();
+        let numbers = AtomicUsize::new(0);
+        let first = || {
+            (0..until).for_each(|_| opened.recv().expect("another one is opened"));
+            Ok(Duration::from_millis(150))
+        };
+        let open = move || {
+            let number = numbers.fetch_add(1, Ordering::Relaxed);
+            let _ = opens.send(());
+            (number + 1 < limit).then_some(number)
+        };
+        open_while_connecting(wanted, first, open).expect("it connects")
+    }
+
+    #[test]
+    fn extra_connections_open_while_the_first_connect_is_slow() {
+        assert_eq!(connected(Some(5), 4, 100), (5, vec![0, 1, 2, 3]));
+        let (total, opened) = connected(None, 7, 100);
+        assert_eq!(total, 60, "150 ms in intervals of 2.5 ms");
+        assert!((7..=63).contains(&opened.len()), "{opened:?}");
+    }
+
+    #[test]
+    fn opened_connections_stay_when_another_open_fails() {
+        assert_eq!(connected(Some(5), 3, 3), (5, vec![0, 1]));
+    }
+
+    #[test]
+    fn a_failed_first_connect_is_the_error() {
+        let refused = || Err(Error::NoBundle("refused".to_owned()));
+        let result = open_while_connecting(Some(3), refused, || Some(()));
+        assert!(matches!(result, Err(Error::NoBundle(reason)) if reason == "refused"));
+    }
+
+    #[test]
+    fn a_pull_over_one_connection_opens_no_other() {
+        assert_eq!(connected(Some(1), 0, 100), (1, vec![]));
+    }
+
+    #[test]
+    fn the_number_of_connections_grows_with_the_round_trip_within_bounds() {
+        let count = |millis| connection_count(None, Duration::from_millis(millis));
+        assert_eq!([9, 10, 50, 150, 1000].map(count), [1, 8, 20, 60, 64]);
+        assert_eq!(connection_count(Some(3), Duration::from_secs(1)), 3);
+    }
+}

@@ -1,0 +1,443 @@
+//! Pull an image as a bundle: from the request until the image is complete in the store.
+
+use std::io::Read as _;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::store::{Apply, Begin, Outcome, Whole};
+use pierhead_bundle::api::{Ask, Part, Stage};
+use pierhead_bundle::format::Known;
+use pierhead_oci::{Algorithm, Digest, Target};
+use pierhead_toc::FileDigest;
+
+use super::connections::{self, ExtraConnections};
+use super::context::PullContext;
+use super::header::{self, BundleStart};
+use super::preconnect;
+use super::records::{FetchOutcome, RecordFetch, RecordStream};
+use super::report::{ContentCounts, PullReport};
+use super::request::{BundleResponse, ReadinessWait, request_bundle};
+use super::schedule::FrameSchedule;
+use crate::http::{Request, RetryBackoff, Session};
+use crate::{Error, Unit, request_path};
+
+/// Most times that the server may replace the bundle during one pull.
+const MAX_CHANGES: usize = 3;
+/// Most rounds of requests for contents that are missing after the last frame.
+const MAX_REPAIR_ROUNDS: usize = 3;
+/// Time between two notes that the server still prepares the bundle, if no bar is drawn.
+const NOTE_INTERVAL: Duration = Duration::from_secs(60);
+const READ_SIZE: usize = 64 << 10;
+
+/// The result of a pull as a bundle.
+pub(super) enum BundleOutcome {
+    Image(Box<Whole>),
+    /// The server has no bundle that can be applied, for this reason.
+    Unavailable(String),
+}
+
+/// Pulls the bundle that `ask` describes. Resumes an interrupted pull of the same image first.
+pub(super) fn pull(
+    context: &PullContext<'_>,
+    session: &Session,
+    ask: &Ask,
+    report: &mut PullReport,
+) -> Result<BundleOutcome, Error> {
+    BundlePull { context, session }.run(ask, report)
+}
+
+/// The pull of one image as a bundle.
+struct BundlePull<'a> {
+    context: &'a PullContext<'a>,
+    session: &'a Session,
+}
+
+impl BundlePull<'_> {
+    fn run(&self, ask: &Ask, report: &mut PullReport) -> Result<BundleOutcome, Error> {
+        let context = self.context;
+        let name = format!(
+            "{} {} {}",
+            context.image, context.platform, context.with_layers
+        );
+        let wanted = context.connections.map(usize::from);
+        let (total, preconnected) = preconnect::connect(self.session, context.server, wanted)?;
+        report.connections = total;
+        if let Some(image) = self.resume(&name, total, report)? {
+            return Ok(BundleOutcome::Image(image));
+        }
+        let mut extra = ExtraConnections::open(
+            context.server,
+            &context.image,
+            Some(ask),
+            total,
+            preconnected,
+        );
+        let mut ask = ask.clone();
+        for _ in 0..MAX_CHANGES {
+            let start = match self.read_start(&ask, &extra)? {
+                Ok(start) => start,
+                Err(reason) => return Ok(BundleOutcome::Unavailable(reason)),
+            };
+            context.verify_manifest(self.session, &start.header.manifest)?;
+            // The header lists the base images that the server considered.
+            let haves = start.header.haves.iter();
+            let known = haves.filter(|have| have.known != Known::Unknown).count();
+            report.have_unknown = ask.have.len().saturating_sub(known);
+            let records = start.header.records;
+            let begun = context.store.begin(Begin {
+                name: &name,
+                ask: &ask,
+                etag: &start.etag,
+                prelude: &start.prelude,
+                body: &start.body,
+                header: *start.header,
+                proven: false,
+            });
+            let apply = match begun {
+                Ok(apply) => apply,
+                // The bundle relies on layers that have left the store since the request.
+                Err(pierhead_toc::Error::Malformed { .. })
+                    if self.drop_missing_layers(&mut ask)? =>
+                {
+                    extra = ExtraConnections::default();
+                    continue;
+                }
+                Err(error) => match fallback(&mut ask, error)? {
+                    Fallback::AskAgain => {
+                        extra = ExtraConnections::default();
+                        continue;
+                    }
+                    Fallback::Layers(reason) => return Ok(BundleOutcome::Unavailable(reason)),
+                },
+            };
+            let first_share_end = start.prelude.until;
+            let first = Some(RecordStream {
+                body: start.from,
+                decoder: start.decoder,
+                rest: start.rest,
+                end: first_share_end,
+            });
+            let extra = std::mem::take(&mut extra);
+            let fetched = self.fetch(&apply, first_share_end, records, first, extra)?;
+            if fetched == FetchOutcome::Complete {
+                let image = self.finish(self.session, &apply, report, total)?;
+                return Ok(BundleOutcome::Image(image));
+            }
+        }
+        let url = context.server.url();
+        Err(Error::protocol(
+            url,
+            "it changes the bundle again and again",
+        ))
+    }
+
+    /// Requests and reads the header, in pieces if the extra connections were asked for pieces. The inner error is the
+    /// reason why the server has no bundle.
+    fn read_start(
+        &self,
+        ask: &Ask,
+        extra: &ExtraConnections,
+    ) -> Result<Result<BundleStart, String>, Error> {
+        let mut first = Ask {
+            share: connections::share(0, extra.len() + 1),
+            pieces: extra.pieces().is_some(),
+            ..ask.clone()
+        };
+        // If the connection was lost meanwhile, the request below reports the error.
+        let timeout = header::piece_timeout(self.session.connect().unwrap_or_default());
+        loop {
+            let (etag, body) = match self.request(self.session, &mut first)? {
+                BundleResponse::Bundle { etag, body } => (etag, body),
+                BundleResponse::Unavailable(reason) => return Ok(Err(reason)),
+            };
+            let share = first.share.filter(|_| first.pieces);
+            let share = share.zip(extra.pieces());
+            let start = BundleStart::read(self.context.server, etag, body, share, timeout)?;
+            if let Some(start) = start {
+                return Ok(Ok(start));
+            }
+            // A piece is missing: request the whole header.
+            first.pieces = false;
+        }
+    }
+
+    /// Removes base images from the request whose layers have left the store. Returns whether there were any.
+    fn drop_missing_layers(&self, ask: &mut Ask) -> Result<bool, Error> {
+        let images = self.context.store.images()?;
+        let before = ask.have_layers.len();
+        ask.have_layers.retain(|manifest| {
+            let mut images = images.iter();
+            images.any(|image| image.layers && image.manifest == *manifest)
+        });
+        Ok(ask.have_layers.len() < before)
+    }
+
+    /// Resumes a pull that an earlier process began, if the server still has the same bundle.
+    fn resume(
+        &self,
+        name: &str,
+        total: usize,
+        report: &mut PullReport,
+    ) -> Result<Option<Box<Whole>>, Error> {
+        let context = self.context;
+        let Some(apply) = context.store.resume(name)? else {
+            return Ok(None);
+        };
+        let frames = |range: &Range<u32>| u64::from(range.end - range.start);
+        let missing: u64 = apply.missing().iter().map(frames).sum();
+        let all = apply.weights().count();
+        let records = apply.header().records;
+        let extra = ExtraConnections::open(context.server, &context.image, None, total, Vec::new());
+        if self.fetch(&apply, u32::MAX, records, None, extra)? == FetchOutcome::Changed {
+            return Ok(None);
+        }
+        report.frames_resumed = u64::try_from(all).unwrap_or(0).saturating_sub(missing);
+        let session = context.session();
+        context.verify_manifest(&session, &apply.header().manifest)?;
+        if missing == 0 && !self.is_current(&session, &apply)? {
+            return Ok(None);
+        }
+        self.finish(&session, &apply, report, total).map(Some)
+    }
+
+    /// Whether the tag still names the image of this bundle. With nothing left to request, no response has shown that.
+    fn is_current(&self, session: &Session, apply: &Apply) -> Result<bool, Error> {
+        if matches!(self.context.image.target, Target::Digest(_)) {
+            return Ok(true);
+        }
+        let mut ask = Ask {
+            part: Some(Part {
+                etag: apply.etag().to_owned(),
+                first: u32::MAX,
+                end: Some(u32::MAX),
+            }),
+            ..apply.ask().clone()
+        };
+        match self.request(session, &mut ask)? {
+            BundleResponse::Bundle { etag, .. } => Ok(etag == apply.etag()),
+            BundleResponse::Unavailable(_) => Ok(false),
+        }
+    }
+
+    /// Requests a bundle until the server has prepared it, or has none.
+    fn request(&self, session: &Session, ask: &mut Ask) -> Result<BundleResponse, Error> {
+        let context = self.context;
+        let image = &context.image;
+        let mut wait = ReadinessWait::new();
+        let mut last_note: Option<Instant> = None;
+        loop {
+            match request_bundle(session, image, ask) {
+                Ok(response) => return Ok(response),
+                Err(error) if let Some(reason) = wait.timed_out(&error) => {
+                    return Ok(BundleResponse::Unavailable(reason));
+                }
+                Err(error) => wait.wait(error, &mut |stage, progress| {
+                    let is_due = last_note.is_none_or(|at| at.elapsed() >= NOTE_INTERVAL);
+                    if !context.progress.is_drawn() && is_due {
+                        last_note = Some(Instant::now());
+                        let line = format!("{image} {stage} by the server");
+                        context.progress.note(&line);
+                    }
+                    let unit = match progress.stage {
+                        Stage::Index => Unit::Layers,
+                        _ => Unit::Bytes,
+                    };
+                    let subject = format!("{image} {stage}");
+                    context.progress.begin(&subject, unit, progress.total);
+                    context.progress.set(progress.done);
+                    // The extra connections were refused too, so that no piece of the header arrives.
+                    ask.pieces = false;
+                })?,
+            }
+        }
+    }
+
+    fn fetch(
+        &self,
+        apply: &Apply,
+        first_share_end: u32,
+        records: u64,
+        first: Option<RecordStream>,
+        extra: ExtraConnections,
+    ) -> Result<FetchOutcome, Error> {
+        let context = self.context;
+        let subject = context.image.to_string();
+        context.progress.begin(&subject, Unit::Bytes, records);
+        let schedule = FrameSchedule::new(
+            apply.weights(),
+            apply.missing(),
+            extra.len() + 1,
+            first_share_end,
+        );
+        RecordFetch::new(context, apply, schedule).run(first, extra)
+    }
+
+    /// Requests, one by one, the contents that no frame brought or that were altered in the store.
+    fn finish(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        report: &mut PullReport,
+        total: usize,
+    ) -> Result<Box<Whole>, Error> {
+        for _ in 0..MAX_REPAIR_ROUNDS {
+            match apply.finish()? {
+                Outcome::Complete(image) => {
+                    report.contents = ContentCounts::new(&apply.counts());
+                    return Ok(image);
+                }
+                Outcome::Need(contents) => {
+                    self.fetch_contents(session, apply, &contents, total)?;
+                }
+            }
+        }
+        Err(Error::Store(
+            "files of the store disappear as they are written: is somebody else cleaning it?"
+                .to_owned(),
+        ))
+    }
+
+    /// Fetches contents over at most `total` connections. Each takes the next content when it is free.
+    fn fetch_contents(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        contents: &[(FileDigest, u64)],
+        total: usize,
+    ) -> Result<(), Error> {
+        let manifest = Digest::of(Algorithm::Sha256, &apply.header().manifest);
+        let (next, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let fetch_some = |session: &Session| -> Result<(), Error> {
+            while !has_failed.load(Ordering::Relaxed)
+                && let Some((content, _)) = contents.get(next.fetch_add(1, Ordering::Relaxed))
+            {
+                let fetched = self.fetch_content(session, apply, content, manifest);
+                has_failed.fetch_or(fetched.is_err(), Ordering::Relaxed);
+                fetched?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others = 1..total.min(contents.len());
+            let others: Vec<_> = others
+                .map(|_| scope.spawn(|| fetch_some(&self.context.session())))
+                .collect();
+            let mut result = fetch_some(session);
+            for other in others {
+                let fetched = other
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and(fetched);
+            }
+            result
+        })
+    }
+
+    /// Fetches one content, with retries.
+    fn fetch_content(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        content: &FileDigest,
+        manifest: Digest,
+    ) -> Result<(), Error> {
+        let path = request_path::file(&self.context.image, Digest::from(*content), manifest);
+        let mut backoff = RetryBackoff::new();
+        loop {
+            match self.try_content(session, apply, content, &path) {
+                Err(error) => backoff.wait(error)?,
+                fetched => return fetched,
+            }
+        }
+    }
+
+    fn try_content(
+        &self,
+        session: &Session,
+        apply: &Apply,
+        content: &FileDigest,
+        path: &str,
+    ) -> Result<(), Error> {
+        let server = self.context.server;
+        let mut response = session.send(&Request::get(path, &[]))?;
+        if response.status != http::StatusCode::OK {
+            return Err(response.into_error(server, &format!("the file {content}")));
+        }
+        let mut receive = apply.receive(content)?;
+        let mut buffer = vec![0; READ_SIZE];
+        loop {
+            let doing = format!("{content} was cut");
+            let read = response.body.read(&mut buffer);
+            match read.map_err(Error::connection(doing))? {
+                0 => break,
+                read => receive.write(&buffer[..read])?,
+            }
+        }
+        self.context.progress.set(server.received());
+        Ok(receive.commit()?)
+    }
+}
+
+/// What to do when a bundle cannot be applied.
+enum Fallback {
+    /// The request was changed: send it again.
+    AskAgain,
+    /// Pull layers, for this reason.
+    Layers(String),
+}
+
+/// A base image may be damaged, so the first fallback is a bundle without base images. The second is layers, which the
+/// manifest proves.
+fn fallback(ask: &mut Ask, error: pierhead_toc::Error) -> Result<Fallback, Error> {
+    use pierhead_toc::Error as Bundle;
+    match error {
+        Bundle::Malformed { .. } | Bundle::Digest { .. } | Bundle::Missing(_)
+            if !ask.have.is_empty() =>
+        {
+            ask.have.clear();
+            ask.have_layers.clear();
+            Ok(Fallback::AskAgain)
+        }
+        Bundle::Malformed { .. } | Bundle::Digest { .. } => Ok(Fallback::Layers(error.to_string())),
+        error => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_toc::Error as Bundle;
+
+    use super::*;
+
+    #[test]
+    fn a_bundle_that_cannot_be_applied_is_requested_without_bases_and_then_as_layers() {
+        let malformed = || Bundle::Malformed {
+            what: "bundle",
+            why: "x".to_owned(),
+        };
+        let have = Digest::of(Algorithm::Sha256, b"have");
+        let mut ask = Ask {
+            have: vec![have],
+            have_layers: vec![have],
+            ..Ask::default()
+        };
+        let first = fallback(&mut ask, malformed());
+        assert!(matches!(first, Ok(Fallback::AskAgain)));
+        assert_eq!(ask, Ask::default());
+        let second = fallback(&mut ask, malformed());
+        assert!(matches!(second, Ok(Fallback::Layers(reason)) if reason.contains('x')));
+        ask.have.push(have);
+        let missing = Bundle::Missing("have".to_owned());
+        assert!(matches!(
+            fallback(&mut ask, missing),
+            Ok(Fallback::AskAgain)
+        ));
+        let full = Bundle::Io {
+            doing: "write".to_owned(),
+            source: std::io::ErrorKind::StorageFull.into(),
+        };
+        assert!(fallback(&mut ask, full).is_err());
+    }
+}

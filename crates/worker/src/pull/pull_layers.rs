@@ -1,0 +1,209 @@
+//! Pull an image as layers: index them here, as a server does, and take their files apart into the store.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::store::{Apply, Begin, Image, Outcome};
+use pierhead_bundle::api::Ask;
+use pierhead_bundle::format::{Frames, Header, Sizes, WireTable};
+use pierhead_oci::{Descriptor, Digest};
+use pierhead_toc::layer::{self, LayerIndex, Limits, Unhurried};
+use pierhead_toc::{FileBlob, FileDigest, Source as _, Table, table};
+use serde::Deserialize;
+
+use super::context::PullContext;
+use super::report::{ContentCounts, PullMethod, PullReport};
+use crate::http::Session;
+use crate::registry::{self, MAX_CONFIG};
+use crate::{Error, Unit};
+
+/// Folder of the store that holds layers until the image is complete.
+const FOLDER: &str = "layers";
+const READ_SIZE: usize = 256 << 10;
+/// Compression level of the table of contents. It stays on this machine.
+const TABLE_LEVEL: i32 = 1;
+
+/// Pulls manifest, config and layers, and completes the image in the store.
+///
+/// Layers stay on the disk until the image is complete, so that an interrupted pull resumes.
+pub(super) fn pull(
+    context: &PullContext<'_>,
+    session: &Session,
+    report: &mut PullReport,
+) -> Result<Image, Error> {
+    report.method = PullMethod::Layers;
+    report.connections = 1;
+    let reference = &context.image;
+    let progress = context.progress;
+    let resolved = registry::resolve(session, reference, &context.platform)?;
+    let stored = context
+        .store
+        .complete(&resolved.digest, context.with_layers)?;
+    if let Some(image) = stored {
+        report.contents.reused = u64::from(image.table.visible());
+        return Ok(image);
+    }
+    let folder = context.store.path().join(FOLDER);
+    fs::create_dir_all(&folder)
+        .map_err(Error::file(format!("cannot make {}", folder.display())))?;
+    if resolved.config.size > MAX_CONFIG {
+        let message = format!("the config of {reference} is too large");
+        return Err(Error::Image(message));
+    }
+    let blobs = || resolved.layers.iter().chain([&resolved.config]);
+    let total = blobs().map(|blob| blob.size).sum();
+    progress.begin(&reference.to_string(), Unit::Bytes, total);
+    let path = |blob: &Descriptor| folder.join(blob.digest.hex());
+    for blob in blobs() {
+        let mut advance = |bytes| progress.advance(bytes);
+        registry::fetch_blob(session, reference, blob, &path(blob), &mut advance)?;
+    }
+    let config = read_config(&path(&resolved.config))?;
+    let parsed: ImageConfig = serde_json::from_slice(&config)
+        .map_err(|error| Error::Image(format!("the config of {reference}: {error}")))?;
+    let diff_ids = parsed.rootfs.diff_ids;
+    if diff_ids.len() != resolved.layers.len() {
+        let message = format!("{reference} has not as many layers as its config says");
+        return Err(Error::Image(message));
+    }
+    let mut readers = Vec::new();
+    progress.begin(&format!("{reference} is indexed"), Unit::Bytes, total);
+    for (blob, diff_id) in resolved.layers.iter().zip(&diff_ids) {
+        let file = open_layer(&path(blob))?;
+        let request = layer::Request {
+            media_type: blob.media_type.as_str(),
+            diff_id,
+            limits: Limits::default(),
+        };
+        let index = path(blob).with_extension("index");
+        let index = layer::index(&file, &request, &mut Unhurried, &index)?;
+        progress.advance(blob.size);
+        readers.push(index.reader(Arc::new(file)));
+    }
+    let indexes: Vec<&LayerIndex> = readers.iter().map(layer::LayerReader::index).collect();
+    let table = Table::build(&indexes)?;
+    // The store applies bundles only: this bundle has a table of contents and no frames.
+    let header = Header {
+        layers: context.with_layers,
+        media_type: resolved.manifest.media_type.to_string(),
+        manifest: resolved.manifest.bytes.to_vec(),
+        config,
+        haves: Vec::new(),
+        table: WireTable {
+            base: None,
+            digest: *FileDigest::of(table.bytes()).as_bytes(),
+            len: u32::try_from(table.bytes().len()).unwrap_or(u32::MAX),
+            coded: table::encode(&table, None, TABLE_LEVEL)?,
+        },
+        frames: Frames::encode([], &NoSizes)?,
+        records: 0,
+    };
+    drop(table);
+    let (prelude, body) = header.encode(TABLE_LEVEL)?;
+    let apply = context.store.begin(Begin {
+        name: &format!("layers of {} {}", resolved.digest, context.with_layers),
+        ask: &Ask::default(),
+        etag: "\"layers\"",
+        prelude: &prelude,
+        body: &body,
+        header,
+        proven: true,
+    })?;
+    let image = loop {
+        match apply.finish()? {
+            Outcome::Complete(complete) => break complete.recorded()?,
+            Outcome::Need(contents) => {
+                let mut missing: HashMap<FileDigest, u64> = contents.into_iter().collect();
+                let total = missing.values().sum();
+                progress.begin(&format!("{reference} is unpacked"), Unit::Bytes, total);
+                for reader in &readers {
+                    let skeleton = reader.index().skeleton();
+                    // The order of the tar file: each byte is inflated once.
+                    for file in std::iter::once(Ok(skeleton)).chain(reader.index().files()) {
+                        let (content, _) = file?;
+                        if let Some(size) = missing.remove(&content) {
+                            store_content(context, &apply, reader, &content, size)?;
+                        }
+                    }
+                }
+                if !missing.is_empty() {
+                    return Err(Error::Image(
+                        "the layers lack files of their own index".to_owned(),
+                    ));
+                }
+            }
+        }
+    };
+    report.contents = ContentCounts::new(&apply.counts());
+    for blob in blobs() {
+        // The next pull of the image removes what stays here.
+        let _ = fs::remove_file(path(blob));
+        let _ = fs::remove_file(path(blob).with_extension("index"));
+    }
+    let _ = fs::remove_dir(&folder);
+    Ok(image)
+}
+
+/// Copies one content from its layer into the store.
+fn store_content(
+    context: &PullContext<'_>,
+    apply: &Apply,
+    reader: &layer::LayerReader,
+    content: &FileDigest,
+    size: u64,
+) -> Result<(), Error> {
+    let mut receive = apply.receive(content)?;
+    let mut buffer = vec![0; READ_SIZE];
+    let mut offset = 0;
+    while offset < size {
+        let len = usize::try_from(size - offset).unwrap_or(usize::MAX);
+        let piece = &mut buffer[..len.min(READ_SIZE)];
+        reader
+            .read_at(content, offset, piece)
+            .map_err(Error::file(format!("cannot read {content} in its layer")))?;
+        receive.write(piece)?;
+        let len = u64::try_from(piece.len()).unwrap_or(u64::MAX);
+        offset += len;
+        context.progress.advance(len);
+    }
+    Ok(receive.commit()?)
+}
+
+/// Sizes for a frame list without frames.
+struct NoSizes;
+
+impl Sizes for NoSizes {
+    fn wanted(&self, _: u32) -> Option<u64> {
+        None
+    }
+
+    fn had(&self, _: u16, _: u32) -> Option<u64> {
+        None
+    }
+}
+
+#[derive(Deserialize)]
+struct ImageConfig {
+    rootfs: RootfsConfig,
+}
+
+#[derive(Deserialize)]
+struct RootfsConfig {
+    diff_ids: Vec<Digest>,
+}
+
+fn read_config(path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = pierhead_remote::open_file(path)
+        .and_then(|file| file.take(MAX_CONFIG).read_to_end(&mut bytes));
+    read.map_err(Error::file(format!("cannot read {}", path.display())))?;
+    Ok(bytes)
+}
+
+fn open_layer(path: &Path) -> Result<FileBlob, Error> {
+    let opened = pierhead_remote::open_file(path).and_then(FileBlob::new);
+    opened.map_err(Error::file(format!("cannot read {}", path.display())))
+}

@@ -1,0 +1,96 @@
+//! The result of a pull.
+
+use crate::store;
+use serde::Serialize;
+
+/// How the contents of an image were transferred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PullMethod {
+    /// As a bundle.
+    #[default]
+    Bundle,
+    /// As layers.
+    Layers,
+}
+
+/// The result of a pull. Its serialized form is the object of `pierhead pull --json`: fields are added, none is removed.
+#[derive(Debug, Default, Serialize)]
+pub struct PullReport {
+    /// The full reference.
+    pub image: String,
+    /// The digest of the manifest.
+    pub digest: String,
+    /// How the contents were transferred.
+    pub method: PullMethod,
+    /// Why the image was not pulled as a bundle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Bytes that came out of the sockets. TLS records and HTTP heads count.
+    pub bytes_received: u64,
+    /// File contents by their source.
+    pub contents: ContentCounts,
+    /// Base images that the worker named to the server.
+    pub have: usize,
+    /// Base images among these that the server does not know.
+    pub have_unknown: usize,
+    /// Parallel connections.
+    pub connections: usize,
+    /// Frames that an earlier, interrupted pull had received.
+    pub frames_resumed: u64,
+    /// Seconds until all contents were in the store. Flush and export follow.
+    pub seconds: f64,
+    /// Seconds of the export.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub export_seconds: Option<f64>,
+    /// The path of the export.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// Properties of the image that the export could not keep, and other problems that did not stop the pull.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Numbers of file contents by their source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ContentCounts {
+    /// Contents that the store had.
+    pub reused: u64,
+    /// Contents that arrived as a patch against a stored content.
+    pub patched: u64,
+    /// Contents that were assembled in part from stored contents.
+    pub chunked: u64,
+    /// Contents that arrived in full.
+    pub full: u64,
+}
+
+impl ContentCounts {
+    pub(super) fn new(counts: &store::Counts) -> Self {
+        Self {
+            reused: counts.reused.contents,
+            patched: counts.patched.contents,
+            chunked: counts.chunked.contents,
+            full: counts.full.contents,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_has_the_fields_that_scripts_read() {
+        let report = PullReport {
+            image: "docker.io/library/redis:7".to_owned(),
+            bytes_received: 7,
+            ..PullReport::default()
+        };
+        let json = serde_json::to_value(&report).expect("an object");
+        assert_eq!(json["bytes_received"], 7);
+        assert_eq!(json["method"], "bundle");
+        let contents = serde_json::json!({"reused":0,"patched":0,"chunked":0,"full":0});
+        assert_eq!(json["contents"], contents);
+        assert!(json.get("reason").is_none() && json.get("warnings").is_none());
+    }
+}

@@ -1,0 +1,311 @@
+//! Pull side of the Distribution API: manifests and blobs, for images that the server has no bundle of.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::Path;
+
+use http::{StatusCode, header};
+use pierhead_oci::{
+    Body, Descriptor, Digest, Hasher, Manifest, MediaType, Platform, Reference, Target,
+};
+
+use crate::http::{Request, Response, RetryBackoff, Session};
+use crate::{Error, Server, Url, request_path};
+
+/// Most platforms of an index that an error message lists.
+const MAX_LISTED_PLATFORMS: usize = 32;
+/// Most characters of one platform in an error message.
+const MAX_PLATFORM_CHARS: usize = 64;
+/// Most bytes of a manifest, as registries limit it.
+const MAX_MANIFEST: usize = 4 << 20;
+/// Most bytes of a config, which is read into memory.
+pub(crate) const MAX_CONFIG: u64 = 8 << 20;
+/// Most redirects of a blob. A registry redirects to its storage once or twice.
+const MAX_REDIRECTS: usize = 5;
+const READ_SIZE: usize = 256 << 10;
+
+/// A manifest with its exact bytes, and what it points to.
+pub(crate) struct ResolvedImage {
+    /// The digest of the manifest, never of an index.
+    pub(crate) digest: Digest,
+    pub(crate) manifest: Manifest,
+    pub(crate) config: Descriptor,
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+/// Fetches the manifest of an image. From an index, chooses the manifest of the platform.
+///
+/// # Errors
+/// Those of the exchange; [`Error::NotFound`]; [`Error::Image`] if the index lacks the platform.
+pub(crate) fn resolve(
+    session: &Session,
+    image: &Reference,
+    platform: &Platform,
+) -> Result<ResolvedImage, Error> {
+    let first = fetch_manifest(session, image, &image.target)?;
+    let chosen = match &first.body {
+        Body::Index { manifests, .. } => {
+            let entry = first.choose(platform).ok_or_else(|| {
+                let mut all: Vec<_> = manifests
+                    .iter()
+                    .filter_map(|entry| entry.platform.as_ref())
+                    .filter(|platform| !platform.is_unknown())
+                    .map(shown_platform)
+                    .collect();
+                all.dedup();
+                all.truncate(MAX_LISTED_PLATFORMS);
+                Error::Image(format!(
+                    "{image} is not for {platform}; name one of its platforms with --platform: {}",
+                    all.join(" ")
+                ))
+            })?;
+            fetch_manifest(session, image, &Target::Digest(entry.digest))?
+        }
+        _ => first,
+    };
+    match &chosen.body {
+        Body::Image { config, layers, .. } => Ok(ResolvedImage {
+            digest: chosen.digest(),
+            config: config.clone(),
+            layers: layers.clone(),
+            manifest: chosen,
+        }),
+        _ => Err(Error::Image(format!("{image} is an index of indexes"))),
+    }
+}
+
+/// A platform as the author of an index wrote it, without control characters and cut to [`MAX_PLATFORM_CHARS`].
+fn shown_platform(platform: &Platform) -> String {
+    let text = platform.to_string();
+    let mut shown: String = text.escape_debug().take(MAX_PLATFORM_CHARS).collect();
+    if text.escape_debug().count() > MAX_PLATFORM_CHARS {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Checks that a server has an image.
+///
+/// # Errors
+/// Those of the exchange; [`Error::NotFound`].
+pub fn require_image(server: &Server, image: &Reference) -> Result<(), Error> {
+    check_manifest(&Session::new(server), image)
+}
+
+/// As [`require_image`], over a session.
+pub(crate) fn check_manifest(session: &Session, image: &Reference) -> Result<(), Error> {
+    fetch_manifest(session, image, &image.target).map(drop)
+}
+
+pub(crate) fn not_found(image: &Reference, server: &Server) -> Error {
+    Error::NotFound {
+        image: image.to_string(),
+        server: server.url().to_string(),
+    }
+}
+
+/// Fetches a manifest, with retries.
+fn fetch_manifest(
+    session: &Session,
+    image: &Reference,
+    target: &Target,
+) -> Result<Manifest, Error> {
+    let path = request_path::manifest(image, target.clone());
+    let accept = [
+        MediaType::OCI_MANIFEST,
+        MediaType::DOCKER_MANIFEST,
+        MediaType::OCI_INDEX,
+        MediaType::DOCKER_LIST,
+    ];
+    let headers = [("accept", accept.join(", "))];
+    let mut backoff = RetryBackoff::new();
+    loop {
+        match try_manifest(session, image, &path, &headers) {
+            Ok(manifest) => {
+                if let Target::Digest(wanted) = target {
+                    let found = Digest::of(wanted.algorithm(), &manifest.bytes);
+                    check_digest(image, wanted, &found)?;
+                }
+                return Ok(manifest);
+            }
+            Err(error) => backoff.wait(error)?,
+        }
+    }
+}
+
+fn try_manifest(
+    session: &Session,
+    image: &Reference,
+    path: &str,
+    headers: &[(&'static str, String)],
+) -> Result<Manifest, Error> {
+    let server = session.server();
+    let response = session.send(&Request::get(path, headers))?;
+    match response.status {
+        StatusCode::OK => {}
+        StatusCode::NOT_FOUND => return Err(not_found(image, server)),
+        _ => return Err(response.into_error(server, &image.to_string())),
+    }
+    let media_type = response.header(header::CONTENT_TYPE).map(str::to_owned);
+    let doing = format!("the manifest of {image}");
+    let bytes = response.body.all(MAX_MANIFEST);
+    let bytes = bytes.map_err(Error::connection(doing))?;
+    Manifest::parse(bytes.into(), media_type.as_deref())
+        .map_err(|error| Error::protocol(server.url(), error))
+}
+
+/// Fetches a blob into a file and verifies it. Resumes behind the bytes that the file has.
+///
+/// # Errors
+/// Those of the exchange and of the file. After a digest mismatch, the file is empty.
+pub(crate) fn fetch_blob(
+    session: &Session,
+    image: &Reference,
+    wanted: &Descriptor,
+    to: &Path,
+    advance: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
+    let doing = || format!("cannot write {}", to.display());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true);
+    let mut file = pierhead_remote::open_file_with(&mut options, rustix::fs::OFlags::empty(), to)
+        .map_err(Error::file(doing()))?;
+    let mut hasher = Hasher::new(wanted.digest.algorithm());
+    let mut offset = hash_file(&mut file, &mut hasher).map_err(Error::file(doing()))?;
+    if offset > wanted.size {
+        file.set_len(0).map_err(Error::file(doing()))?;
+        file.rewind().map_err(Error::file(doing()))?;
+        (offset, hasher) = (0, Hasher::new(wanted.digest.algorithm()));
+    }
+    advance(offset);
+    let mut backoff = RetryBackoff::new();
+    while offset < wanted.size {
+        let before = offset;
+        let result = request_blob(session, image, wanted, offset, |bytes| {
+            file.write_all(bytes).map_err(Error::file(doing()))?;
+            hasher.update(bytes);
+            let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            offset += len;
+            advance(len);
+            Ok(())
+        });
+        if offset > before {
+            backoff.reset();
+        }
+        if let Err(error) = result {
+            backoff.wait(error)?;
+        }
+    }
+    let found = hasher.finish();
+    if found != wanted.digest {
+        file.set_len(0).map_err(Error::file(doing()))?;
+    }
+    check_digest(image, &wanted.digest, &found)
+}
+
+/// Hashes a file from its start. Returns its length.
+fn hash_file(file: &mut File, hasher: &mut Hasher) -> std::io::Result<u64> {
+    let mut buffer = vec![0; READ_SIZE];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return file.seek(SeekFrom::End(0)),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}
+
+/// Requests a blob from an offset on, and follows redirects.
+fn request_blob(
+    session: &Session,
+    image: &Reference,
+    wanted: &Descriptor,
+    offset: u64,
+    write: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let headers = match offset {
+        0 => Vec::new(),
+        offset => vec![("range", format!("bytes={offset}-"))],
+    };
+    let mut redirected: Option<(Session, String)> = None;
+    for _ in 0..=MAX_REDIRECTS {
+        let (session, path) = match &redirected {
+            Some((session, path)) => (session, path.clone()),
+            None => (session, request_path::blob(image, wanted.digest)),
+        };
+        let server = session.server().clone();
+        let response = session.send(&Request::get(&path, &headers))?;
+        if !response.status.is_redirection() {
+            return read_blob(response, &server, image, wanted, offset, write);
+        }
+        let location = response.header(header::LOCATION).unwrap_or_default();
+        let (url, path) = match location.starts_with('/') {
+            true => (server.url().clone(), location.to_owned()),
+            false => Url::split(location)
+                .ok_or_else(|| Error::protocol(server.url(), "it leads nowhere"))?,
+        };
+        redirected = Some((Session::new(&server.redirected_to(url)), path));
+    }
+    Err(Error::protocol(
+        session.server().url(),
+        "it leads in circles",
+    ))
+}
+
+fn read_blob(
+    mut response: Response,
+    server: &Server,
+    image: &Reference,
+    wanted: &Descriptor,
+    offset: u64,
+    mut write: impl FnMut(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut skip = match response.status {
+        StatusCode::PARTIAL_CONTENT if offset > 0 => {
+            let range = response.header(header::CONTENT_RANGE).unwrap_or_default();
+            if !range.starts_with(&format!("bytes {offset}-")) {
+                let reason = format!("another range than was asked for: {range:?}");
+                return Err(Error::protocol(server.url(), reason));
+            }
+            0
+        }
+        // A server without ranges sends the bytes before the offset again.
+        StatusCode::OK => offset,
+        _ => return Err(response.into_error(server, &format!("{} of {image}", wanted.digest))),
+    };
+    let mut left = wanted.size - offset;
+    let mut buffer = vec![0; READ_SIZE];
+    loop {
+        let doing = || format!("{} of {image}", wanted.digest);
+        let read = response.body.read(&mut buffer);
+        let read = read.map_err(Error::connection(doing()))?;
+        if read == 0 {
+            return match left {
+                0 => Ok(()),
+                _ => Err(Error::connection(doing())(
+                    std::io::ErrorKind::UnexpectedEof.into(),
+                )),
+            };
+        }
+        let skipped = usize::try_from(skip).unwrap_or(usize::MAX).min(read);
+        skip -= u64::try_from(skipped).unwrap_or(0);
+        let bytes = &buffer[skipped..read];
+        left = left
+            .checked_sub(u64::try_from(bytes.len()).unwrap_or(u64::MAX))
+            .ok_or_else(|| {
+                let reason = format!("{} is longer than its manifest says", wanted.digest);
+                Error::protocol(server.url(), reason)
+            })?;
+        write(bytes)?;
+    }
+}
+
+fn check_digest(image: &Reference, wanted: &Digest, found: &Digest) -> Result<(), Error> {
+    match wanted == found {
+        true => Ok(()),
+        false => Err(Error::Bundle(pierhead_toc::Error::Digest {
+            what: format!("what was sent of {image}"),
+            expected: wanted.to_string(),
+            found: found.to_string(),
+        })),
+    }
+}

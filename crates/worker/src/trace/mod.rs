@@ -1,0 +1,283 @@
+//! Record which files a container start opens, in order, and send the order to a pierhead.
+
+mod open_watch;
+mod order;
+mod process;
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use pierhead_bundle::api::{MAX_DOCUMENT, Trace, TraceReport};
+use pierhead_oci::{Platform, Reference};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::http::{Request, RetryBackoff, Session};
+use crate::inspect::ImageSource;
+use crate::{Error, Progress, Server, request_path};
+use open_watch::{ImageRoot, OpenWatch};
+pub use order::{read_paths, write_paths};
+use process::TracedProcess;
+
+/// Most bytes of the response to an order.
+const MAX_REPORT: usize = 64 << 10;
+
+/// Whose start is recorded.
+pub enum TraceSubject {
+    /// Run this command and record from its start. Its arguments follow its program.
+    Command(Vec<OsString>),
+    /// Record a process that runs already.
+    Process(u32),
+}
+
+/// What to record.
+pub struct RecordOptions {
+    /// The folder with the tree of the image. Without it, the root of the process.
+    pub root: Option<PathBuf>,
+    /// The command or the process.
+    pub subject: TraceSubject,
+    /// Longest recording. Without it, the recording ends with the command or the process.
+    pub max_duration: Option<Duration>,
+    /// The recording ends when this descriptor becomes readable.
+    pub stop: Option<OwnedFd>,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub struct Recording {
+    /// Paths below the root, without a leading slash, in the order of the first open of each.
+    pub paths: Vec<Vec<u8>>,
+    /// Whether the kernel dropped events, or more files were opened than an order may have.
+    pub is_incomplete: bool,
+    /// The exit status of the command, if it ended by itself.
+    pub status: Option<ExitStatus>,
+}
+
+/// The result of [`send`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SentOrder {
+    /// Files of the image that were sent.
+    pub files: usize,
+    /// Files among these that the server found in the image. Older servers do not report it.
+    pub matched: Option<u64>,
+}
+
+/// Records the opens of files below a root until the subject ends, the time is up or `stop` is readable.
+///
+/// A command that still runs at the end is terminated. A process that ran before is not.
+///
+/// # Errors
+/// [`Error::Usage`] if the process is gone or has the root of this machine; [`Error::Trace`] if this machine cannot record,
+/// or if nothing was opened.
+pub fn record(options: RecordOptions, progress: &dyn Progress) -> Result<Recording, Error> {
+    let joined = match &options.subject {
+        // The pidfd is opened before the root, and checked after the root is open.
+        TraceSubject::Process(pid) => Some((*pid, TracedProcess::join(*pid)?)),
+        TraceSubject::Command(_) => None,
+    };
+    let root = match (&options.root, &joined) {
+        (Some(root), _) => ImageRoot::open(root).map_err(Error::Trace)?,
+        (None, Some((pid, process))) => {
+            let root = container_root(*pid)?;
+            // If the process has ended, its PID may belong to another process by now, and so may the opened root.
+            if process.has_ended()? {
+                return Err(Error::Trace(format!("process {pid} has ended")));
+            }
+            root
+        }
+        (None, None) => {
+            let message = "name the image's tree with --root";
+            return Err(Error::Usage(message.to_owned()));
+        }
+    };
+    let mut watch = OpenWatch::new(root).map_err(Error::Trace)?;
+    let (pid, mut process) = match (joined, options.subject) {
+        (Some((pid, process)), _) => (Some(pid), process),
+        (None, TraceSubject::Command(command)) => (None, TracedProcess::start(&command)?),
+        (None, TraceSubject::Process(pid)) => (Some(pid), TracedProcess::join(pid)?),
+    };
+    progress.note(&format!(
+        "recording what is opened below {}",
+        watch.root().shown()
+    ));
+    let started = Instant::now();
+    let deadline = options.max_duration.map(|longest| started + longest);
+    let stop = options.stop.as_ref().map(|stop| stop.as_fd());
+    let end = wait(&mut watch, process.pidfd(), stop, deadline)?;
+    let status = match end {
+        RecordingEnd::ProcessEnded => process.status(),
+        RecordingEnd::Deadline | RecordingEnd::Stopped => {
+            process.terminate(|pidfd, deadline| {
+                let end = wait(&mut watch, pidfd, None, Some(deadline))?;
+                Ok(end == RecordingEnd::ProcessEnded)
+            })?;
+            None
+        }
+    };
+    watch.drain().map_err(Error::Trace)?;
+    let root = watch.root().shown().to_string();
+    let (paths, is_incomplete) = watch.finish();
+    if paths.is_empty() {
+        return Err(Error::Trace(nothing_opened(pid, &root, started.elapsed())));
+    }
+    Ok(Recording {
+        paths,
+        is_incomplete,
+        status,
+    })
+}
+
+/// Sends the order of the files that belong to the image. No other path leaves this machine.
+///
+/// # Errors
+/// [`Error::Trace`] if no path is a file of the image, or if the order is too long; those of the exchange.
+pub fn send(
+    server: &Server,
+    image: &Reference,
+    platform: &Platform,
+    paths: &[Vec<u8>],
+    progress: &dyn Progress,
+) -> Result<SentOrder, Error> {
+    let source = ImageSource::new(Some(server), None, platform.clone())?;
+    let details = source.look_up(image, progress)?;
+    let files = order::image_files(&details.table, paths)?;
+    if files.is_empty() {
+        return Err(Error::Trace(format!(
+            "none of the {} files that were opened is a file of {image}: is it the image that runs? Nothing was sent",
+            paths.len(),
+        )));
+    }
+    let trace = Trace {
+        // The tag may move meanwhile. The digest does not.
+        image: details.digest.to_string(),
+        platform: Some(platform.to_string()),
+        files,
+    };
+    let body = serde_json::to_vec(&trace)
+        .map_err(|error| Error::file("cannot encode the order")(error.into()))?;
+    if body.len() > MAX_DOCUMENT {
+        return Err(Error::Trace(
+            "the order is too long: record for fewer --seconds".to_owned(),
+        ));
+    }
+    let path = request_path::trace(image);
+    let mut backoff = RetryBackoff::new();
+    let session = Session::new(server);
+    loop {
+        let error = match session.send(&Request::post(&path, "application/json", &body)) {
+            Ok(response) if response.status.is_success() => {
+                let report = response.body.all(MAX_REPORT).unwrap_or_default();
+                let report = serde_json::from_slice::<TraceReport>(&report);
+                return Ok(SentOrder {
+                    files: trace.files.len(),
+                    matched: report.ok().map(|report| report.matched),
+                });
+            }
+            Ok(response) => response.into_error(server, &format!("the order of {image}")),
+            Err(error) => error,
+        };
+        backoff.wait(error)?;
+    }
+}
+
+/// Why no file was seen, with advice.
+fn nothing_opened(pid: Option<u32>, root: &str, took: Duration) -> String {
+    match pid {
+        Some(pid) => format!(
+            "process {pid} opened nothing in {} s: make it work meanwhile, or trace the container from its start",
+            took.as_secs()
+        ),
+        None => {
+            format!("no file below {root} was opened: is it the root that the command runs in?")
+        }
+    }
+}
+
+/// The root of a process in a container.
+fn container_root(pid: u32) -> Result<ImageRoot, Error> {
+    let root = ImageRoot::of_process(pid).map_err(Error::Trace)?;
+    let is_host = root.is_of_this_machine();
+    if is_host.map_err(Error::file("cannot compare the roots"))? {
+        return Err(Error::Usage(format!(
+            "process {pid} runs in no container: its root is the root of this machine, and the order would name files \
+             of this machine. Name a process of the container with --pid, or the image's tree with --root"
+        )));
+    }
+    Ok(root)
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RecordingEnd {
+    ProcessEnded,
+    Deadline,
+    Stopped,
+}
+
+/// Records events until the process ends, `stop` is readable or the deadline has passed.
+fn wait(
+    watch: &mut OpenWatch,
+    process: BorrowedFd<'_>,
+    stop: Option<BorrowedFd<'_>>,
+    deadline: Option<Instant>,
+) -> Result<RecordingEnd, Error> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Ok(RecordingEnd::Deadline);
+        }
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let (has_ended, is_stopped) = {
+            let mut ready: Vec<_> = [Some(watch.as_fd()), Some(process), stop]
+                .into_iter()
+                .flatten()
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                .collect();
+            match poll(&mut ready, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(Error::Trace(error.to_string())),
+            }
+            let is_ready =
+                |index: usize| ready.get(index).is_some_and(|it| !it.revents().is_empty());
+            (is_ready(1), is_ready(2))
+        };
+        watch.drain().map_err(Error::Trace)?;
+        if has_ended {
+            return Ok(RecordingEnd::ProcessEnded);
+        }
+        if is_stopped {
+            return Ok(RecordingEnd::Stopped);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_process_and_a_wrong_root_get_different_advice() {
+        let took = Duration::from_millis(4100);
+        let idle = nothing_opened(Some(7), "/r", took);
+        assert!(
+            idle.starts_with("process 7 opened nothing in 4 s: make it work"),
+            "{idle}"
+        );
+        assert!(nothing_opened(None, "/r", took).contains("is it the root"));
+    }
+
+    #[test]
+    fn a_process_of_this_machine_is_refused_before_anything_is_recorded() {
+        let options = RecordOptions {
+            root: None,
+            subject: TraceSubject::Process(std::process::id()),
+            max_duration: Some(Duration::ZERO),
+            stop: None,
+        };
+        let error = record(options, &crate::NoProgress).expect_err("no container");
+        assert!(matches!(&error, Error::Usage(why) if why.contains("runs in no container")));
+    }
+}

@@ -1,0 +1,136 @@
+//! The order in which files were opened, as text: one path per line, relative to the root of the image.
+
+use std::io::{self, Read as _, Write};
+use std::path::Path;
+
+use pierhead_bundle::api::MAX_TRACE;
+use pierhead_toc::{Image, Table, Tree};
+
+use crate::Error;
+
+/// Most bytes of a file with an order.
+const MAX_TEXT: u64 = 16 << 20;
+/// Most bytes of a path, as an entry of an image may have.
+const MAX_PATH: usize = 4096;
+
+/// Writes an order as text. Leaves out paths with a line break, which no image needs to start.
+///
+/// # Errors
+/// The writer's.
+pub fn write_paths(paths: &[Vec<u8>], out: &mut dyn Write) -> io::Result<()> {
+    for path in paths.iter().filter(|path| !path.contains(&b'\n')) {
+        out.write_all(path)?;
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+/// Reads an order from a file. A leading `/` or `./` of a path is ignored.
+///
+/// # Errors
+/// [`Error::Trace`] with the file and the line.
+pub fn read_paths(from: &Path) -> Result<Vec<Vec<u8>>, Error> {
+    let shown = from.display();
+    let failed = |reason: String| Err(Error::Trace(reason));
+    let mut text = Vec::new();
+    let file = pierhead_remote::open_file(from)
+        .and_then(|file| file.take(MAX_TEXT + 1).read_to_end(&mut text));
+    file.map_err(Error::file(format!("cannot read {shown}")))?;
+    if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_TEXT {
+        return failed(format!("{shown} is more than an order of files"));
+    }
+    let mut paths = Vec::new();
+    for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = line
+            .strip_prefix(b".")
+            .filter(|rest| rest.starts_with(b"/"))
+            .unwrap_or(line);
+        let start = line.iter().take_while(|byte| **byte == b'/').count();
+        let path = &line[start..];
+        if path.is_empty() {
+            continue;
+        }
+        let clean = path
+            .split(|byte| *byte == b'/')
+            .all(|part| !matches!(part, b"" | b"." | b".."));
+        if !clean || path.len() > MAX_PATH || path.contains(&0) {
+            return failed(format!(
+                "{shown}, line {}: no path of a file below the root",
+                number + 1
+            ));
+        }
+        paths.push(path.to_vec());
+        if paths.len() > MAX_TRACE {
+            return failed(format!("{shown} names more than {MAX_TRACE} files"));
+        }
+    }
+    Ok(paths)
+}
+
+/// Selects the paths that are regular files of the image. All other paths stay here, since they may reveal local files. So
+/// do paths that are not UTF-8, since JSON cannot hold them.
+pub(super) fn image_files(table: &Table, paths: &[Vec<u8>]) -> Result<Vec<String>, Error> {
+    let tree = Tree::of(Image::mounted(table))?;
+    let own = paths.iter().filter(|path| tree.file(path).is_some());
+    let text = own.filter_map(|path| String::from_utf8(path.clone()).ok());
+    Ok(text.take(MAX_TRACE).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_toc::table::LayerEntries;
+    use pierhead_toc::{Entry, FileDigest, Kind, Time};
+
+    use super::*;
+
+    #[test]
+    fn only_files_of_the_image_are_sent() {
+        let file = |path: &str| {
+            Ok(Entry {
+                path: path.into(),
+                kind: Kind::File {
+                    content: FileDigest::of(path.as_bytes()),
+                    size: path.len() as u64,
+                },
+                mode: 0o644,
+                uid: 0,
+                gid: 0,
+                modified: Time::default(),
+                xattrs: Vec::new(),
+            })
+        };
+        let names = ["app", "etc"];
+        let layer = LayerEntries {
+            diff_id: FileDigest::of(b"diff").into(),
+            files: names
+                .iter()
+                .map(|name| Ok((FileDigest::of(name.as_bytes()), name.len() as u64))),
+            skeleton: (FileDigest::of(b"skeleton"), 8),
+            entries: names.map(file).into_iter(),
+        };
+        let table = Table::merge([layer]).expect("sound");
+        let opened = ["home/me/secret", "etc", "app", "app/sub", ""].map(|path| path.into());
+        assert_eq!(image_files(&table, &opened).expect("sound"), ["etc", "app"]);
+    }
+
+    #[test]
+    fn a_written_order_is_read_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("order");
+        let paths = [b"bin/sh".to_vec(), b"lib/\xff".to_vec(), b"a\nb".to_vec()];
+        let mut out = std::fs::File::create(&file).expect("created");
+        write_paths(&paths, &mut out).expect("written");
+        assert_eq!(read_paths(&file).expect("read"), paths[..2]);
+        std::fs::write(&file, "/bin/sh\r\n\n./etc/passwd").expect("written");
+        assert_eq!(
+            read_paths(&file).expect("read"),
+            [b"bin/sh".to_vec(), b"etc/passwd".to_vec()]
+        );
+        for wrong in ["a/../b", "a//b", "a\0b"] {
+            std::fs::write(&file, format!("x\n{wrong}\n")).expect("written");
+            let error = read_paths(&file).expect_err(wrong).to_string();
+            assert!(error.contains("line 2"), "{error}");
+        }
+    }
+}
