@@ -8,6 +8,7 @@ mod check;
 mod console;
 mod corpus;
 mod dist;
+mod docs;
 mod dpu_vm;
 mod eviction;
 mod exec;
@@ -52,6 +53,12 @@ enum Task {
     },
     /// Say whether the charts' READMEs and schemas are what their values and the configuration make them.
     Chart(chart::Options),
+    /// Say whether the generated pages of docs/reference are current, or write them.
+    Docs {
+        /// Write them.
+        #[arg(long)]
+        write: bool,
+    },
     /// Build what is released: programs, a container image, Debian packages, checksums and bills of materials.
     ///
     /// For x86-64 and aarch64, for glibc 2.31 and later: zig links them. Everything but the programs is put together
@@ -104,6 +111,7 @@ fn main() -> ExitCode {
             install::all(install::Wanted { machine: true }).map(|()| ExitCode::SUCCESS)
         }
         Task::Chart(options) => chart::run(&options).map(|()| ExitCode::SUCCESS),
+        Task::Docs { write } => docs::run(write).map(|()| ExitCode::SUCCESS),
         Task::Dist(options) => dist::run(&options).map(|()| ExitCode::SUCCESS),
         Task::EvictionTable(options) => eviction::run(&options).map(|()| ExitCode::SUCCESS),
         Task::K8s(options) => k8s::run(&options),

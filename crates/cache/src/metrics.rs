@@ -89,7 +89,7 @@ impl Metrics {
         );
         registry.register("misses", "Claims that started a fill", self.misses.clone());
         registry.register(
-            "joins",
+            "coalesced",
             "Claims that joined a fill under way",
             self.joins.clone(),
         );
@@ -117,7 +117,7 @@ impl Metrics {
             self.refused.clone(),
         );
         registry.register(
-            "rot",
+            "corrupt_blobs",
             "Stored blobs found damaged and removed",
             self.rot.clone(),
         );
@@ -169,7 +169,7 @@ impl Collector for Fullness {
                     written,
                 ),
                 (
-                    "written_today_limit",
+                    "daily_write_budget",
                     "Most of that; 0: no limit",
                     Some(Unit::Bytes),
                     limit,
@@ -199,7 +199,12 @@ impl Collector for Fullness {
                     Some(Unit::Bytes),
                     state.reserved,
                 ),
-                ("names", "Names, on disk", Some(Unit::Bytes), state.names),
+                (
+                    "tags",
+                    "Tags and lists, on disk",
+                    Some(Unit::Bytes),
+                    state.names,
+                ),
                 (
                     "capacity",
                     "The bound on used, reserved and names",
@@ -289,7 +294,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
         ("tier_used", "Ours on the fast tier", &bytes, fast.used),
         ("tier_limit", "The bound on that", &bytes, fast.limit),
         (
-            "tier_owed",
+            "tier_dirty",
             "What the disk has still to take of it",
             &bytes,
             fast.owed,
@@ -334,7 +339,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             fast.staged,
         ),
         (
-            "tier_drained",
+            "tier_written_back",
             "Content copied to the disk behind",
             &bytes,
             fast.drained,
@@ -364,8 +369,8 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             fast.damaged,
         ),
         (
-            "tier_rot",
-            "Of the stored blobs found damaged (rot), those on the fast tier",
+            "tier_corrupt_blobs",
+            "Of the stored blobs found corrupt, those on the fast tier",
             &None,
             fast.rot,
         ),

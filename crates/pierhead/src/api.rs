@@ -98,11 +98,11 @@ pub(crate) struct Tier {
     /// Blobs that the disk has still to take.
     pub(crate) queue: u64,
     /// Bytes of that, and of downloads under way.
-    pub(crate) owed: u64,
+    pub(crate) dirty: u64,
     /// Bytes of content written to it since the start.
     pub(crate) staged: u64,
     /// Bytes of content copied to the disk since the start.
-    pub(crate) drained: u64,
+    pub(crate) written_back: u64,
     /// Downloads since the start that went on on the disk, for want of room.
     pub(crate) moved: u64,
     /// Blobs opened on it since the start.

@@ -11,18 +11,22 @@ use crate::terminal::escaped_lines;
 
 /// Each code once: the enum, and the list of all.
 macro_rules! exits {
-    ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident = $code:literal,)*) => {
         /// What is wrong, as scripts, systemd and Kubernetes read it (docs/operations.md). From 65 on the numbers are those of
         /// BSD's sysexits(3), as near in meaning as they come.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub(crate) enum Exit {
-            $($(#[$doc])* $name = $code,)*
+            $($(#[doc = $doc])* $name = $code,)*
         }
 
         impl Exit {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// Each code with its meaning, for the reference page.
+            #[cfg(test)]
+            pub(crate) const TABLE: &[(u8, &str)] = &[$(($code, concat!($($doc),*))),*];
         }
     };
 }

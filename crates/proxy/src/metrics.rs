@@ -293,7 +293,7 @@ impl Metrics {
             self.first_byte.family.clone(),
         );
         registry.register_with_unit(
-            "answer",
+            "response",
             "From the request's head to the answer's last byte",
             Unit::Seconds,
             self.total.family.clone(),
@@ -334,12 +334,12 @@ impl Metrics {
             self.stalled.clone(),
         );
         registry.register(
-            "answers_cut",
+            "responses_aborted",
             "Answers cut because their content failed on the way",
             self.cut.clone(),
         );
         registry.register_with_unit(
-            "quota_waited",
+            "cpu_pacer_waited",
             "Time that pieces of blobs, each by itself, waited for processor time within the control group's quota",
             Unit::Seconds,
             self.quota_waited.clone(),

@@ -154,7 +154,7 @@ fn joins(stage: &Stage) -> u64 {
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     let line = text
         .lines()
-        .find_map(|line| line.strip_prefix("joins_total "));
+        .find_map(|line| line.strip_prefix("coalesced_total "));
     line.unwrap().parse().unwrap()
 }
 

@@ -313,8 +313,10 @@ async fn request_bodies_of_two_clients_leave_memory_to_others() {
                 let none = format!("limited_total{{limit=\"{limit}\"}} 0");
                 !metric(&stage, &none)
             };
-            eventually(async || is_refused("bytes_in_flight") || is_refused("bytes_per_client"))
-                .await;
+            eventually(async || {
+                is_refused("response_memory") || is_refused("response_memory_per_client")
+            })
+            .await;
         }
         let cold = stage.upstream.put_blob("app", random_bytes(2, 300_000));
         for digest in [&warm, &cold] {

@@ -140,7 +140,7 @@ async fn a_client_that_wants_many_cold_blobs_leaves_fetches_to_others() {
     let ninth = ask(from(&stage, 2).await, &blob_path(&blobs[8])).await;
     assert!(ninth.starts_with("HTTP/1.1 503"), "{ninth}");
     assert!(ninth.contains("limits.downloads (one address"), "{ninth}");
-    assert!(limited(&stage, "fetches_per_client", 1));
+    assert!(limited(&stage, "downloads_per_client", 1));
     eventually(async || stage.upstream.requests().len() >= 2).await;
     assert_eq!(stage.upstream.requests().len(), 2, "the others wait here");
     // Another client is served beside them.
@@ -187,7 +187,7 @@ async fn questions_for_sizes_wait_in_the_same_queue() {
     let mut status = [0; 12];
     soon(stream.read_exact(&mut status)).await.unwrap();
     assert_eq!(&status, b"HTTP/1.1 503");
-    assert!(limited(&stage, "fetches_per_client", 1));
+    assert!(limited(&stage, "downloads_per_client", 1));
     // Places are given back.
     gate.release();
     for mut stream in kept {
@@ -224,7 +224,7 @@ async fn those_who_ask_for_one_size_share_a_question() {
         soon(stream.read_exact(&mut status)).await.unwrap();
         assert_eq!(&status, b"HTTP/1.1 200");
     }
-    assert!(limited(&stage, "fetches_per_client", 0));
+    assert!(limited(&stage, "downloads_per_client", 0));
 }
 
 /// Whoever watches for an increase sees the first one, too.
@@ -236,8 +236,8 @@ async fn what_is_counted_is_there_before_it_happens() {
         "requests_total{endpoint=\"blob\",cache=\"stale\",status=\"2xx\"} 0",
         "requests_total{endpoint=\"manifest\",cache=\"none\",status=\"5xx\"} 0",
         "sent_bytes_total{endpoint=\"blob\"} 0",
-        "answer_seconds_count{endpoint=\"tags\"} 0",
-        "logins_checked_total{verdict=\"denied\"} 0",
+        "response_seconds_count{endpoint=\"tags\"} 0",
+        "authentications_total{result=\"denied\"} 0",
     ] {
         assert!(metric(&stage, line), "{line}");
     }
@@ -356,7 +356,9 @@ async fn answers_that_nobody_reads_do_not_fill_the_memory() {
         "{all}"
     );
     assert!(all.contains("limits.memory,"), "{all}");
-    assert!(limited(&stage, "bytes_per_client", 1) && limited(&stage, "bytes_in_flight", 1));
+    assert!(
+        limited(&stage, "response_memory_per_client", 1) && limited(&stage, "response_memory", 1)
+    );
     // What holds no memory is answered all the same.
     assert_eq!(stage.get("/v2/").await.status, 200);
     gate.release();

@@ -107,7 +107,7 @@ async fn blobs_get_on_slowly_where_others_use_all_there_is() {
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     let waited = text
         .lines()
-        .find_map(|line| line.strip_prefix("quota_waited_seconds_total "));
+        .find_map(|line| line.strip_prefix("cpu_pacer_waited_seconds_total "));
     let waited: f64 = waited.unwrap().parse().unwrap();
     assert!(waited > 0.0, "{text}");
 }

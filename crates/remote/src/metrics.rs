@@ -266,7 +266,7 @@ impl Metrics {
         let help = "Pulls that the upstream still allows, as it last said";
         registry.register("rate_limit_remaining", help, self.remaining.clone());
         registry.register(
-            "fetches_in_flight",
+            "downloads_in_flight",
             "Running blob fetches",
             self.in_flight.clone(),
         );

@@ -105,7 +105,7 @@ fn a_silent_name_server_keeps_nobody_from_what_is_cached() -> Result<()> {
         Ok(lines.any(|line| !line.ends_with(" 0")))
     };
     // Each client has a limit of waiting requests, tags included.
-    let limit = "pierhead_proxy_limited_total{limit=\"fetches_per_client\"}";
+    let limit = "pierhead_proxy_limited_total{limit=\"downloads_per_client\"}";
     ensure!(metric(limit)?, "no client met its limit");
     wait::until("lookups that time out", || {
         let timeout = metric("pierhead_dns_lookups_total{result=\"timeout\"}")?;

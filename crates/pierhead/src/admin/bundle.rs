@@ -66,7 +66,7 @@ impl Collector for Figures {
                 stat.jobs,
             ),
             (
-                "layers_quick",
+                "layers_fast",
                 "Layers that wait to be packed at level 18 of zstd; their images can be bundled",
                 None,
                 stat.quick_layers,
@@ -122,7 +122,7 @@ impl Collector for Figures {
                 stat.indexed_bytes,
             ),
             (
-                "lies",
+                "diff_id_mismatches",
                 "Layers that are not what their diff IDs say",
                 None,
                 stat.lies,
@@ -134,7 +134,7 @@ impl Collector for Figures {
                 stat.failed,
             ),
             (
-                "given_up",
+                "cancelled",
                 "Work that gave back what it held while the machine was short of something, and begins again",
                 None,
                 stat.given_up,
@@ -146,7 +146,7 @@ impl Collector for Figures {
                 stat.pairs,
             ),
             (
-                "improved",
+                "optimized",
                 "Images whose quick frames were replaced by better ones",
                 None,
                 stat.improved,

@@ -121,7 +121,7 @@ impl Admin {
         client.register_dns(metrics.sub_registry_with_prefix("pierhead_dns"));
         proxy.register(metrics.sub_registry_with_prefix("pierhead_proxy"));
         if let Some(trace) = trace {
-            trace.register(metrics.sub_registry_with_prefix("pierhead_trace"));
+            trace.register(metrics.sub_registry_with_prefix("pierhead_request_log"));
         }
         if let Some(library) = &library {
             let registry = metrics.sub_registry_with_prefix("pierhead_bundle");

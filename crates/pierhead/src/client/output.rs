@@ -77,13 +77,13 @@ impl Output {
         ))?;
         self.line(format!(
             "to drain    {}, {} blobs",
-            bytes(tier.owed),
+            bytes(tier.dirty),
             tier.queue
         ))?;
         self.line(format!(
             "since start {} staged, {} drained, {} downloads moved to the disk",
             bytes(tier.staged),
-            bytes(tier.drained),
+            bytes(tier.written_back),
             tier.moved
         ))?;
         self.line(format!(

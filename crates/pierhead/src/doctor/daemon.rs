@@ -245,8 +245,8 @@ fn of_metrics(stat: &Stat, metrics: &Metrics) -> Vec<Finding> {
         ));
     }
     // What was damaged on the fast tier is the tier's finding.
-    let on_tier = metrics.sum("pierhead_cache_tier_rot_total");
-    let rot = metrics.sum("pierhead_cache_rot_total") - on_tier;
+    let on_tier = metrics.sum("pierhead_cache_tier_corrupt_blobs_total");
+    let rot = metrics.sum("pierhead_cache_corrupt_blobs_total") - on_tier;
     if rot > 0.0 {
         findings.push(Finding::fail(
             "disk",
@@ -383,11 +383,13 @@ mod tests {
             let disk = findings.into_iter().find(|it| it.about == "disk");
             disk.map(|it| it.what)
         };
-        let text = "pierhead_cache_rot_total 3\npierhead_cache_tier_rot_total 3\n";
+        let text =
+            "pierhead_cache_corrupt_blobs_total 3\npierhead_cache_tier_corrupt_blobs_total 3\n";
         assert_eq!(about(text), None);
-        let text = "pierhead_cache_rot_total 5\npierhead_cache_tier_rot_total 3\n";
+        let text =
+            "pierhead_cache_corrupt_blobs_total 5\npierhead_cache_tier_corrupt_blobs_total 3\n";
         assert!(about(text).is_some_and(|what| what.starts_with("2 blobs")));
-        assert!(about("pierhead_cache_rot_total 1\n").is_some());
+        assert!(about("pierhead_cache_corrupt_blobs_total 1\n").is_some());
     }
 
     #[test]
@@ -395,7 +397,7 @@ mod tests {
         let quiet = of_metrics(&stat(), &Metrics::parse(""));
         assert!(quiet[0].what.contains("no client"), "{quiet:?}");
         let text = "# HELP x y\npierhead_proxy_requests_total{endpoint=\"blob\",cache=\"hit\"} 3\n\
-                    pierhead_proxy_requests_total{endpoint=\"tags\"} 4\npierhead_cache_rot_total 1\n\
+                    pierhead_proxy_requests_total{endpoint=\"tags\"} 4\npierhead_cache_corrupt_blobs_total 1\n\
                     pierhead_remote_upstream_state{upstream=\"docker.io\",address=\"a\"} 2\n\
                     pierhead_remote_upstream_state{upstream=\"other\"} 7\n\
                     pierhead_proxy_limited_total{limit=\"bytes\"} 0\n# EOF\n";

@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask docs --write` runs these tests with `PIERHEAD_WRITE_DOCS=1`, which writes the pages.
 
+mod cli;
 mod configuration;
 
 use std::fs;

@@ -240,5 +240,8 @@ pub(crate) async fn refuse(folder: &Path, arguments: &[&str]) -> Output {
 pub(crate) fn password_file() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(&file, "hunter2\n").expect("a password");
+    // pierhead warns of this.
+    let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&file, all).expect("its mode");
     file
 }

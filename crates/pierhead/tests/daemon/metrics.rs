@@ -167,6 +167,69 @@ fn promtool(text: &str) -> Option<String> {
     (!checked.status.success() || !found.is_empty()).then_some(found)
 }
 
+/// Whether docs/reference/metrics.md has each metric of `text`, and no others but those of another kernel.
+/// `cargo xtask docs --write` writes the page.
+fn is_on_the_page(text: &str) {
+    const MARKER: &str =
+        "<!-- Generated from the code by `cargo xtask docs --write`. Edit the code instead. -->";
+    let page = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/reference/metrics.md"
+    );
+    let written = std::fs::read_to_string(page).unwrap_or_default();
+    let mut kinds = HashMap::new();
+    let mut labels: HashMap<String, BTreeSet<String>> = HashMap::new();
+    for line in text.lines() {
+        if let Some((name, kind)) = line
+            .strip_prefix("# TYPE ")
+            .and_then(|it| it.split_once(' '))
+        {
+            kinds.insert(name, kind);
+        } else if !line.starts_with('#') {
+            let sample = Sample::parse(line);
+            let family = kinds.keys().filter(|name| sample.name.starts_with(**name));
+            let Some(family) = family.max_by_key(|name| name.len()) else {
+                continue;
+            };
+            let names = sample.labels.iter().map(|(name, _)| (*name).to_owned());
+            let of = labels.entry((*family).to_owned()).or_default();
+            of.extend(names.filter(|name| name != "le"));
+        }
+    }
+    let rows: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '))
+        .map(|(family, help)| {
+            let kind = kinds.get(family).copied().unwrap_or_default();
+            let suffix = match kind {
+                "counter" => "_total",
+                "info" => "_info",
+                _ => "",
+            };
+            let names = labels.get(family).into_iter().flatten();
+            let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+            let (names, help) = (names.join(", "), help.trim_end_matches('.'));
+            format!("| `{family}{suffix}` | {kind} | {names} | {help} |")
+        })
+        .collect();
+    if std::env::var_os("PIERHEAD_WRITE_DOCS").is_some() {
+        let by_hand = written.split(MARKER).next().unwrap_or_default();
+        let head = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
+        let page_text = format!("{by_hand}{MARKER}\n\n{head}{}\n", rows.join("\n"));
+        std::fs::write(page, page_text).expect("the page is writable");
+        return;
+    }
+    let fix = "run `cargo xtask docs --write`";
+    for row in &rows {
+        assert!(written.contains(row), "metrics.md lacks {row}: {fix}");
+    }
+    for line in written.lines().filter(|line| line.starts_with("| `")) {
+        let of_kernel = line.contains("`pierhead_pressure") || line.contains("`process_");
+        let is_known = of_kernel || rows.iter().any(|row| row == line);
+        assert!(is_known, "metrics.md has {line}: {fix}");
+    }
+}
+
 #[test]
 fn a_name_or_a_label_against_the_rules_is_found() {
     for (name, kind) in [
@@ -252,10 +315,11 @@ async fn every_metric_keeps_the_rules() {
     }
     assert!(faults.is_empty(), "{faults:#?}");
     assert_eq!(families, helped);
+    is_on_the_page(&text);
     assert_eq!(promtool(&text), None);
     for prefix in [
         "cache_tier",
-        "trace",
+        "request_log",
         "bundle",
         "pressure",
         "remote",

@@ -176,11 +176,10 @@ async fn secrets_are_in_no_log_and_no_metric() {
         secret.path(),
     );
     let mut daemon = Daemon::start(&config, &[]).await;
-    assert!(
-        daemon
-            .log()
-            .contains("pierhead.toml holds a secret and can be read by everybody")
-    );
+    assert!(daemon.log().contains(&format!(
+        "{} holds a secret and can be read by everybody",
+        secret.path().display()
+    )));
     daemon.cached(&["warm", "lab:5000/team/app:1"]).await;
     let metrics = daemon.get("/metrics").await;
     daemon.signal(Signal::HUP);

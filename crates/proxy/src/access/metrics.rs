@@ -32,7 +32,7 @@ impl EncodeLabelValue for Verdict {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Asked {
-    verdict: Verdict,
+    result: Verdict,
 }
 
 /// A value, registered by whoever shows metrics.
@@ -44,13 +44,13 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         let asked = Family::default();
-        for verdict in [
+        for result in [
             Verdict::Granted,
             Verdict::Denied,
             Verdict::Throttled,
             Verdict::Unknown,
         ] {
-            drop(asked.get_or_create(&Asked { verdict }));
+            drop(asked.get_or_create(&Asked { result }));
         }
         Self { asked }
     }
@@ -59,13 +59,13 @@ impl Default for Metrics {
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register(
-            "logins_checked",
+            "authentications",
             "Questions who a client is or what it may, beyond those whose answer was known",
             self.asked.clone(),
         );
     }
 
-    pub(crate) fn count(&self, verdict: Verdict) {
-        self.asked.get_or_create(&Asked { verdict }).inc();
+    pub(crate) fn count(&self, result: Verdict) {
+        self.asked.get_or_create(&Asked { result }).inc();
     }
 }

@@ -43,7 +43,7 @@ async fn metrics_tell_what_was_done() {
         r#"x_resumes_total{upstream="up.example"} 1"#,
         r#"x_rate_limit{upstream="up.example"} 100"#,
         r#"x_rate_limit_remaining{upstream="up.example"} 76"#,
-        "x_fetches_in_flight 0",
+        "x_downloads_in_flight 0",
     ] {
         assert!(text.contains(&format!("{line}\n")), "{line} in\n{text}");
     }

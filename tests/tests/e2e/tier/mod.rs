@@ -81,7 +81,7 @@ fn number(stat: &Value, key: &str) -> Result<u64> {
 fn drained(pierhead: &Pierhead) -> Result<Value> {
     wait::until("a drained tier", || {
         let stat = stat(pierhead)?;
-        Ok((number(&stat, "queue")? == 0 && number(&stat, "owed")? == 0).then_some(stat))
+        Ok((number(&stat, "queue")? == 0 && number(&stat, "dirty")? == 0).then_some(stat))
     })
 }
 

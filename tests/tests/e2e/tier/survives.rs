@@ -78,7 +78,7 @@ fn of_one_that_lasts_a_crash_leaves_all() -> Result<()> {
     pierhead.kill()?;
     pierhead.restart()?;
     let after = stat(&pierhead)?;
-    for key in ["blobs", "queue", "owed", "used"] {
+    for key in ["blobs", "queue", "dirty", "used"] {
         assert_eq!(number(&before, key)?, number(&after, key)?, "{key}");
     }
     pull(&pierhead, "library/app", &image)?;
@@ -137,7 +137,7 @@ fn killed_in_the_middle_of_a_drain() -> Result<()> {
         pull(&pierhead, "library/app", &image)?;
         // What is small goes before it.
         wait::until("the first bytes of the large layer on the disk", || {
-            Ok((number(&stat(&pierhead)?, "drained")? > 200_000).then_some(()))
+            Ok((number(&stat(&pierhead)?, "written_back")? > 200_000).then_some(()))
         })?;
         let before = stat(&pierhead)?;
         assert_eq!(number(&before, "queue")?, 1, "{before}");

@@ -1,0 +1,29 @@
+//! The generated pages of docs/reference: tests of pierhead compare them with the code, or write them.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::place;
+
+/// Runs these tests. With `write` they write the pages.
+///
+/// # Errors
+/// When a page is not current, or a test cannot run.
+pub(crate) fn run(write: bool) -> Result<()> {
+    let mut pages = vec![("--bin=pierhead", "reference::")];
+    pages.push(("--test=daemon", "metrics::every_metric_keeps_the_rules"));
+    for (target, filter) in pages {
+        let mut test = Command::new("cargo");
+        test.args(["test", "--quiet", "--package", "pierhead", target, "--"])
+            .arg(filter)
+            .current_dir(place::root());
+        if write {
+            test.env("PIERHEAD_WRITE_DOCS", "1");
+        }
+        if !test.status()?.success() {
+            bail!("the pages of docs/reference are not current: run `cargo xtask docs --write`");
+        }
+    }
+    Ok(())
+}
