@@ -1,11 +1,13 @@
 //! N-Docker's experiment: how long storing takes after the download has ended, and how much of the fast medium it takes to
 //! shorten that.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::Result;
-use pierhead_cache::staging::Weights;
+use pierhead_cache::Placement;
 
+use super::hot_files::hot_layers;
 use super::images::{Image, generate};
 use super::setting::{Fast, Setting, World};
 use crate::figures::mega;
@@ -13,49 +15,44 @@ use crate::figures::mega;
 /// Where the layers of an image go.
 struct Way {
     name: &'static str,
-    weights: Option<Weights>,
+    /// The rule of the fast tier, if there is one.
+    placement: Option<Placement>,
+    /// Whether only the layers enter it that a start reads.
+    hot_only: bool,
     /// Whether a pull before has shown how fast the link is.
     knows_link: bool,
 }
 
-/// While there is room, everything is worth to be there.
-const ALL: Weights = Weights {
-    value: 1.0,
-    ..Weights::NONE
-};
-const LAYER_AWARE: Weights = Weights {
-    layer_aware: 1.0,
-    ..Weights::NONE
-};
-const HOT_FILES: Weights = Weights {
-    hot_files: 1.0,
-    ..Weights::NONE
-};
-
 const WAYS: [Way; 5] = [
     Way {
         name: "disk alone",
-        weights: None,
+        placement: None,
+        hot_only: false,
         knows_link: true,
     },
     Way {
         name: "all on NVM",
-        weights: Some(ALL),
+        // While there is room, every blob enters.
+        placement: Some(Placement::Value),
+        hot_only: false,
         knows_link: true,
     },
     Way {
         name: "layer-aware, as the paper's",
-        weights: Some(LAYER_AWARE),
+        placement: Some(Placement::LayerAware),
+        hot_only: false,
         knows_link: false,
     },
     Way {
         name: "layer-aware, by time",
-        weights: Some(LAYER_AWARE),
+        placement: Some(Placement::LayerAware),
+        hot_only: false,
         knows_link: true,
     },
     Way {
         name: "hot image files",
-        weights: Some(HOT_FILES),
+        placement: Some(Placement::Value),
+        hot_only: true,
         knows_link: true,
     },
 ];
@@ -110,10 +107,19 @@ async fn deploy(
     image: &Image,
     warm: &Image,
 ) -> Result<Sum> {
-    let fast = way.weights.map(|weights| Fast {
+    let cold = match way.hot_only {
+        true => {
+            let hot = hot_layers(image);
+            let layers = image.parts().map(|(digest, _)| *digest);
+            layers.filter(|digest| !hot.contains(digest)).collect()
+        }
+        false => HashSet::new(),
+    };
+    let fast = way.placement.map(|placement| Fast {
         size: (image.size() + warm.size() + (64 << 20)).next_multiple_of(1 << 21),
         limit: 0,
-        weights,
+        placement,
+        cold,
     });
     let setting = Setting::new(folder, world, fast)?;
     if way.knows_link {

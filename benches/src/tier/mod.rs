@@ -2,6 +2,7 @@
 //! cache; and what it costs.
 
 mod deploy;
+mod hot_files;
 mod images;
 mod model;
 mod setting;

@@ -1,18 +1,20 @@
 //! A cache as the experiments use it: the real one, on modelled media that lie in memory.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use pierhead_cache::staging::Weights;
+use pierhead_cache::Placement;
 use pierhead_cache::tier::{DiskTier, PmemTier, Tier};
-use pierhead_cache::{Cache, Claim, Config, Content, FastTier};
+use pierhead_cache::{BlobReader, Cache, Claim, Config, FastTier};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Digest, MediaType};
 use pierhead_pmem::{Log, Region};
 
+use super::hot_files::HotTier;
 use super::images::{Blob, Image};
 use super::model::{DeviceModel, ModelledDisk, ModelledMedium};
 use crate::pacer::Pacer;
@@ -34,13 +36,15 @@ pub(super) struct World {
 }
 
 /// The fast tier of one run.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Fast {
     /// Bytes of the region.
     pub(super) size: u64,
     /// Most bytes of blobs; 0: as many as fit.
     pub(super) limit: u64,
-    pub(super) weights: Weights,
+    pub(super) placement: Placement,
+    /// Blobs that never enter it.
+    pub(super) cold: HashSet<Digest>,
 }
 
 /// One run: a cache on media of its own.
@@ -84,7 +88,11 @@ impl Setting {
 
     /// Waits until the disk has all.
     pub(super) async fn settle(&self) {
-        while self.cache.tier().is_some_and(|tier| tier.fast.queue > 0) {
+        while self
+            .cache
+            .tier()
+            .is_some_and(|tier| tier.fast.dirty_blobs > 0)
+        {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -196,7 +204,7 @@ async fn pull(cache: Cache, link: Arc<Pacer>, blob: Blob) -> Result<()> {
             content
         }
         Claim::Follower(content) => content,
-        Claim::Hit(object) => Content::Object(object),
+        Claim::Hit(object) => BlobReader::Stored(object),
     };
     // Whoever reads has all as soon as it is checked: what it takes to store it keeps nobody.
     let last = (bytes.len() as u64).saturating_sub(1);
@@ -220,9 +228,12 @@ impl Fast {
         let most = log.capacity() / 32 * 31;
         let limit = if self.limit == 0 { most } else { self.limit };
         Ok(FastTier {
-            tier: Arc::new(PmemTier::new(log, None)),
+            tier: Arc::new(HotTier {
+                below: Arc::new(PmemTier::new(log, None)),
+                cold: self.cold.clone(),
+            }),
             options: pierhead_cache::tier::Options::new(limit.min(most)),
-            weights: self.weights,
+            placement: self.placement,
             // What it stands for.
             class: "pmem",
             capacity: self.size,

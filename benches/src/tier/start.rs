@@ -1,11 +1,12 @@
 //! N-Docker's second experiment: how long a start reads from the disk, from everything on NVM, and from just its hot
 //! contents there; and how much NVM that takes.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pierhead_cache::staging::Weights;
+use pierhead_cache::Placement;
 
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
@@ -37,12 +38,6 @@ const PLACES: [(&str, Place); 3] = [
     ("all on NVM", Place::All),
     ("hot contents on NVM", Place::Hot),
 ];
-
-/// While there is room, everything is worth to be there.
-const VALUE: Weights = Weights {
-    value: 1.0,
-    ..Weights::NONE
-};
 
 /// Seconds of all starts, and bytes of the fast tier.
 #[derive(Clone, Copy, Default)]
@@ -117,7 +112,8 @@ impl Starts<'_> {
         let fast = (place != Place::Disk).then(|| Fast {
             size: (image.size() + (64 << 20)).next_multiple_of(1 << 21),
             limit: 0,
-            weights: VALUE,
+            placement: Placement::Value,
+            cold: HashSet::new(),
         });
         let setting = Setting::new(folder, world, fast)?;
         let limit = setting.cache.tier().map_or(0, |tier| tier.fast.limit);

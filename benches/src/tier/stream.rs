@@ -1,10 +1,11 @@
 //! CHERRY's experiment: a mixed stream of pulls of images, some of them popular, against a fast tier that has room for a part.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
-use pierhead_cache::staging::Weights;
+use pierhead_cache::Placement;
 
 use super::images::Image;
 use super::setting::{Fast, Setting, World};
@@ -72,27 +73,20 @@ impl Stream {
             reason = "a part of it"
         )]
         let limit = (all as f64 * self.share) as u64;
-        let fast = |weights| Fast {
+        let fast = |placement| Fast {
             size: (limit + limit / 8 + (96 << 20)).next_multiple_of(1 << 21),
             limit,
-            weights,
-        };
-        let value = Weights {
-            value: 1.0,
-            ..Weights::NONE
-        };
-        let sharing = Weights {
-            sharing_runs: 1.0,
-            ..Weights::NONE
+            placement,
+            cold: HashSet::new(),
         };
         let order = self.order(images.len());
         let mut runs = Vec::new();
-        for (name, weights) in [
+        for (name, placement) in [
             ("no fast tier", None),
-            ("value", Some(value)),
-            ("sharing × runs", Some(sharing)),
+            ("value", Some(Placement::Value)),
+            ("sharing × runs", Some(Placement::SharingRuns)),
         ] {
-            let setting = Setting::new(folder, world, weights.map(fast))?;
+            let setting = Setting::new(folder, world, placement.map(fast))?;
             runs.push(self.one(name, &setting, images, &order).await?);
             setting.cache.close().await;
         }

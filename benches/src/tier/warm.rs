@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use pierhead_cache::staging::Placement;
-use pierhead_cache::tier::{DiskTier, Hint, Options, PmemTier, Tier, Trailer, WriteBehind};
+use pierhead_cache::tier::placement::Destination;
+use pierhead_cache::tier::{DiskTier, Hint, Options, PmemTier, Tier, Trailer, WriteBack};
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Config, Log, Medium, Region};
 
@@ -152,11 +152,11 @@ pub(super) fn write(folder: &Path) -> Result<()> {
         let (log, _) = Log::open(Region::open(&config)?, pierhead_pmem::Options::default())?;
         let slow = Arc::new(DiskTier::new(&folder.path().join(format!("disk{round}")))?);
         let options = Options {
-            unhinted: Placement::Fast,
-            drain_rate: 1,
+            unhinted: Destination::Fast,
+            write_back_rate: 1,
             ..Options::new(REGION)
         };
-        let both = WriteBehind::open(Arc::new(PmemTier::new(log, None)), slow, options)?;
+        let both = WriteBack::open(Arc::new(PmemTier::new(log, None)), slow, options)?;
         let content: Vec<u8> = piece.repeat(usize::try_from(BLOB)? / PIECE);
         let trailer = Trailer::of(&content, None);
         // The log has written everywhere before it comes back to where it began.
@@ -169,7 +169,7 @@ pub(super) fn write(folder: &Path) -> Result<()> {
             };
             let digest = Digest::of(Algorithm::Sha256, &[nth]);
             let hint = Hint {
-                placement: Placement::Fast,
+                destination: Destination::Fast,
                 priority: 1.0,
                 bytes: BLOB,
             };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use pierhead_cache::{Cache, Claim, Config, Content};
+use pierhead_cache::{BlobReader, Cache, Claim, Config};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest, Hasher};
 
@@ -74,7 +74,7 @@ async fn main() -> anyhow::Result<()> {
     for readers in [1, 8] {
         let object = cache.get(&digest).await?.context("it was stored")?;
         let start = Cost::now()?;
-        read(&Content::Object(object), SIZE, readers).await?;
+        read(&BlobReader::Stored(object), SIZE, readers).await?;
         let bytes = SIZE * u64::from(readers);
         start
             .to_now()?
@@ -138,7 +138,7 @@ async fn fill(
 }
 
 /// Each reads all of it.
-async fn read(content: &Content, size: u64, readers: u16) -> anyhow::Result<()> {
+async fn read(content: &BlobReader, size: u64, readers: u16) -> anyhow::Result<()> {
     let readers: Vec<_> = (0..readers)
         .map(|_| {
             let content = content.clone();

@@ -9,20 +9,30 @@ use pierhead_host::Panics;
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
 use prometheus_client::registry::Registry;
 
-use crate::catalog::Catalog;
-use crate::flight::{Flight, Order};
-use crate::folder::Folder;
+use crate::blob::StoredBlob;
+use crate::blocking::blocking;
+use crate::clock::now;
+use crate::config::Config;
+use crate::error::Error;
+use crate::fill::Fill;
+use crate::fill::blob_reader::BlobReader;
+use crate::fill::blob_reader::TailReader;
+use crate::fill::shared_fill::{Order, SharedFill};
 use crate::metrics::Fullness;
-use crate::origin::{Origin, Origins};
-use crate::pins::Pins;
-use crate::placing::Placing;
-use crate::ranking::Ranking;
-use crate::ranks::RanksFile;
-use crate::state::State;
-use crate::store::{Store, blocking};
+use crate::store::Store;
+use crate::store::catalog::Catalog;
+use crate::store::data_folder::DataFolder;
+use crate::store::maintenance::Maintenance;
+use crate::store::origins::{Origin, Origins};
+use crate::store::pins::Pins;
+use crate::store::policy_state::PolicyStateFile;
+use crate::store::ranking::Eviction;
+use crate::store::ranking::Ranking;
+use crate::store::recovery;
+use crate::store::state::State;
+use crate::store::tag_store::TagStore;
+use crate::tier::placement::placer::Placer;
 use crate::tier::{DiskTier, Tier};
-use crate::upkeep::Upkeep;
-use crate::{Config, Content, Error, Eviction, Fill, Names, Object, Tail, load, lock, now};
 
 /// Parts of a manifest that are counted: images have some hundred at most.
 const MAX_PARTS: usize = 1000;
@@ -32,25 +42,25 @@ const MAX_PARTS: usize = 1000;
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) store: Arc<Store>,
-    names: Arc<Names>,
+    tags: Arc<TagStore>,
     pins: Arc<Pins>,
-    upkeep: Arc<Upkeep>,
+    maintenance: Arc<Maintenance>,
 }
 
 /// What [`Cache::claim`] found.
 pub enum Claim {
     /// Complete and verified, on disk.
-    Hit(Object),
+    Hit(StoredBlob),
     /// Nobody has it: fetch, write to the [`Fill`]. The content tails that very fill.
-    Leader(Fill, Content),
+    Leader(Fill, BlobReader),
     /// Somebody is fetching it; the content tails that fill.
-    Follower(Content),
+    Follower(BlobReader),
 }
 
 /// What is known of a blob without I/O.
 enum Look {
     Absent,
-    Here(Object),
+    Here(StoredBlob),
     /// It is on disk, and has to be opened.
     Closed,
 }
@@ -100,40 +110,40 @@ impl Cache {
         tier: impl FnOnce(&Config) -> std::io::Result<Arc<dyn Tier>>,
     ) -> Result<Self, Error> {
         let failed = |error| Error::io("open", &config.data, error);
-        let folder = Folder::open(&config.data)?;
+        let folder = DataFolder::open(&config.data)?;
         let pins = Pins::open(&config.data)?;
         check_folders(&config.data)?;
         let disk = tier(&config).map_err(failed)?;
-        let placing = config.fast.as_ref();
-        let placing = placing.map(|fast| Placing::new(fast, disk.clone(), &config.rest));
-        let placing = placing.transpose().map_err(failed)?;
-        let tier = placing.as_ref().map_or(disk, Placing::tier);
+        let placer = config.fast.as_ref();
+        let placer = placer.map(|fast| Placer::new(fast, disk.clone(), &config.rest));
+        let placer = placer.transpose().map_err(failed)?;
+        let tier = placer.as_ref().map_or(disk, Placer::tier);
         let ranking = Ranking::new(eviction.into(), config.recorder.clone(), now());
         let mut state = State::new(ranking, config.capacity, config.memory);
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
             state.pin(digest);
         }
-        let ranks = RanksFile::new(&config.data);
+        let ranks = PolicyStateFile::new(&config.data);
         if let Some(ranks) = ranks.read() {
             ranks.restore(&mut state);
         }
         let catalog = Catalog::open(&config.data);
-        load::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
+        recovery::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
         let origins = Origins::open(&config.data).map_err(failed)?;
-        load::partials(&mut state, &*tier, &origins).map_err(failed)?;
-        let places = (tier, placing);
+        recovery::partials(&mut state, &*tier, &origins).map_err(failed)?;
+        let places = (tier, placer);
         let store = Arc::new(Store::new(config.clone(), places, state, (folder, origins)));
-        let names = Names::open(store.clone())?;
+        let names = TagStore::open(store.clone())?;
         catalog.names(|key, validated| names.restore(key, validated));
         store.shrink();
         let names = Arc::new(names);
-        let upkeep =
-            Upkeep::start(store.clone(), names.clone(), (catalog, ranks)).map_err(failed)?;
+        let maintenance =
+            Maintenance::start(store.clone(), names.clone(), (catalog, ranks)).map_err(failed)?;
         Ok(Self {
             store,
-            names,
+            tags: names,
             pins: Arc::new(pins),
-            upkeep,
+            maintenance,
         })
     }
 
@@ -142,7 +152,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub async fn get(&self, digest: &Digest) -> Result<Option<Object>, Error> {
+    pub async fn get(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         let object = match self.look(digest) {
             Look::Absent => None,
             Look::Here(object) => return Ok(Some(object)),
@@ -161,18 +171,18 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub async fn peek(&self, digest: &Digest) -> Result<Option<Object>, Error> {
+    pub async fn peek(&self, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
         if !self.holds(digest) {
             return Ok(None);
         }
         let (store, digest) = (self.store.clone(), *digest);
         let open = blocking(move || store.open_for(&digest, false)).await?;
-        Ok(open.map(Object::new))
+        Ok(open.map(StoredBlob::new))
     }
 
     /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
     /// waiting. Counts as an access when it is there. Below a microsecond.
-    pub fn get_now(&self, digest: &Digest) -> Option<Object> {
+    pub fn get_now(&self, digest: &Digest) -> Option<StoredBlob> {
         match self.look(digest) {
             Look::Here(object) => Some(object),
             Look::Absent | Look::Closed => None,
@@ -180,17 +190,17 @@ impl Cache {
     }
 
     fn look(&self, digest: &Digest) -> Look {
-        let mut state = lock(&self.store.state);
+        let mut state = self.store.state.lock();
         if !state.touch(digest, now()) {
             return Look::Absent;
         }
         let object = match state.in_memory(digest) {
             Some(small) => {
                 self.store.metrics.memory_hits.inc();
-                Object::small(small)
+                StoredBlob::small(small)
             }
             None => match state.open.get(digest).and_then(|(_, open)| open.upgrade()) {
-                Some(open) => Object::new(open),
+                Some(open) => StoredBlob::new(open),
                 None => return Look::Closed,
             },
         };
@@ -201,13 +211,13 @@ impl Cache {
 
     /// Whether it is committed, or a fill of it is under way. No access, no I/O.
     pub fn contains(&self, digest: &Digest) -> bool {
-        let state = lock(&self.store.state);
+        let state = self.store.state.lock();
         state.index.contains_key(digest) || state.fills.contains_key(digest)
     }
 
     /// Whether it is committed. No access, no I/O.
     pub fn holds(&self, digest: &Digest) -> bool {
-        lock(&self.store.state).index.contains_key(digest)
+        self.store.state.lock().index.contains_key(digest)
     }
 
     /// Single flight: exactly one caller per digest becomes the leader at a time. Its bytes come from `origin`; a fill
@@ -231,8 +241,8 @@ impl Cache {
             {
                 return Ok(Claim::Hit(object));
             }
-            let flight = {
-                let mut state = lock(&self.store.state);
+            let shared_fill = {
+                let mut state = self.store.state.lock();
                 // Committed since we looked.
                 if wanted == Wanted::Any && state.index.contains_key(digest) {
                     continue;
@@ -241,34 +251,37 @@ impl Cache {
                     return Err(closing());
                 }
                 match state.fills.get(digest) {
-                    Some(flight) => {
-                        let doomed = flight.is_doomed();
+                    Some(shared_fill) => {
+                        let doomed = shared_fill.is_doomed();
                         if !doomed {
                             // Under the lock, as the commit counts them.
-                            flight.joined.fetch_add(1, Ordering::Relaxed);
+                            shared_fill.joined.fetch_add(1, Ordering::Relaxed);
                         }
-                        Err((flight.clone(), doomed))
+                        Err((shared_fill.clone(), doomed))
                     }
                     None => {
-                        let flight = Arc::new(Flight::new(*digest, origin, self.store.clone()));
-                        state.fills.insert(*digest, flight.clone());
-                        Ok(flight)
+                        let shared_fill =
+                            Arc::new(SharedFill::new(*digest, origin, self.store.clone()));
+                        state.fills.insert(*digest, shared_fill.clone());
+                        Ok(shared_fill)
                     }
                 }
             };
-            match flight {
-                Ok(flight) => {
+            match shared_fill {
+                Ok(shared_fill) => {
                     self.store.metrics.misses.inc();
-                    let fill = blocking(move || Fill::lead(&flight)).await?;
+                    let fill = blocking(move || Fill::lead(&shared_fill)).await?;
                     let tail = fill.tail();
-                    return Ok(Claim::Leader(fill, Content::Tail(tail)));
+                    return Ok(Claim::Leader(fill, BlobReader::Tail(tail)));
                 }
-                Err((flight, true)) => {
-                    let _ = flight.outcome().await;
+                Err((shared_fill, true)) => {
+                    let _ = shared_fill.outcome().await;
                 }
-                Err((flight, false)) => {
+                Err((shared_fill, false)) => {
                     self.store.metrics.joins.inc();
-                    return Ok(Claim::Follower(Content::Tail(Tail::new(flight))));
+                    return Ok(Claim::Follower(BlobReader::Tail(TailReader::new(
+                        shared_fill,
+                    ))));
                 }
             }
         }
@@ -283,7 +296,7 @@ impl Cache {
         digest: &Digest,
         media_type: &MediaType,
         content: Bytes,
-    ) -> Result<Object, Error> {
+    ) -> Result<StoredBlob, Error> {
         self.put_costing(digest, media_type, content, None).await
     }
 
@@ -297,17 +310,17 @@ impl Cache {
         media_type: &MediaType,
         content: Bytes,
         cost: Option<f32>,
-    ) -> Result<Object, Error> {
+    ) -> Result<StoredBlob, Error> {
         self.store.place_document(digest, content.len() as u64);
         loop {
             let wanted = Wanted::As(media_type);
             match self.claim_as(digest, Origin::LOCAL, wanted).await? {
                 Claim::Hit(object) => return Ok(object),
-                Claim::Follower(Content::Tail(tail)) => {
+                Claim::Follower(BlobReader::Tail(tail)) => {
                     // Whatever comes of it: it was not ours.
                     let _ = tail.committed().await;
                 }
-                Claim::Follower(Content::Object(object)) => return Ok(object),
+                Claim::Follower(BlobReader::Stored(object)) => return Ok(object),
                 Claim::Leader(mut fill, _) => {
                     if fill.offset() > 0 {
                         fill.restart().await?;
@@ -337,13 +350,13 @@ impl Cache {
         {
             self.store.image_came(digest, &manifest);
             let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
-            lock(&self.store.state).share(digest, parts);
+            self.store.state.lock().share(digest, parts);
         }
     }
 
-    /// Names: which digest a tag stood for, and since when that is known.
-    pub fn names(&self) -> &Names {
-        &self.names
+    /// TagStore: which digest a tag stood for, and since when that is known.
+    pub fn tags(&self) -> &TagStore {
+        &self.tags
     }
 
     /// Keeps these digests (present or to come) from eviction, under one label: a complete reference.
@@ -367,7 +380,7 @@ impl Cache {
         let (store, pins, label) = (self.store.clone(), self.pins.clone(), label.to_owned());
         blocking(move || {
             let was_there = pins.set(&label, digests, |before, after| {
-                let mut state = lock(&store.state);
+                let mut state = store.state.lock();
                 // New ones first: what both pin is never without.
                 after.iter().for_each(|digest| state.pin(*digest));
                 before.iter().for_each(|digest| state.unpin(*digest));
@@ -388,7 +401,7 @@ impl Cache {
     /// over it leaves when it is unpinned, or soon after its last reader ([`Config::flush_interval`]).
     pub async fn set_capacity(&self, capacity: u64) {
         {
-            let mut state = lock(&self.store.state);
+            let mut state = self.store.state.lock();
             state.capacity = capacity;
             state.ranking.policy.resize(capacity);
         }
@@ -404,7 +417,7 @@ impl Cache {
     }
 
     /// Counts bytes that somebody else wrote to the same disk among those of the day
-    /// ([`Eviction::max_written_per_day`](crate::Eviction)). Does not block.
+    /// ([`Eviction::max_written_per_day`](crate::store::ranking::Eviction)). Does not block.
     pub fn wrote(&self, bytes: u64) {
         self.store.wrote(bytes);
     }
@@ -447,22 +460,22 @@ impl Cache {
     /// Ends it: fills under way are given up (what is staged stays), what is pending (access ticks) is
     /// written, the folder's lock is given back. Called once, at the end; claims fail from then on.
     pub async fn close(&self) {
-        let flights: Vec<_> = {
-            let mut state = lock(&self.store.state);
+        let shared_fills: Vec<_> = {
+            let mut state = self.store.state.lock();
             state.closed = true;
             state.fills.values().cloned().collect()
         };
-        for flight in flights {
-            flight.order(Order::Abandon {
+        for shared_fill in shared_fills {
+            shared_fill.order(Order::Abandon {
                 why: closing(),
                 keep: true,
             });
-            let _ = flight.outcome().await;
+            let _ = shared_fill.outcome().await;
         }
-        let upkeep = self.upkeep.clone();
+        let maintenance = self.maintenance.clone();
         let store = self.store.clone();
         blocking(move || {
-            upkeep.close();
+            maintenance.close();
             store.tier.close();
         })
         .await;

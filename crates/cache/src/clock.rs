@@ -1,57 +1,8 @@
-//! Seconds for those who rank: a wall clock that never goes back.
+//! The wall clock of the cache.
 
-/// The wall clock, as long as that does not go back. When it is put back, this one goes on from where it was at the
-/// wall clock's pace, instead of standing still for years until the old time comes again; and so it does after a
-/// start on a machine that does not know the time yet.
-#[derive(Debug)]
-pub(crate) struct Clock {
-    tick: u64,
-    wall: u64,
-}
-
-impl Clock {
-    /// Starts at the wall's time.
-    pub(crate) fn new(wall: u64) -> Self {
-        Self { tick: wall, wall }
-    }
-
-    /// The tick at that time of the wall clock.
-    pub(crate) fn read(&mut self, wall: u64) -> u64 {
-        self.tick = match wall >= self.tick {
-            true => wall,
-            false => self.tick + wall.saturating_sub(self.wall),
-        };
-        self.wall = wall;
-        self.tick
-    }
-
-    /// The tick of something that happened at `then`, by the wall clock that reads `self.wall` now: at most
-    /// the present tick.
-    pub(crate) fn past(&self, then: u64) -> u64 {
-        self.tick.saturating_sub(self.wall.saturating_sub(then))
-    }
-
-    /// Goes on from what a clock of an earlier process showed, if that was later.
-    pub(crate) fn resume(&mut self, tick: u64) {
-        self.tick = self.tick.max(tick);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_goes_on_when_the_wall_clock_is_put_back() {
-        let mut clock = Clock::new(1000);
-        assert_eq!(clock.read(1010), 1010);
-        assert_eq!(clock.read(500), 1010, "never back");
-        assert_eq!(clock.read(507), 1017, "and on");
-        assert_eq!((clock.past(502), clock.past(9999)), (1012, 1017));
-        clock.resume(900);
-        assert_eq!(clock.read(507), 1017);
-        clock.resume(2000);
-        assert_eq!(clock.read(508), 2001);
-        assert_eq!(clock.read(3000), 3000, "the time is known now");
-    }
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }

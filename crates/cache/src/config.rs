@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use pierhead_host::BackgroundWork;
 
-use crate::{FastTier, Recorder};
+use crate::store::ranking::Recorder;
+use crate::tier::placement::placer::FastTier;
 
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]
@@ -16,7 +17,7 @@ pub struct Config {
     /// The hard bound in bytes of everything below `data/blobs`, `data/staging` and `data/names`, fills and
     /// deleted-but-still-open files included. Files count in whole blocks of 4 KiB.
     pub capacity: u64,
-    /// A blob of more bytes is not stored: [`Error::TooLarge`](crate::Error::TooLarge). 0: up to the capacity.
+    /// A blob of more bytes is not stored: [`Error::TooLarge`](crate::error::Error::TooLarge). 0: up to the capacity.
     pub max_blob: u64,
     /// Room for a fill is set aside in steps of so many bytes as its bytes come: an announced length alone
     /// evicts no more than this.
@@ -35,7 +36,7 @@ pub struct Config {
     /// over a lowered bound is evicted.
     pub flush_interval: Duration,
     /// How often the state of policy and admission is saved: what a crash may forget of what they learned.
-    pub ranks_interval: Duration,
+    pub policy_state_interval: Duration,
     /// A tier in front of the disk, if there is one.
     pub fast: Option<FastTier>,
     /// Is told of each request.
@@ -67,7 +68,7 @@ impl Config {
             max_names: 100_000,
             leftover_age: Duration::from_secs(24 * 3600),
             flush_interval: Duration::from_secs(30),
-            ranks_interval: Duration::from_secs(300),
+            policy_state_interval: Duration::from_secs(300),
             fast: None,
             recorder: None,
             rest: BackgroundWork::default(),

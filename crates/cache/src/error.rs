@@ -47,7 +47,7 @@ pub enum Error {
     #[error(
         "{digest} is damaged on disk near byte {offset}; it was removed and will be fetched again"
     )]
-    Rot {
+    Corrupt {
         /// Which blob.
         digest: Digest,
         /// Where the damaged chunk starts.

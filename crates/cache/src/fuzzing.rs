@@ -4,8 +4,8 @@ use std::io;
 
 use pierhead_oci::{Algorithm, Digest};
 
-use crate::names::Stored;
-use crate::record;
+use crate::store::record;
+use crate::store::tag_store::Stored;
 use crate::tier::{CHUNK, Trailer};
 
 /// A file of the disk tier: the content, and what stands behind it. What is taken for a trailer is the

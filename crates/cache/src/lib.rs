@@ -1,78 +1,47 @@
-//! The content-addressed cache: verified ingest, single flight, tiers, names, pins, reclaim.
+//! The content-addressed cache: verified fills, single flight, tiers, tags, pins, eviction.
 //!
-//! It is handed bytes and cannot fetch. What it shows is complete, verified and durable; what is
-//! on its way is visible only to readers that tail the fill and know that they do.
+//! The cache is handed bytes and cannot fetch. A blob is visible only when it is complete, verified
+//! and durable. Bytes on their way are visible only to readers that follow the fill.
 //!
-//! Layers, from the medium up: [`tier`] (bytes), `state` (what is there and what it weighs),
-//! `store` and `reclaim` (tier and state kept in step: open, remove; reserve, evict), `ingest` and `flight`
-//! (one fill and its readers), [`Cache`].
+//! The layers, from the medium up:
+//!
+//! - [`tier`]: bytes on a medium. `tier/write_back` joins a fast tier and the disk,
+//!   [`tier::placement`] decides what the fast tier takes.
+//! - `store`: what the cache holds and what it weighs; tags, pins, recovery, eviction, maintenance.
+//! - `blob`: a committed blob, open for reading.
+//! - `fill`: one blob on its way in, with its readers.
+//! - [`Cache`]: the methods that other crates call.
 
 #![forbid(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-mod buffer;
+mod blob;
+mod blocking;
 mod cache;
-mod catalog;
-mod checked;
 mod clock;
 mod config;
-mod content;
-mod door;
 mod error;
 mod fill;
-mod flight;
-mod folder;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod handle;
-mod ingest;
-mod load;
-mod memory;
 mod metrics;
-mod names;
-mod object;
-mod origin;
-mod partials;
-mod pins;
-mod placing;
-mod ranking;
-mod ranks;
-mod reclaim;
-mod record;
-mod shares;
-pub mod staging;
-mod stat;
-mod state;
 mod store;
 pub mod tier;
-mod upkeep;
 
+pub use blob::background_reader::BackgroundReader;
+pub use blob::verified_chunks::resident;
+pub use blob::{StoredBlob, VerifiedRange};
 pub use cache::{Cache, Claim};
-pub use checked::resident;
 pub use config::Config;
-pub use content::{Content, Readers, Tail};
 pub use error::Error;
 pub use fill::Fill;
-pub use handle::Handle;
-pub use names::{Name, Names, Record};
-pub use object::{Object, Sound};
-pub use origin::Origin;
-/// What ranks go by, and what is assumed of a fetch before one was measured.
+pub use fill::blob_reader::{BlobReader, Readers, TailReader};
+/// What an eviction policy ranks a blob by, and what the cache assumes of a fetch before the first
+/// measurement.
 pub use pierhead_eviction::Access;
-pub use placing::{FastTier, TierStat};
-pub use ranking::{Eviction, Outcome, Recorder};
-pub use stat::{Entry, EvictionStat, Stat};
-
-/// A lock whose holder panicked is taken over: every critical section here leaves its data whole.
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}
+pub use store::origins::Origin;
+pub use store::ranking::{Eviction, Outcome, Recorder};
+pub use store::stat::{BlobStat, EvictionStat, Stat};
+pub use store::tag_store::{TagKey, TagRecord, TagStore};
+pub use tier::placement::Placement;
+pub use tier::placement::placer::{FastTier, TierStat};

@@ -12,10 +12,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::TierStat;
-use crate::door::Refusal;
+use crate::clock::now;
 use crate::store::Store;
-use crate::{lock, now};
+use crate::store::admission::Refusal;
+use crate::tier::placement::placer::TierStat;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -27,7 +27,7 @@ pub(crate) struct Metrics {
     pub(crate) written_bytes: Counter,
     pub(crate) evictions: Counter,
     pub(crate) evicted_bytes: Counter,
-    pub(crate) rot: Counter,
+    pub(crate) corrupt: Counter,
     refused: Family<RefusedBy, Counter>,
     pub(crate) commit_seconds: Histogram,
 }
@@ -48,7 +48,7 @@ impl Default for Metrics {
             written_bytes: Counter::default(),
             evictions: Counter::default(),
             evicted_bytes: Counter::default(),
-            rot: Counter::default(),
+            corrupt: Counter::default(),
             refused,
             // 0.5 ms (a fast disk) to 8 s (a large blob on a slow one).
             commit_seconds: Histogram::new(exponential_buckets(0.0005, 2.0, 15)),
@@ -70,7 +70,7 @@ impl Metrics {
         let by = match refusal {
             Refusal::Admission => "admission",
             Refusal::Policy => "policy",
-            Refusal::Worn => "written",
+            Refusal::WriteBudget => "written",
         };
         self.refused.get_or_create(&RefusedBy { by }).inc();
     }
@@ -119,7 +119,7 @@ impl Metrics {
         registry.register(
             "corrupt_blobs",
             "Stored blobs found damaged and removed",
-            self.rot.clone(),
+            self.corrupt.clone(),
         );
         registry.register_with_unit(
             "commit",
@@ -150,7 +150,7 @@ impl Collector for Fullness {
         // A system call that reads no disk; not under the lock all the same.
         let free = store.free();
         let (figures, labels, shown) = {
-            let mut state = lock(&store.state);
+            let mut state = store.state.lock();
             let tick = state.ranking.clock.read(now());
             let written = state.ranking.door.written(tick);
             let ranking = &state.ranking;
@@ -258,8 +258,8 @@ impl Collector for Fullness {
             info.metric_type(),
         )?;
         info.encode(described)?;
-        if let Some(placing) = &store.placing {
-            tier(&mut encoder, &placing.stat())?;
+        if let Some(placer) = &store.placer {
+            tier(&mut encoder, &placer.stat())?;
         }
         for (name, help, unit, value) in figures {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -297,7 +297,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             "tier_dirty",
             "What the disk has still to take of it",
             &bytes,
-            fast.owed,
+            fast.dirty_bytes,
         ),
         (
             "tier_blobs",
@@ -316,7 +316,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             "tier_queue",
             "Blobs that the disk has still to take",
             &None,
-            fast.queue,
+            fast.dirty_blobs,
         ),
         (
             "tier_failed",
@@ -342,7 +342,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             "tier_written_back",
             "Content copied to the disk behind",
             &bytes,
-            fast.drained,
+            fast.written_back,
         ),
         (
             "tier_promoted",
@@ -372,7 +372,7 @@ fn tier(encoder: &mut DescriptorEncoder<'_>, stat: &TierStat) -> Result<(), std:
             "tier_corrupt_blobs",
             "Of the stored blobs found corrupt, those on the fast tier",
             &None,
-            fast.rot,
+            fast.corrupt,
         ),
     ];
     for (name, help, unit, value) in counters {

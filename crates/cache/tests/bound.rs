@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::blob;
 use pierhead_cache::tier::Tier;
-use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill};
+use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill};
 use pierhead_eviction::Lru;
 use pierhead_testkit::tier::MemoryTier;
 use proptest::prelude::*;
@@ -197,7 +197,7 @@ async fn partly(cache: &Cache, tier: &MemoryTier, which: u64, part: usize, times
         write(cache, tier, &mut fill, &content[offset..part]).await;
     }
     fill.abandon("enough");
-    if let Content::Tail(tail) = tail {
+    if let BlobReader::Tail(tail) = tail {
         assert!(tail.committed().await.is_err());
     }
 }
@@ -236,7 +236,7 @@ async fn finish(
     cache: &Cache,
     tier: &MemoryTier,
     mut fill: Fill,
-    tail: &Content,
+    tail: &BlobReader,
     content: &bytes::Bytes,
 ) {
     let offset = usize::try_from(fill.offset()).unwrap();

@@ -149,7 +149,7 @@ async fn work(cache: &Cache, promise: impl Fn(&Digest, bool)) {
             let _ = fill.write(content.slice(..170_000)).await;
         }
         fill.abandon("cut");
-        if let pierhead_cache::Content::Tail(tail) = tail {
+        if let pierhead_cache::BlobReader::Tail(tail) = tail {
             let _ = tail.committed().await;
         }
     }

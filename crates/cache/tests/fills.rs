@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{blob, lead, open, read_all};
-use pierhead_cache::{Claim, Content, Error};
+use pierhead_cache::{BlobReader, Claim, Error};
 use pierhead_oci::MediaType;
 
 #[tokio::test]
@@ -39,7 +39,10 @@ async fn what_is_filled_is_read_back_and_survives_a_restart() {
         object.read_at(70_000, 10).await.unwrap(),
         content.slice(70_000..70_010)
     );
-    assert_eq!(read_all(&Content::Object(object)).await.unwrap(), content);
+    assert_eq!(
+        read_all(&BlobReader::Stored(object)).await.unwrap(),
+        content
+    );
 }
 
 #[tokio::test]
@@ -381,7 +384,7 @@ async fn a_claim_that_is_cancelled_leads_nobody_astray() {
         match cache.claim(&digest, common::origin()).await.unwrap() {
             Claim::Leader(fill, _) => break fill,
             Claim::Follower(tail) => {
-                let Content::Tail(tail) = tail else {
+                let BlobReader::Tail(tail) = tail else {
                     panic!("not committed")
                 };
                 let _ = tail.committed().await;

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{ROOMY, blob, lead, open_with, read_all};
-use pierhead_cache::staging::{Placement, Weights};
-use pierhead_cache::tier::{Blob, CHUNK, DiskTier, Hint, Options, Tier, Trailer, WriteBehind};
-use pierhead_cache::{Cache, Config, Content, Error, FastTier};
+use pierhead_cache::Placement;
+use pierhead_cache::tier::placement::Destination;
+use pierhead_cache::tier::{Blob, CHUNK, DiskTier, Hint, Options, Tier, Trailer, WriteBack};
+use pierhead_cache::{BlobReader, Cache, Config, Error, FastTier};
 use pierhead_oci::Digest;
 use pierhead_testkit::tier::{Faulty, MemoryTier};
 use pierhead_testkit::wait;
@@ -23,16 +24,16 @@ const SIZE: usize = 40 * CHUNK + 123;
 /// The header of a copy takes a page, and each has a trailer.
 const BESIDE: u64 = 4096 + 1024;
 
-fn options(unhinted: Placement) -> Options {
+fn options(unhinted: Destination) -> Options {
     Options {
         unhinted,
         ..Options::new(8 << 20)
     }
 }
 
-fn over(fast: &MemoryTier, disk: &Path, unhinted: Placement) -> WriteBehind {
+fn over(fast: &MemoryTier, disk: &Path, unhinted: Destination) -> WriteBack {
     let disk = DiskTier::new(disk).unwrap();
-    WriteBehind::open(Arc::new(fast.clone()), Arc::new(disk), options(unhinted)).unwrap()
+    WriteBack::open(Arc::new(fast.clone()), Arc::new(disk), options(unhinted)).unwrap()
 }
 
 fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) {
@@ -41,7 +42,7 @@ fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) {
     staged.commit(Trailer::of(content, None)).unwrap();
 }
 
-fn flush(tier: &WriteBehind) {
+fn flush(tier: &WriteBack) {
     tier.flush(|| false);
 }
 
@@ -74,7 +75,7 @@ const HOT: [Range<u64>; 2] = [3 * C + 5..3 * C + 6, 20 * C - 1..20 * C + 1];
 #[test]
 fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
-    let tier = over(&fast, disk.path(), Placement::Fast);
+    let tier = over(&fast, disk.path(), Destination::Fast);
     let (digest, content) = blob(1, SIZE);
     commit(&tier, &digest, &content);
     flush(&tier);
@@ -83,7 +84,7 @@ fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
     tier.set_hot(digest, &HOT, 1.0);
     flush(&tier);
     let stat = tier.stat();
-    assert_eq!((stat.blobs, stat.hot, stat.queue), (0, 1, 0));
+    assert_eq!((stat.blobs, stat.hot, stat.dirty_blobs), (0, 1, 0));
     assert!((3 * C..3 * C + BESIDE).contains(&stat.hot_used), "{stat:?}");
     assert!(!tier.holds(&digest));
     assert_eq!(
@@ -113,7 +114,7 @@ fn of_a_layer_that_was_staged_whole_the_hot_chunks_stay() {
 
 #[test]
 fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
-    for at_first in [Placement::Fast, Placement::Disk] {
+    for at_first in [Destination::Fast, Destination::Disk] {
         let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
         let tier = over(&fast, disk.path(), at_first);
         let (digest, content) = blob(1, SIZE);
@@ -138,7 +139,7 @@ fn of_a_blob_that_is_hot_nearly_whole_all_is_kept() {
 #[test]
 fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
-    let tier = over(&fast, disk.path(), Placement::Disk);
+    let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(2, SIZE);
     commit(&tier, &digest, &content);
     tier.set_hot(digest, &HOT, 1.0);
@@ -168,7 +169,7 @@ fn hot_chunks_are_read_from_the_fast_tier_and_the_others_from_the_disk() {
 fn both_leave_by_sendfile() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [fast, disk] = [0, 1].map(|nth: usize| DiskTier::new(folders[nth].path()).unwrap());
-    let tier = WriteBehind::open(Arc::new(fast), Arc::new(disk), options(Placement::Fast)).unwrap();
+    let tier = WriteBack::open(Arc::new(fast), Arc::new(disk), options(Destination::Fast)).unwrap();
     let (digest, content) = blob(3, SIZE);
     commit(&tier, &digest, &content);
     // Its last chunk is a short one.
@@ -191,13 +192,13 @@ fn both_leave_by_sendfile() {
 #[test]
 fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
-    let tier = over(&fast, disk.path(), Placement::Disk);
+    let tier = over(&fast, disk.path(), Destination::Disk);
     let (digest, content) = blob(4, SIZE);
     tier.set_hot(digest, &HOT, 1.0);
     flush(&tier);
     assert_eq!(tier.stat().used, 0);
     let fast_one = Hint {
-        placement: Placement::Fast,
+        destination: Destination::Fast,
         priority: 1.0,
         bytes: SIZE as u64,
     };
@@ -222,7 +223,7 @@ fn what_is_said_beforehand_holds_for_fills_to_come_and_to_come_again() {
 fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
     for volatile in [false, true] {
         let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
-        let tier = over(&fast, disk.path(), Placement::Disk);
+        let tier = over(&fast, disk.path(), Destination::Disk);
         let blobs = [blob(5, SIZE), blob(6, SIZE)];
         for (digest, content) in &blobs {
             commit(&tier, digest, content);
@@ -235,9 +236,9 @@ fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
         slow.remove(&blobs[1].0).unwrap();
         let options = Options {
             volatile,
-            ..options(Placement::Fast)
+            ..options(Destination::Fast)
         };
-        let tier = WriteBehind::open(Arc::new(fast), Arc::new(slow), options).unwrap();
+        let tier = WriteBack::open(Arc::new(fast), Arc::new(slow), options).unwrap();
         flush(&tier);
         let stat = tier.stat();
         assert_eq!((stat.hot, stat.blobs, stat.used), (1, 0, used / 2));
@@ -258,7 +259,7 @@ fn a_restart_finds_the_copies_whose_blobs_the_disk_has() {
 #[test]
 fn copies_leave_for_room_and_take_none_from_what_is_worth_more() {
     let (fast, disk) = (MemoryTier::default(), tempfile::tempdir().unwrap());
-    let tier = over(&fast, disk.path(), Placement::Disk);
+    let tier = over(&fast, disk.path(), Destination::Disk);
     tier.set_limit(9 * C);
     let blobs = [blob(7, SIZE), blob(8, SIZE), blob(9, SIZE)];
     for ((digest, content), worth) in blobs.iter().zip([2.0, 3.0, 1.0]) {
@@ -292,8 +293,8 @@ fn cache(folder: &Path, fast: Arc<dyn Tier>) -> Cache {
     let mut config = Config::new(folder, ROOMY);
     config.fast = Some(FastTier {
         tier: fast,
-        options: options(Placement::Disk),
-        weights: Weights::default(),
+        options: options(Destination::Disk),
+        placement: Placement::default(),
         class: "volatile",
         capacity: 16 << 20,
     });
@@ -318,19 +319,19 @@ async fn a_damaged_copy_is_let_go_and_the_disk_is_read() {
     .await;
     let object = cache.get(&digest).await.unwrap().unwrap();
     assert_eq!(
-        read_all(&Content::Object(object.clone())).await.unwrap(),
+        read_all(&BlobReader::Stored(object.clone())).await.unwrap(),
         content
     );
     drop(object);
     // A byte of the second hot chunk.
-    fast.rot(key(&digest), 4096 + C + 7);
+    fast.corrupt(key(&digest), 4096 + C + 7);
     let object = cache.get(&digest).await.unwrap().unwrap();
-    let read = read_all(&Content::Object(object.clone())).await;
-    assert!(matches!(read, Err(Error::Rot { .. })), "{read:?}");
+    let read = read_all(&BlobReader::Stored(object.clone())).await;
+    assert!(matches!(read, Err(Error::Corrupt { .. })), "{read:?}");
     drop(object);
     let object = cache.get(&digest).await.unwrap().unwrap();
     assert_eq!(
-        read_all(&Content::Object(object.clone())).await.unwrap(),
+        read_all(&BlobReader::Stored(object.clone())).await.unwrap(),
         content
     );
     let stat = cache.tier().unwrap().fast;

@@ -108,7 +108,7 @@ async fn what_leaves_the_cache_leaves_memory() {
     assert!(metrics(&cache).contains("\nmemory_bytes 0\n"));
 
     store(&cache, &digest, &content).await;
-    tier.rot(digest, 17);
+    tier.corrupt(digest, 17);
     assert!(!cache.verify(&digest).await.unwrap());
     assert!(cache.get_now(&digest).is_none());
     assert!(!cache.contains(&digest));
@@ -123,7 +123,7 @@ async fn nothing_wrong_enters_it() {
     cache.close().await;
     drop(cache);
     let cache = again(&folder, 1 << 20, &tier);
-    tier.rot(digest, 17);
+    tier.corrupt(digest, 17);
     assert!(cache.get(&digest).await.unwrap().is_none());
     assert!(!cache.contains(&digest), "it is fetched again");
     store(&cache, &digest, &content).await;

@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use common::{blob, read_all, store};
-use pierhead_cache::staging::Placement;
-use pierhead_cache::tier::{CHUNK, DiskTier, Options, PmemTier, Tier, Trailer, WriteBehind};
-use pierhead_cache::{Cache, Config, Content};
+use pierhead_cache::tier::placement::Destination;
+use pierhead_cache::tier::{CHUNK, DiskTier, Options, PmemTier, Tier, Trailer, WriteBack};
+use pierhead_cache::{BlobReader, Cache, Config};
 use pierhead_eviction::Lru;
 use pierhead_pmem::shadow::ShadowMedium;
 use pierhead_pmem::{Class, Error, Log, Medium};
@@ -85,12 +85,12 @@ fn persistent_memory_conforms() {
     });
 }
 
-fn behind(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>) -> WriteBehind {
+fn behind(fast: Arc<dyn Tier>, slow: Arc<dyn Tier>) -> WriteBack {
     let options = Options {
-        unhinted: Placement::Fast,
+        unhinted: Destination::Fast,
         ..Options::new(1 << 20)
     };
-    WriteBehind::open(fast, slow, options).unwrap()
+    WriteBack::open(fast, slow, options).unwrap()
 }
 
 #[test]
@@ -257,21 +257,21 @@ async fn a_cache_sends_from_the_region_what_it_has_checked() {
     let object = cache.get(&digest).await.unwrap().unwrap();
     let mut offset = 0;
     while offset < object.size() {
-        let sound = object.sound(offset, u64::MAX);
-        assert!(sound > 0, "checked at the commit, and in memory");
+        let verified_len = object.verified_len(offset, u64::MAX);
+        assert!(verified_len > 0, "verified at the commit, and in memory");
         let extent = object.extent(offset).unwrap();
-        assert!(sound <= extent.len);
-        let mut bytes = vec![0; usize::try_from(sound).unwrap()];
+        assert!(verified_len <= extent.len);
+        let mut bytes = vec![0; usize::try_from(verified_len).unwrap()];
         extent.file.read_exact_at(&mut bytes, extent.at).unwrap();
         let from = usize::try_from(offset).unwrap();
         assert_eq!(bytes, content[from..from + bytes.len()]);
-        offset += sound;
+        offset += verified_len;
     }
     assert!(
         object.extent(0).unwrap().len < object.size(),
         "in several runs"
     );
-    let read = read_all(&Content::Object(object)).await.unwrap();
+    let read = read_all(&BlobReader::Stored(object)).await.unwrap();
     assert_eq!(read, content);
     cache.close().await;
 }
@@ -291,11 +291,11 @@ fn a_lowered_limit_gives_memory_back() {
     let (log, _) = Log::open(Region::open(&config).unwrap(), options).unwrap();
     let fast = Arc::new(PmemTier::new(log, None));
     let options = Options {
-        unhinted: Placement::Fast,
+        unhinted: Destination::Fast,
         volatile: true,
         ..Options::new(3 << 20)
     };
-    let tier = WriteBehind::open(fast, Arc::new(MemoryTier::default()), options).unwrap();
+    let tier = WriteBack::open(fast, Arc::new(MemoryTier::default()), options).unwrap();
     let contents: Vec<_> = (0..4).map(|seed| blob(seed, 400_000)).collect();
     for (digest, content) in &contents {
         let mut staged = tier.stage(digest).unwrap();

@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{ROOMY, blob, read_all, store};
-use pierhead_cache::staging::Placement;
-use pierhead_cache::tier::{Blob, DiskTier, Options, PmemTier, Tier, Trailer, WriteBehind};
-use pierhead_cache::{Cache, Config, Content};
+use pierhead_cache::tier::placement::Destination;
+use pierhead_cache::tier::{Blob, DiskTier, Options, PmemTier, Tier, Trailer, WriteBack};
+use pierhead_cache::{BlobReader, Cache, Config};
 use pierhead_eviction::Lru;
 use pierhead_pmem::{Class, Log, Region};
 use pierhead_testkit::tier::{MemoryTier, conforms};
@@ -49,7 +49,7 @@ fn on(folder: &Path, name: &str) -> PmemTier<Region> {
 
 fn staged() -> Options {
     Options {
-        unhinted: Placement::Fast,
+        unhinted: Destination::Fast,
         ..Options::new(4 << 20)
     }
 }
@@ -66,7 +66,7 @@ fn a_region_conforms_alone_and_in_front_of_a_disk() {
     };
     conforms(next);
     conforms(|| {
-        WriteBehind::open(Arc::new(next()), Arc::new(MemoryTier::default()), staged()).unwrap()
+        WriteBack::open(Arc::new(next()), Arc::new(MemoryTier::default()), staged()).unwrap()
     });
 }
 
@@ -156,10 +156,10 @@ async fn a_cache_goes_on_where_it_was_with_what_its_disk_has_not_taken() {
         let fast = tier_in(folder.path(), "region");
         let slow = Arc::new(DiskTier::new(data.path()).unwrap());
         let options = Options {
-            drain_rate: 1,
+            write_back_rate: 1,
             ..staged()
         };
-        let tier = Arc::new(WriteBehind::open(Arc::new(fast), slow.clone(), options).unwrap());
+        let tier = Arc::new(WriteBack::open(Arc::new(fast), slow.clone(), options).unwrap());
         let config = Config::new(data.path(), ROOMY);
         let both: Arc<dyn Tier> = tier.clone();
         let cache = Cache::open_on(config, Box::new(Lru::default()), |_| Ok(both)).unwrap();
@@ -169,10 +169,13 @@ async fn a_cache_goes_on_where_it_was_with_what_its_disk_has_not_taken() {
             }
             assert!(tier.holds(digest));
             let object = cache.get(digest).await.unwrap().unwrap();
-            assert_eq!(read_all(&Content::Object(object)).await.unwrap(), content);
+            assert_eq!(
+                read_all(&BlobReader::Stored(object)).await.unwrap(),
+                content
+            );
         }
         // The end takes along what was being drained.
-        let queue = tier.stat().queue;
+        let queue = tier.stat().dirty_blobs;
         assert!(queue == 4 || (round == 1 && queue == 3), "{queue}");
         for (digest, _) in &blobs[1..] {
             assert!(slow.open(digest).unwrap().is_none());

@@ -8,14 +8,14 @@ use std::fs;
 use std::path::Path;
 
 use common::{blob, open, open_with, store};
-use pierhead_cache::{Cache, Config, Error, Name, Record};
+use pierhead_cache::{Cache, Config, Error, TagKey, TagRecord};
 use pierhead_eviction::Lru;
 use pierhead_oci::MediaType;
 
 const SEEDS: std::ops::Range<u64> = 0..12;
 
-fn record(validated: u64) -> Record {
-    Record {
+fn record(validated: u64) -> TagRecord {
+    TagRecord {
         digest: blob(0, 1000).0,
         media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
         etag: Some("\"quoted \\ tag\"".to_owned()),
@@ -23,8 +23,8 @@ fn record(validated: u64) -> Record {
     }
 }
 
-fn tag(number: u64) -> Name {
-    Name::Manifest(
+fn tag(number: u64) -> TagKey {
+    TagKey::Manifest(
         format!("registry.example/some/image:v{number}")
             .parse()
             .unwrap(),
@@ -42,7 +42,7 @@ async fn populate(folder: &Path) {
         } else {
             store(&cache, &digest, &content).await;
         }
-        cache.names().put(&tag(seed), record(seed)).await.unwrap();
+        cache.tags().put(&tag(seed), record(seed)).await.unwrap();
     }
     cache
         .pin("image", vec![blob(0, 1000).0, blob(77, 5).0])
@@ -52,7 +52,7 @@ async fn populate(folder: &Path) {
     drop(cache);
     // Confirmed later: no file is written for it.
     let cache = open(folder);
-    cache.names().put(&tag(3), record(3000)).await.unwrap();
+    cache.tags().put(&tag(3), record(3000)).await.unwrap();
     cache.close().await;
 }
 
@@ -63,13 +63,9 @@ async fn nothing_is_lost(cache: &Cache) {
         let object = cache.get(&digest).await.unwrap().expect("still there");
         assert_eq!(object.read_all(1 << 20).await.unwrap(), content);
         assert_eq!(object.media_type().is_some(), seed % 2 == 0);
-        let validated = cache
-            .names()
-            .get(&tag(seed))
-            .expect("still known")
-            .validated;
+        let validated = cache.tags().get(&tag(seed)).expect("still known").validated;
         assert!(validated == seed || (seed == 3 && validated == 3000));
-        let known = cache.names().get(&tag(seed)).unwrap();
+        let known = cache.tags().get(&tag(seed)).unwrap();
         assert_eq!(known, record(validated));
     }
     assert_eq!(
@@ -130,7 +126,7 @@ async fn nothing_is_lost_with_the_catalog() {
             nothing_is_lost(&cache).await;
             if what == "none" {
                 assert_eq!(
-                    cache.names().get(&tag(3)).unwrap().validated,
+                    cache.tags().get(&tag(3)).unwrap().validated,
                     3000,
                     "kept by the catalog"
                 );
@@ -154,15 +150,18 @@ async fn nothing_is_lost_with_flipped_bytes_in_the_catalog() {
         .into_iter()
         .map(|(path, _)| path)
         .collect();
-    let sound: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
+    let verified_len: Vec<_> = files.iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(files.len() >= 2, "the database and its configuration");
     let mut random = fastrand::Rng::with_seed(4);
     for round in 0..40 {
         fs::remove_dir_all(&catalog).unwrap();
         fs::create_dir(&catalog).unwrap();
-        for (number, (path, sound)) in files.iter().zip(&sound).enumerate() {
-            let mut bytes = sound.clone();
-            let written = sound.iter().rposition(|byte| *byte != 0).unwrap_or(0);
+        for (number, (path, verified_len)) in files.iter().zip(&verified_len).enumerate() {
+            let mut bytes = verified_len.clone();
+            let written = verified_len
+                .iter()
+                .rposition(|byte| *byte != 0)
+                .unwrap_or(0);
             if number == round % files.len() && written > 0 {
                 for _ in 0..random.usize(1..20) {
                     bytes[random.usize(..written)] ^= random.u8(1..);
@@ -373,22 +372,22 @@ async fn names_count_and_stay_within_their_share() {
     };
     for number in 0..60 {
         cache
-            .names()
+            .tags()
             .put(&tag(number), record(number))
             .await
             .unwrap();
         check(&cache);
     }
-    assert!(cache.names().get(&tag(59)).is_some() && cache.names().get(&tag(3)).is_none());
+    assert!(cache.tags().get(&tag(59)).is_some() && cache.tags().get(&tag(3)).is_none());
     // Replaced, and forgotten.
-    let changed = Record {
+    let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(100)
     };
     let before = check(&cache);
-    cache.names().put(&tag(59), changed).await.unwrap();
+    cache.tags().put(&tag(59), changed).await.unwrap();
     assert_eq!(check(&cache), before);
-    cache.names().remove(&tag(59)).await.unwrap();
+    cache.tags().remove(&tag(59)).await.unwrap();
     assert_eq!(check(&cache), before - 4096);
     cache.close().await;
     drop(cache);
@@ -403,7 +402,7 @@ async fn names_count_and_stay_within_their_share() {
     let refused = (0..3).map(|number| (tag(number), record(number)));
     let mut refusals = 0;
     for (name, record) in refused {
-        match cache.names().put(&name, record).await {
+        match cache.tags().put(&name, record).await {
             Ok(()) => {}
             Err(error) => refusals += u32::from(matches!(error, Error::NoRoom { .. })),
         }
@@ -423,57 +422,53 @@ async fn names_are_durable_bounded_and_cheap_to_confirm() {
     let cache = open_with(config.clone());
     let repository = |name: &str| name.parse().unwrap();
     let others = [
-        Name::Tags(
+        TagKey::Tags(
             "registry.example".parse().unwrap(),
             repository("some/image"),
         ),
-        Name::Referrers(
+        TagKey::Referrers(
             "registry.example".parse().unwrap(),
             repository("some/image"),
             blob(1, 1).0,
         ),
     ];
     for (validated, name) in others.iter().enumerate() {
-        assert_eq!(cache.names().get(name), None);
+        assert_eq!(cache.tags().get(name), None);
         cache
-            .names()
+            .tags()
             .put(name, record(9000 + validated as u64))
             .await
             .unwrap();
     }
     for number in 0..60 {
         cache
-            .names()
+            .tags()
             .put(&tag(number), record(number))
             .await
             .unwrap();
-        assert!(cache.names().len() <= 50);
+        assert!(cache.tags().len() <= 50);
     }
-    assert_eq!(
-        cache.names().get(&tag(0)),
-        None,
-        "confirmed the longest ago"
-    );
-    assert_eq!(cache.names().get(&tag(59)), Some(record(59)));
-    assert_eq!(cache.names().get(&others[1]), Some(record(9001)));
+    assert_eq!(cache.tags().get(&tag(0)), None, "confirmed the longest ago");
+    assert_eq!(cache.tags().get(&tag(59)), Some(record(59)));
+    assert_eq!(cache.tags().get(&others[1]), Some(record(9001)));
     assert!(common::files_below(folder.path(), "names") <= 50);
 
-    cache.names().remove(&tag(59)).await.unwrap();
-    cache.names().remove(&tag(59)).await.unwrap();
+    cache.tags().remove(&tag(59)).await.unwrap();
+    cache.tags().remove(&tag(59)).await.unwrap();
     // Only confirmed: no file is touched.
     fs::remove_dir_all(folder.path().join("names")).unwrap();
-    cache.names().put(&tag(58), record(100_000)).await.unwrap();
-    assert_eq!(cache.names().get(&tag(58)).unwrap().validated, 100_000);
+    cache.tags().put(&tag(58), record(100_000)).await.unwrap();
+    assert_eq!(cache.tags().get(&tag(58)).unwrap().validated, 100_000);
     // Changed: a file is written, and that it cannot be is said.
-    let changed = Record {
+    let changed = TagRecord {
         digest: blob(5, 5).0,
         ..record(1)
     };
     assert!(matches!(
-        cache.names().put(&tag(58), changed).await,
+        cache.tags().put(&tag(58), changed).await,
         Err(Error::Io { .. })
     ));
-    assert_eq!(cache.names().get(&tag(58)), Some(record(100_000)));
+    assert_eq!(cache.tags().get(&tag(58)), Some(record(100_000)));
 }
 
 #[tokio::test]
@@ -482,29 +477,29 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     let mut config = Config::new(folder.path(), common::ROOMY);
     config.max_names = 50;
     let of = |registry: &str, number: u64| {
-        Name::Manifest(format!("{registry}/image:v{number}").parse().unwrap())
+        TagKey::Manifest(format!("{registry}/image:v{number}").parse().unwrap())
     };
     let cache = open_with(config.clone());
     for number in 0..20 {
         let name = of("good.example", number);
-        cache.names().put(&name, record(1)).await.unwrap();
+        cache.tags().put(&name, record(1)).await.unwrap();
     }
     for number in 0..150 {
         let name = of("flood.example", number);
         cache
-            .names()
+            .tags()
             .put(&name, record(1000 + number))
             .await
             .unwrap();
-        assert!(cache.names().len() <= 50);
+        assert!(cache.tags().len() <= 50);
     }
     let good = |cache: &Cache| {
-        let known = (0..20).filter(|it| cache.names().get(&of("good.example", *it)).is_some());
+        let known = (0..20).filter(|it| cache.tags().get(&of("good.example", *it)).is_some());
         known.count()
     };
     assert_eq!(good(&cache), 20, "its share is the smaller one");
-    assert!(cache.names().get(&of("flood.example", 149)).is_some());
-    assert!(cache.names().get(&of("flood.example", 100)).is_none());
+    assert!(cache.tags().get(&of("flood.example", 149)).is_some());
+    assert!(cache.tags().get(&of("flood.example", 100)).is_none());
     cache.close().await;
     drop(cache);
     // After a restart, the cache knows the registry of each record.
@@ -512,7 +507,7 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     for number in 150..200 {
         let name = of("flood.example", number);
         cache
-            .names()
+            .tags()
             .put(&name, record(1000 + number))
             .await
             .unwrap();
@@ -522,14 +517,14 @@ async fn a_registry_that_floods_loses_its_own_names_first() {
     for number in 20..60 {
         let name = of("good.example", number);
         cache
-            .names()
+            .tags()
             .put(&name, record(2000 + number))
             .await
             .unwrap();
     }
-    assert!(cache.names().get(&of("good.example", 59)).is_some());
-    assert!(cache.names().get(&of("good.example", 0)).is_none());
-    assert!(cache.names().get(&of("flood.example", 199)).is_some());
+    assert!(cache.tags().get(&of("good.example", 59)).is_some());
+    assert!(cache.tags().get(&of("good.example", 0)).is_none());
+    assert!(cache.tags().get(&of("flood.example", 199)).is_some());
 }
 
 #[tokio::test]
@@ -539,19 +534,19 @@ async fn registries_that_nobody_configured_share_one_share_of_the_names() {
     config.max_names = 50;
     let cache = open_with(config);
     let configured = ["good.example".parse().unwrap()];
-    cache.names().set_configured(&configured);
-    let good = |number| Name::Manifest(format!("good.example/image:v{number}").parse().unwrap());
+    cache.tags().set_configured(&configured);
+    let good = |number| TagKey::Manifest(format!("good.example/image:v{number}").parse().unwrap());
     for number in 0..20 {
-        cache.names().put(&good(number), record(1)).await.unwrap();
+        cache.tags().put(&good(number), record(1)).await.unwrap();
     }
     // Each name has another registry.
     for number in 0..150 {
-        let name = Name::Manifest(format!("r{number}.example/image:1").parse().unwrap());
-        let put = cache.names().put(&name, record(1000 + number)).await;
+        let name = TagKey::Manifest(format!("r{number}.example/image:1").parse().unwrap());
+        let put = cache.tags().put(&name, record(1000 + number)).await;
         put.unwrap();
-        assert!(cache.names().len() <= 50);
+        assert!(cache.tags().len() <= 50);
     }
-    let known = (0..20).filter(|it| cache.names().get(&good(*it)).is_some());
+    let known = (0..20).filter(|it| cache.tags().get(&good(*it)).is_some());
     assert_eq!(known.count(), 20);
 }
 
@@ -573,7 +568,7 @@ async fn damaged_records_are_left_out_and_the_others_stay() {
     spoil(&names[2], &Vec::clear);
     fs::write(folder.path().join("names/0123.partial"), b"cut short").unwrap();
     let cache = open(folder.path());
-    assert_eq!(cache.names().len(), usize::try_from(SEEDS.end).unwrap() - 3);
+    assert_eq!(cache.tags().len(), usize::try_from(SEEDS.end).unwrap() - 3);
     assert_eq!(cache.stat().blobs, SEEDS.end);
     assert_eq!(common::files_below(folder.path(), "names"), 9);
 }

@@ -255,7 +255,7 @@ async fn old_partial_fills_are_deleted() {
     };
     tokio::time::timeout(Duration::from_secs(20), gone)
         .await
-        .expect("deleted by upkeep");
+        .expect("deleted by maintenance");
     assert_eq!(common::files_below(folder.path(), "staging"), 0);
 }
 

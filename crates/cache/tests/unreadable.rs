@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::{blob, open, open_with, store, walk};
 use pierhead_cache::tier::DiskTier;
-use pierhead_cache::{Cache, Config, Error, Name, Record};
+use pierhead_cache::{Cache, Config, Error, TagKey, TagRecord};
 use pierhead_eviction::Lru;
 use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
@@ -63,12 +63,12 @@ fn data() -> (tempfile::TempDir, PathBuf) {
     (folder, data)
 }
 
-fn tag(number: u64) -> Name {
-    Name::Manifest(format!("registry.example/image:v{number}").parse().unwrap())
+fn tag(number: u64) -> TagKey {
+    TagKey::Manifest(format!("registry.example/image:v{number}").parse().unwrap())
 }
 
-fn record(number: u64) -> Record {
-    Record {
+fn record(number: u64) -> TagRecord {
+    TagRecord {
         digest: blob(number, 10).0,
         media_type: MediaType::new(MediaType::OCI_INDEX).unwrap(),
         etag: None,
@@ -105,7 +105,7 @@ async fn names_that_cannot_be_read_stay_and_come_back() {
         let (_folder, data) = data();
         let cache = open(&data);
         for number in 0..8 {
-            let put = cache.names().put(&tag(number), record(number)).await;
+            let put = cache.tags().put(&tag(number), record(number)).await;
             put.unwrap();
         }
         let counted = cache.stat().names;
@@ -116,24 +116,24 @@ async fn names_that_cannot_be_read_stay_and_come_back() {
         let mut config = Config::new(&data, common::ROOMY);
         config.flush_interval = Duration::from_millis(20);
         let cache = open_with(config);
-        assert_eq!(cache.names().len(), 0);
+        assert_eq!(cache.tags().len(), 0);
         // A new record replaces one of the unreadable files.
-        let anew = cache.names().put(&tag(3), record(30)).await;
+        let anew = cache.tags().put(&tag(3), record(30)).await;
         anew.unwrap();
         let old = names.iter().find(|file| !file.is_symlink()).unwrap();
         let rest: Vec<_> = names.iter().filter(|it| *it != old).cloned().collect();
         repair(&rest);
-        let all = || cache.names().len() == 8;
+        let all = || cache.tags().len() == 8;
         wait::until_async("the others", all).await;
         for number in 0..8 {
-            let known = cache.names().get(&tag(number)).unwrap();
+            let known = cache.tags().get(&tag(number)).unwrap();
             let wanted = if number == 3 { 30 } else { number };
             assert_eq!(known.digest, record(wanted).digest);
         }
         assert_eq!(cache.stat().names, counted);
         cache.close().await;
         drop(cache);
-        assert_eq!(open(&data).names().len(), 8);
+        assert_eq!(open(&data).tags().len(), 8);
     }
 }
 
@@ -245,7 +245,7 @@ async fn a_panic_of_the_upkeep_is_counted_and_it_goes_on() {
     assert_eq!(cache.stat().blobs, 0);
     // The thread panicked in its first round, and works in a later one.
     let all = || cache.stat().blobs == 3;
-    wait::until_async("the upkeep", all).await;
+    wait::until_async("the maintenance", all).await;
     assert_eq!(
         cache.panics().counts(),
         [(BackgroundTask::CacheMaintenance, 1)]

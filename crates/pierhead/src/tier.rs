@@ -45,14 +45,14 @@ pub(crate) fn open(tier: &Tier) -> Result<Option<FastTier>, Unfit> {
     let options = Options {
         most,
         volatile: !report.class.is_persistent(),
-        drain_rate: tier.write_back_rate.unwrap_or(0),
+        write_back_rate: tier.write_back_rate.unwrap_or(0),
         damaged,
         ..Options::new(most)
     };
     Ok(Some(FastTier {
         tier: Arc::new(PmemTier::new(log, file)),
         options,
-        weights: tier.placement.weights(),
+        placement: tier.placement,
         class: report.class.as_str(),
         capacity: len,
     }))

@@ -117,7 +117,7 @@ pub(crate) fn eviction(config: &Config, capacity: u64) -> pierhead_cache::Evicti
             NamedAdmission::Always => None,
             named => Some(named.build(capacity, seed)),
         },
-        max_written_per_day: config.cache.daily_write_budget,
+        daily_write_budget: config.cache.daily_write_budget,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use pierhead_bundle_server::library::Opened;
-use pierhead_cache::Sound;
+use pierhead_cache::VerifiedRange;
 
 use crate::Error;
 use crate::bundle::{Range, Records};
@@ -37,7 +37,7 @@ pub(crate) enum Piece {
 /// What holds a file that is sent from.
 pub(crate) enum Sendable {
     /// A range of a committed blob, checked already.
-    Sound(Sound),
+    VerifiedRange(VerifiedRange),
     /// A pack, whose records are checked by who gets them.
     Opened(Opened),
 }
@@ -46,7 +46,7 @@ impl Sendable {
     /// The file in which byte `offset`, the first of the range, lies, and where; `None` when it is not the one that was checked.
     pub(crate) fn at(&self, offset: u64) -> Option<(&File, u64)> {
         match self {
-            Self::Sound(sound) => sound.place(),
+            Self::VerifiedRange(sound) => sound.place(),
             Self::Opened(opened) => Some((opened.file(), offset)),
         }
     }
@@ -71,7 +71,7 @@ impl Reader {
             Self::Blob(source) => {
                 let sound = source.sound(max)?;
                 let (offset, len) = (sound.offset(), sound.bytes());
-                let file = Sendable::Sound(sound);
+                let file = Sendable::VerifiedRange(sound);
                 Piece::File { file, offset, len }
             }
             Self::Records(records) => {

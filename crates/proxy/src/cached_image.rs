@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use pierhead_cache::{Cache, Entry, Name};
+use pierhead_cache::{BlobStat, Cache, TagKey};
 use pierhead_oci::{Body, Digest, Manifest, MediaType, Platform, Reference, Target};
 use serde::Deserialize;
 
@@ -48,8 +48,8 @@ impl CachedImage {
         let root = match &reference.target {
             Target::Digest(digest) => Some(*digest),
             Target::Tag(_) => cache
-                .names()
-                .get(&Name::Manifest(reference.clone()))
+                .tags()
+                .get(&TagKey::Manifest(reference.clone()))
                 .map(|record| record.digest),
         };
         let absent = || format!("{reference} is not in the cache: warm it, or pull it once");
@@ -102,7 +102,7 @@ impl CachedPlatform {
             .map(|child| child.digest)
             .chain([digest])
             .collect();
-        let present: Vec<Entry> = parts.iter().filter_map(|part| cache.entry(part)).collect();
+        let present: Vec<BlobStat> = parts.iter().filter_map(|part| cache.entry(part)).collect();
         Self {
             platform: platform.or_else(|| of_config(cache, manifest)),
             manifest: digest,
@@ -141,7 +141,7 @@ impl Removal {
         let mut names = Vec::new();
         let mut tagged = HashSet::new();
         for name in known {
-            let Some(record) = cache.names().get(&Name::Manifest(name.clone())) else {
+            let Some(record) = cache.tags().get(&TagKey::Manifest(name.clone())) else {
                 continue;
             };
             let is_same =
@@ -202,7 +202,7 @@ fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> 
 
 fn bytes(cache: &Cache, digest: &Digest, most: usize) -> Result<Option<Vec<u8>>, String> {
     let held = cache
-        .open_quietly(digest)
+        .open_for_background(digest)
         .map_err(|error| error.to_string())?;
     let Some(held) = held else { return Ok(None) };
     let size = usize::try_from(held.size())

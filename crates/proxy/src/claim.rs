@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pierhead_cache::{Claim, Content, Fill, Object, Origin};
+use pierhead_cache::{BlobReader, Claim, Fill, Origin, StoredBlob};
 use pierhead_oci::{Digest, Registry, Repository};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -68,18 +68,18 @@ pub(crate) async fn claim_of(inner: &Inner, wanted: &Wanted) -> Result<Option<Cl
 
 /// As [`Claim`].
 pub(crate) enum Claimed {
-    Object(Object),
+    Object(StoredBlob),
     /// With where to leave a turn for the fill, when it has none.
-    Follower(Content, Option<Sender<Turn>>),
+    Follower(BlobReader, Option<Sender<Turn>>),
     /// With what keeps other registries away until the fill has ended.
-    Leader(Fill, Content, Lead),
+    Leader(Fill, BlobReader, Lead),
 }
 
 /// One claim; the fetch of a leader is a task of its own, and may have something to pass on. `None` as of [`claim_of`].
 pub(crate) async fn claim(
     inner: &Arc<Inner>,
     wanted: &Wanted,
-) -> Result<Option<(Content, Outcome, Option<oneshot::Receiver<Passed>>)>, Error> {
+) -> Result<Option<(BlobReader, Outcome, Option<oneshot::Receiver<Passed>>)>, Error> {
     if !inner.cache.contains(&wanted.digest) && inner.cache.stat().fills >= FILLS {
         return Err(Limit::Fetches.into());
     }
@@ -96,7 +96,7 @@ pub(crate) async fn claim(
         {
             None
         }
-        Some(Claimed::Object(object)) => Some((Content::Object(object), Outcome::Hit, None)),
+        Some(Claimed::Object(object)) => Some((BlobReader::Stored(object), Outcome::Hit, None)),
         Some(Claimed::Follower(content, offer)) => {
             // Whoever has no place to wait in waits along.
             if let Some(offer) = offer

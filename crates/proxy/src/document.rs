@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use pierhead_cache::{Error as CacheError, Name, Object, Record};
+use pierhead_cache::{Error as CacheError, StoredBlob, TagKey, TagRecord};
 use pierhead_oci::{Digest, Manifest, MediaType, Reference, Registry, Repository, Target};
 use pierhead_remote::{DocumentResponse, Fault, Validators};
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ pub(crate) struct Document {
 enum Held {
     /// The disk would not take it, or it has just come.
     Bytes(Bytes),
-    Object(Object),
+    Object(StoredBlob),
 }
 
 impl Document {
@@ -63,7 +63,7 @@ impl Document {
     }
 
     /// The committed blob, unless the bytes are at hand.
-    pub(crate) fn object(&self) -> Option<&Object> {
+    pub(crate) fn object(&self) -> Option<&StoredBlob> {
         match &self.held {
             Held::Bytes(_) => None,
             Held::Object(object) => Some(object),
@@ -122,7 +122,7 @@ fn now() -> u64 {
 pub(crate) async fn resolve(
     inner: &Arc<Inner>,
     client: &Arc<Client>,
-    name: &Name,
+    name: &TagKey,
     deadline: Deadline,
 ) -> Result<(Document, Outcome), Error> {
     let cached = cached(inner, name).await;
@@ -168,7 +168,7 @@ pub(crate) async fn resolve(
 
 fn stale_or(
     inner: &Inner,
-    name: &Name,
+    name: &TagKey,
     stale: Option<Document>,
     error: Error,
 ) -> Result<(Document, Outcome), Error> {
@@ -190,33 +190,33 @@ fn stale_or(
     }
 }
 
-pub(crate) fn registry_of(name: &Name) -> &Registry {
+pub(crate) fn registry_of(name: &TagKey) -> &Registry {
     match name {
-        Name::Manifest(reference) => &reference.registry,
-        Name::Tags(registry, _) | Name::Referrers(registry, _, _) => registry,
+        TagKey::Manifest(reference) => &reference.registry,
+        TagKey::Tags(registry, _) | TagKey::Referrers(registry, _, _) => registry,
         _ => unreachable!("every kind of name is listed"),
     }
 }
 
-fn repository_of(name: &Name) -> &Repository {
+fn repository_of(name: &TagKey) -> &Repository {
     match name {
-        Name::Manifest(reference) => &reference.repository,
-        Name::Tags(_, repository) | Name::Referrers(_, repository, _) => repository,
+        TagKey::Manifest(reference) => &reference.repository,
+        TagKey::Tags(_, repository) | TagKey::Referrers(_, repository, _) => repository,
         _ => unreachable!("every kind of name is listed"),
     }
 }
 
 /// The image of a name, for the log.
-fn image_of(name: &Name) -> String {
+fn image_of(name: &TagKey) -> String {
     match name {
-        Name::Manifest(reference) => reference.to_string(),
+        TagKey::Manifest(reference) => reference.to_string(),
         _ => format!("{}/{}", registry_of(name), repository_of(name)),
     }
 }
 
 /// What the cache has under that name. A failing disk counts as having nothing.
-async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
-    if let Name::Manifest(Reference {
+async fn cached(inner: &Inner, name: &TagKey) -> Option<Cached> {
+    if let TagKey::Manifest(Reference {
         target: Target::Digest(digest),
         ..
     }) = name
@@ -243,12 +243,12 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
             validated: None,
         });
     }
-    let Record {
+    let TagRecord {
         digest,
         media_type,
         etag,
         validated,
-    } = inner.cache.names().get(name)?;
+    } = inner.cache.tags().get(name)?;
     let object = open(inner, &digest).await?;
     // It has a name since it came from there.
     inner.proved(registry_of(name), repository_of(name), &digest);
@@ -264,7 +264,7 @@ async fn cached(inner: &Inner, name: &Name) -> Option<Cached> {
     })
 }
 
-async fn open(inner: &Inner, digest: &Digest) -> Option<Object> {
+async fn open(inner: &Inner, digest: &Digest) -> Option<StoredBlob> {
     let found = match inner.is_upkeep {
         true => inner.cache.peek(digest).await,
         false => inner.cache.get(digest).await,
@@ -279,7 +279,7 @@ async fn open(inner: &Inner, digest: &Digest) -> Option<Object> {
 }
 
 /// One exchange with the upstream: the flight that all who ask for `name` share.
-async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Error> {
+async fn refresh(inner: &Inner, name: &TagKey) -> Result<(Document, Outcome), Error> {
     // Whoever looked just before another flight landed finds its answer here.
     let cached = cached(inner, name).await;
     let cached = match cached {
@@ -296,9 +296,9 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
         });
     let registry = registry_of(name);
     let fetched = match name {
-        Name::Manifest(reference) => inner.client.manifest(reference, &known).await,
-        Name::Tags(registry, repository) => inner.client.tags(registry, repository, &known).await,
-        Name::Referrers(registry, repository, digest) => {
+        TagKey::Manifest(reference) => inner.client.manifest(reference, &known).await,
+        TagKey::Tags(registry, repository) => inner.client.tags(registry, repository, &known).await,
+        TagKey::Referrers(registry, repository, digest) => {
             inner
                 .client
                 .referrers(registry, repository, digest, &known)
@@ -314,7 +314,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
                 .recent
                 .failed(registry, Subject::Name(name.clone()), &error);
             if matches!(error, pierhead_remote::Error::NotFound { .. }) {
-                note(inner.cache.names().remove(name).await);
+                note(inner.cache.tags().remove(name).await);
             }
             return Err(error.into());
         }
@@ -338,7 +338,7 @@ async fn refresh(inner: &Inner, name: &Name) -> Result<(Document, Outcome), Erro
             _,
         ) => {
             let media_type = match name {
-                Name::Manifest(_) => manifest::media_type(&bytes, media_type)?,
+                TagKey::Manifest(_) => manifest::media_type(&bytes, media_type)?,
                 _ => media_type,
             };
             inner.proved(registry, repository_of(name), &digest);
@@ -399,23 +399,23 @@ async fn store(inner: &Inner, registry: &Registry, document: Document) -> Docume
     Document { held, ..document }
 }
 
-async fn remember(inner: &Inner, name: &Name, document: &Document, etag: Option<String>) {
+async fn remember(inner: &Inner, name: &TagKey, document: &Document, etag: Option<String>) {
     if matches!(
         name,
-        Name::Manifest(Reference {
+        TagKey::Manifest(Reference {
             target: Target::Digest(_),
             ..
         })
     ) {
         return;
     }
-    let record = Record {
+    let record = TagRecord {
         digest: document.digest,
         media_type: document.media_type.clone(),
         etag,
         validated: now(),
     };
-    note(inner.cache.names().put(name, record).await);
+    note(inner.cache.tags().put(name, record).await);
 }
 
 fn note<T>(stored: Result<T, CacheError>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use pierhead_cache::{Claim, Error as CacheError, Fill, Object, Readers};
+use pierhead_cache::{Claim, Error as CacheError, Fill, Readers, StoredBlob};
 use pierhead_host::BackgroundTask;
 use pierhead_remote::{BlobSources, BlobStream};
 use tokio::sync::mpsc::Sender;
@@ -135,7 +135,7 @@ pub(crate) async fn run(
     (mut fill, keep): (Fill, Keep),
     (turn, arrived): (&Turn, &AtomicU64),
     passed: &mut Option<BlobStream>,
-) -> Result<Object, crate::Error> {
+) -> Result<StoredBlob, crate::Error> {
     let resumed = fill.offset() > 0;
     keep.tell(&mut fill);
     match into(inner, wanted, fill, (turn, arrived), passed).await {
@@ -157,10 +157,12 @@ pub(crate) async fn run(
 }
 
 /// Waits for somebody else's fill.
-pub(crate) async fn committed(content: pierhead_cache::Content) -> Result<Object, crate::Error> {
+pub(crate) async fn committed(
+    content: pierhead_cache::BlobReader,
+) -> Result<StoredBlob, crate::Error> {
     match content {
-        pierhead_cache::Content::Object(object) => Ok(object),
-        pierhead_cache::Content::Tail(tail) => Ok(tail.committed().await?),
+        pierhead_cache::BlobReader::Stored(object) => Ok(object),
+        pierhead_cache::BlobReader::Tail(tail) => Ok(tail.committed().await?),
     }
 }
 
@@ -170,7 +172,7 @@ async fn into(
     mut fill: Fill,
     (turn, arrived): (&Turn, &AtomicU64),
     passed: &mut Option<BlobStream>,
-) -> Result<Object, crate::Error> {
+) -> Result<StoredBlob, crate::Error> {
     let is_whole = fill.offset() == 0;
     let mut download = DownloadLog::start(inner, wanted, Some(turn));
     let bytes = (arrived, &mut download);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{Name, Object};
+use pierhead_cache::{StoredBlob, TagKey};
 use pierhead_oci::{self as oci, Digest, Endpoint, Manifest, MediaType, Registry, Repository};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -63,7 +63,7 @@ pub(crate) struct Asked<'a> {
 
 /// One page of the complete list.
 pub(crate) async fn tags(asked: &Asked<'_>, page: Page<'_>) -> Result<(Tags, Outcome), Error> {
-    let name = Name::Tags(asked.registry.clone(), asked.repository.clone());
+    let name = TagKey::Tags(asked.registry.clone(), asked.repository.clone());
     let (document, outcome) = asked.resolve(&name).await?;
     match asked.page(&document, &page).await {
         Ok(tags) => Ok((tags, outcome)),
@@ -81,7 +81,7 @@ pub(crate) async fn referrers(
     digest: Digest,
     artifact_type: Option<&str>,
 ) -> Result<(Referrers, Outcome), Error> {
-    let name = Name::Referrers(asked.registry.clone(), asked.repository.clone(), digest);
+    let name = TagKey::Referrers(asked.registry.clone(), asked.repository.clone(), digest);
     let (document, outcome) = asked.resolve(&name).await?;
     match asked.referrers(&document, artifact_type).await {
         Ok(list) => Ok((list, outcome)),
@@ -93,7 +93,7 @@ pub(crate) async fn referrers(
 }
 
 impl Asked<'_> {
-    async fn resolve(&self, name: &Name) -> Result<(Document, Outcome), Error> {
+    async fn resolve(&self, name: &TagKey) -> Result<(Document, Outcome), Error> {
         resolve(self.inner, self.client, name, self.deadline).await
     }
 
@@ -143,7 +143,7 @@ impl Asked<'_> {
         })
     }
 
-    fn source(&self, document: &Document, object: &Object) -> Source {
+    fn source(&self, document: &Document, object: &StoredBlob) -> Source {
         let wanted = Wanted {
             registry: self.registry.clone(),
             repository: self.repository.clone(),

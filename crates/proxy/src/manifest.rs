@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::Name;
+use pierhead_cache::TagKey;
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 use serde::Deserialize;
 
@@ -27,8 +27,13 @@ pub(crate) async fn manifest(
     reference: &Reference,
     deadline: Deadline,
 ) -> Result<(Document, Outcome), Error> {
-    let (document, outcome) =
-        resolve(inner, client, &Name::Manifest(reference.clone()), deadline).await?;
+    let (document, outcome) = resolve(
+        inner,
+        client,
+        &TagKey::Manifest(reference.clone()),
+        deadline,
+    )
+    .await?;
     if outcome == Outcome::Stale
         || (outcome == Outcome::Hit && inner.trust.recent.is_failing(&reference.registry))
     {

@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pierhead_cache::Name;
+use pierhead_cache::TagKey;
 use pierhead_oci::{Digest, Registry, Repository};
 use pierhead_remote::{Error, Fault};
 
@@ -27,7 +27,7 @@ const LIMIT: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Subject {
     /// A manifest, a tag list, a referrers list.
-    Name(Name),
+    Name(TagKey),
     /// A blob as seen in one repository: another may have it.
     Blob(Registry, Repository, Digest),
 }
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     fn subject(tag: &str) -> Subject {
-        Subject::Name(Name::Manifest(
+        Subject::Name(TagKey::Manifest(
             format!("example.com/a:{tag}").parse().unwrap(),
         ))
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use pierhead_bundle_server::library::Library;
-use pierhead_cache::{Cache, Name, Readers};
+use pierhead_cache::{Cache, Readers, TagKey};
 use pierhead_oci::{Digest, Reference, Registry, Repository};
 use pierhead_remote::{Client, ClientCredentials};
 use prometheus_client::registry::Registry as Metrics;
@@ -74,7 +74,7 @@ pub(crate) struct Trust {
     /// `None`: everybody is let in.
     access: Option<Arc<Access>>,
     pub(crate) recent: Recent,
-    pub(crate) flights: Flights<Name, Result<(Document, Outcome), Error>>,
+    pub(crate) flights: Flights<TagKey, Result<(Document, Outcome), Error>>,
     /// Shared requests for sizes of blobs.
     sizes: Flights<Subject, Result<Option<u64>, Error>>,
 }
@@ -143,7 +143,7 @@ impl Proxy {
         let threads = Handle::try_current().map_or(1, |handle| handle.metrics().num_workers());
         let gate = |quota| Arc::new(Gate::new(quota, threads, metrics.quota_waited.clone()));
         let access = Access::new(&config.auth, &access_metrics, cache.panics());
-        cache.names().set_configured(config.configured());
+        cache.tags().set_configured(config.configured());
         let common = Common {
             client,
             access_metrics,
@@ -237,7 +237,7 @@ impl Proxy {
         };
         let inner = Inner::new(common.clone(), access);
         self.current.store(Arc::new(inner));
-        common.cache.names().set_configured(config.configured());
+        common.cache.tags().set_configured(config.configured());
         common.config.store(Arc::new(config));
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use pierhead_cache::{Content, Error as CacheError, Object, Sound};
+use pierhead_cache::{BlobReader, Error as CacheError, StoredBlob, VerifiedRange};
 use tokio::sync::oneshot;
 
 use crate::Error;
@@ -45,7 +45,7 @@ pub(crate) struct Source {
 }
 
 enum From {
-    Cache(Content),
+    Cache(BlobReader),
     Upstream(Box<Direct>),
 }
 
@@ -86,8 +86,8 @@ impl Source {
     }
 
     /// Of an object that is open already.
-    pub(crate) fn of(inner: Arc<Inner>, wanted: Wanted, object: Object) -> Self {
-        Self::new(inner, wanted, From::Cache(Content::Object(object)))
+    pub(crate) fn of(inner: Arc<Inner>, wanted: Wanted, object: StoredBlob) -> Self {
+        Self::new(inner, wanted, From::Cache(BlobReader::Stored(object)))
     }
 
     fn new(inner: Arc<Inner>, wanted: Wanted, from: From) -> Self {
@@ -128,9 +128,9 @@ impl Source {
         (self.start, self.offset) = (first, first);
         self.end = Some(end);
         let size = match &self.from {
-            From::Cache(Content::Object(_)) => None,
+            From::Cache(BlobReader::Stored(_)) => None,
             // What fails here fails at the first read again, where there is a way out.
-            From::Cache(Content::Tail(tail)) => tail.size().await.ok().flatten(),
+            From::Cache(BlobReader::Tail(tail)) => tail.size().await.ok().flatten(),
             From::Upstream(direct) => direct.size(),
         };
         self.verified_first = size.is_some_and(|size| end < size && size <= VERIFIED_FIRST);
@@ -145,13 +145,13 @@ impl Source {
 
     /// Whether all of it lies in the file of a committed blob.
     pub(crate) fn is_file(&self) -> bool {
-        matches!(&self.from, From::Cache(Content::Object(object)) if object.extent(0).is_some())
+        matches!(&self.from, From::Cache(BlobReader::Stored(object)) if object.extent(0).is_some())
     }
 
     /// Of what comes next, up to `max` bytes that need not be read: they lie in the file of a committed
     /// blob, are known good and in memory. Whoever sends them says so by [`Source::advance`].
-    pub(crate) fn sound(&self, max: u64) -> Option<Sound> {
-        let From::Cache(Content::Object(object)) = &self.from else {
+    pub(crate) fn sound(&self, max: u64) -> Option<VerifiedRange> {
+        let From::Cache(BlobReader::Stored(object)) = &self.from else {
             return None;
         };
         if !self.before.is_empty() {
@@ -295,12 +295,12 @@ impl Source {
 }
 
 async fn read(
-    content: &Content,
+    content: &BlobReader,
     verified_first: bool,
     offset: u64,
     max: usize,
 ) -> Result<Bytes, CacheError> {
-    if let (true, Content::Tail(tail)) = (verified_first, content) {
+    if let (true, BlobReader::Tail(tail)) = (verified_first, content) {
         tail.committed().await?;
     }
     content.read_at(offset, max).await

@@ -6,7 +6,7 @@ mod stage;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pierhead_cache::Name;
+use pierhead_cache::TagKey;
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_testkit::http::{Connection, End, Request, Response};
 use pierhead_testkit::images::random_bytes;
@@ -245,8 +245,8 @@ async fn a_tag_that_is_gone_is_forgotten() {
         (gone.status, code(&gone).as_str()),
         (404, "MANIFEST_UNKNOWN")
     );
-    let name = Name::Manifest(stage.reference(":1"));
-    assert!(stage.cache.names().get(&name).is_none());
+    let name = TagKey::Manifest(stage.reference(":1"));
+    assert!(stage.cache.tags().get(&name).is_none());
 }
 
 #[tokio::test]

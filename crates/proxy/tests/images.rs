@@ -155,7 +155,7 @@ async fn a_closure_is_all_that_an_image_is_made_of() {
         .await
         .unwrap();
     assert_eq!(stage.cache.eviction().hits, before.hits);
-    let accessed = |all: &[pierhead_cache::Entry]| -> Vec<_> {
+    let accessed = |all: &[pierhead_cache::BlobStat]| -> Vec<_> {
         all.iter().map(|it| (it.digest, it.accessed)).collect()
     };
     assert_eq!(accessed(&stage.cache.list(None, 100)), accessed(&listed));
@@ -250,7 +250,7 @@ async fn what_is_removed_leaves_what_others_use() {
             .await
             .unwrap();
     }
-    let known = async || stage.cache.names().images(100).await.unwrap();
+    let known = async || stage.cache.tags().images(100).await.unwrap();
     // The other tag uses all blobs.
     let tag = stage.reference(":1");
     let removal = stage.proxy.removal(&tag, known().await).await.unwrap();

@@ -124,7 +124,7 @@ async fn a_cached_list_of_tags_is_no_manifest() {
     stage.push(1, &[10]);
     assert_eq!(stage.get("/v2/app/tags/list").await.status, 200);
     let listed = stage.cache.list(None, 100);
-    let of_tags = |entry: &&pierhead_cache::Entry| {
+    let of_tags = |entry: &&pierhead_cache::BlobStat| {
         entry
             .media_type
             .as_ref()

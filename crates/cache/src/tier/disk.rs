@@ -170,7 +170,7 @@ impl Tier for DiskTier {
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let (file, about) = match crate::record::open(&self.blob_path(digest)) {
+        let (file, about) = match crate::store::record::open(&self.blob_path(digest)) {
             Ok((file, about)) => (PlainFile(file, self.at_once), about),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use pierhead_oci::Digest;
 
-mod behind;
 mod disk;
+pub mod placement;
 mod pmem;
-mod switch;
+mod switch_reader;
 mod trailer;
+mod write_back;
 
-pub use behind::{FastStat, Hint, Options, Owed, WriteBehind};
 pub(crate) use disk::is_in_memory;
 pub use disk::{DiskTier, Step};
 pub use pmem::PmemTier;
 pub use trailer::{CHUNK, Sums, Trailer};
+pub use write_back::{Dirty, FastStat, Hint, Options, WriteBack};
 
 /// A place for blobs. Every implementer runs the conformance suite of `testkit`.
 ///

@@ -1,17 +1,18 @@
 //! Blobs as values of a log on persistent memory, each with its trailer behind the content, as on the disk.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pierhead_oci::{Algorithm, Digest};
 use pierhead_pmem::{Class, Entry, Error, Log, Medium, Partial, Writer};
 
-use super::switch::Switch;
+use super::switch_reader::SwitchReader;
 use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
-use crate::checked::resident;
-use crate::{lock, now};
+use crate::blob::verified_chunks::resident;
+use crate::clock::now;
 
 /// Bytes that are copied at once when a cut fill is gone on with.
 const PIECE: usize = 1 << 20;
@@ -105,7 +106,7 @@ impl<M: Medium + 'static> Inner<M> {
     /// The number of what lies under `digest` now; a new one for what was not known to lie there.
     fn number(&self, digest: &Digest, entry: &Entry, is_new: bool) -> u64 {
         let at = entry.extents().first().map_or(0, |extent| extent.offset);
-        let numbers = &mut *lock(&self.numbers);
+        let numbers = &mut *self.numbers.lock();
         match numbers.known.get(digest) {
             Some((known, number)) if *known == at && !is_new => *number,
             _ => {
@@ -137,7 +138,7 @@ impl<M: Medium + 'static> Inner<M> {
             inner: self.clone(),
             digest: *digest,
             len: 0,
-            reader: Switch::new(behind(&writer)),
+            reader: SwitchReader::new(behind(&writer)),
             writer: Some(writer),
         })
     }
@@ -150,7 +151,7 @@ fn behind<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
 impl<M: Medium + 'static> Tier for PmemTier<M> {
     fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
         let mut staged = self.0.staged(digest)?;
-        let Some(cut) = lock(&self.0.cut).remove(digest) else {
+        let Some(cut) = self.0.cut.lock().remove(digest) else {
             return Ok(Box::new(staged));
         };
         // A value only grows: what is kept of it is written again.
@@ -170,7 +171,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn discard(&self, digest: &Digest) -> io::Result<()> {
-        let cut = lock(&self.0.cut).remove(digest);
+        let cut = self.0.cut.lock().remove(digest);
         drop(cut);
         Ok(())
     }
@@ -186,7 +187,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
-        lock(&self.0.numbers).known.remove(digest);
+        self.0.numbers.lock().known.remove(digest);
         self.0.log.remove(&key(digest)).map_err(told).map(|_| ())
     }
 
@@ -208,7 +209,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
-        for (digest, cut) in &*lock(&self.0.cut) {
+        for (digest, cut) in &*self.0.cut.lock() {
             visit(Found {
                 digest: *digest,
                 bytes: cut.len,
@@ -238,7 +239,7 @@ struct PmemStaged<M: Medium + 'static> {
     inner: Arc<Inner<M>>,
     digest: Digest,
     len: u64,
-    reader: Arc<Switch>,
+    reader: Arc<SwitchReader>,
     /// `None` once it is committed, or could not be begun anew.
     writer: Option<Writer<M>>,
 }
@@ -291,7 +292,7 @@ impl<M: Medium + 'static> Drop for PmemStaged<M> {
                 len: self.len,
                 modified: now(),
             };
-            lock(&self.inner.cut).insert(self.digest, cut);
+            self.inner.cut.lock().insert(self.digest, cut);
         }
     }
 }

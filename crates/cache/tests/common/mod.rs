@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use pierhead_cache::{Cache, Claim, Config, Content, Error, Fill, Origin, Tail};
+use pierhead_cache::{BlobReader, Cache, Claim, Config, Error, Fill, Origin, TailReader};
 use pierhead_eviction::Lru;
 use pierhead_oci::{Algorithm, Digest};
 
@@ -30,9 +30,9 @@ pub(crate) fn blob(seed: u64, len: usize) -> (Digest, Bytes) {
     (Digest::of(Algorithm::Sha256, &content), content.into())
 }
 
-pub(crate) async fn lead(cache: &Cache, digest: &Digest) -> (Fill, Tail) {
+pub(crate) async fn lead(cache: &Cache, digest: &Digest) -> (Fill, TailReader) {
     match cache.claim(digest, origin()).await.expect("a claim") {
-        Claim::Leader(fill, Content::Tail(tail)) => (fill, tail),
+        Claim::Leader(fill, BlobReader::Tail(tail)) => (fill, tail),
         Claim::Leader(..) => panic!("a leader tails its fill"),
         Claim::Hit(_) => panic!("{digest} is there already"),
         Claim::Follower(_) => panic!("{digest} is being filled already"),
@@ -78,13 +78,13 @@ pub(crate) trait Read {
     async fn read(&self, offset: u64) -> Result<Bytes, Error>;
 }
 
-impl Read for Tail {
+impl Read for TailReader {
     async fn read(&self, offset: u64) -> Result<Bytes, Error> {
         self.read_at(offset, 100_000).await
     }
 }
 
-impl Read for Content {
+impl Read for BlobReader {
     async fn read(&self, offset: u64) -> Result<Bytes, Error> {
         self.read_at(offset, 100_000).await
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use pierhead_cache::Name;
+use pierhead_cache::TagKey;
 use pierhead_oci::units::human_bytes;
 use pierhead_oci::{Reference, Target};
 
@@ -22,7 +22,7 @@ fn fail(status: StatusCode, error: impl ToString) -> Box<super::body::Answer> {
 impl Admin {
     /// Reads one name and one or two manifests of each image from the disk. Counts neither as hits nor as accesses.
     pub(super) async fn images(&self) -> Outcome {
-        let known = self.cache.names().images(MAX_IMAGES + 1).await;
+        let known = self.cache.tags().images(MAX_IMAGES + 1).await;
         let mut known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         let more = known.len() > MAX_IMAGES;
         known.truncate(MAX_IMAGES);
@@ -79,7 +79,7 @@ impl Admin {
                 format!("{image} is pinned: `pierhead cache unpin {label}` first"),
             ));
         }
-        let known = self.cache.names().images(usize::MAX).await;
+        let known = self.cache.tags().images(usize::MAX).await;
         let known = known.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         let removal = self.proxy.removal(reference, known).await;
         let removal = removal.map_err(|_| {
@@ -91,8 +91,8 @@ impl Admin {
         for name in &removal.names {
             let removed = self
                 .cache
-                .names()
-                .remove(&Name::Manifest(name.clone()))
+                .tags()
+                .remove(&TagKey::Manifest(name.clone()))
                 .await;
             removed.map_err(|error| fail(StatusCode::INTERNAL_SERVER_ERROR, error))?;
         }

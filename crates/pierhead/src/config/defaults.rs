@@ -9,8 +9,8 @@ use pierhead_eviction::Named;
 use pierhead_eviction::admission::NamedAdmission;
 
 use super::{
-    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Placement,
-    Places, RequestLog, Size, Tags, Tier, TierKind, Tls,
+    Auth, AuthMode, Bundle, Cache, Config, Eviction, Limits, Log, LogFormat, Network, Places,
+    RequestLog, Size, Tags, Tier, TierKind, Tls,
 };
 use crate::profile::Origins;
 use pierhead_host::machine::CpuSelection;
@@ -55,7 +55,7 @@ impl Config {
                 kind: TierKind::Off,
                 path: None,
                 size: 1 << 30,
-                placement: Placement::default(),
+                placement: pierhead_cache::Placement::default(),
                 write_back_rate: None,
             },
             tags: Tags {

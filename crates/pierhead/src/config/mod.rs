@@ -116,48 +116,9 @@ pub(crate) struct Tier {
     pub(crate) path: Option<PathBuf>,
     /// Bytes.
     pub(crate) size: u64,
-    pub(crate) placement: Placement,
+    pub(crate) placement: pierhead_cache::Placement,
     /// Bytes a second.
     pub(crate) write_back_rate: Option<u64>,
-}
-
-/// Which blobs the fast tier takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Placement {
-    Value,
-    LayerAware,
-    #[default]
-    SharingRuns,
-}
-
-impl Placement {
-    pub(crate) const ALL: [Self; 3] = [Self::Value, Self::LayerAware, Self::SharingRuns];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Value => "value",
-            Self::LayerAware => "layer-aware",
-            Self::SharingRuns => "sharing-runs",
-        }
-    }
-
-    pub(crate) fn weights(self) -> pierhead_cache::staging::Weights {
-        use pierhead_cache::staging::Weights;
-        match self {
-            Self::Value => Weights {
-                value: 1.0,
-                ..Weights::NONE
-            },
-            Self::LayerAware => Weights {
-                layer_aware: 1.0,
-                ..Weights::NONE
-            },
-            Self::SharingRuns => Weights {
-                sharing_runs: 1.0,
-                ..Weights::NONE
-            },
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

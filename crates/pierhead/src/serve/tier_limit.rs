@@ -128,7 +128,7 @@ mod tests {
     use std::time::Duration;
 
     use pierhead_cache::FastTier;
-    use pierhead_cache::staging::Weights;
+    use pierhead_cache::Placement;
     use pierhead_cache::tier::{DiskTier, Options};
     use pierhead_eviction::Lru;
     use pierhead_host::BackgroundWork;
@@ -146,7 +146,7 @@ mod tests {
                 most: 3000,
                 ..Options::new(1600)
             },
-            weights: Weights::default(),
+            placement: Placement::default(),
             class: "volatile",
             capacity: 4000,
         });

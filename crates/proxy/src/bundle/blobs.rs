@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use pierhead_cache::{Cache, Error, Handle};
+use pierhead_cache::{BackgroundReader, Cache, Error};
 use pierhead_oci::Digest;
 use pierhead_toc::{Blob, Blobs};
 
 /// See the head of this module.
 pub(crate) struct CacheBlobs(pub(crate) Cache);
 
-struct CacheBlob(Handle);
+struct CacheBlob(BackgroundReader);
 
 impl Blobs for CacheBlobs {
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
@@ -21,7 +21,7 @@ impl Blobs for CacheBlobs {
             }
             _ => io::Error::other(error),
         };
-        let handle = self.0.open_quietly(digest).map_err(failed)?;
+        let handle = self.0.open_for_background(digest).map_err(failed)?;
         Ok(handle.map(|handle| Arc::new(CacheBlob(handle)) as Arc<dyn Blob>))
     }
 }

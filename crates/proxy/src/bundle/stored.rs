@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pierhead_bundle_server::library::{Image, Library, State};
-use pierhead_cache::{Cache, Error, Name, Record};
+use pierhead_cache::{Cache, Error, TagKey, TagRecord};
 use pierhead_oci::{Body, Descriptor, Digest, Manifest, MediaType, Reference};
 
 use super::records::blocking;
@@ -23,8 +23,8 @@ const EVERY: Duration = Duration::from_millis(200);
 /// done: whatever is pulled meanwhile waits for one of them at most.
 pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error> {
     let mut tags = Vec::new();
-    for reference in cache.names().images(TAGS).await? {
-        if let Some(record) = cache.names().get(&Name::Manifest(reference.clone())) {
+    for reference in cache.tags().images(TAGS).await? {
+        if let Some(record) = cache.tags().get(&TagKey::Manifest(reference.clone())) {
             tags.push((reference, record));
         }
     }
@@ -48,7 +48,12 @@ pub(crate) async fn offer(library: &Library, cache: &Cache) -> Result<(), Error>
 }
 
 /// The images behind a tag that are all here and not known yet.
-fn whole(library: &Library, cache: &Cache, reference: &Reference, record: &Record) -> Vec<Image> {
+fn whole(
+    library: &Library,
+    cache: &Cache,
+    reference: &Reference,
+    record: &TagRecord,
+) -> Vec<Image> {
     let Some(root) = read(cache, &record.digest, &record.media_type) else {
         return Vec::new();
     };
@@ -83,7 +88,7 @@ fn whole(library: &Library, cache: &Cache, reference: &Reference, record: &Recor
 
 /// A manifest of the cache, as nobody's access; `None` for one that is large, as nobody bundles it unasked.
 fn read(cache: &Cache, digest: &Digest, media_type: &MediaType) -> Option<Manifest> {
-    let held = cache.open_quietly(digest).ok()??;
+    let held = cache.open_for_background(digest).ok()??;
     let size = usize::try_from(held.size()).ok();
     let mut bytes = vec![0; size.filter(|_| held.size() <= EAGER)?];
     held.read_at(0, &mut bytes).ok()?;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pierhead_bundle_server::library::Library;
-use pierhead_cache::staging::Weights;
+use pierhead_cache::Placement;
 use pierhead_cache::tier::{DiskTier, Options};
-use pierhead_cache::{Cache, FastTier, Name, Record};
+use pierhead_cache::{Cache, FastTier, TagKey, TagRecord};
 use pierhead_eviction::Lru;
 use pierhead_host::BackgroundWork;
 use pierhead_oci::{Digest, Reference};
@@ -137,7 +137,7 @@ impl Plan {
         config.fast = (self.fast > 0).then(|| FastTier {
             tier: Arc::new(DiskTier::new(fast.path()).unwrap()),
             options: Options::new(self.fast),
-            weights: Weights::default(),
+            placement: Placement::default(),
             class: "volatile",
             capacity: self.fast,
         });
@@ -240,13 +240,13 @@ impl Stage {
 
     /// Makes the tag `app:1` one that was confirmed long ago.
     pub(crate) async fn age(&self) {
-        let name = Name::Manifest(self.reference(":1"));
-        let record = self.cache.names().get(&name).unwrap();
-        let record = Record {
+        let name = TagKey::Manifest(self.reference(":1"));
+        let record = self.cache.tags().get(&name).unwrap();
+        let record = TagRecord {
             validated: 1,
             ..record
         };
-        self.cache.names().put(&name, record).await.unwrap();
+        self.cache.tags().put(&name, record).await.unwrap();
     }
 
     /// Returns when the blob is committed.

@@ -102,7 +102,7 @@ impl Faulty {
     }
 
     /// Byte `offset` of the content of `digest` reads wrong from now on.
-    pub fn rot(&self, digest: Digest, offset: u64) {
+    pub fn corrupt(&self, digest: Digest, offset: u64) {
         self.plan().rotten.push((digest, offset));
     }
 

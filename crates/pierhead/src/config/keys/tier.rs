@@ -3,7 +3,8 @@
 use pierhead_oci::units::exact_bytes;
 
 use super::{Key, Kind, Reload, quote, quote_path, quote_rate};
-use crate::config::{Config, Placement, TierKind};
+use crate::config::{Config, TierKind};
+use pierhead_cache::Placement;
 
 pub(super) static KEYS: &[Key<Config>] = &[
     Key {
@@ -57,17 +58,15 @@ pub(super) static KEYS: &[Key<Config>] = &[
                image waits for them, \"sharing-runs\" those that most images and starts share (docs/staging.md).",
         kind: Kind::Choice {
             noun: "placement",
-            names: || Placement::ALL.iter().map(|it| it.name()).collect(),
+            names: || Placement::ALL.iter().map(|it| it.as_str()).collect(),
         },
         example: "\"sharing-runs\"",
         reload: Reload::Restart(|new, old| new.tier.placement = old.tier.placement),
         set: |config, value| {
-            let name = value.choice()?;
-            let placement = Placement::ALL.into_iter().find(|it| it.name() == name);
-            config.tier.placement = placement.unwrap_or_default();
+            config.tier.placement = value.choice()?.parse().unwrap_or_default();
             Ok(())
         },
-        show: |config| Some(quote(config.tier.placement.name())),
+        show: |config| Some(quote(config.tier.placement.as_str())),
     },
     Key {
         section: "tier",

@@ -1,0 +1,88 @@
+//! Committed blobs for work in the background: read on the caller's thread, and no access as ranking counts them.
+
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use crate::blob::OpenBlob;
+use crate::cache::Cache;
+use crate::error::Error;
+use crate::tier::CHUNK;
+
+/// A committed blob; outlives its eviction. Every byte that it gives was checked against the checksums.
+pub struct BackgroundReader {
+    open: Arc<OpenBlob>,
+    /// The chunk that was read last: whoever reads a little at a time reads each chunk once.
+    last: Mutex<(u64, Vec<u8>)>,
+}
+
+impl Cache {
+    /// A committed blob, if it is there. No access; blocks.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open_for_background(&self, digest: &Digest) -> Result<Option<BackgroundReader>, Error> {
+        let open = self.store.open_for(digest, false)?;
+        Ok(open.map(|open| BackgroundReader {
+            open,
+            last: Mutex::new((u64::MAX, Vec::new())),
+        }))
+    }
+}
+
+impl BackgroundReader {
+    /// Bytes of content.
+    pub fn size(&self) -> u64 {
+        self.open.blob.trailer().size()
+    }
+
+    /// Fills `buf` from `offset`. Blocks; whole chunks are read and checked.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when it ends before, `InvalidData` when it is damaged: then it has been taken out of the
+    /// cache; those of the disk.
+    pub fn read_at(&self, mut offset: u64, mut buf: &mut [u8]) -> io::Result<()> {
+        let size = self.size();
+        let wanted = u64::try_from(buf.len()).unwrap_or(u64::MAX);
+        if offset.checked_add(wanted).is_none_or(|end| end > size) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let chunk = CHUNK as u64;
+        let mut last = self.last.lock();
+        while !buf.is_empty() {
+            let index = offset / chunk;
+            if last.0 != index {
+                // Not what half a read left there.
+                last.0 = u64::MAX;
+                let len = (size - index * chunk).min(chunk);
+                last.1.resize(usize::try_from(len).unwrap_or(CHUNK), 0);
+                self.fill(index, &mut last.1)?;
+                last.0 = index;
+            }
+            let inside = usize::try_from(offset - index * chunk).unwrap_or(CHUNK);
+            let part = &last.1[inside..];
+            let len = part.len().min(buf.len());
+            let (now, rest) = std::mem::take(&mut buf).split_at_mut(len);
+            now.copy_from_slice(&part[..len]);
+            (buf, offset) = (rest, offset + now.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn fill(&self, index: u64, into: &mut [u8]) -> io::Result<()> {
+        let read = self.open.blob.read_at(index * CHUNK as u64, into);
+        let damage = match read {
+            Ok(()) if self.open.blob.trailer().sums().check(index, into) => return Ok(()),
+            Ok(()) => io::Error::new(io::ErrorKind::InvalidData, "a stored blob is damaged"),
+            Err(error) if crate::tier::is_damage(&error) => error,
+            Err(error) => return Err(error),
+        };
+        let OpenBlob { digest, handle, .. } = &*self.open;
+        self.open
+            .store
+            .remove_damaged(digest, Some(*handle), Some(index * CHUNK as u64));
+        Err(damage)
+    }
+}

@@ -1,0 +1,312 @@
+//! Which chunks of which files this process has checked lately, so that they can leave unread.
+//!
+//! What is noted holds for one file as it was then (any write, truncation or replacement changes its
+//! identity), and for minutes only: the disk may give other bytes when pages were dropped and are read
+//! again. It is advice in bounded memory; losing it costs one more check.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pierhead_oci::Digest;
+use rustix::fs::fstatfs;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::tier::{CHUNK, Extent, is_in_memory};
+
+/// How long a check is believed. A GB costs about 0.2 CPU seconds to check: nothing, once in so long.
+const LIFETIME: Duration = Duration::from_secs(600);
+/// Bounds of the memory: files, and words of 64 chunks over all of them (1 MiB, for 512 GiB of content).
+const MAX_FILES: usize = 4096;
+const MAX_WORDS: usize = 128 << 10;
+/// How far apart pages are probed. The kernel reads ahead by at least so much, and drops by as little as
+/// a page: what a probe misses costs one short read on an async thread.
+const PROBE: u64 = 128 << 10;
+
+/// What any change of a blob's content changes too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Identity {
+    /// Of a file of its own.
+    File {
+        device: u64,
+        inode: u64,
+        size: i64,
+        modified: (i64, u64),
+        changed: (i64, u64),
+    },
+    /// Of runs in a file that others are written to: the number that it was committed under.
+    Record(u64),
+}
+
+impl Identity {
+    /// Of a blob that lies there now; at most one system call, which does not wait for the disk. `None` when that fails.
+    pub(crate) fn of(extent: &Extent<'_>) -> Option<Self> {
+        if let Some(number) = extent.record {
+            return Some(Self::Record(number));
+        }
+        let stat = rustix::fs::fstat(extent.file).ok()?;
+        Some(Self::File {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
+    }
+}
+
+/// See the head of this module.
+#[derive(Default)]
+pub(crate) struct VerifiedChunks {
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    files: HashMap<Key, Chunks>,
+    /// Over all files.
+    words: usize,
+}
+
+/// A blob, and whether it is a record that is meant, or a file of its own: parts of a blob may lie in one, parts in the other.
+type Key = (Digest, bool);
+
+fn key(digest: &Digest, identity: &Identity) -> Key {
+    (*digest, matches!(identity, Identity::Record(_)))
+}
+
+struct Chunks {
+    identity: Identity,
+    /// When the first of them was checked: all of them end together.
+    since: Instant,
+    /// One bit a chunk.
+    bits: Box<[u64]>,
+}
+
+impl Chunks {
+    fn holds(&self, identity: &Identity, now: Instant) -> bool {
+        self.identity == *identity && now.saturating_duration_since(self.since) < LIFETIME
+    }
+}
+
+impl VerifiedChunks {
+    /// Notes chunks `chunks` of a content of `size` bytes as checked, in the file as it was before that.
+    pub(crate) fn add(
+        &self,
+        digest: &Digest,
+        identity: Identity,
+        size: u64,
+        chunks: Range<u64>,
+        now: Instant,
+    ) {
+        let words = usize::try_from(size.div_ceil(CHUNK as u64).div_ceil(64));
+        let Some(words) = words.ok().filter(|words| *words <= MAX_WORDS) else {
+            return;
+        };
+        let key = key(digest, &identity);
+        let mut table = self.table.lock();
+        if !table
+            .files
+            .get(&key)
+            .is_some_and(|file| file.holds(&identity, now))
+        {
+            table.remove(&key);
+            table.make_room(words, now);
+            table.words += words;
+            let file = Chunks {
+                identity,
+                since: now,
+                bits: vec![0; words].into(),
+            };
+            table.files.insert(key, file);
+        }
+        let Some(file) = table.files.get_mut(&key) else {
+            return;
+        };
+        for chunk in chunks {
+            let word = usize::try_from(chunk / 64).ok();
+            if let Some(word) = word.and_then(|word| file.bits.get_mut(word)) {
+                *word |= 1 << (chunk % 64);
+            }
+        }
+    }
+
+    /// How many bytes of `range`, from its start, lie in chunks that were checked.
+    pub(crate) fn verified_len(
+        &self,
+        digest: &Digest,
+        identity: &Identity,
+        range: Range<u64>,
+        now: Instant,
+    ) -> u64 {
+        let table = self.table.lock();
+        let Some(file) = table
+            .files
+            .get(&key(digest, identity))
+            .filter(|file| file.holds(identity, now))
+        else {
+            return 0;
+        };
+        let chunk = CHUNK as u64;
+        let is_checked = |index: u64| {
+            let word = usize::try_from(index / 64).ok();
+            word.and_then(|word| file.bits.get(word))
+                .is_some_and(|word| word >> (index % 64) & 1 == 1)
+        };
+        let mut end = range.start;
+        while end < range.end && is_checked(end / chunk) {
+            end = (end / chunk + 1) * chunk;
+        }
+        end.min(range.end) - range.start
+    }
+}
+
+impl Table {
+    fn remove(&mut self, key: &Key) {
+        if let Some(file) = self.files.remove(key) {
+            self.words -= file.bits.len();
+        }
+    }
+
+    /// Forgets what is over, or all, until so many words and one more file fit.
+    fn make_room(&mut self, words: usize, now: Instant) {
+        let fits = |table: &Self| table.files.len() < MAX_FILES && table.words + words <= MAX_WORDS;
+        if fits(self) {
+            return;
+        }
+        self.files
+            .retain(|_, file| now.saturating_duration_since(file.since) < LIFETIME);
+        self.words = self.files.values().map(|file| file.bits.len()).sum();
+        if !fits(self) {
+            *self = Self::default();
+        }
+    }
+}
+
+/// How many bytes of `range`, from its start, are in the page cache, as far as probes tell: one byte of each 128 KiB.
+pub fn resident(file: &File, range: Range<u64>) -> u64 {
+    let mut at = range.start;
+    while at < range.end {
+        let mut byte = [0];
+        let buffer = &mut [IoSliceMut::new(&mut byte)];
+        match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
+            Ok(1..) => at = (at / PROBE + 1) * PROBE,
+            // A file system that cannot tell: in memory all is there. Elsewhere nothing is known to be, and what
+            // is read instead is read on another thread, and checked.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                let in_memory = fstatfs(file).is_ok_and(|stat| is_in_memory(&stat));
+                return if in_memory {
+                    range.end - range.start
+                } else {
+                    0
+                };
+            }
+            // Not there, or the file ends before it should: whoever reads will see.
+            _ => break,
+        }
+    }
+    at.min(range.end).saturating_sub(range.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(changed: i64) -> Identity {
+        Identity::File {
+            device: 1,
+            inode: 2,
+            size: 3,
+            modified: (4, 5),
+            changed: (changed, 6),
+        }
+    }
+
+    fn digest(of: &str) -> Digest {
+        Digest::of(pierhead_oci::Algorithm::Sha256, of.as_bytes())
+    }
+
+    const C: u64 = CHUNK as u64;
+
+    #[test]
+    fn only_what_was_checked_is_sound() {
+        let (verified, now, of) = (VerifiedChunks::default(), Instant::now(), digest("a"));
+        let size = 200 * C + 7;
+        verified.add(&of, identity(0), size, 1..3, now);
+        verified.add(&of, identity(0), size, 63..66, now);
+        verified.add(&of, identity(0), size, 200..201, now);
+        let verified_len = |range| verified.verified_len(&of, &identity(0), range, now);
+        assert_eq!(verified_len(0..size), 0);
+        assert_eq!(verified_len(C..size), 2 * C);
+        assert_eq!(verified_len(C + 5..C + 9), 4);
+        assert_eq!(verified_len(2 * C + 5..size), C - 5);
+        assert_eq!(verified_len(63 * C..size), 3 * C);
+        assert_eq!(verified_len(200 * C..size), 7);
+        assert_eq!(
+            verified.verified_len(&digest("b"), &identity(0), C..size, now),
+            0
+        );
+    }
+
+    #[test]
+    fn another_file_and_an_old_check_count_for_nothing() {
+        let (verified, now, of) = (VerifiedChunks::default(), Instant::now(), digest("a"));
+        verified.add(&of, identity(0), 2 * C, 0..2, now);
+        let verified_len =
+            |changed, at| verified.verified_len(&of, &identity(changed), 0..2 * C, at);
+        assert_eq!((verified_len(0, now), verified_len(1, now)), (2 * C, 0));
+        assert_eq!(verified_len(0, now + LIFETIME), 0);
+        verified.add(&of, identity(1), 2 * C, 0..1, now);
+        assert_eq!((verified_len(0, now), verified_len(1, now)), (0, C));
+        verified.add(&of, identity(1), 2 * C, 1..2, now + LIFETIME);
+        assert_eq!(
+            verified_len(1, now + LIFETIME),
+            0,
+            "the first chunk was verified long ago"
+        );
+    }
+
+    #[test]
+    fn of_a_shared_file_the_record_counts_and_not_its_times() {
+        let file = tempfile::tempfile().unwrap();
+        let extent = |at, record| Extent {
+            file: &file,
+            at,
+            len: 5,
+            record,
+        };
+        let of = |at, record| Identity::of(&extent(at, record));
+        let before = (of(0, Some(1)), of(0, None));
+        file.set_len(7).unwrap();
+        assert_eq!(before.0, of(64, Some(1)), "another was written beside it");
+        assert_ne!(before.0, of(0, Some(2)), "another lies there now");
+        assert_ne!(before.1, of(0, None));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (verified, now) = (VerifiedChunks::default(), Instant::now());
+        let bounded = || {
+            let table = verified.table.lock();
+            let words: usize = table.files.values().map(|file| file.bits.len()).sum();
+            assert_eq!(words, table.words);
+            table.files.len() <= MAX_FILES && words <= MAX_WORDS
+        };
+        for nth in 0..2 * MAX_FILES {
+            let of = digest(&nth.to_string());
+            verified.add(&of, identity(0), 100 * C, 0..1, now);
+            assert_eq!(verified.verified_len(&of, &identity(0), 0..C, now), C);
+            assert!(bounded());
+        }
+        let most = MAX_WORDS as u64 * 64 * C;
+        verified.add(&digest("large"), identity(0), most, 0..1, now);
+        assert!(bounded());
+        verified.add(&digest("too large"), identity(0), most + 1, 0..1, now);
+        assert!(bounded());
+        let verified_len = |of| verified.verified_len(&digest(of), &identity(0), 0..C, now);
+        assert_eq!((verified_len("large"), verified_len("too large")), (C, 0));
+    }
+}

@@ -1,0 +1,191 @@
+//! What is read: committed objects, and fills while they are under way.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::blob::StoredBlob;
+use crate::blob::buffer::BUFFER;
+use crate::blocking::blocking;
+use crate::error::Error;
+use crate::fill::shared_fill::{Progress, SharedFill};
+
+/// Either of the two, read alike.
+#[derive(Clone)]
+pub enum BlobReader {
+    /// On disk, whole.
+    Stored(StoredBlob),
+    /// Still arriving.
+    Tail(TailReader),
+}
+
+/// A reader of a fill that is under way. Cheap to clone; dropping it cancels nothing.
+pub struct TailReader {
+    shared_fill: Arc<SharedFill>,
+    progress: watch::Receiver<Progress>,
+    /// 1 + the generation that was read from, 0 before the first read.
+    seen: AtomicU64,
+}
+
+impl Clone for TailReader {
+    fn clone(&self) -> Self {
+        let seen = AtomicU64::new(self.seen.load(Ordering::Relaxed));
+        Self {
+            shared_fill: self.shared_fill.clone(),
+            progress: self.progress.clone(),
+            seen,
+        }
+    }
+}
+
+impl BlobReader {
+    /// The readers that wait for the active fill; `None` for a committed object.
+    pub fn readers(&self) -> Option<Readers> {
+        match self {
+            Self::Stored(_) => None,
+            Self::Tail(tail) => Some(tail.readers()),
+        }
+    }
+
+    /// Total bytes. Of a tail: waits until the leader knows; `None` when it will be known only at the end.
+    ///
+    /// # Errors
+    /// As [`BlobReader::read_at`].
+    pub async fn size(&self) -> Result<Option<u64>, Error> {
+        match self {
+            Self::Stored(object) => Ok(Some(object.size())),
+            Self::Tail(tail) => tail.size().await,
+        }
+    }
+
+    /// Up to `max` bytes (and at most 128 KiB) from `offset`; empty only at the end of the content. Of a
+    /// tail: waits until at least one byte is there; the last piece, and the empty answer behind it, come
+    /// only after the digest matched. Cancel safe. Copies once, page cache to buffer; disk that is not in
+    /// the page cache is read off the async threads.
+    ///
+    /// # Errors
+    /// Of an object [`Error::Rot`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
+    /// so, the rest can still be streamed from the upstream.
+    pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
+        match self {
+            Self::Stored(object) => object.read_at(offset, max).await,
+            Self::Tail(tail) => tail.read_at(offset, max).await,
+        }
+    }
+}
+
+/// The readers that wait for the bytes of one fill, by default none. Does not keep the fill alive.
+#[derive(Clone, Debug, Default)]
+pub struct Readers(Weak<watch::Sender<Progress>>);
+
+impl Readers {
+    pub(crate) fn of(shared_fill: &SharedFill) -> Self {
+        Self(Arc::downgrade(&shared_fill.progress))
+    }
+
+    /// Whether no reader waits. Costs one atomic load.
+    pub fn is_empty(&self) -> bool {
+        // Each reader holds one receiver. The fill itself holds one only while it ends.
+        self.0.upgrade().is_none_or(|it| it.receiver_count() == 0)
+    }
+}
+
+impl TailReader {
+    /// The readers of this fill, this one included.
+    pub fn readers(&self) -> Readers {
+        Readers::of(&self.shared_fill)
+    }
+
+    pub(crate) fn new(shared_fill: Arc<SharedFill>) -> Self {
+        let progress = shared_fill.progress.subscribe();
+        Self {
+            shared_fill,
+            progress,
+            seen: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until `ready` says so, or the fill has failed.
+    async fn wait<T>(&self, mut ready: impl FnMut(&Progress) -> Option<T>) -> Result<T, Error> {
+        let mut check = |progress: &Progress| match &progress.outcome {
+            Some(Err(error)) if !progress.verified => Some(Err(error.clone())),
+            _ => ready(progress).map(Ok),
+        };
+        if let Some(done) = check(&self.progress.borrow()) {
+            return done;
+        }
+        let mut progress = self.progress.clone();
+        loop {
+            if let Some(done) = check(&progress.borrow_and_update()) {
+                return done;
+            }
+            if progress.changed().await.is_err() {
+                return Err(Error::Abandoned("the fill is over".into()));
+            }
+        }
+    }
+
+    /// See [`BlobReader::size`].
+    ///
+    /// # Errors
+    /// Whatever ended the fill.
+    pub async fn size(&self) -> Result<Option<u64>, Error> {
+        self.wait(|progress| progress.size).await
+    }
+
+    /// See [`BlobReader::read_at`].
+    ///
+    /// # Errors
+    /// Whatever ended the fill.
+    pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
+        let (generation, available) = self
+            .wait(|progress| {
+                let available = progress.visible().saturating_sub(offset);
+                (available > 0 || progress.verified || max == 0)
+                    .then_some((progress.generation, available))
+            })
+            .await?;
+        let seen = self.seen.swap(generation + 1, Ordering::Relaxed);
+        if seen != 0 && seen != generation + 1 {
+            self.seen.store(seen, Ordering::Relaxed);
+            return Err(Error::Restarted);
+        }
+        let len = usize::try_from(available)
+            .unwrap_or(BUFFER)
+            .min(max)
+            .min(BUFFER);
+        let Some(reader) = self.shared_fill.reader.get().filter(|_| len > 0) else {
+            return Ok(Bytes::new());
+        };
+        let mut buffer = self.shared_fill.store.pool.take(len);
+        let read = match reader.try_read_at(offset, buffer.as_mut()) {
+            Ok(read) if read > 0 => Ok(buffer.freeze(0, read)),
+            _ => {
+                let reader = reader.clone();
+                let read =
+                    blocking(move || reader.read_at(offset, buffer.as_mut()).map(|()| buffer))
+                        .await;
+                read.map(|buffer| buffer.freeze(0, len))
+            }
+        };
+        // The leader may have started over under our hands: then these are no bytes of this generation.
+        if self.progress.borrow().generation != generation {
+            return Err(Error::Restarted);
+        }
+        read.map_err(|error| {
+            self.shared_fill
+                .store
+                .io("read", &self.shared_fill.digest, error)
+        })
+    }
+
+    /// Waits until the fill has ended well (the committed object) or badly.
+    ///
+    /// # Errors
+    /// Whatever ended the fill.
+    pub async fn committed(&self) -> Result<StoredBlob, Error> {
+        Ok(StoredBlob::new(self.shared_fill.outcome().await?))
+    }
+}

@@ -1,0 +1,308 @@
+//! One fill on its way to the disk: write, show, hash; in the end check and commit.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use pierhead_host::BackgroundTask;
+use pierhead_oci::{Hasher, MediaType};
+
+use crate::blob::buffer::BUFFER;
+use crate::clock::now;
+use crate::error::Error;
+use crate::fill::shared_fill::{Order, SharedFill, Work};
+use crate::store::Store;
+use crate::store::partials::Partial;
+use crate::store::state::blocks;
+use crate::tier::placement::SYNC_INTERVAL;
+use crate::tier::{ReadAt, Staged, Sums, Trailer};
+
+/// Bytes of one write and one waking of the readers, unless one piece is larger.
+const BATCH: usize = 256 * 1024;
+
+/// After so many bytes the disk is set to work on them: the commit of a large blob then waits for the last few
+/// only, and a fill that is faster than the disk does not fill the memory with what is to be written.
+const EARLY_SYNC: u64 = 32 << 20;
+
+/// The turn of one fill at [`Store::syncing`], given back by its drop.
+struct SyncTurn(Arc<Store>);
+
+impl Drop for SyncTurn {
+    fn drop(&mut self) {
+        self.0.syncing.store(false, Ordering::Relaxed);
+    }
+}
+
+fn hasher(shared_fill: &SharedFill) -> Hasher {
+    Hasher::new(shared_fill.digest.algorithm())
+}
+
+pub(crate) struct Ingest {
+    staged: Box<dyn Staged>,
+    reader: Arc<dyn ReadAt>,
+    hasher: Hasher,
+    sums: Sums,
+    /// Bytes hashed; less than staged until what an earlier fill left has been read again.
+    hashed: u64,
+    /// Whether bytes of an earlier fill are among them.
+    resumed: bool,
+    /// Bytes since the last [`Staged::early_sync`].
+    unsynced: u64,
+}
+
+impl Ingest {
+    pub(crate) fn new(shared_fill: &SharedFill, staged: Box<dyn Staged>) -> Self {
+        Self {
+            reader: staged.reader(),
+            hasher: hasher(shared_fill),
+            sums: Sums::default(),
+            hashed: 0,
+            resumed: !staged.is_empty(),
+            unsynced: 0,
+            staged,
+        }
+    }
+
+    /// Works until there is nothing to do (then it goes back to its place in the flight) or the fill ends.
+    pub(crate) fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
+        if let Err(error) = self.rehash(&shared_fill) {
+            return self.fail(&shared_fill, error, false);
+        }
+        loop {
+            let Some((ingest, work)) = shared_fill.next(self) else {
+                return;
+            };
+            self = ingest;
+            match work {
+                Work::Pieces(pieces) => {
+                    if let Err(error) = self.take(&shared_fill, pieces) {
+                        return self.fail(&shared_fill, error, false);
+                    }
+                }
+                Work::Order(Order::Clear) => {
+                    if let Err(error) = self.clear(&shared_fill) {
+                        return self.fail(&shared_fill, error, false);
+                    }
+                }
+                Work::Order(Order::Abandon { why, keep }) => {
+                    return self.fail(&shared_fill, why, keep);
+                }
+                Work::Order(Order::Finish(media_type)) => {
+                    return self.finish(shared_fill, media_type);
+                }
+            }
+        }
+    }
+
+    /// Reads again what an earlier fill left, unless the leader does not want it.
+    fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
+        let len = self.staged.len();
+        if self.hashed == len {
+            return Ok(());
+        }
+        let mut buffer = shared_fill.store.pool.take(BUFFER);
+        while self.hashed < len && !shared_fill.is_interrupted() {
+            let now = usize::try_from(len - self.hashed)
+                .unwrap_or(BUFFER)
+                .min(BUFFER);
+            let bytes = &mut buffer.as_mut()[..now];
+            self.reader.read_at(self.hashed, bytes).map_err(|error| {
+                shared_fill
+                    .store
+                    .io("read again", &shared_fill.digest, error)
+            })?;
+            self.sums.update(self.hashed, bytes);
+            self.hasher.update(bytes);
+            self.hashed += now as u64;
+            self.show(shared_fill);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, shared_fill: &Arc<SharedFill>, pieces: Vec<Bytes>) -> Result<(), Error> {
+        let mut rest = &pieces[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let count = rest.iter().position(|piece| {
+                bytes += piece.len();
+                bytes >= BATCH
+            });
+            let (batch, later) = rest.split_at(count.map_or(rest.len(), |last| last + 1));
+            rest = later;
+            self.take_batch(shared_fill, batch, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn take_batch(
+        &mut self,
+        shared_fill: &Arc<SharedFill>,
+        batch: &[Bytes],
+        bytes: usize,
+    ) -> Result<(), Error> {
+        let len = bytes as u64;
+        let size = self.staged.len() + len;
+        shared_fill.store.admit(size, 0)?;
+        shared_fill.store.spend(shared_fill, len)?;
+        shared_fill.make_room(Store::need(size, None))?;
+        self.staged
+            .write_all(batch)
+            .map_err(|error| shared_fill.store.io("write", &shared_fill.digest, error))?;
+        let mut position = self.hashed;
+        self.hashed += len;
+        // Readers go on with it, on other cores, while it is hashed here.
+        self.show(shared_fill);
+        self.sync_early(shared_fill, len);
+        for piece in batch {
+            self.sums.update(position, piece);
+            self.hasher.update(piece);
+            position += piece.len() as u64;
+        }
+        shared_fill.store.metrics.written_bytes.inc_by(len);
+        shared_fill.done(bytes);
+        Ok(())
+    }
+
+    /// One fill at a time: a disk that is slow must not get all threads to wait for it.
+    fn sync_early(&mut self, shared_fill: &SharedFill, len: u64) {
+        self.unsynced += len;
+        let enough = match shared_fill.store.placer {
+            // What goes to the disk then is to be stored before the last layer is here. Of a hard disk that costs a sixth of
+            // its speed, for the flushes.
+            Some(_) => SYNC_INTERVAL,
+            None => EARLY_SYNC,
+        };
+        if self.unsynced < enough {
+            return;
+        }
+        if shared_fill.store.syncing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Given back also when the work panics or never runs.
+        let turn = SyncTurn(shared_fill.store.clone());
+        self.unsynced = 0;
+        if let Some(sync) = self.staged.early_sync() {
+            let watch = shared_fill
+                .store
+                .config
+                .rest
+                .panics()
+                .watch(BackgroundTask::CacheFill);
+            drop(shared_fill.runtime.spawn_blocking(move || {
+                let _watch = watch;
+                sync();
+                drop(turn);
+            }));
+        }
+    }
+
+    fn show(&self, shared_fill: &SharedFill) {
+        shared_fill.staged.store(self.hashed, Ordering::Relaxed);
+        shared_fill
+            .progress
+            .send_modify(|progress| progress.landed = self.hashed);
+    }
+
+    fn clear(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
+        self.staged
+            .clear()
+            .map_err(|error| shared_fill.store.io("empty", &shared_fill.digest, error))?;
+        (self.hasher, self.sums) = (hasher(shared_fill), Sums::default());
+        (self.hashed, self.resumed) = (0, false);
+        shared_fill.staged.store(0, Ordering::Relaxed);
+        shared_fill.progress.send_modify(|progress| {
+            progress.generation += 1;
+            progress.size = None;
+            progress.landed = 0;
+        });
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>, shared_fill: Arc<SharedFill>, media_type: Option<MediaType>) {
+        let actual = self.hasher.clone().finish();
+        if actual != shared_fill.digest {
+            let error = Error::WrongDigest {
+                expected: shared_fill.digest,
+                actual: Box::new(actual),
+                resumed: self.resumed,
+            };
+            return self.fail(&shared_fill, error, false);
+        }
+        let size = self.hashed;
+        shared_fill.progress.send_modify(|progress| {
+            progress.size = Some(Some(size));
+            progress.verified = true;
+        });
+        let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
+        // Of a fill whose length was not known: the trailer's last bytes.
+        let need = Store::need(size, trailer.media_type());
+        if let Err(error) = shared_fill.make_room(need) {
+            return self.fail(&shared_fill, error, false);
+        }
+        let reserved = shared_fill.reserved.load(Ordering::Relaxed);
+        let outcome = shared_fill
+            .store
+            .commit(&shared_fill, self.staged, trailer, reserved);
+        let outcome = outcome.map(|open| {
+            // Nobody else sets it.
+            let _ = shared_fill.committed.set(open);
+        });
+        if let Err(error) = &outcome {
+            tracing::warn!(digest = %shared_fill.digest, %error, "a fill that was right could not be committed");
+            end(&shared_fill, None);
+        }
+        // Whoever is told finds the blob in no other hands than the readers'.
+        let progress = shared_fill.progress.clone();
+        drop(shared_fill);
+        progress.send_modify(|progress| progress.outcome = Some(outcome));
+    }
+
+    fn fail(self: Box<Self>, shared_fill: &Arc<SharedFill>, mut error: Error, keep: bool) {
+        // A full disk: the partial file is the first thing that should go.
+        shared_fill.close();
+        let len = self.staged.len();
+        drop(self.staged);
+        let keep = keep && len > 0;
+        if !keep && let Err(source) = shared_fill.store.tier.discard(&shared_fill.digest) {
+            tracing::warn!(digest = %shared_fill.digest, error = %source, "cannot delete a failed fill");
+            if !matches!(source.kind(), io::ErrorKind::NotFound) && !error.is_storage() {
+                error = shared_fill.store.io("delete", &shared_fill.digest, source);
+            }
+        }
+        let partial = keep.then(|| Partial {
+            bytes: blocks(len),
+            modified: now(),
+            origin: shared_fill.origin,
+        });
+        if !keep {
+            shared_fill
+                .store
+                .origins
+                .clear(&shared_fill.digest, shared_fill.origin);
+        }
+        end(shared_fill, partial);
+        if !matches!(error, Error::NotAdmitted { .. }) {
+            shared_fill.store.metrics.failed_fills.inc();
+        }
+        shared_fill
+            .progress
+            .send_modify(|progress| progress.outcome = Some(Err(error)));
+    }
+}
+
+/// Takes the flight out, and turns what was reserved for it into what is left of it. Does nothing when it has
+/// been taken out before: after a commit, its bytes are those of a blob.
+pub(crate) fn end(shared_fill: &SharedFill, partial: Option<Partial>) {
+    let mut state = shared_fill.store.state.lock();
+    if !state.is_entered(shared_fill) {
+        return;
+    }
+    state.settle(shared_fill);
+    state.reserved -= shared_fill.reserved.load(Ordering::Relaxed);
+    if let Some(partial) = partial {
+        state.reserved += partial.bytes;
+        state.partials.insert(shared_fill.digest, partial);
+    }
+    state.fills.remove(&shared_fill.digest);
+}

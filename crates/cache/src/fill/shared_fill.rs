@@ -1,0 +1,445 @@
+//! What the leader of one fill, its ingest and its readers share.
+
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use pierhead_host::BackgroundTask;
+use pierhead_oci::{Digest, MediaType};
+use tokio::sync::{Notify, watch};
+
+use crate::blob::OpenBlob;
+use crate::error::Error;
+use crate::fill::ingest::Ingest;
+use crate::store::Store;
+use crate::store::origins::Origin;
+use crate::store::partials::Partial;
+use crate::store::state::blocks;
+use crate::tier::{ReadAt, Staged};
+
+/// The last piece of a content of known length, held back until the digest matches.
+const LAST_PIECE: u64 = 64 * 1024;
+
+/// Bytes that may wait for the disk: the most that one fill holds in memory.
+const QUEUE: usize = 1024 * 1024;
+
+/// Fewer bytes than this wait a little for more. A batch costs a change of thread, a write, and the waking of
+/// every reader: for the 8 to 16 KiB that a socket or a TLS record brings, that was more than the bytes cost.
+const BATCH: usize = 256 * 1024;
+
+/// How long. A link of 100 MB/s brings a batch in 2.6 ms.
+const LINGER: Duration = Duration::from_millis(3);
+
+pub(crate) struct SharedFill {
+    pub(crate) digest: Digest,
+    /// The registry that sends its bytes.
+    pub(crate) origin: Origin,
+    /// Since when, and how many bytes all fills had brought by then.
+    pub(crate) begun: (Instant, u64),
+    pub(crate) store: Arc<Store>,
+    pub(crate) progress: Arc<watch::Sender<Progress>>,
+    /// The committed blob, once there is one. Held here for all readers: what they read is this file.
+    pub(crate) committed: OnceLock<Arc<OpenBlob>>,
+    /// Set before the fill has any bytes.
+    pub(crate) reader: OnceLock<Arc<dyn ReadAt>>,
+    /// Bytes set aside for this fill.
+    pub(crate) reserved: AtomicU64,
+    /// Most bytes that it will need on disk, as far as that was announced.
+    expected: AtomicU64,
+    /// Bytes staged.
+    pub(crate) staged: AtomicU64,
+    /// Bytes of the day that are kept for it. Changed under the state's lock only.
+    pub(crate) promised: AtomicU64,
+    /// Whether it is written from what a day spares for small blobs and documents.
+    pub(crate) small: AtomicBool,
+    /// How many others have asked for it since its leader did.
+    pub(crate) joined: AtomicU32,
+    /// The bits of what it costs in seconds; not a number until that is known.
+    cost: AtomicU32,
+    queue: Mutex<Queue>,
+    /// Woken when the queue has room again, or will never have.
+    drained: Notify,
+    pub(crate) runtime: tokio::runtime::Handle,
+}
+
+/// What readers see.
+#[derive(Clone, Default)]
+pub(crate) struct Progress {
+    /// Counts the times that the leader started over.
+    pub(crate) generation: u64,
+    /// `None` until the leader has begun; then what the upstream says.
+    pub(crate) size: Option<Option<u64>>,
+    /// Bytes on the medium.
+    pub(crate) landed: u64,
+    /// The digest matched: all bytes are good, and there are no more than have landed.
+    pub(crate) verified: bool,
+    /// How it ended.
+    pub(crate) outcome: Option<Result<(), Error>>,
+}
+
+/// On which terms a fill asks to be stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms {
+    /// Seconds that a client waits for it when it is not there.
+    pub(crate) cost: Option<f32>,
+    /// Whether it is kept whatever the admission says.
+    pub(crate) always: bool,
+    /// Whether it is a document, or known to be small.
+    pub(crate) small: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    pieces: Vec<Bytes>,
+    /// Bytes in `pieces`.
+    waiting: usize,
+    /// Bytes in `pieces` and in the hands of the ingest.
+    bytes: usize,
+    /// Whether the pieces should be dealt with now.
+    due: bool,
+    /// Whether something will say so soon.
+    timed: bool,
+    /// Whether readers have been given some already: their first byte does not wait.
+    flowing: bool,
+    order: Option<Order>,
+    /// Not here while it runs.
+    ingest: Option<Box<Ingest>>,
+    /// Whether it has run at all: the first time there may be something to read again.
+    started: bool,
+    /// Nothing is accepted any more.
+    closed: bool,
+}
+
+/// What the leader wants done, after the pieces before it.
+pub(crate) enum Order {
+    /// Forget all bytes.
+    Clear,
+    /// Check and commit.
+    Finish(Option<MediaType>),
+    /// Stop; `keep` what is staged for the next leader or delete it.
+    Abandon { why: Error, keep: bool },
+}
+
+/// What the ingest does next.
+pub(crate) enum Work {
+    Pieces(Vec<Bytes>),
+    Order(Order),
+}
+
+/// Ends a flight whose ingest panicked: else its readers, and all later claims, would wait for ever.
+struct EndOnPanic(Weak<SharedFill>);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(shared_fill) = self.0.upgrade()
+        {
+            shared_fill.close();
+            // What it had staged is still there.
+            let bytes = shared_fill.reserved.load(Ordering::Relaxed);
+            let partial = Partial {
+                bytes,
+                modified: crate::clock::now(),
+                origin: shared_fill.origin,
+            };
+            crate::fill::ingest::end(&shared_fill, Some(partial));
+            shared_fill
+                .progress
+                .send_modify(|progress| progress.outcome = Some(Err(over())));
+        }
+    }
+}
+
+fn over() -> Error {
+    Error::Abandoned("the fill is over".into())
+}
+
+impl Queue {
+    /// Drops what waits.
+    fn clear(&mut self) {
+        self.pieces.clear();
+        (self.waiting, self.due, self.flowing) = (0, false, false);
+    }
+}
+
+impl Progress {
+    /// How far readers may read.
+    pub(crate) fn visible(&self) -> u64 {
+        match self.size {
+            _ if self.verified => self.landed,
+            None => 0,
+            Some(Some(size)) => self.landed.min(size.saturating_sub(LAST_PIECE)),
+            // The end may be anywhere: one byte less than all is what is safe to show.
+            Some(None) => self.landed.saturating_sub(1),
+        }
+    }
+}
+
+impl SharedFill {
+    pub(crate) fn new(digest: Digest, origin: Origin, store: Arc<Store>) -> Self {
+        Self {
+            digest,
+            origin,
+            begun: (Instant::now(), store.metrics.written_bytes.get()),
+            store,
+            progress: Arc::new(watch::Sender::new(Progress::default())),
+            committed: OnceLock::new(),
+            reader: OnceLock::new(),
+            reserved: AtomicU64::new(0),
+            expected: AtomicU64::new(u64::MAX),
+            staged: AtomicU64::new(0),
+            promised: AtomicU64::new(0),
+            small: AtomicBool::new(false),
+            joined: AtomicU32::new(0),
+            cost: AtomicU32::new(f32::NAN.to_bits()),
+            queue: Mutex::default(),
+            drained: Notify::new(),
+            runtime: tokio::runtime::Handle::current(),
+        }
+    }
+
+    /// Takes note of what is staged and set aside, before the ingest starts.
+    pub(crate) fn set_staged(&self, staged: &dyn Staged, reserved: u64) {
+        // Nobody else sets it.
+        let _ = self.reader.set(staged.reader());
+        self.reserved.store(reserved, Ordering::Relaxed);
+        self.staged.store(staged.len(), Ordering::Relaxed);
+    }
+
+    /// Bytes reserved that are not on the disk yet.
+    pub(crate) fn pending(&self) -> u64 {
+        let staged = self.staged.load(Ordering::Relaxed);
+        self.reserved.load(Ordering::Relaxed).saturating_sub(staged)
+    }
+
+    /// Seconds that a client waits for this when it is not there, as far as somebody said.
+    pub(crate) fn cost(&self) -> Option<f32> {
+        let cost = f32::from_bits(self.cost.load(Ordering::Relaxed));
+        cost.is_finite().then_some(cost)
+    }
+
+    /// Takes note of the announced length, which may be a lie: refuses what cannot be or shall not enter, and sets
+    /// the first step aside. Blocks.
+    pub(crate) fn announce(
+        self: &Arc<Self>,
+        size: Option<u64>,
+        need: u64,
+        terms: Terms,
+    ) -> Result<(), Error> {
+        if let Some(cost) = terms.cost {
+            self.cost.store(cost.to_bits(), Ordering::Relaxed);
+        }
+        self.small.store(terms.small, Ordering::Relaxed);
+        let held = self.reserved.load(Ordering::Relaxed);
+        self.expected
+            .store(size.map_or(u64::MAX, |_| need), Ordering::Relaxed);
+        self.store.ask(self, size, need, terms)?;
+        let more = need.saturating_sub(held);
+        self.store
+            .admit(size.unwrap_or(0), more)
+            .inspect_err(|_| self.store.passed(self, need))?;
+        self.make_room(need.min(held.max(self.store.config.step)))
+    }
+
+    /// Sets aside what is lacking to `need` bytes on disk, and the rest of a step. Blocks.
+    pub(crate) fn make_room(self: &Arc<Self>, need: u64) -> Result<(), Error> {
+        let held = self.reserved.load(Ordering::Relaxed);
+        if need <= held {
+            return Ok(());
+        }
+        let lacking = blocks(need - held);
+        let rest = self.expected.load(Ordering::Relaxed).saturating_sub(held);
+        let step = self.store.config.step.min(blocks(rest)).max(lacking);
+        // Bytes that the fill needs afterwards. For an unknown length, assumes one step.
+        let rest = match self.expected.load(Ordering::Relaxed) {
+            u64::MAX => step,
+            _ => blocks(rest),
+        };
+        match self.reserve(step, rest.saturating_sub(step)) {
+            Err(Error::NoRoom { .. }) if step > lacking => {
+                self.reserve(lacking, rest.saturating_sub(lacking))
+            }
+            other => other,
+        }
+    }
+
+    /// Sets more bytes aside for this fill. Blocks; see [`Store::reserve`].
+    fn reserve(self: &Arc<Self>, more: u64, later: u64) -> Result<(), Error> {
+        self.store.reserve(more, later)?;
+        let mut state = self.store.state.lock();
+        let flying = state.fills.get(&self.digest);
+        if flying.is_some_and(|shared_fill| Arc::ptr_eq(shared_fill, self)) {
+            self.reserved.fetch_add(more, Ordering::Relaxed);
+            return Ok(());
+        }
+        // The leader was dropped meanwhile, and what it held has been given back.
+        state.reserved -= more;
+        Err(over())
+    }
+
+    /// Whether it has ended, or is about to end badly: no new reader should join.
+    pub(crate) fn is_doomed(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.closed && !self.progress.borrow().verified
+            || matches!(queue.order, Some(Order::Abandon { .. }))
+    }
+
+    /// Whether the next order makes what is staged worthless.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        matches!(
+            self.queue.lock().order,
+            Some(Order::Clear | Order::Abandon { .. })
+        )
+    }
+
+    /// Gives the ingest its place; it starts with what needs no order: rehashing what an earlier fill left.
+    pub(crate) fn start(self: &Arc<Self>, ingest: Box<Ingest>) {
+        self.queue.lock().ingest = Some(ingest);
+        self.wake();
+    }
+
+    /// Waits for room, then queues. Cancel safe: queued or not, never half. The first bytes, and whole batches,
+    /// are dealt with at once; fewer within [`LINGER`].
+    pub(crate) async fn push(self: &Arc<Self>, piece: Bytes) -> Result<(), Error> {
+        let queued = loop {
+            let drained = self.drained.notified();
+            {
+                let mut queue = self.queue.lock();
+                if queue.closed {
+                    break Err(());
+                }
+                if queue.bytes < QUEUE {
+                    queue.bytes += piece.len();
+                    queue.waiting += piece.len();
+                    queue.pieces.push(piece);
+                    queue.due |= queue.waiting >= BATCH || !queue.flowing;
+                    queue.flowing = true;
+                    let linger = !queue.due && !std::mem::replace(&mut queue.timed, true);
+                    break Ok((queue.due, linger));
+                }
+            }
+            drained.await;
+        };
+        match queued {
+            Ok((true, _)) => self.wake(),
+            Ok((false, true)) => self.linger(),
+            Ok((false, false)) => {}
+            Err(()) => return Err(self.failure().await),
+        }
+        Ok(())
+    }
+
+    /// Has what is queued dealt with after [`LINGER`].
+    fn linger(self: &Arc<Self>) {
+        let shared_fill = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            tokio::time::sleep(LINGER).await;
+            let Some(shared_fill) = shared_fill.upgrade() else {
+                return;
+            };
+            {
+                let mut queue = shared_fill.queue.lock();
+                queue.timed = false;
+                queue.due |= !queue.pieces.is_empty();
+            }
+            shared_fill.wake();
+        });
+    }
+
+    /// Gives an order; a later one replaces an earlier one that has not been looked at.
+    pub(crate) fn order(self: &Arc<Self>, order: Order) {
+        {
+            let mut queue = self.queue.lock();
+            if queue.closed {
+                return;
+            }
+            if matches!(order, Order::Clear | Order::Abandon { keep: false, .. }) {
+                queue.bytes = queue.bytes.saturating_sub(queue.waiting);
+                queue.clear();
+            }
+            queue.order = Some(order);
+        }
+        self.wake();
+    }
+
+    /// How it ends. Cancel safe.
+    pub(crate) async fn outcome(&self) -> Result<Arc<OpenBlob>, Error> {
+        let mut progress = self.progress.subscribe();
+        let outcome = progress
+            .wait_for(|progress| progress.outcome.is_some())
+            .await;
+        // The sender lives in `self`.
+        outcome
+            .ok()
+            .and_then(|progress| progress.outcome.clone())
+            .unwrap_or_else(|| Err(over()))?;
+        self.committed.get().cloned().ok_or_else(over)
+    }
+
+    /// Why it ends badly.
+    pub(crate) async fn failure(&self) -> Error {
+        self.outcome().await.err().unwrap_or_else(over)
+    }
+
+    /// Runs the ingest on a blocking thread unless it runs already. A thread is held only while there is
+    /// work: an upstream that is slow costs none.
+    fn wake(self: &Arc<Self>) {
+        let ingest = {
+            let mut queue = self.queue.lock();
+            let is_work = queue.due || queue.order.is_some() || !queue.started;
+            queue.started = true;
+            queue.ingest.take_if(|_| is_work)
+        };
+        if let Some(ingest) = ingest {
+            let (shared_fill, guard) = (self.clone(), EndOnPanic(Arc::downgrade(self)));
+            let watch = self
+                .store
+                .config
+                .rest
+                .panics()
+                .watch(BackgroundTask::CacheFill);
+            self.runtime.spawn_blocking(move || {
+                let _watch = watch;
+                ingest.run(shared_fill);
+                drop(guard);
+            });
+        }
+    }
+
+    /// The next work; without any the ingest is put back to its place.
+    pub(crate) fn next(&self, ingest: Box<Ingest>) -> Option<(Box<Ingest>, Work)> {
+        let mut queue = self.queue.lock();
+        if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
+            (queue.due, queue.waiting) = (false, 0);
+            return Some((ingest, Work::Pieces(std::mem::take(&mut queue.pieces))));
+        }
+        if let Some(order) = queue.order.take() {
+            queue.closed = !matches!(order, Order::Clear);
+            return Some((ingest, Work::Order(order)));
+        }
+        queue.ingest = Some(ingest);
+        None
+    }
+
+    /// A piece has been dealt with.
+    pub(crate) fn done(&self, bytes: usize) {
+        let mut queue = self.queue.lock();
+        let before = queue.bytes;
+        queue.bytes = before.saturating_sub(bytes);
+        // Half of it at once: a leader that is faster than the disk is not woken for every piece.
+        if before > QUEUE / 2 && queue.bytes <= QUEUE / 2 {
+            self.drained.notify_one();
+        }
+    }
+
+    /// Nothing more is accepted; who waits for room is told.
+    pub(crate) fn close(&self) {
+        let mut queue = self.queue.lock();
+        queue.closed = true;
+        queue.clear();
+        drop(queue);
+        self.drained.notify_one();
+    }
+}

@@ -1,0 +1,163 @@
+//! The data folder: whose it is, and which layout it has.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+use crate::error::Error;
+
+/// The layout that this build reads and writes.
+const VERSION: u32 = 1;
+
+/// What a folder may hold that nobody has used.
+const FRESH: [&str; 4] = ["lock", "version", "version.partial", "lost+found"];
+
+/// Bytes of a version file that are looked at.
+const LONGEST: u64 = 64;
+
+/// The lock on the data folder; given back when dropped, and by the kernel when the process dies.
+pub(crate) struct DataFolder {
+    _lock: File,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Leave,
+    Write,
+}
+
+impl DataFolder {
+    /// Makes the folder when it is missing, locks it, checks its version. A folder of somebody else's is
+    /// refused before anything is written into it.
+    pub(crate) fn open(data: &Path) -> Result<Self, Error> {
+        make(data).map_err(|error| Error::io("make the folder", data, error))?;
+        Self::check_version(data, Missing::Leave)?;
+        let lock = Self::lock(data)?;
+        Self::check_version(data, Missing::Write)?;
+        Ok(Self { _lock: lock })
+    }
+
+    fn lock(data: &Path) -> Result<File, Error> {
+        let path = data.join("lock");
+        let failed = |error| Error::io("lock", &path, error);
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                // Who holds it is told for people only.
+                let _ = file.take(LONGEST).read_to_string(&mut text);
+                return Err(Error::InUse {
+                    path: data.to_owned(),
+                    pid: text.trim().parse().unwrap_or(0),
+                });
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| writeln!(file, "{}", std::process::id()));
+        written.map_err(failed)?;
+        Ok(file)
+    }
+
+    fn check_version(data: &Path, missing: Missing) -> Result<(), Error> {
+        let path = data.join("version");
+        let mut text = String::new();
+        let read = File::open(&path).and_then(|file| file.take(LONGEST).read_to_string(&mut text));
+        match read {
+            Ok(_) if text.trim() == VERSION.to_string() => return Ok(()),
+            Ok(_) if !text.trim().is_empty() => return Err(Self::unknown(data, text.trim())),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(Self::unknown(data, "(not a text)"));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::io("read", &path, error));
+            }
+            // Missing or empty.
+            _ => {}
+        }
+        let is_ours = ["blobs", "staging"]
+            .iter()
+            .all(|name| data.join(name).is_dir());
+        if !is_ours && let Some(entry) = Self::stranger(data)? {
+            return Err(Error::Foreign {
+                path: data.to_owned(),
+                entry,
+            });
+        }
+        if missing == Missing::Leave {
+            return Ok(());
+        }
+        if is_ours {
+            tracing::warn!(file = %path.display(), "missing or empty: written anew");
+        }
+        pierhead_atomic_file::write(&path, format!("{VERSION}\n").as_bytes())
+            .map_err(|error| Error::io("write", &path, error))
+    }
+
+    /// What lies in a folder that is not yet ours, beyond what a start that was cut short leaves and a file
+    /// system has of its own.
+    fn stranger(data: &Path) -> Result<Option<OsString>, Error> {
+        let failed = |error| Error::io("look into", data, error);
+        for entry in fs::read_dir(data).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if !FRESH.iter().any(|known| name == *known) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    fn unknown(data: &Path, found: &str) -> Error {
+        Error::Version {
+            path: data.to_owned(),
+            found: found.to_owned(),
+            known: VERSION,
+        }
+    }
+}
+
+/// For us alone, since it may come to hold what is private; one that is there keeps the rights it has.
+fn make(data: &Path) -> io::Result<()> {
+    if data.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = data.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::DirBuilder::new().mode(0o700).create(data) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_folder_is_for_us_alone_and_an_old_one_keeps_its_rights() {
+        let folder = tempfile::tempdir().unwrap();
+        let rights = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let new = folder.path().join("a/b");
+        drop(DataFolder::open(&new).unwrap());
+        assert_eq!(rights(&new), 0o700);
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o750)).unwrap();
+        drop(DataFolder::open(&new).unwrap());
+        assert_eq!(rights(&new), 0o750);
+    }
+}

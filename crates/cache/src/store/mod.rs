@@ -1,0 +1,415 @@
+//! Tier and state kept in step: opening, reserving, evicting, removing. All methods block.
+
+pub(crate) mod admission;
+pub(crate) mod catalog;
+pub(crate) mod data_folder;
+pub(crate) mod image_counts;
+pub(crate) mod maintenance;
+pub(crate) mod origins;
+pub(crate) mod partials;
+pub(crate) mod pins;
+pub(crate) mod policy_clock;
+pub(crate) mod policy_state;
+pub(crate) mod ranking;
+mod reclaim;
+pub(crate) mod record;
+pub(crate) mod recovery;
+pub(crate) mod small_blobs;
+pub(crate) mod stat;
+pub(crate) mod state;
+pub(crate) mod tag_store;
+
+use parking_lot::Mutex;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use pierhead_host::KeyedLock;
+use pierhead_oci::{Digest, Hasher, MediaType};
+
+use crate::blob::buffer::{BUFFER, Pool};
+use crate::blob::verified_chunks::{Identity, VerifiedChunks};
+use crate::blob::{OpenBlob, StoredBlob};
+use crate::clock::now;
+use crate::config::Config;
+use crate::error::Error;
+use crate::fill::shared_fill::SharedFill;
+use crate::metrics::Metrics;
+use crate::store::data_folder::DataFolder;
+use crate::store::origins::{Origin, Origins};
+use crate::store::partials::Partial;
+use crate::store::small_blobs::SmallBlob;
+use crate::store::state::{State, footprint};
+use crate::tier::placement::placer::Placer;
+use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
+
+/// Locks are always taken in this order: `reclaim`, a turn, `state`. Only `state` is taken on async
+/// threads, and nothing is waited for while it is held.
+pub(crate) struct Store {
+    pub(crate) config: Config,
+    pub(crate) tier: Arc<dyn Tier>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) pool: Pool,
+    pub(crate) metrics: Metrics,
+    pub(crate) verified: VerifiedChunks,
+    pub(crate) origins: Origins,
+    /// One eviction run at a time: two would both free what one needs.
+    pub(crate) reclaim: Mutex<()>,
+    /// Opening, committing and deleting one digest exclude one another.
+    pub(crate) digest_locks: KeyedLock<Digest>,
+    /// Whether some fill is being synced early.
+    pub(crate) syncing: AtomicBool,
+    /// With a fast tier only.
+    pub(crate) placer: Option<Placer>,
+    /// Held for its lock.
+    folder: Mutex<Option<DataFolder>>,
+}
+
+/// A registered flight without staged bytes yet. Dropping it, in a panic too, removes the flight.
+struct Entered<'a> {
+    store: &'a Store,
+    digest: Digest,
+    /// The partial fill that the flight takes over.
+    partial: Option<Partial>,
+}
+
+impl Entered<'_> {
+    fn leave(&self) {
+        let mut state = self.store.state.lock();
+        state.fills.remove(&self.digest);
+        if let Some(partial) = self.partial {
+            // The file still exists, so it stays counted and evictable.
+            state.partials.insert(self.digest, partial);
+        }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.leave();
+        }
+    }
+}
+
+impl Store {
+    pub(crate) fn new(
+        config: Config,
+        (tier, placer): (Arc<dyn Tier>, Option<Placer>),
+        state: State,
+        (folder, origins): (DataFolder, Origins),
+    ) -> Self {
+        Self {
+            config,
+            tier,
+            state: Mutex::new(state),
+            pool: Pool::default(),
+            metrics: Metrics::default(),
+            verified: VerifiedChunks::default(),
+            origins,
+            reclaim: Mutex::new(()),
+            digest_locks: KeyedLock::default(),
+            syncing: AtomicBool::new(false),
+            placer,
+            folder: Mutex::new(Some(folder)),
+        }
+    }
+
+    /// Gives the data folder back.
+    pub(crate) fn unlock(&self) {
+        self.folder.lock().take();
+    }
+
+    /// An [`Error::Io`] that names the blob's file.
+    pub(crate) fn io(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
+        let path: PathBuf = [
+            self.config.data.as_os_str(),
+            "blobs".as_ref(),
+            digest.algorithm().as_str().as_ref(),
+        ]
+        .iter()
+        .collect();
+        Error::io(action, path.join(digest.hex()), source)
+    }
+
+    /// Opens a committed blob for a request; `None` when it is not there, or was damaged and is now removed.
+    pub(crate) fn open(self: &Arc<Self>, digest: &Digest) -> Result<Option<Arc<OpenBlob>>, Error> {
+        self.open_for(digest, true)
+    }
+
+    /// As [`Self::open`]. Only requests count as accesses in the fast tier.
+    pub(crate) fn open_for(
+        self: &Arc<Self>,
+        digest: &Digest,
+        is_request: bool,
+    ) -> Result<Option<Arc<OpenBlob>>, Error> {
+        let guard = self.digest_locks.lock(*digest);
+        {
+            let state = self.state.lock();
+            if !state.index.contains_key(digest) {
+                return Ok(None);
+            }
+            if let Some(open) = state.open.get(digest).and_then(|(_, open)| open.upgrade()) {
+                return Ok(Some(open));
+            }
+        }
+        match self.tier.open(digest) {
+            Ok(Some(blob)) => {
+                if is_request {
+                    self.requested(digest, blob.trailer().size());
+                }
+                Ok(Some(self.register(digest, blob, |_| ())))
+            }
+            Ok(None) => {
+                drop(guard);
+                self.remove_damaged(digest, None, None);
+                Ok(None)
+            }
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(%digest, %error, "a stored blob cannot be opened");
+                drop(guard);
+                self.remove_damaged(digest, None, None);
+                Ok(None)
+            }
+            Err(error) => Err(self.io("open", digest, error)),
+        }
+    }
+
+    /// Opens a committed blob, as [`Store::open`]; a small one is read and checked at once, and held in memory.
+    pub(crate) fn load(self: &Arc<Self>, digest: &Digest) -> Result<Option<StoredBlob>, Error> {
+        let Some(open) = self.open(digest)? else {
+            return Ok(None);
+        };
+        match self.hold(&open) {
+            Ok(Some(small)) => Ok(Some(StoredBlob::small(small))),
+            Ok(None) => Ok(Some(StoredBlob::new(open))),
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(%digest, %error, "a stored blob cannot be read");
+                self.remove_damaged(digest, Some(open.handle), None);
+                Ok(None)
+            }
+            Err(error) => Err(self.io("read", digest, error)),
+        }
+    }
+
+    /// Reads, checks and holds a blob that is small enough; `None` when it is not.
+    fn hold(&self, open: &OpenBlob) -> io::Result<Option<Arc<SmallBlob>>> {
+        let trailer = open.blob.trailer();
+        let size = match usize::try_from(trailer.size()) {
+            Ok(size) if self.state.lock().memory.takes(trailer.size()) => size,
+            _ => return Ok(None),
+        };
+        let mut bytes = vec![0; size];
+        open.blob.read_at(0, &mut bytes)?;
+        if size > 0 && !trailer.sums().check(0, &bytes) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "checksum does not match",
+            ));
+        }
+        let small = Arc::new(SmallBlob {
+            digest: open.digest,
+            media_type: trailer.media_type().cloned(),
+            bytes: bytes.into(),
+        });
+        self.state.lock().hold(small.clone(), open.handle);
+        Ok(Some(small))
+    }
+
+    /// Makes a handle known; `before` runs under the same lock.
+    fn register(
+        self: &Arc<Self>,
+        digest: &Digest,
+        blob: Arc<dyn Blob>,
+        before: impl FnOnce(&mut State),
+    ) -> Arc<OpenBlob> {
+        let mut state = self.state.lock();
+        before(&mut state);
+        let handle = state.next_handle();
+        let open = Arc::new(OpenBlob {
+            digest: *digest,
+            handle,
+            blob,
+            store: self.clone(),
+        });
+        state.opened(&open);
+        open
+    }
+
+    /// Commits staged bytes and enters them into the index; `reserved` bytes were set aside for them.
+    pub(crate) fn commit(
+        self: &Arc<Self>,
+        shared_fill: &SharedFill,
+        staged: Box<dyn Staged>,
+        trailer: Trailer,
+        reserved: u64,
+    ) -> Result<Arc<OpenBlob>, Error> {
+        let digest = &shared_fill.digest;
+        let _guard = self.digest_locks.lock(*digest);
+        let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
+        self.arrived(shared_fill, size);
+        let begun = Instant::now();
+        match staged.commit(trailer) {
+            Ok(blob) => {
+                self.metrics
+                    .commit_seconds
+                    .observe(begun.elapsed().as_secs_f64());
+                // Its digest was checked, over the bytes that were written.
+                if let Some(identity) = blob.extent(0).as_ref().and_then(Identity::of) {
+                    let (chunks, now) = (0..size.div_ceil(CHUNK as u64), Instant::now());
+                    self.verified.add(digest, identity, size, chunks, now);
+                }
+                self.origins.clear(digest, shared_fill.origin);
+                let open = self.register(digest, blob, |state| {
+                    state.reserved -= reserved;
+                    // Nobody joins once the flight is out, which is under this very lock.
+                    let asked = (
+                        shared_fill.cost(),
+                        shared_fill.joined.load(Ordering::Relaxed),
+                    );
+                    state.insert(*digest, (size, media_type), asked, now());
+                    state.fills.remove(digest);
+                    state.settle(shared_fill);
+                });
+                // From the page cache: who asks next finds it in memory. Should that fail, a reader will see.
+                let _ = self.hold(&open);
+                Ok(open)
+            }
+            Err(error) => {
+                // Half a commit may have given it its name already.
+                let older = {
+                    let state = self.state.lock();
+                    state.index.contains_key(digest) || state.is_unreadable(digest)
+                };
+                for cleanup in [
+                    self.tier.discard(digest),
+                    if older {
+                        Ok(())
+                    } else {
+                        self.tier.remove(digest)
+                    },
+                ] {
+                    if let Err(error) = cleanup {
+                        tracing::warn!(%digest, %error, "cannot clean up after a failed commit");
+                    }
+                }
+                self.origins.clear(digest, shared_fill.origin);
+                Err(self.io("commit", digest, error))
+            }
+        }
+    }
+
+    /// Opens the staged bytes of a digest with a registered flight, and their reservation. Deletes bytes of another
+    /// registry first. An error removes the flight.
+    pub(crate) fn stage(
+        &self,
+        digest: &Digest,
+        origin: Origin,
+    ) -> Result<(Box<dyn Staged>, u64), Error> {
+        let _guard = self.digest_locks.lock(*digest);
+        let mut entered = Entered {
+            store: self,
+            digest: *digest,
+            partial: self.state.lock().partials.remove(digest),
+        };
+        self.place(digest);
+        let own = match entered.partial {
+            Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
+                self.origins.clear(digest, other.origin);
+                self.release(other.bytes);
+                entered.partial = None;
+            }),
+            _ => Ok(()),
+        };
+        let own = own.and_then(|()| self.origins.set(digest, origin));
+        let reserved = entered.partial.map_or(0, |partial| partial.bytes);
+        let staged = own.and_then(|()| self.tier.stage(digest));
+        let staged = staged.and_then(|mut staged| {
+            // Its bytes were about to be deleted, and are counted no more.
+            if reserved == 0 && !staged.is_empty() {
+                staged.clear()?;
+            }
+            Ok(staged)
+        });
+        staged.map(|staged| (staged, reserved)).map_err(|error| {
+            entered.leave();
+            if entered.partial.is_none()
+                && let Err(error) = self.tier.discard(digest)
+            {
+                tracing::warn!(%digest, %error, "cannot delete what is staged");
+            }
+            self.io("stage", digest, error)
+        })
+    }
+
+    /// Takes a damaged blob, which reads wrong at that byte, out and deletes it, unless it has been replaced since `handle` was opened, or the tier has
+    /// another copy: then that is what is opened next.
+    pub(crate) fn remove_damaged(&self, digest: &Digest, handle: Option<u64>, at: Option<u64>) {
+        let _guard = self.digest_locks.lock(*digest);
+        let is_current = || {
+            let state = self.state.lock();
+            match (handle, state.open.get(digest)) {
+                (Some(ours), Some((current, _))) => ours == *current,
+                (Some(_), None) => false,
+                (None, _) => true,
+            }
+        };
+        if !is_current() {
+            return;
+        }
+        if handle.is_some() && self.tier.fall_back(digest, at).unwrap_or(false) {
+            self.metrics.corrupt.inc();
+            tracing::warn!(%digest, "one copy of a stored blob is damaged: removed, the other is used");
+            self.state.lock().forget_open(digest);
+            return;
+        }
+        // Under its turn nobody opens it anew.
+        let taken = self.state.lock().take(digest);
+        if taken.is_none() {
+            return;
+        }
+        self.metrics.corrupt.inc();
+        tracing::error!(%digest, "a stored blob is damaged: removed, it will be fetched again");
+        match self.tier.remove(digest) {
+            Ok(()) => self.state.lock().gone(digest),
+            Err(error) => {
+                tracing::warn!(%digest, %error, "cannot delete; its bytes stay counted until a restart")
+            }
+        }
+    }
+
+    /// Reads a blob in full against its digest, and removes it when it is damaged: `false`.
+    pub(crate) fn verify(self: &Arc<Self>, digest: &Digest) -> Result<bool, Error> {
+        let known = self.state.lock().index.contains_key(digest);
+        // Opening checks the trailer, and removes what is damaged there.
+        let Some(open) = self.open_for(digest, false)? else {
+            return Ok(!known);
+        };
+        let mut hasher = Hasher::new(digest.algorithm());
+        let (mut offset, size) = (0, open.blob.trailer().size());
+        let mut buffer = self.pool.take(BUFFER);
+        while offset < size {
+            let len = usize::try_from(size - offset).unwrap_or(BUFFER).min(BUFFER);
+            let bytes = &mut buffer.as_mut()[..len];
+            match open.blob.read_at(offset, bytes) {
+                Ok(()) => {}
+                Err(error) if is_damage(&error) => break,
+                Err(error) => return Err(self.io("read", digest, error)),
+            }
+            hasher.update(bytes);
+            offset += len as u64;
+        }
+        let verified_len = offset == size && hasher.finish() == *digest;
+        if !verified_len {
+            self.remove_damaged(digest, Some(open.handle), None);
+        }
+        Ok(verified_len)
+    }
+
+    /// Bytes that a blob of that size needs on disk.
+    pub(crate) fn need(size: u64, media_type: Option<&MediaType>) -> u64 {
+        footprint(size, media_type)
+    }
+}

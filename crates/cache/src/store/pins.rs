@@ -1,0 +1,91 @@
+//! Pins: digests that are exempt from eviction, by image reference. Each pin is a file.
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use pierhead_oci::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::store::record;
+use crate::store::record::Found;
+
+pub(crate) struct Pins {
+    folder: PathBuf,
+    /// Held while a file is written too: memory and disk change together.
+    labels: Mutex<BTreeMap<String, Vec<Digest>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Pin {
+    label: String,
+    digests: Vec<Digest>,
+}
+
+impl Pins {
+    /// # Errors
+    /// [`Error::UnreadablePin`]: without that pin, what it keeps would be evicted.
+    pub(crate) fn open(data: &Path) -> Result<Self, Error> {
+        let folder = data.join("pins");
+        let mut labels = BTreeMap::new();
+        let mut unreadable = None;
+        let loaded = record::load(&folder, |found| match found {
+            Found::Whole(_, Pin { label, digests }) => drop(labels.insert(label, digests)),
+            Found::Unreadable(pin) => unreadable = Some(pin),
+        });
+        loaded.map_err(|error| Error::io("read the pins in", &folder, error))?;
+        if let Some(pin) = unreadable {
+            return Err(Error::UnreadablePin {
+                path: pin.path,
+                source: pin.source.into(),
+            });
+        }
+        Ok(Self {
+            folder,
+            labels: Mutex::new(labels),
+        })
+    }
+
+    /// Sets (or with `None` takes away) what a label pins, and tells `change` what it pinned before and
+    /// pins now, in the order of the writes. Says whether the label was there. Blocks; durable.
+    pub(crate) fn set(
+        &self,
+        label: &str,
+        digests: Option<Vec<Digest>>,
+        change: impl FnOnce(&[Digest], &[Digest]),
+    ) -> Result<bool, Error> {
+        let mut labels = self.labels.lock();
+        let failed = |error| Error::io("change pins in", &self.folder, error);
+        let (before, after) = match digests {
+            Some(digests) => {
+                let digests: Vec<_> = digests
+                    .into_iter()
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect();
+                let pin = Pin {
+                    label: label.to_owned(),
+                    digests,
+                };
+                record::store(&self.folder, label, &pin).map_err(failed)?;
+                (labels.insert(pin.label, pin.digests.clone()), pin.digests)
+            }
+            None => {
+                record::delete(&self.folder, label).map_err(failed)?;
+                (labels.remove(label), Vec::new())
+            }
+        };
+        change(before.as_deref().unwrap_or_default(), &after);
+        Ok(before.is_some())
+    }
+
+    /// All labels in order.
+    pub(crate) fn all(&self) -> Vec<(String, Vec<Digest>)> {
+        self.labels
+            .lock()
+            .iter()
+            .map(|(label, digests)| (label.clone(), digests.clone()))
+            .collect()
+    }
+}

@@ -1,0 +1,176 @@
+//! Startup recovery: rebuilds the index from blob files and the catalog. Later retries unreadable blobs.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+
+use pierhead_eviction::Access;
+use pierhead_oci::{Digest, MediaType};
+
+use crate::clock::now;
+use crate::store::Store;
+use crate::store::catalog::Catalog;
+use crate::store::origins::Origins;
+use crate::store::partials::Partial;
+use crate::store::state::{Slot, State, blocks};
+use crate::tier::{Found, Tier, Trailer, is_proven_damage};
+
+/// Enters everything that lies on the tier, in the order of access. A file that the catalog describes
+/// (to the byte of its length) is not opened; the others tell it by their trailers, and rank by their age
+/// behind those that the catalog knows. A blob of the catalog that the walk did not find is opened, too.
+pub(crate) fn blobs(state: &mut State, tier: &dyn Tier, catalog: &Catalog) -> io::Result<()> {
+    let mut found = HashMap::new();
+    tier.scan(&mut |blob| {
+        found.insert(blob.digest, blob);
+    })?;
+    let mut known = Vec::new();
+    let mut gone = Vec::new();
+    let mut types = HashSet::new();
+    catalog.blobs(|digest, mut slot| {
+        let len = slot
+            .size
+            .saturating_add(Trailer::encoded_len(slot.size, slot.media_type.as_ref()));
+        let file = found.entry(digest).or_insert(Found {
+            digest,
+            bytes: 0,
+            modified: slot.accessed.into(),
+        });
+        if file.bytes == len {
+            found.remove(&digest);
+            slot.media_type = slot
+                .media_type
+                .map(|media_type| shared(&mut types, media_type));
+            known.push((digest, slot));
+        } else {
+            // No file, or a folder that cannot be listed: opening it tells. What cannot be looked at counts.
+            file.bytes = file.bytes.max(len);
+        }
+    });
+    known.sort_unstable_by_key(|(_, slot)| slot.tick);
+    for (digest, slot) in known {
+        state.restore(digest, slot);
+    }
+    let mut unknown: Vec<Found> = found.into_values().collect();
+    unknown.sort_unstable_by_key(|file| (file.modified, file.digest));
+    for found in unknown {
+        let Found { digest, bytes, .. } = found;
+        match tier.open(&digest) {
+            Ok(Some(blob)) => {
+                let media_type = blob.trailer().media_type().cloned();
+                let media_type = media_type.map(|media_type| shared(&mut types, media_type));
+                enter(state, &found, blob.trailer().size(), media_type);
+            }
+            Ok(None) => gone.push(digest),
+            Err(error) if is_proven_damage(&error) => {
+                tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
+                tier.remove(&digest)?;
+                gone.push(digest);
+            }
+            // The catalog keeps its entry.
+            Err(error) => {
+                tracing::error!(%digest, %error, "cannot read a stored blob: keeping its file, retrying later");
+                state.set_unreadable(digest, blocks(bytes));
+            }
+        }
+    }
+    state.changed.extend(gone);
+    state.reconcile();
+    Ok(())
+}
+
+/// Enters a blob that only its file describes.
+fn enter(state: &mut State, found: &Found, size: u64, media_type: Option<MediaType>) {
+    let slot = Slot {
+        size,
+        tick: state.tick_after(),
+        media_type,
+        accessed: u32::try_from(found.modified).unwrap_or(u32::MAX),
+        cost: Access::<Digest>::prior(size),
+        shared: 1,
+        dirty: true,
+    };
+    state.restore(found.digest, slot);
+    state.changed.push(found.digest);
+}
+
+/// Maximum number of unreadable blobs in one round of retries. A failing disk may take seconds for each.
+const RETRIED: usize = 16;
+
+impl Store {
+    /// Retries blobs that were unreadable at startup. Blocks.
+    pub(crate) fn retry_unreadable(&self) {
+        let retried = self.state.lock().next_unreadable(RETRIED);
+        for digest in retried {
+            let _guard = self.digest_locks.lock(digest);
+            {
+                let state = self.state.lock();
+                // Another fill fetched it meanwhile, or is about to.
+                if !state.is_unreadable(&digest) || state.fills.contains_key(&digest) {
+                    continue;
+                }
+            }
+            match self.tier.open(&digest) {
+                Ok(Some(blob)) => {
+                    let trailer = blob.trailer();
+                    let found = Found {
+                        digest,
+                        bytes: trailer.size(),
+                        modified: now(),
+                    };
+                    let mut state = self.state.lock();
+                    state.clear_unreadable(&digest);
+                    enter(
+                        &mut state,
+                        &found,
+                        trailer.size(),
+                        trailer.media_type().cloned(),
+                    );
+                    tracing::info!(%digest, "a stored blob can be read again");
+                }
+                Ok(None) => self.state.lock().clear_unreadable(&digest),
+                Err(error) if is_proven_damage(&error) => {
+                    tracing::error!(%digest, %error, "a stored blob is damaged: removed, it will be fetched again");
+                    match self.tier.remove(&digest) {
+                        Ok(()) => self.state.lock().clear_unreadable(&digest),
+                        Err(error) => {
+                            tracing::warn!(%digest, %error, "cannot delete a damaged blob; its bytes stay reserved")
+                        }
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Enters staged bytes as partial fills. Deletes those without a known registry.
+pub(crate) fn partials(state: &mut State, tier: &dyn Tier, origins: &Origins) -> io::Result<()> {
+    let mut staged = HashMap::new();
+    tier.leftovers(&mut |found| {
+        staged.insert(found.digest, found);
+    })?;
+    let known = origins.load(|digest| staged.contains_key(digest))?;
+    for (digest, found) in staged {
+        let Some(origin) = known.get(&digest) else {
+            tracing::debug!(%digest, "staged bytes of an unknown registry are deleted");
+            tier.discard(&digest)?;
+            continue;
+        };
+        let partial = Partial {
+            bytes: blocks(found.bytes),
+            modified: found.modified,
+            origin: *origin,
+        };
+        state.reserved += partial.bytes;
+        state.partials.insert(digest, partial);
+    }
+    Ok(())
+}
+
+/// Thousands of blobs share a few media types: one allocation each is enough.
+fn shared(types: &mut HashSet<MediaType>, media_type: MediaType) -> MediaType {
+    if let Some(known) = types.get(&media_type) {
+        return known.clone();
+    }
+    types.insert(media_type.clone());
+    media_type
+}

@@ -1,0 +1,164 @@
+//! Small blobs that are held in memory whole: manifests, configs, tiny layers.
+//!
+//! Each is also on disk and in the index; what leaves there leaves here under the same lock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pierhead_eviction::{Access, Lru, Policy};
+use pierhead_oci::{Digest, MediaType};
+
+use crate::tier::CHUNK;
+
+/// The largest content that is held: one chunk, so that one checksum covers it. Configs of large images have
+/// some 20 KiB, indexes of many platforms about as much.
+pub(crate) const SMALL: u64 = CHUNK as u64;
+
+/// What an entry costs beside its content: the digest (65 bytes) in three places, two tables, two allocations.
+const OVERHEAD: u64 = 400;
+
+/// A verified content, whole.
+#[derive(Debug)]
+pub(crate) struct SmallBlob {
+    pub(crate) digest: Digest,
+    pub(crate) media_type: Option<MediaType>,
+    pub(crate) bytes: Bytes,
+}
+
+/// All of them, bounded in bytes; the least recently used leave. Every operation is O(1), or O(what leaves).
+pub(crate) struct SmallBlobs {
+    held: HashMap<Digest, Arc<SmallBlob>>,
+    policy: Lru<Digest>,
+    bytes: u64,
+    limit: u64,
+}
+
+impl SmallBlobs {
+    /// With `limit` 0 nothing is held.
+    pub(crate) fn new(limit: u64) -> Self {
+        Self {
+            held: HashMap::new(),
+            policy: Lru::default(),
+            bytes: 0,
+            limit,
+        }
+    }
+
+    /// Whether a content of `size` bytes would be held.
+    pub(crate) fn takes(&self, size: u64) -> bool {
+        size <= SMALL && size + OVERHEAD <= self.limit
+    }
+
+    pub(crate) fn get(&mut self, digest: &Digest, tick: u64) -> Option<&Arc<SmallBlob>> {
+        let small = self.held.get(digest)?;
+        self.policy.hit(&access(small, tick));
+        Some(small)
+    }
+
+    /// Holds it, in place of an older one of that digest.
+    pub(crate) fn insert(&mut self, small: Arc<SmallBlob>, tick: u64) {
+        if !self.takes(small.bytes.len() as u64) {
+            return;
+        }
+        self.remove(&small.digest);
+        self.bytes += cost(&small);
+        self.policy.insert(&access(&small, tick));
+        self.held.insert(small.digest, small);
+        while self.bytes > self.limit
+            && let Some(victim) = self.policy.evict(&mut |_| false)
+        {
+            self.forget(&victim.key);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, digest: &Digest) {
+        self.policy.remove(digest);
+        self.forget(digest);
+    }
+
+    fn forget(&mut self, digest: &Digest) {
+        if let Some(small) = self.held.remove(digest) {
+            self.bytes -= cost(&small);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Bytes that all of it takes, at most the limit. Contents that readers still hold after they left do
+    /// not count: each reader's answer bounds those.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+fn cost(small: &SmallBlob) -> u64 {
+    small.bytes.len() as u64 + OVERHEAD
+}
+
+fn access(small: &SmallBlob, tick: u64) -> Access<Digest> {
+    Access::new(small.digest, cost(small), tick)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn small(number: u16, len: usize) -> Arc<SmallBlob> {
+        let digest = Digest::of(pierhead_oci::Algorithm::Sha256, &number.to_le_bytes());
+        Arc::new(SmallBlob {
+            digest,
+            media_type: None,
+            bytes: vec![0; len].into(),
+        })
+    }
+
+    #[test]
+    fn the_least_recently_used_leave() {
+        let mut memory = SmallBlobs::new(3 * (1000 + OVERHEAD));
+        for number in 0..3 {
+            memory.insert(small(number, 1000), number.into());
+        }
+        assert!(memory.get(&small(0, 0).digest, 3).is_some());
+        memory.insert(small(3, 1000), 4);
+        let held = [0, 1, 2, 3].map(|number| memory.held.contains_key(&small(number, 0).digest));
+        assert_eq!(held, [true, false, true, true]);
+    }
+
+    #[test]
+    fn too_large_is_not_held_and_evicts_nothing() {
+        let mut memory = SmallBlobs::new(3000);
+        memory.insert(small(0, 1000), 0);
+        memory.insert(small(1, 2700), 1);
+        assert!(!memory.takes(2700) && !SmallBlobs::new(u64::MAX).takes(SMALL + 1));
+        assert_eq!((memory.len(), memory.bytes()), (1, 1000 + OVERHEAD));
+        assert!(!SmallBlobs::new(0).takes(0));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn bytes_are_what_is_held_and_never_more_than_the_limit(
+            limit in 0_u64..20_000,
+            steps in prop::collection::vec((0_u16..20, 0_usize..9_000, 0_u8..4), 1..200),
+        ) {
+            let mut memory = SmallBlobs::new(limit);
+            for (tick, (number, len, what)) in (0_u64..).zip(steps) {
+                let small = small(number, len);
+                match what {
+                    0 => memory.remove(&small.digest),
+                    1 => drop(memory.get(&small.digest, tick).cloned()),
+                    _ => memory.insert(small, tick),
+                }
+                prop_assert_eq!(memory.bytes(), memory.held.values().map(|small| cost(small)).sum::<u64>());
+                prop_assert!(memory.bytes() <= limit);
+                prop_assert_eq!(memory.policy.len(), memory.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! TagStore: what a tag (or a tag list, or a referrers list) stood for when the upstream last said so.
+
+mod registry_shares;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use parking_lot::Mutex;
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pierhead_oci::{Algorithm, Digest, Hasher, MediaType, Reference, Registry, Repository, Target};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use self::registry_shares::Table;
+use self::writer::{Change, Job};
+use crate::blocking::blocking;
+use crate::error::Error;
+use crate::store::Store;
+use crate::store::record;
+use crate::store::record::Found;
+use crate::store::state::blocks;
+
+/// What a record is about.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum TagKey {
+    /// A tag or digest of a repository: its manifest.
+    Manifest(Reference),
+    /// The complete list of tags of a repository.
+    Tags(Registry, Repository),
+    /// The complete referrers index of a digest.
+    Referrers(Registry, Repository, Digest),
+}
+
+/// What the upstream last said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TagRecord {
+    /// The document's digest; its bytes are a blob of the cache (and may have been evicted).
+    pub digest: Digest,
+    /// The document's media type.
+    pub media_type: MediaType,
+    /// The upstream's `ETag`, to revalidate by.
+    pub etag: Option<String>,
+    /// When the upstream last confirmed it: seconds since 1970; 0 when unknown (then it is stale).
+    pub validated: u64,
+}
+
+/// All names. Records are files (they cannot be rebuilt from blobs); how recently each was validated is
+/// kept in memory and in the catalog, so that a revalidation costs no disk write.
+pub struct TagStore {
+    inner: Arc<Inner>,
+    /// Sends changes to the writer thread, which ends when this is dropped.
+    queue: mpsc::Sender<Job>,
+}
+
+struct Inner {
+    folder: PathBuf,
+    store: Arc<Store>,
+    table: Mutex<Table>,
+    #[cfg(test)]
+    watch: Mutex<Option<tests::Watch>>,
+}
+
+/// Length of the writer's queue. When it is full, callers wait asynchronously.
+const QUEUE: usize = 256;
+
+/// Maximum number of unreadable records in one round of retries. A failing disk may take seconds for each.
+const RETRIED: usize = 16;
+
+/// The SHA-256 of the name's text, which is also its file's name: names are long, and only ever looked up whole.
+pub(crate) type Key = [u8; 32];
+
+struct Slot {
+    /// The registry whose share the record counts towards.
+    registry: Arc<str>,
+    digest: Digest,
+    media_type: MediaType,
+    etag: Option<Box<str>>,
+    /// On disk.
+    bytes: u64,
+    validated: u64,
+    /// Whether the catalog has not been told of `validated`.
+    dirty: bool,
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Stored {
+    name: String,
+    digest: Digest,
+    media_type: String,
+    etag: Option<String>,
+    validated: u64,
+}
+
+/// The text whose hash is the key; written into the file for people.
+impl fmt::Display for TagKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Manifest(reference) => write!(f, "manifest {reference}"),
+            Self::Tags(registry, repository) => write!(f, "tags {registry}/{repository}"),
+            Self::Referrers(registry, repository, digest) => {
+                write!(f, "referrers {registry}/{repository}@{digest}")
+            }
+        }
+    }
+}
+
+/// Hashes what is written to it: a lookup makes no string.
+struct Hashing(Hasher);
+
+impl fmt::Write for Hashing {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.update(text.as_bytes());
+        Ok(())
+    }
+}
+
+fn key(text: impl fmt::Display) -> Key {
+    let mut hashing = Hashing(Hasher::new(Algorithm::Sha256));
+    // It never fails.
+    let _ = write!(hashing, "{text}");
+    let mut key = Key::default();
+    key.copy_from_slice(hashing.0.finish().as_bytes());
+    key
+}
+
+/// The registry in the text of a name: the part between the kind and the repository.
+fn registry_of(text: &str) -> &str {
+    let (_, rest) = text.split_once(' ').unwrap_or_default();
+    rest.split_once('/').unwrap_or_default().0
+}
+
+/// The key of a record, from the name of its file.
+fn key_of_file(path: &std::path::Path) -> Option<Key> {
+    let hex = path.file_name()?.to_str()?;
+    let digest: Digest = format!("sha256:{hex}").parse().ok()?;
+    digest.as_bytes().try_into().ok()
+}
+
+impl Stored {
+    /// The record as the index holds it; `None` when its media type is invalid.
+    fn slot(self, len: u64) -> Option<(Key, String, Slot)> {
+        let slot = Slot {
+            registry: Arc::default(),
+            digest: self.digest,
+            media_type: MediaType::new(&self.media_type)?,
+            etag: self.etag.map(Into::into),
+            bytes: blocks(len),
+            validated: self.validated,
+            dirty: false,
+        };
+        Some((key(self.name.as_str()), self.name, slot))
+    }
+}
+
+impl TagStore {
+    /// Reads and counts all records. Leaves an unreadable file in place; [`Self::retry_unreadable`] tries it again.
+    pub(crate) fn open(store: Arc<Store>) -> Result<Self, Error> {
+        let folder = store.config.data.join("names");
+        let mut table = Table::default();
+        let mut all = 0;
+        let loaded = record::load(&folder, |found| match found {
+            Found::Whole(len, stored) => {
+                all += blocks(len);
+                if let Some((key, name, slot)) = Stored::slot(stored, len) {
+                    table.insert(key, &name, slot);
+                }
+            }
+            Found::Unreadable(file) => {
+                all += blocks(file.len);
+                tracing::error!(file = %file.path.display(), error = %file.source, "cannot read the record of a tag: keeping its file, retrying later");
+                if let Some(key) = key_of_file(&file.path) {
+                    table.unreadable.insert(key, blocks(file.len));
+                }
+            }
+        });
+        loaded.map_err(|error| Error::io("read the names in", &folder, error))?;
+        table.shrink_to_fit();
+        {
+            let mut state = store.state.lock();
+            state.names = all;
+            state.unreadable_names = table.unreadable.len();
+        }
+        let panics = store.config.rest.panics().clone();
+        let inner = Arc::new(Inner {
+            folder,
+            store,
+            table: Mutex::new(table),
+            #[cfg(test)]
+            watch: Mutex::default(),
+        });
+        let queue = writer::start(&inner, panics)
+            .map_err(|error| Error::io("start the writer of", &inner.folder, error))?;
+        Ok(Self { inner, queue })
+    }
+
+    /// Sets the configured registries. Each has a share of its own, and all other registries have one together. Until the
+    /// first call, no registry counts as configured.
+    pub fn set_configured<'a>(&self, registries: impl IntoIterator<Item = &'a Registry>) {
+        let configured = registries.into_iter().map(|it| it.as_str().to_owned());
+        self.inner.table.lock().configured = configured.collect();
+    }
+
+    /// The record, fresh or not: what counts as fresh is the caller's matter. No I/O, about a microsecond.
+    pub fn get(&self, name: &TagKey) -> Option<TagRecord> {
+        let key = key(name);
+        let table = self.inner.table.lock();
+        let slot = table.records.get(&key)?;
+        Some(TagRecord {
+            digest: slot.digest,
+            media_type: slot.media_type.clone(),
+            etag: slot.etag.as_deref().map(str::to_owned),
+            validated: slot.validated,
+        })
+    }
+
+    /// Remembers what the upstream said. Durable when it returns if the digest, type or `ETag` changed;
+    /// else it costs no I/O.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::NoRoom`]; what was remembered before stays.
+    pub async fn put(&self, name: &TagKey, record: TagRecord) -> Result<(), Error> {
+        let key = key(name);
+        if let Some(slot) = self.inner.table.lock().records.get_mut(&key)
+            && slot.digest == record.digest
+            && slot.media_type == record.media_type
+            && slot.etag.as_deref() == record.etag.as_deref()
+        {
+            slot.validated = record.validated;
+            slot.dirty = true;
+            return Ok(());
+        }
+        self.change(key, Change::Put(name.to_string(), record))
+            .await
+    }
+
+    /// Forgets: the upstream says that there is no such name.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; then it comes back after a restart.
+    pub async fn remove(&self, name: &TagKey) -> Result<(), Error> {
+        let key = key(name);
+        if !self.inner.table.lock().is_there(&key) {
+            return Ok(());
+        }
+        self.change(key, Change::Remove).await
+    }
+
+    /// Sends a change to the writer and waits until it is durable. Cancelling the future does not stop the change.
+    async fn change(&self, key: Key, change: Change) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        let job = Job {
+            key,
+            change,
+            answer,
+        };
+        let sent = self.queue.send(job).await.is_ok();
+        match answered.await {
+            Ok(answer) if sent => answer,
+            // The writer panicked over this change, and logged that.
+            _ => {
+                let error = std::io::Error::other("the writer of names failed");
+                Err(Error::io("remember a name in", &self.inner.folder, error))
+            }
+        }
+    }
+
+    /// Up to `limit` images that are known by a tag, in no order; what they consist of may have been evicted.
+    /// Reads the file of each name.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub async fn images(&self, limit: usize) -> Result<Vec<Reference>, Error> {
+        let inner = self.inner.clone();
+        blocking(move || {
+            let mut images = Vec::new();
+            let visit = |stored: Stored| {
+                let text = stored.name.strip_prefix("manifest ");
+                let reference = text.and_then(|text| text.parse::<Reference>().ok());
+                images.extend(reference.filter(|it| matches!(it.target, Target::Tag(_))));
+                images.len() < limit
+            };
+            record::each(&inner.folder, visit)
+                .map_err(|error| Error::io("list the names in", &inner.folder, error))?;
+            Ok(images)
+        })
+        .await
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.inner.table.lock().records.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Takes over a later validation that the catalog knows of.
+    pub(crate) fn restore(&self, key: &Key, validated: u64) {
+        if let Some(slot) = self.inner.table.lock().records.get_mut(key) {
+            slot.validated = slot.validated.max(validated);
+        }
+    }
+
+    /// All validations, for a new catalog.
+    pub(crate) fn take_all(&self) -> Vec<(Key, u64)> {
+        let mut table = self.inner.table.lock();
+        let all = table.records.iter_mut().map(|(key, slot)| {
+            slot.dirty = false;
+            (*key, slot.validated)
+        });
+        all.collect()
+    }
+
+    /// Validations since the last call, for the catalog.
+    pub(crate) fn take_dirty(&self) -> Vec<(Key, u64)> {
+        let mut table = self.inner.table.lock();
+        let dirty = table.records.iter_mut().filter_map(|(key, slot)| {
+            std::mem::take(&mut slot.dirty).then_some((*key, slot.validated))
+        });
+        dirty.collect()
+    }
+
+    /// Tries again to read records that could not be read at the start. Blocks.
+    pub(crate) fn retry_unreadable(&self) {
+        let retried: Vec<Key> = {
+            let table = self.inner.table.lock();
+            table.unreadable.keys().take(RETRIED).copied().collect()
+        };
+        for key in retried {
+            let file = self.inner.file(&key);
+            // The next start deletes a damaged file. Here the writer may be replacing that very file.
+            let Ok((len, stored)) = record::read::<Stored>(&file) else {
+                continue;
+            };
+            let Some((stored_key, name, slot)) = stored.slot(len) else {
+                continue;
+            };
+            let mut table = self.inner.table.lock();
+            // The writer replaced or removed it meanwhile.
+            let Some(bytes) = table.unreadable.remove(&key).filter(|_| stored_key == key) else {
+                continue;
+            };
+            let after = slot.bytes;
+            table.insert(key, &name, slot);
+            let mut state = self.inner.store.state.lock();
+            state.names = state.names + after - bytes;
+            state.unreadable_names = table.unreadable.len();
+            tracing::info!(file = %file.display(), "a record of a tag can be read again");
+        }
+    }
+}

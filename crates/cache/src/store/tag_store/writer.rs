@@ -1,0 +1,306 @@
+//! Writer thread for the files of names. It writes all waiting changes together and syncs the folder once (group commit).
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use pierhead_host::{BackgroundTask, Panics};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Inner, Key, QUEUE, Stored, TagRecord};
+use crate::error::Error;
+use crate::store::Store;
+use crate::store::record;
+use crate::store::state::blocks;
+use crate::tier::Step;
+
+/// TagStore take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.
+const SHARE: u64 = 16;
+
+/// Maximum number of changes in one group commit. Each has a file open meanwhile.
+const BATCH: usize = 64;
+
+/// Name of the thread, and its label in the panic counter.
+const TASK: BackgroundTask = BackgroundTask::TagWriter;
+
+/// A queued change; its caller waits for the result.
+pub(super) struct Job {
+    pub(super) key: Key,
+    pub(super) change: Change,
+    pub(super) answer: oneshot::Sender<Result<(), Error>>,
+}
+
+pub(super) enum Change {
+    /// With the text of the name.
+    Put(String, TagRecord),
+    Remove,
+}
+
+/// The last change to one name, with all callers that wait for a change to it.
+struct Merged {
+    key: Key,
+    change: Change,
+    answers: Vec<oneshot::Sender<Result<(), Error>>>,
+}
+
+impl Merged {
+    fn answer(self, result: &Result<(), Error>) {
+        for answer in self.answers {
+            // The caller may be gone.
+            let _ = answer.send(result.clone());
+        }
+    }
+}
+
+/// A record to write, with the bytes reserved for it.
+struct Written<'a> {
+    name: String,
+    record: TagRecord,
+    bytes: Reserved<'a>,
+}
+
+/// Reserved bytes. Dropping this, in an error or a panic too, gives them back.
+struct Reserved<'a> {
+    store: &'a Store,
+    bytes: u64,
+}
+
+impl Reserved<'_> {
+    /// The caller counts them from now on.
+    fn into_bytes(mut self) -> u64 {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.store.release(self.bytes);
+        }
+    }
+}
+
+/// Starts the thread. It ends when the sender is dropped.
+pub(super) fn start(inner: &Arc<Inner>, panics: Panics) -> io::Result<mpsc::Sender<Job>> {
+    let (queue, mut jobs) = mpsc::channel(QUEUE);
+    // While idle, the thread holds no reference to the cache. Otherwise a dropped cache would keep its folder locked.
+    let inner = Arc::downgrade(inner);
+    std::thread::Builder::new()
+        .name(TASK.name().into())
+        .spawn(move || {
+            let pause = |wait| {
+                // A caller waits for this change.
+                std::thread::sleep(Duration::from_secs(1).min(wait));
+                true
+            };
+            panics.restart(TASK, || run(&inner, &mut jobs), pause);
+        })?;
+    Ok(queue)
+}
+
+fn run(inner: &Weak<Inner>, jobs: &mut mpsc::Receiver<Job>) {
+    while let Some(first) = jobs.blocking_recv() {
+        let mut batch = vec![first];
+        while batch.len() < BATCH
+            && let Ok(job) = jobs.try_recv()
+        {
+            batch.push(job);
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        inner.write(merge(batch));
+    }
+}
+
+/// Merges several changes to one name: the last one wins, as if it had replaced the earlier ones at once.
+fn merge(batch: Vec<Job>) -> Vec<Merged> {
+    let mut merged: Vec<Merged> = Vec::with_capacity(batch.len());
+    let mut places = HashMap::new();
+    for job in batch {
+        let place = *places.entry(job.key).or_insert(merged.len());
+        match merged.get_mut(place) {
+            Some(merged) => {
+                merged.change = job.change;
+                merged.answers.push(job.answer);
+            }
+            None => merged.push(Merged {
+                key: job.key,
+                change: job.change,
+                answers: vec![job.answer],
+            }),
+        }
+    }
+    merged
+}
+
+impl Inner {
+    pub(super) fn file(&self, key: &Key) -> PathBuf {
+        use std::fmt::Write as _;
+        let mut name = String::with_capacity(2 * key.len());
+        for byte in key {
+            // It never fails.
+            let _ = write!(name, "{byte:02x}");
+        }
+        self.folder.join(name)
+    }
+
+    /// Makes the changes durable, then visible, then replies to the callers.
+    fn write(&self, batch: Vec<Merged>) {
+        let failed = |error| Error::io("remember a name in", &self.folder, error);
+        let (mut changes, mut waiting) = (Vec::new(), Vec::new());
+        for mut merged in batch {
+            let change = std::mem::replace(&mut merged.change, Change::Remove);
+            let written = match change {
+                Change::Remove => Ok((None, None)),
+                Change::Put(name, record) => self
+                    .prepare(name, record)
+                    .map(|(written, text)| (Some(written), Some(text))),
+            };
+            match written {
+                Ok((written, text)) => {
+                    let path = self.file(&merged.key);
+                    changes.push(record::Change { path, text });
+                    // In this order, so that a panic frees the bytes before callers learn of it.
+                    waiting.push((written, merged));
+                }
+                Err(error) => merged.answer(&Err(error)),
+            }
+        }
+        let done = record::change(&self.folder, &changes, |step| self.step(step));
+        let mut answers = Vec::with_capacity(waiting.len());
+        let mut newest = HashSet::new();
+        for ((written, merged), done) in waiting.into_iter().zip(done) {
+            let key = merged.key;
+            match written {
+                Some(written) if done.is_ok() => {
+                    newest.insert(key);
+                    self.enter(key, written);
+                }
+                Some(written) => {
+                    drop(written);
+                    self.take_back(&key);
+                }
+                None => self.leave(&key, done.is_ok()),
+            }
+            answers.push((merged, done.map_err(failed)));
+        }
+        self.keep_bound(&newest);
+        for (merged, done) in answers {
+            merged.answer(&done);
+        }
+    }
+
+    /// The text of a record, with its disk space reserved.
+    fn prepare(&self, name: String, record: TagRecord) -> Result<(Written<'_>, Vec<u8>), Error> {
+        let stored = Stored {
+            digest: record.digest,
+            media_type: record.media_type.as_str().to_owned(),
+            etag: record.etag.clone(),
+            validated: record.validated,
+            name,
+        };
+        let text = record::encode(&stored)
+            .map_err(|error| Error::io("remember a name in", &self.folder, error))?;
+        let bytes = blocks(text.len() as u64);
+        self.store.reserve(bytes, 0)?;
+        let bytes = Reserved {
+            store: &self.store,
+            bytes,
+        };
+        let written = Written {
+            name: stored.name,
+            record,
+            bytes,
+        };
+        Ok((written, text))
+    }
+
+    /// Enters a durable record into the index and the byte count.
+    fn enter(&self, key: Key, written: Written<'_>) {
+        let Written {
+            name,
+            record,
+            bytes,
+        } = written;
+        let bytes = bytes.into_bytes();
+        let slot = super::Slot {
+            registry: Arc::default(),
+            digest: record.digest,
+            media_type: record.media_type,
+            etag: record.etag.map(Into::into),
+            bytes,
+            validated: record.validated,
+            dirty: true,
+        };
+        let mut table = self.table.lock();
+        let replaced = table.insert(key, &name, slot);
+        let mut state = self.store.state.lock();
+        state.reserved -= bytes;
+        state.names = state.names + bytes - replaced;
+        state.unreadable_names = table.unreadable.len();
+    }
+
+    /// Deletes the file of a record that did not become durable. It may be renamed already, and nothing would count it.
+    fn take_back(&self, key: &Key) {
+        if !self.table.lock().is_there(key) {
+            let _ = std::fs::remove_file(self.file(key));
+        }
+    }
+
+    /// Removes a name from the index. A file that could not be deleted stays counted.
+    fn leave(&self, key: &Key, is_deleted: bool) {
+        let mut table = self.table.lock();
+        let bytes = table.remove(key);
+        let mut state = self.store.state.lock();
+        state.unreadable_names = table.unreadable.len();
+        if is_deleted {
+            state.names -= bytes;
+        }
+    }
+
+    /// Deletes names above the bounds.
+    fn keep_bound(&self, newest: &HashSet<Key>) {
+        let leaving = {
+            let mut table = self.table.lock();
+            let len = table.records.len();
+            let over = {
+                let state = self.store.state.lock();
+                state.names.saturating_sub(state.capacity / SHARE)
+            };
+            let max = self.store.config.max_names.max(1);
+            if len == 0 || (len <= max && over == 0) {
+                return;
+            }
+            // Nearly all records take one block. Deletes 1 % more than needed, so that the search runs rarely.
+            let surplus = usize::try_from(over.div_ceil(blocks(1))).unwrap_or(len);
+            let surplus = surplus.max(len.saturating_sub(max)) + max.min(len) / 100;
+            table.shed(surplus.min(len - 1), newest)
+        };
+        for (key, bytes) in leaving {
+            match std::fs::remove_file(self.file(&key)) {
+                Ok(()) => self.store.state.lock().names -= bytes,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot delete the record of a name above the bounds")
+                }
+            }
+        }
+    }
+
+    /// Called before each change to the disk.
+    #[cfg(not(test))]
+    #[expect(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "tests cut here"
+    )]
+    fn step(&self, _: Step<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn step(&self, step: Step<'_>) -> io::Result<()> {
+        let watch = self.watch.lock().clone();
+        watch.map_or(Ok(()), |watch| watch(step))
+    }
+}

@@ -1,0 +1,34 @@
+//! One reader whose bytes may come to lie elsewhere.
+
+use parking_lot::RwLock;
+use std::io;
+use std::sync::Arc;
+
+use super::ReadAt;
+
+/// What readers of a fill read from: where its bytes lie now.
+pub(super) struct SwitchReader(RwLock<Arc<dyn ReadAt>>);
+
+impl SwitchReader {
+    pub(super) fn new(reader: Arc<dyn ReadAt>) -> Arc<Self> {
+        Arc::new(Self(RwLock::new(reader)))
+    }
+
+    pub(super) fn now(&self) -> Arc<dyn ReadAt> {
+        self.0.read().clone()
+    }
+
+    pub(super) fn set(&self, reader: Arc<dyn ReadAt>) {
+        *self.0.write() = reader;
+    }
+}
+
+impl ReadAt for SwitchReader {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.now().read_at(offset, buf)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.now().try_read_at(offset, buf)
+    }
+}

@@ -1,0 +1,308 @@
+//! Fills through both tiers: one that may have to leave the fast tier in its middle, and one on the disk.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pierhead_oci::Digest;
+
+use super::open::FastBlob;
+use super::room::Room;
+use super::{Hint, Hold, Shared, count};
+use crate::tier::switch_reader::SwitchReader;
+use crate::tier::{Blob, ReadAt, Staged, Trailer};
+
+/// Room is taken in steps of so many bytes where the length is not known.
+const STEP: u64 = 4 << 20;
+/// Bytes that are copied at once.
+pub(super) const PIECE: usize = 1 << 20;
+
+/// A fill on the fast tier, until that has no room for it.
+pub(super) struct FastFill {
+    shared: Arc<Shared>,
+    digest: Digest,
+    hint: Hint,
+    place: Place,
+    /// Bytes of content that were written whole.
+    len: u64,
+    reader: Arc<SwitchReader>,
+}
+
+enum Place {
+    Fast {
+        staged: Box<dyn Staged>,
+        room: Arc<Room>,
+    },
+    Disk(DiskFill),
+    /// Committed, or lost on the way from one to the other.
+    Nowhere,
+}
+
+impl FastFill {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        digest: Digest,
+        hint: Hint,
+        staged: Box<dyn Staged>,
+        room: Arc<Room>,
+    ) -> Self {
+        let (len, reader) = (staged.len(), SwitchReader::new(staged.reader()));
+        room.set_dirty(len);
+        Self {
+            shared,
+            digest,
+            hint,
+            place: Place::Fast { staged, room },
+            len,
+            reader,
+        }
+    }
+
+    /// Whether `more` bytes and a trailer fit, room taken.
+    fn fits(&self, room: &Room, more: u64) -> bool {
+        let len = self.len.saturating_add(more);
+        let need = self.shared.footprint(len, None);
+        need <= room.bytes()
+            || self.shared.grow(room, need.saturating_add(STEP))
+            || self.shared.grow(room, need)
+    }
+
+    /// Goes on on the disk, with what is written by now.
+    fn move_to_disk(&mut self) -> io::Result<&mut DiskFill> {
+        if !matches!(self.place, Place::Disk(_)) {
+            let fast = std::mem::replace(&mut self.place, Place::Nowhere);
+            let copied = self.copy_to_disk();
+            drop(fast);
+            // Also of a disk that failed: the ledger knows nothing of what would be left there, and it would never leave.
+            if let Err(error) = self.shared.fast.discard(&self.digest) {
+                tracing::warn!(digest = %self.digest, %error, "cannot delete on the fast tier");
+            }
+            self.place = Place::Disk(copied?);
+            count(&self.shared.counters.moved, 1);
+        }
+        match &mut self.place {
+            Place::Disk(disk) => Ok(disk),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// What is written by now, on the disk; readers go on there.
+    fn copy_to_disk(&self) -> io::Result<DiskFill> {
+        let mut disk = DiskFill::new(self.shared.clone(), self.digest)?;
+        disk.staged.clear()?;
+        copy(&*self.reader.now(), self.len, |bytes| {
+            disk.staged.write(bytes)
+        })?;
+        self.reader.set(disk.staged.reader());
+        Ok(disk)
+    }
+
+    /// Writes `bytes` bytes by `write`, wherever they fit.
+    fn put(
+        &mut self,
+        bytes: u64,
+        mut write: impl FnMut(&mut dyn Staged) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut place = std::mem::replace(&mut self.place, Place::Nowhere);
+        let done = match &mut place {
+            Place::Fast { staged, room } if self.fits(room, bytes) => match write(&mut **staged) {
+                Ok(()) => {
+                    room.set_dirty(self.len + bytes);
+                    count(&self.shared.counters.staged, bytes);
+                    true
+                }
+                Err(error) => {
+                    tracing::warn!(digest = %self.digest, %error, "the fast tier failed: goes on on the disk");
+                    self.shared.has_failed();
+                    false
+                }
+            },
+            _ => false,
+        };
+        self.place = place;
+        if !done {
+            write(&mut *self.move_to_disk()?.staged)?;
+        }
+        self.len += bytes;
+        Ok(())
+    }
+}
+
+/// Hands all of it on, a piece at a time.
+fn copy(
+    from: &dyn ReadAt,
+    len: u64,
+    mut to: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; usize::try_from(len).unwrap_or(PIECE).min(PIECE)];
+    let mut offset = 0;
+    while offset < len {
+        let now = usize::try_from(len - offset).unwrap_or(PIECE).min(PIECE);
+        let piece = &mut buffer[..now];
+        from.read_at(offset, piece)?;
+        to(piece)?;
+        offset += now as u64;
+    }
+    Ok(())
+}
+
+impl Staged for FastFill {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.put(bytes.len() as u64, |staged| staged.write(bytes))
+    }
+
+    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.put(bytes, |staged| staged.write_all(pieces))
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        match &self.place {
+            Place::Fast { staged, .. } => staged.early_sync(),
+            Place::Disk(disk) => disk.early_sync(),
+            Place::Nowhere => None,
+        }
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        match &mut self.place {
+            Place::Fast { staged, room } => {
+                staged.clear()?;
+                room.set_dirty(0);
+            }
+            Place::Disk(disk) => disk.clear()?,
+            Place::Nowhere => return Err(io::ErrorKind::BrokenPipe.into()),
+        }
+        self.len = 0;
+        Ok(())
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.reader.clone()
+    }
+
+    fn commit(mut self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        if trailer.size() != self.len {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "trailer of another content",
+            ));
+        }
+        let bytes = self.len + Trailer::encoded_len(self.len, trailer.media_type());
+        let taken = self.shared.footprint(self.len, trailer.media_type());
+        let place = std::mem::replace(&mut self.place, Place::Nowhere);
+        match place {
+            Place::Fast { staged, room } if self.shared.grow(&room, taken) => {
+                let guard = self.shared.digest_locks.lock(self.digest);
+                match staged.commit(trailer.clone()) {
+                    Ok(blob) => {
+                        room.resize(taken);
+                        room.set_dirty(bytes);
+                        let mut tier_state = self.shared.tier_state.lock();
+                        tier_state.enter(self.digest, room.clone(), self.hint.priority, false);
+                        drop(tier_state);
+                        self.shared.changed.notify_all();
+                        return Ok(Arc::new(FastBlob::new(&self.shared, blob, room)));
+                    }
+                    // Its bytes are still read by whoever reads this fill.
+                    Err(error) => {
+                        tracing::warn!(digest = %self.digest, %error, "the fast tier failed: committed on the disk");
+                        self.shared.has_failed();
+                        let _ = self.shared.fast.remove(&self.digest);
+                        drop(guard);
+                    }
+                }
+            }
+            other => self.place = other,
+        }
+        self.move_to_disk()?;
+        match std::mem::replace(&mut self.place, Place::Nowhere) {
+            Place::Disk(disk) => Box::new(disk).commit(trailer),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+}
+
+impl Drop for FastFill {
+    fn drop(&mut self) {
+        if let Place::Fast { staged, room } = std::mem::replace(&mut self.place, Place::Nowhere) {
+            drop(staged);
+            room.resize(self.shared.fast.footprint(self.len));
+            room.set_dirty(self.len);
+            // Until somebody goes on with it, or it is discarded.
+            self.shared.tier_state.lock().cut(self.digest, room);
+        }
+    }
+}
+
+/// A fill on the disk. While it lives, no older fast copy of its digest is drained into its file.
+pub(super) struct DiskFill {
+    pub(super) staged: Box<dyn Staged>,
+    shared: Arc<Shared>,
+    digest: Digest,
+    _hold: Hold,
+}
+
+impl DiskFill {
+    pub(super) fn new(shared: Arc<Shared>, digest: Digest) -> io::Result<Self> {
+        let hold = shared.hold(&digest);
+        let staged = shared.slow.stage(&digest)?;
+        shared.tier_state.lock().on_disk.insert(digest);
+        Ok(Self {
+            staged,
+            shared,
+            digest,
+            _hold: hold,
+        })
+    }
+}
+
+impl Staged for DiskFill {
+    fn len(&self) -> u64 {
+        self.staged.len()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.staged.write(bytes)
+    }
+
+    fn write_all(&mut self, pieces: &[Bytes]) -> io::Result<()> {
+        self.staged.write_all(pieces)
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        self.staged.early_sync()
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.staged.clear()
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.staged.reader()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        let Self {
+            staged,
+            shared,
+            digest,
+            _hold,
+        } = *self;
+        let blob = staged.commit(trailer)?;
+        {
+            let mut tier_state = shared.tier_state.lock();
+            tier_state.on_disk.remove(&digest);
+            tier_state.known.look_at(&digest);
+        }
+        shared.changed.notify_all();
+        // An older copy of another media type.
+        let _guard = shared.digest_locks.lock(digest);
+        shared.drop_fast(&digest);
+        Ok(blob)
+    }
+}

@@ -1,0 +1,155 @@
+//! A blob of the disk, the hot chunks of which are read from the fast tier.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pierhead_oci::Digest;
+
+use super::hot_copy::key;
+use super::spans::{Place, Spans};
+use super::{Shared, count};
+use crate::tier::{Blob, Extent, ReadAt, Trailer};
+
+impl Shared {
+    /// The blob with what is hot of it read from the fast tier, if there is such a copy.
+    pub(super) fn open_hot(
+        self: &Arc<Self>,
+        digest: &Digest,
+        slow: Arc<dyn Blob>,
+    ) -> io::Result<Arc<dyn Blob>> {
+        let size = slow.trailer().size();
+        match self.open_copy(&key(digest))? {
+            Some((copy, Some(spans)))
+                if copy.trailer().size() == spans.header_len() + spans.bytes(size) =>
+            {
+                count(&self.counters.hot_hits, 1);
+                Ok(Arc::new(HotBlob {
+                    slow,
+                    copy,
+                    spans,
+                    failed: AtomicBool::new(false),
+                }))
+            }
+            _ => {
+                count(&self.counters.disk_hits, 1);
+                Ok(slow)
+            }
+        }
+    }
+
+    /// Whether that place of a blob of which there is no more than a copy of what is hot is not in it.
+    pub(super) fn is_cold(&self, digest: &Digest, at: Option<u64>) -> bool {
+        let tier_state = self.tier_state.lock();
+        let hot = tier_state.entries.get(&key(digest));
+        let (Some(at), Some(spans)) = (at, hot.and_then(|it| it.hot.as_ref())) else {
+            return false;
+        };
+        !tier_state.has_whole(digest) && matches!(spans.place(at, u64::MAX), Place::Cold(_))
+    }
+}
+
+/// A blob of the disk, parts of which are read from the fast tier.
+struct HotBlob {
+    slow: Arc<dyn Blob>,
+    copy: Arc<dyn Blob>,
+    spans: Arc<Spans>,
+    /// The copy could not be read: from then on all is the disk's, or what was checked would not be what is sent.
+    failed: AtomicBool,
+}
+
+impl HotBlob {
+    fn place(&self, offset: u64) -> Place {
+        let size = self.slow.trailer().size();
+        match self.failed.load(Ordering::Relaxed) {
+            true => Place::Cold(size.saturating_sub(offset)),
+            false => self.spans.place(offset, size),
+        }
+    }
+
+    /// Calls `read` with each part of `offset..offset + len` in turn, as long as it gives all that is asked of it: which blob, where in it, which
+    /// part of the buffer. Returns what was read.
+    fn parts(
+        &self,
+        offset: u64,
+        len: usize,
+        mut read: impl FnMut(Part<'_>, Range<usize>) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let (from, left) = match self.place(at) {
+                Place::Hot(inside, left) => {
+                    let inside = self.spans.header_len() + inside;
+                    (
+                        Part {
+                            copy: Some((&*self.copy, inside)),
+                            at,
+                        },
+                        left,
+                    )
+                }
+                // Behind the end it is the disk that says so.
+                Place::Cold(0) => (Part { copy: None, at }, u64::MAX),
+                Place::Cold(left) => (Part { copy: None, at }, left),
+            };
+            let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(len - done);
+            let part = done..done + wanted;
+            let came = read(from, part)?;
+            done += came;
+            if came < wanted {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Where a part of a blob lies: on the disk at `at`, and maybe on the fast tier.
+struct Part<'a> {
+    copy: Option<(&'a dyn Blob, u64)>,
+    at: u64,
+}
+
+impl ReadAt for HotBlob {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let all = buf.len();
+        let read = |from: Part<'_>, part: Range<usize>| {
+            let (len, buf) = (part.len(), &mut buf[part]);
+            if let Some((copy, at)) = from.copy {
+                match copy.read_at(at, buf) {
+                    Ok(()) => return Ok(len),
+                    // The disk has it, too.
+                    Err(_) => self.failed.store(true, Ordering::Relaxed),
+                }
+            }
+            self.slow.read_at(from.at, buf).map(|()| len)
+        };
+        self.parts(offset, all, read).map(|_| ())
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.parts(offset, buf.len(), |from, part| match from.copy {
+            Some((copy, at)) => copy.try_read_at(at, &mut buf[part]),
+            None => self.slow.try_read_at(from.at, &mut buf[part]),
+        })
+    }
+}
+
+impl Blob for HotBlob {
+    fn trailer(&self) -> &Trailer {
+        self.slow.trailer()
+    }
+
+    fn extent(&self, offset: u64) -> Option<Extent<'_>> {
+        let (extent, left) = match self.place(offset) {
+            Place::Hot(at, left) => (self.copy.extent(self.spans.header_len() + at)?, left),
+            Place::Cold(left) => (self.slow.extent(offset)?, left),
+        };
+        Some(Extent {
+            len: extent.len.min(left),
+            ..extent
+        })
+    }
+}

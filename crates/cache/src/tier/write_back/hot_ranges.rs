@@ -1,0 +1,119 @@
+//! What is known of starts: which chunks of which blobs they read, and of which that is still to be looked at.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use super::spans::Spans;
+
+/// Blobs whose hot ranges are remembered; of more the oldest are forgotten.
+const MAX_KNOWN: usize = 4096;
+
+/// What is known of starts, and what is to be made of it.
+#[derive(Default)]
+pub(super) struct HotRanges {
+    spans: HashMap<Digest, HotRange>,
+    /// Of `spans`, what was said the longest ago first.
+    order: VecDeque<Digest>,
+    /// Those of `spans` to be looked at.
+    todo: VecDeque<Digest>,
+}
+
+/// What of one blob is to be on the fast tier, and how long it is kept there.
+#[derive(Clone)]
+pub(super) struct HotRange {
+    pub(super) spans: Arc<Spans>,
+    pub(super) priority: f64,
+}
+
+impl HotRanges {
+    pub(super) fn learn(&mut self, digest: Digest, wish: HotRange) {
+        if self.spans.insert(digest, wish).is_some() {
+            self.order.retain(|it| *it != digest);
+        }
+        self.order.push_back(digest);
+        if self.order.len() > MAX_KNOWN
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.spans.remove(&oldest);
+            self.take(&oldest);
+        }
+        self.look_at(&digest);
+    }
+
+    pub(super) fn wish(&self, digest: &Digest) -> Option<&HotRange> {
+        self.spans.get(digest)
+    }
+
+    /// Ranks it anew: says what it is.
+    pub(super) fn rank(&mut self, digest: &Digest, priority: f64) -> Option<&HotRange> {
+        let wish = self.spans.get_mut(digest)?;
+        wish.priority = priority;
+        Some(wish)
+    }
+
+    /// The disk has it now, or it is asked for.
+    pub(super) fn look_at(&mut self, digest: &Digest) {
+        if self.spans.contains_key(digest) && !self.todo.contains(digest) {
+            self.todo.push_back(*digest);
+        }
+    }
+
+    /// Not before it is said anew.
+    pub(super) fn forget(&mut self, digest: &Digest) {
+        self.spans.remove(digest);
+        self.order.retain(|it| it != digest);
+        self.take(digest);
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.todo.is_empty()
+    }
+
+    /// What is looked at next, of those that may be.
+    pub(super) fn next(&self, is_held: impl Fn(&Digest) -> bool) -> Option<Digest> {
+        self.todo.iter().find(|digest| !is_held(digest)).copied()
+    }
+
+    /// It is being looked at.
+    pub(super) fn take(&mut self, digest: &Digest) {
+        self.todo.retain(|it| it != digest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_oci::Algorithm;
+
+    use super::*;
+
+    fn digest(seed: usize) -> Digest {
+        Digest::of(Algorithm::Sha256, &seed.to_le_bytes())
+    }
+
+    fn learn(known: &mut HotRanges, seed: usize) {
+        let spans = Spans::of(std::slice::from_ref(&(0..1))).unwrap();
+        let wish = HotRange {
+            spans: Arc::new(spans),
+            priority: 1.0,
+        };
+        known.learn(digest(seed), wish);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_looked_at_and_what_is_said_again_is_new() {
+        let mut known = HotRanges::default();
+        (0..MAX_KNOWN).for_each(|seed| learn(&mut known, seed));
+        learn(&mut known, 0);
+        (0..10).for_each(|seed| learn(&mut known, MAX_KNOWN + seed));
+        assert!(known.wish(&digest(0)).is_some(), "it was said anew");
+        assert!(known.wish(&digest(10)).is_none() && known.wish(&digest(11)).is_some());
+        assert_eq!(known.todo.len(), MAX_KNOWN);
+        assert!(known.todo.iter().all(|it| known.wish(it).is_some()));
+        assert_eq!(
+            (known.order.len(), known.spans.len()),
+            (MAX_KNOWN, MAX_KNOWN)
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! Two tiers whose insides a test can see: the disk behind takes what it is sent when the test lets it.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use pierhead_cache::tier::placement::Destination;
+use pierhead_cache::tier::{Blob, Found, Options, ReadAt, Staged, Tier, Trailer, WriteBack};
+use pierhead_oci::Digest;
+use pierhead_testkit::tier::MemoryTier;
+
+pub(crate) const ROOMY: u64 = 64 << 20;
+
+/// A disk that takes nothing from the thread that drains while it is shut.
+#[derive(Clone, Default)]
+pub(crate) struct Gate {
+    disk: MemoryTier,
+    shut: Arc<(Mutex<bool>, Condvar)>,
+    refused: Arc<Mutex<Option<Digest>>>,
+    pieces: Arc<(Mutex<Pieces>, Condvar)>,
+    early_syncs: Arc<AtomicU64>,
+}
+
+/// Whether that thread may write a piece, and whether it waits to.
+#[derive(Default)]
+struct Pieces {
+    held: bool,
+    waits: bool,
+}
+
+impl Gate {
+    pub(crate) fn shut() -> Self {
+        let gate = Self::default();
+        gate.set(true);
+        gate
+    }
+
+    pub(crate) fn set(&self, shut: bool) {
+        *self.shut.0.lock().unwrap() = shut;
+        self.shut.1.notify_all();
+    }
+
+    /// From now on it fails for one blob.
+    pub(crate) fn refuse(&self, digest: Digest) {
+        *self.refused.lock().unwrap() = Some(digest);
+    }
+
+    /// Lets that thread write no piece while it is held.
+    pub(crate) fn hold_pieces(&self, held: bool) {
+        self.pieces.0.lock().unwrap().held = held;
+        self.pieces.1.notify_all();
+    }
+
+    /// Waits until it stands before one.
+    pub(crate) fn until_a_piece(&self) {
+        let pieces = self.pieces.0.lock().unwrap();
+        drop(self.pieces.1.wait_while(pieces, |it| !it.waits).unwrap());
+    }
+
+    /// How often that thread set the disk to work before the end of a blob.
+    pub(crate) fn early_syncs(&self) -> u64 {
+        self.early_syncs.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has(&self, digest: &Digest) -> bool {
+        self.disk.open(digest).unwrap().is_some()
+    }
+}
+
+impl Tier for Gate {
+    fn stage(&self, digest: &Digest) -> io::Result<Box<dyn Staged>> {
+        let is_behind = std::thread::current().name() == Some("cache-drain");
+        if is_behind {
+            let shut = self.shut.0.lock().unwrap();
+            drop(self.shut.1.wait_while(shut, |shut| *shut).unwrap());
+        }
+        if *self.refused.lock().unwrap() == Some(*digest) {
+            return Err(io::Error::other("this one is refused"));
+        }
+        let staged = self.disk.stage(digest)?;
+        Ok(match is_behind {
+            true => Box::new(Gated {
+                staged,
+                pieces: self.pieces.clone(),
+                early_syncs: self.early_syncs.clone(),
+            }),
+            false => staged,
+        })
+    }
+
+    fn discard(&self, digest: &Digest) -> io::Result<()> {
+        self.disk.discard(digest)
+    }
+
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        self.disk.open(digest)
+    }
+
+    fn remove(&self, digest: &Digest) -> io::Result<()> {
+        self.disk.remove(digest)
+    }
+
+    fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.disk.scan(visit)
+    }
+
+    fn leftovers(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
+        self.disk.leftovers(visit)
+    }
+
+    fn free(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+}
+
+/// What that thread stages.
+struct Gated {
+    staged: Box<dyn Staged>,
+    pieces: Arc<(Mutex<Pieces>, Condvar)>,
+    early_syncs: Arc<AtomicU64>,
+}
+
+impl Staged for Gated {
+    fn len(&self) -> u64 {
+        self.staged.len()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let (pieces, told) = &*self.pieces;
+        let mut pieces = pieces.lock().unwrap();
+        while pieces.held {
+            pieces.waits = true;
+            told.notify_all();
+            pieces = told.wait(pieces).unwrap();
+        }
+        pieces.waits = false;
+        drop(pieces);
+        self.staged.write(bytes)
+    }
+
+    fn early_sync(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        let early_syncs = self.early_syncs.clone();
+        Some(Box::new(move || {
+            early_syncs.fetch_add(1, Ordering::Relaxed);
+        }))
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.staged.clear()
+    }
+
+    fn reader(&self) -> Arc<dyn ReadAt> {
+        self.staged.reader()
+    }
+
+    fn commit(self: Box<Self>, trailer: Trailer) -> io::Result<Arc<dyn Blob>> {
+        self.staged.commit(trailer)
+    }
+}
+
+pub(crate) fn all_fast(limit: u64) -> Options {
+    Options {
+        unhinted: Destination::Fast,
+        ..Options::new(limit)
+    }
+}
+
+pub(crate) fn over(fast: &MemoryTier, disk: &Gate, options: Options) -> WriteBack {
+    WriteBack::open(Arc::new(fast.clone()), Arc::new(disk.clone()), options).unwrap()
+}
+
+pub(crate) fn commit(tier: &dyn Tier, digest: &Digest, content: &[u8]) -> Arc<dyn Blob> {
+    let mut staged = tier.stage(digest).unwrap();
+    assert!(staged.is_empty());
+    for piece in content.chunks(10_000) {
+        staged.write(piece).unwrap();
+    }
+    staged.commit(Trailer::of(content, None)).unwrap()
+}
+
+pub(crate) fn content(tier: &dyn Tier, digest: &Digest) -> Option<Vec<u8>> {
+    let blob = tier.open(digest).unwrap()?;
+    let mut bytes = vec![0; usize::try_from(blob.trailer().size()).unwrap()];
+    blob.read_at(0, &mut bytes).unwrap();
+    Some(bytes)
+}
+
+pub(crate) fn flush(tier: &WriteBack) {
+    tier.flush(|| false);
+}

@@ -1,0 +1,105 @@
+//! What lies on the disk alone and is asked for comes to the fast tier, if it is worth it.
+
+use pierhead_cache::tier::{Options, Tier};
+use pierhead_testkit::tier::MemoryTier;
+
+use crate::common::blob;
+use crate::gate::{Gate, commit, content, flush, over};
+
+#[test]
+fn what_is_worth_more_than_all_that_leaves_for_it_comes_from_the_disk() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let lengths = [100_000, 100_000, 100_000, 200_000];
+    let all: Vec<_> = (0..)
+        .zip(lengths)
+        .map(|(seed, len)| blob(seed, len))
+        .collect();
+    for (digest, bytes) in &all {
+        commit(&tier, digest, bytes);
+    }
+    let promote = |index: usize, priority| {
+        let (digest, bytes) = &all[index];
+        tier.promote(*digest, bytes.len() as u64, priority);
+        flush(&tier);
+        let held = all.iter().map(|(digest, _)| tier.holds(digest));
+        held.collect::<Vec<_>>()
+    };
+    assert_eq!(promote(0, 1.0), [true, false, false, false]);
+    assert_eq!(promote(1, 2.0), [true, true, false, false]);
+    // Worth more than the one that would leave first, but both would have to.
+    assert_eq!(promote(3, 1.5), [true, true, false, false]);
+    assert!(tier.floor(200_000) == 2.0 && tier.floor(1_000_000).is_infinite());
+    assert_eq!(promote(2, 1.5), [false, true, true, false]);
+    assert_eq!(promote(0, 1.5), [false, true, true, false], "no better");
+    assert_eq!(promote(3, 2.5), [false, false, false, true]);
+    let stat = tier.stat();
+    assert_eq!(
+        (stat.promoted, stat.evicted, stat.dirty_bytes),
+        (500_000, 3, 0)
+    );
+    assert!(stat.used <= stat.limit, "{stat:?}");
+    for (digest, bytes) in &all {
+        assert_eq!(content(&tier, digest).unwrap(), **bytes);
+    }
+    assert_eq!(tier.stat().hits, 1);
+}
+
+#[test]
+fn what_is_worth_a_little_more_does_not_take_the_place_of_what_is_there() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let margin = 0.5;
+    let options = Options {
+        margin,
+        ..Options::new(150_000)
+    };
+    let tier = over(&fast, &disk, options);
+    let [(first, old), (second, new)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &old);
+    commit(&tier, &second, &new);
+    let promoted = |digest, priority| {
+        tier.promote(digest, 100_000, priority);
+        flush(&tier);
+        tier.holds(&digest)
+    };
+    assert!(promoted(first, 0.25), "nothing leaves for it");
+    assert!(!promoted(second, 0.75) && tier.holds(&first));
+    assert!(promoted(second, 0.76) && !tier.holds(&first));
+}
+
+#[test]
+fn what_is_gone_or_there_already_is_not_copied() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let (digest, bytes) = blob(1, 100_000);
+    tier.promote(digest, 100_000, 1.0);
+    flush(&tier);
+    assert!(!tier.holds(&digest));
+    commit(&tier, &digest, &bytes);
+    for _ in 0..2 {
+        tier.promote(digest, 100_000, 1.0);
+        flush(&tier);
+        assert_eq!(tier.stat().promoted, 100_000);
+    }
+    tier.remove(&digest).unwrap();
+    assert!(!tier.holds(&digest) && content(&tier, &digest).is_none());
+    assert_eq!(tier.stat().used, 0);
+}
+
+#[test]
+fn what_somebody_replaces_waits_and_others_go_before_it() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, Options::new(250_000));
+    let ((digest, bytes), (other, others)) = (blob(1, 100_000), blob(2, 100_000));
+    commit(&tier, &digest, &bytes);
+    commit(&tier, &other, &others);
+    let replacing = tier.stage(&digest).unwrap();
+    tier.promote(digest, 100_000, 2.0);
+    tier.promote(other, 100_000, 1.0);
+    tier.flush(|| tier.holds(&other));
+    assert!(!tier.holds(&digest));
+    drop(replacing);
+    flush(&tier);
+    assert!(tier.holds(&digest), "nobody asked in vain");
+    assert_eq!(content(&tier, &digest).unwrap(), bytes);
+}

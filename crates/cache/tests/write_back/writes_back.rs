@@ -1,0 +1,315 @@
+//! What is written behind: interrupted, tried again, hurried at the end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pierhead_cache::tier::{CHUNK, Dirty, Options, Tier, WriteBack};
+use pierhead_host::BackgroundWork;
+use pierhead_testkit::tier::{Faulty, MemoryTier, Op};
+use pierhead_testkit::wait;
+
+use crate::EIO;
+use crate::common::blob;
+use crate::gate::{Gate, ROOMY, all_fast, commit, content, flush, over};
+
+#[test]
+fn removing_and_replacing_stop_a_drain() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let slow = Options {
+        write_back_rate: 1,
+        ..all_fast(ROOMY)
+    };
+    let tier = over(&fast, &disk, slow);
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    wait::until("the first bytes of a drain", || {
+        tier.stat().written_back != 0
+    });
+    tier.remove(&digest).unwrap();
+    assert_eq!(
+        tier.stat().written_back,
+        1 << 20,
+        "it did not go on to its end"
+    );
+    assert!(content(&tier, &digest).is_none() && !disk.has(&digest));
+    disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+        .unwrap();
+    assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
+    let before = tier.stat().written_back;
+    commit(&tier, &digest, &bytes);
+    wait::until("the next bytes of a drain", || {
+        tier.stat().written_back != before
+    });
+    commit(&tier, &digest, &bytes);
+    assert!(
+        disk.has(&digest) && !tier.holds(&digest),
+        "replaced where it stays"
+    );
+    assert_eq!(
+        (
+            tier.stat().used,
+            tier.stat().dirty_bytes,
+            tier.stat().dirty_blobs
+        ),
+        (0, 0, 0)
+    );
+}
+
+/// Waits until the drain has looked again, twice, and found that it should rest.
+fn looked(rest: &BackgroundWork) {
+    let before = rest.pauses();
+    wait::until("two more looks", || rest.pauses() >= before + 2);
+}
+
+#[test]
+fn a_drain_rests_until_the_disk_lacks_half_of_what_the_tier_may_hold() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = BackgroundWork::default();
+    rest.set_paused(true);
+    let limit = all_fast(4_000_000);
+    let tier = WriteBack::open_resting(fast, Arc::new(disk.clone()), limit, &rest).unwrap();
+    let blobs = [1, 2, 3, 4].map(|seed| blob(seed, 900_000));
+    let put = |nth: usize| commit(&tier, &blobs[nth].0, &blobs[nth].1);
+    put(0);
+    put(1);
+    looked(&rest);
+    assert_eq!((tier.stat().written_back, tier.stat().dirty_blobs), (0, 2));
+    put(2);
+    wait::until("what is over the mark", || tier.stat().dirty_blobs <= 2);
+    looked(&rest);
+    assert_eq!(
+        (tier.stat().written_back, tier.stat().dirty_blobs),
+        (900_000, 2)
+    );
+    // Who waits for the end is not kept waiting.
+    flush(&tier);
+    assert_eq!(tier.stat().dirty_blobs, 0);
+    put(3);
+    looked(&rest);
+    assert_eq!(tier.stat().dirty_blobs, 1);
+    rest.set_paused(false);
+    wait::until("an empty queue", || tier.stat().dirty_blobs == 0);
+    for (digest, bytes) in &blobs {
+        assert_eq!(content(&disk, digest).unwrap(), *bytes);
+    }
+}
+
+#[test]
+fn a_drain_rests_in_the_middle_of_a_blob() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = BackgroundWork::default();
+    disk.hold_pieces(true);
+    let tier =
+        WriteBack::open_resting(fast, Arc::new(disk.clone()), all_fast(ROOMY), &rest).unwrap();
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    disk.until_a_piece();
+    rest.set_paused(true);
+    disk.hold_pieces(false);
+    looked(&rest);
+    assert_eq!(tier.stat().written_back, 1 << 20, "a piece, and no more");
+    rest.set_paused(false);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn what_would_be_copied_to_the_fast_tier_gives_its_room_back_when_it_should_rest() {
+    let (fast, disk) = (Gate::default(), Gate::default());
+    let rest = BackgroundWork::default();
+    let options = Options::new(ROOMY);
+    let both = (Arc::new(fast.clone()), Arc::new(disk.clone()));
+    let tier = WriteBack::open_resting(both.0, both.1, options, &rest).unwrap();
+    let [(asked, bytes), (hot, other)] = [blob(1, 5_000_000), blob(2, 5_000_000)];
+    commit(&tier, &asked, &bytes);
+    commit(&tier, &hot, &other);
+    fast.hold_pieces(true);
+    tier.promote(asked, 5_000_000, 1.0);
+    fast.until_a_piece();
+    assert!(tier.stat().used > 5_000_000);
+    rest.set_paused(true);
+    fast.hold_pieces(false);
+    wait::until("its room", || tier.stat().used == 0);
+    assert_eq!(tier.stat().promoted, 0);
+    // What is hot of a blob is not forgotten over it.
+    rest.set_paused(false);
+    fast.hold_pieces(true);
+    tier.set_hot(hot, std::slice::from_ref(&(0..1_500_000)), 1.0);
+    fast.until_a_piece();
+    rest.set_paused(true);
+    fast.hold_pieces(false);
+    looked(&rest);
+    assert_eq!((tier.stat().used, tier.stat().hot), (0, 0));
+    rest.set_paused(false);
+    wait::until("what is hot", || tier.stat().hot == 1);
+}
+
+#[test]
+fn a_panic_while_room_is_made_does_not_end_the_draining() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let faulty = Faulty::new(Arc::new(fast.clone()));
+    let shared = Arc::new(faulty.clone());
+    let tier = WriteBack::open(shared, Arc::new(disk.clone()), all_fast(ROOMY)).unwrap();
+    let [(first, one), (second, two)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &one);
+    flush(&tier);
+    // It is read: what is over the bound leaves with its last reader, by the draining thread.
+    let read = tier.open(&first).unwrap().unwrap();
+    tier.set_limit(0);
+    faulty.panic(Op::Remove, 0);
+    drop(read);
+    wait::until("it to have left", || tier.stat().used == 0);
+    tier.set_limit(ROOMY);
+    commit(&tier, &second, &two);
+    wait::until("the next on the disk", || disk.has(&second));
+    flush(&tier);
+}
+
+#[test]
+fn what_is_removed_while_it_is_paced_leaves_at_once_and_the_next_rests_first() {
+    let (fast, disk) = (Arc::new(MemoryTier::default()), Gate::default());
+    let rest = BackgroundWork::default();
+    let slow = Options {
+        write_back_rate: 1,
+        ..all_fast(ROOMY)
+    };
+    let tier = WriteBack::open_resting(fast, Arc::new(disk.clone()), slow, &rest).unwrap();
+    let (digest, bytes) = blob(1, 5_000_000);
+    commit(&tier, &digest, &bytes);
+    wait::until("the first bytes of a drain", || {
+        tier.stat().written_back != 0
+    });
+    rest.set_paused(true);
+    // It pauses for its rate, and whoever removes the blob has it at once all the same.
+    tier.remove(&digest).unwrap();
+    assert_eq!((tier.stat().used, tier.stat().dirty_bytes), (0, 0));
+    commit(&tier, &digest, &bytes);
+    looked(&rest);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn a_disk_that_fails_is_tried_again() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let faulty = Faulty::new(Arc::new(disk.clone()));
+    for op in [Op::Stage, Op::Write, Op::Commit] {
+        faulty.fail(op, 0, 1, EIO);
+    }
+    let tier = WriteBack::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+    let (digest, bytes) = blob(1, 100_000);
+    commit(&tier, &digest, &bytes);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn what_another_left_staged_is_no_part_of_a_copy() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let (digest, bytes) = blob(1, 300_000);
+    commit(&tier, &digest, &bytes);
+    disk.stage(&digest)
+        .unwrap()
+        .write(&[9; 2 * CHUNK + 1])
+        .unwrap();
+    disk.set(false);
+    flush(&tier);
+    assert_eq!(content(&disk, &digest).unwrap(), bytes);
+}
+
+#[test]
+fn the_disk_is_set_to_work_while_a_blob_is_drained() {
+    let (fast, disk) = (MemoryTier::default(), Gate::default());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let (digest, bytes) = blob(1, 20 << 20);
+    commit(&tier, &digest, &bytes);
+    flush(&tier);
+    assert_eq!(disk.early_syncs(), 2, "after each 8 MiB");
+}
+
+#[test]
+fn a_panic_while_draining_keeps_nobody_waiting() {
+    for (op, pass) in [(Op::Stage, 0), (Op::Write, 0), (Op::Commit, 0)] {
+        let (fast, disk) = (MemoryTier::default(), Gate::shut());
+        let faulty = Faulty::new(Arc::new(disk.clone()));
+        faulty.panic(op, pass);
+        let tier =
+            WriteBack::open(Arc::new(fast.clone()), Arc::new(faulty), all_fast(ROOMY)).unwrap();
+        let [(removed, first), (kept, second)] = [blob(1, 100_000), blob(2, 100_000)];
+        commit(&tier, &removed, &first);
+        disk.set(false);
+        // Whether it waits for the drain that panics, or comes before it.
+        tier.remove(&removed).unwrap();
+        commit(&tier, &kept, &second);
+        flush(&tier);
+        assert_eq!(content(&disk, &kept).unwrap(), second, "{op:?}");
+        assert!(!disk.has(&removed));
+        disk.leftovers(&mut |found| panic!("{found:?} is half a copy"))
+            .unwrap();
+        assert_eq!((tier.stat().dirty_blobs, tier.stat().dirty_bytes), (0, 0));
+    }
+}
+
+#[test]
+fn what_would_be_forgotten_is_saved_at_the_end_as_long_as_there_is_time() {
+    let (digest, bytes) = blob(1, 3_000_000);
+    for volatile in [false, true] {
+        let (fast, disk) = (MemoryTier::default(), Gate::shut());
+        let slow = Options {
+            volatile,
+            write_back_rate: 1,
+            ..all_fast(ROOMY)
+        };
+        let tier = over(&fast, &disk, slow);
+        commit(&tier, &digest, &bytes);
+        let left = tier.save(|| true);
+        assert!(!disk.has(&digest));
+        if !volatile {
+            assert_eq!(left, Dirty::default(), "it is as safe there");
+            assert_eq!(tier.stat().dirty_blobs, 1);
+            disk.set(false);
+            continue;
+        }
+        assert_eq!((left.blobs, left.bytes), (1, tier.stat().dirty_bytes));
+        assert!(left.bytes > 3_000_000);
+        disk.set(false);
+        // At the configured rate it would take a month.
+        assert_eq!(tier.save(|| false), Dirty::default());
+        assert_eq!(content(&disk, &digest).unwrap(), bytes);
+    }
+}
+
+#[test]
+fn what_the_disk_refuses_keeps_nothing_else_from_it() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let [(first, refused), (second, taken)] = [blob(1, 100_000), blob(2, 100_000)];
+    commit(&tier, &first, &refused);
+    commit(&tier, &second, &taken);
+    disk.refuse(first);
+    disk.set(false);
+    let begun = Instant::now();
+    tier.flush(|| disk.has(&second) || begun.elapsed() > Duration::from_secs(60));
+    assert!(disk.has(&second) && !disk.has(&first));
+    assert_eq!(content(&tier, &first).unwrap(), refused);
+}
+
+#[test]
+fn what_is_gone_from_the_fast_tier_keeps_nothing_else_from_the_disk() {
+    let (fast, disk) = (MemoryTier::default(), Gate::shut());
+    let tier = over(&fast, &disk, all_fast(ROOMY));
+    let [(first, one), (gone, two), (last, three)] =
+        [blob(1, 100_000), blob(2, 100_000), blob(3, 100_000)];
+    commit(&tier, &first, &one);
+    commit(&tier, &gone, &two);
+    commit(&tier, &last, &three);
+    // The first may have been opened; those behind it wait for it.
+    fast.remove(&gone).unwrap();
+    disk.set(false);
+    let begun = Instant::now();
+    tier.flush(|| begun.elapsed() > Duration::from_secs(60));
+    assert!(disk.has(&first) && disk.has(&last) && !disk.has(&gone));
+    assert_eq!((tier.stat().damaged, tier.stat().dirty_blobs), (1, 0));
+    assert!(content(&tier, &gone).is_none(), "it is fetched again");
+}
