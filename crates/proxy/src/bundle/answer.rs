@@ -87,15 +87,11 @@ impl Asked<'_> {
     async fn trace(&self, library: &Library, trace: Trace, target: Target) -> Answer {
         let image = self.image(target, trace.platform.as_deref()).await?;
         self.ready(library, &image).await?;
-        let ticket = self.inner.limits.queue(&self.peer.client)?;
         let client = self.client();
-        // Takes a planning slot, since it reads a whole table.
-        let slot = self.inner.planning.acquire(client).await;
         let (noting, entries) = (library.clone(), trace.files.len());
-        let noted = blocking(move || {
-            let _held = (slot, ticket);
-            noting.trace(client, &image.digest, &trace.files)
-        });
+        // Takes a planning slot, since it reads a whole table.
+        let noted =
+            self.in_planning_slot(move || noting.trace(client, &image.digest, &trace.files));
         let noted = noted.await?.map_err(bundle_error)?;
         tracing::info!(
             registry = %self.registry,
@@ -126,17 +122,34 @@ impl Asked<'_> {
 
     /// Responds with the start order of an image.
     async fn start_order(&self, library: &Library, image: &Found) -> Answer {
-        let ticket = self.inner.limits.queue(&self.peer.client)?;
-        // It reads a whole table and programs of the image, as a plan does.
-        let slot = self.inner.planning.acquire(self.client()).await;
         let (of, digest) = (library.clone(), image.digest);
-        let order = blocking(move || {
-            let _held = (slot, ticket);
-            of.start_order(&digest)
-        })
-        .await?
-        .map_err(bundle_error)?;
+        // It reads a whole table and programs of the image, as a plan does.
+        let order = self.in_planning_slot(move || of.start_order(&digest));
+        let order = order.await?.map_err(bundle_error)?;
         self.json(&order, image.outcome)
+    }
+
+    /// Waits for a planning slot and runs `work` in it, which may block.
+    ///
+    /// A client that leaves while it waits runs nothing. Work that has begun runs to its end, and keeps the slot.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] when the deadline of the request comes first: the client asks again.
+    async fn in_planning_slot<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let ticket = self.inner.limits.queue(&self.peer.client)?;
+        let work = async {
+            let slot = self.inner.planning.acquire(self.client()).await;
+            blocking(move || {
+                let _held = (slot, ticket);
+                work()
+            })
+            .await
+        };
+        let done = tokio::time::timeout_at(self.deadline.last(), work).await;
+        done.unwrap_or(Err(Error::NotReady(WAIT)))
     }
 
     fn json(&self, document: &impl serde::Serialize, outcome: Outcome) -> Answer {
@@ -242,23 +255,10 @@ impl Asked<'_> {
         if ask.share.is_some_and(|Share(nth, _)| nth > 0) {
             return Err(Error::NotReady(WAIT));
         }
-        let ticket = self.inner.limits.queue(&self.peer.client)?;
-        let library = library.clone();
-        let plan = async {
-            // Whoever leaves while it waits plans nothing.
-            let client = self.client();
-            let slot = self.inner.planning.acquire(client).await;
-            // Planned to its end, so that whoever comes back finds it.
-            blocking(move || {
-                let _held = (slot, ticket);
-                library.bundle_for(client, &want, &have, layers)
-            })
-            .await
-        };
-        match tokio::time::timeout_at(self.deadline.last(), plan).await {
-            Ok(planned) => planned.map(|planned| planned.map(|made| (made, true))),
-            Err(_) => Err(Error::NotReady(WAIT)),
-        }
+        let (library, client) = (library.clone(), self.client());
+        // Planned to its end, so that whoever comes back finds it.
+        let plan = self.in_planning_slot(move || library.bundle_for(client, &want, &have, layers));
+        Ok(plan.await?.map(|made| (made, true)))
     }
 
     async fn file(&self, library: &Library, content: FileDigest, image: Digest) -> Answer {
@@ -481,7 +481,25 @@ mod tests {
     use crate::{Config, Proxy};
 
     #[tokio::test]
+    async fn work_waits_for_a_planning_slot_until_the_deadline_and_no_longer() {
+        let within = std::time::Duration::from_millis(50);
+        let (result, waited) = order_while_slots_are_held(within, false).await;
+        assert!(matches!(result, Err(Error::NotReady(_))), "{result:?}");
+        assert!(waited >= within / 2, "{waited:?}");
+    }
+
+    #[tokio::test]
     async fn the_order_of_a_start_waits_for_a_planning_slot() {
+        let within = std::time::Duration::from_secs(60);
+        let (result, _) = order_while_slots_are_held(within, true).await;
+        assert!(matches!(result, Err(Error::Bundle(_))), "{result:?}");
+    }
+
+    /// Asks for the order of an unknown image while other clients hold all planning slots, and frees them if told so.
+    async fn order_while_slots_are_held(
+        within: std::time::Duration,
+        frees: bool,
+    ) -> (Result<(), Error>, std::time::Duration) {
         let data = tempfile::tempdir().unwrap();
         let config = pierhead_cache::Config::new(data.path(), 1 << 20);
         let cache = Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
@@ -500,7 +518,7 @@ mod tests {
             name: &"app".parse().unwrap(),
             registry: "registry.example".parse().unwrap(),
             repository: "app".parse().unwrap(),
-            deadline: Deadline::new(std::time::Duration::from_secs(60)),
+            deadline: Deadline::new(within),
         };
         let image = Found {
             digest: Digest::of(Algorithm::Sha256, b"no image"),
@@ -508,7 +526,7 @@ mod tests {
             outcome: Outcome::Hit,
         };
         let other = |nth| ClientKey::of([10, 0, 0, nth].into());
-        let held = [
+        let mut held = [
             inner.planning.acquire(other(2)).await,
             inner.planning.acquire(other(3)).await,
         ];
@@ -516,9 +534,14 @@ mod tests {
         let poll = order.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll.is_pending());
         assert_eq!(inner.planning.waiting(), 1);
-        drop(held);
-        let refused = order.await.map(drop);
-        assert!(matches!(refused, Err(Error::Bundle(_))), "{refused:?}");
+        if frees {
+            held.iter_mut().for_each(|slot| drop(slot.take()));
+        }
+        let started = Instant::now();
+        let limit = std::time::Duration::from_secs(20);
+        let result = tokio::time::timeout(limit, order).await;
+        let result = result.expect("it ends by its deadline").map(drop);
         library.close();
+        (result, started.elapsed())
     }
 }
