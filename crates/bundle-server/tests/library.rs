@@ -793,6 +793,54 @@ fn one_unusable_pack_and_the_folder_of_traces_do_not_stop_the_others() {
     library.close();
 }
 
+/// Blobs in memory, which cannot be opened while file descriptors are used up.
+#[derive(Default)]
+struct FewDescriptors {
+    blobs: InMemory,
+    is_exhausted: AtomicBool,
+}
+
+impl Blobs for FewDescriptors {
+    fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
+        match self.is_exhausted.load(Ordering::Relaxed) {
+            true => Err(rustix::io::Errno::MFILE.into()),
+            false => self.blobs.open(digest),
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_lacks_a_descriptor_is_not_absent() {
+    let image = tree(4);
+    let (folder, blobs) = (
+        tempfile::tempdir().unwrap(),
+        Arc::<FewDescriptors>::default(),
+    );
+    blobs.blobs.put(&image.image);
+    let open = || {
+        let config = Config::new(folder.path(), 256 << 20, 64 << 20);
+        Library::open(config, blobs.clone()).unwrap()
+    };
+    let library = open();
+    assert_eq!(offer(&library, &image.image), State::Ready);
+    library.close();
+    drop(library);
+    std::fs::remove_dir_all(folder.path().join("packs")).unwrap();
+    let library = open();
+    let (content, expected) = image.contents.iter().find(|it| !it.1.is_empty()).unwrap();
+    blobs.is_exhausted.store(true, Ordering::Relaxed);
+    let mut stream = library.file(&image.image.root, content).unwrap().unwrap();
+    let Err(failed) = stream.next_piece() else {
+        panic!("no layer could be opened");
+    };
+    assert!(failed.is_exhausted(), "{failed}");
+    // The lack passes, and the same layers are read.
+    blobs.is_exhausted.store(false, Ordering::Relaxed);
+    let stream = library.file(&image.image.root, content).unwrap().unwrap();
+    assert_eq!(&bytes(stream), expected);
+    library.close();
+}
+
 #[test]
 fn single_files_outlive_a_damaged_index() {
     let image = tree(4);

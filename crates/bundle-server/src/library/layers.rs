@@ -10,28 +10,42 @@ use super::shelf::remove;
 use super::{Inner, lock};
 use crate::pack::Contents;
 use pierhead_toc::layer::{LayerIndex, LayerReader};
-use pierhead_toc::{Blob, FileDigest, Source};
+use pierhead_toc::{Blob, Error, FileDigest, Source, is_exhausted};
 
 /// Decoded frames that are kept while patches are made.
 const RECENT: usize = 8 << 20;
 
 /// Layers, each asked in turn.
 #[derive(Default)]
-pub(super) struct Layers(Vec<(LayerReader, PathBuf)>);
+pub(super) struct Layers {
+    readers: Vec<(LayerReader, PathBuf)>,
+    /// The error of the system that kept a layer from being opened: a lack of file descriptors or memory. The layer may
+    /// have the contents that no other layer has.
+    exhausted: Option<i32>,
+}
 
 impl Layers {
     /// Adds a layer. Its index, which lies at `path`, is deleted if it turns out to be damaged: it is made again
     /// when it is looked for.
     pub(super) fn push(&mut self, index: &LayerIndex, path: PathBuf, blob: Arc<dyn Blob>) {
-        self.0.push((index.reader(blob), path));
+        self.readers.push((index.reader(blob), path));
+    }
+
+    /// Notes a layer that could not be opened for a lack of descriptors or memory.
+    fn note_exhausted(&mut self, layer: &Digest, error: &io::Error) {
+        tracing::warn!(%layer, %error, "cannot open a layer");
+        self.exhausted = error.raw_os_error();
     }
 
     /// What the first layer says that knows the content.
+    ///
+    /// # Errors
+    /// Those of `read`. The lack of descriptors or memory, when no open layer knows the content and a layer is not open.
     fn first<T>(
         &self,
         mut read: impl FnMut(&LayerReader) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
-        for (layer, path) in &self.0 {
+        for (layer, path) in &self.readers {
             let found = read(layer).inspect_err(|error| {
                 if error.kind() == io::ErrorKind::InvalidData {
                     tracing::warn!(path = %path.display(), %error, "the index of a layer is deleted");
@@ -42,7 +56,10 @@ impl Layers {
                 return Ok(found);
             }
         }
-        Ok(None)
+        match self.exhausted {
+            Some(code) => Err(io::Error::from_raw_os_error(code)),
+            None => Ok(None),
+        }
     }
 }
 
@@ -78,14 +95,19 @@ impl Inner {
             };
             // The first is the config.
             for digest in blobs.unwrap_or_default().iter().skip(1) {
-                let Ok(Some(blob)) = self.blobs.open(digest) else {
-                    continue;
+                let blob = match self.blobs.open(digest) {
+                    Ok(Some(blob)) => blob,
+                    Err(error) if is_exhausted(&error) => {
+                        layers.note_exhausted(digest, &error);
+                        continue;
+                    }
+                    Ok(None) | Err(_) => continue,
                 };
                 let path = self.shelf.layer(digest);
                 match LayerIndex::open(&path) {
                     Ok(index) => layers.push(&index, path, blob),
-                    Err(error) if error.is_exhausted() => {
-                        tracing::warn!(%error, "a layer is not read");
+                    Err(Error::Io { source, .. }) if is_exhausted(&source) => {
+                        layers.note_exhausted(digest, &source);
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the index of a layer is made anew");
