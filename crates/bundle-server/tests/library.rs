@@ -1065,6 +1065,49 @@ fn packs_that_nobody_needs_leave_when_the_indexing_ends() {
     library.close();
 }
 
+#[test]
+fn images_are_indexed_while_a_prune_reads_plans() {
+    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open as open_file};
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = Arc::<InMemory>::default();
+    let library = open(folder.path(), &blobs);
+    let [gone, new] = [35, 36].map(tree);
+    blobs.put(&gone.image);
+    assert_eq!(offer(&library, &gone.image), State::Ready);
+    blobs.put(&new.image);
+    // A plan whose read lasts until the writer closes the pipe.
+    let pipe = folder.path().join("plans").join("0".repeat(64));
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    blobs.take(&gone.image.root);
+    let pruning = {
+        let library = library.clone();
+        std::thread::spawn(move || library.prune(u64::MAX))
+    };
+    let mut writer = None;
+    until(|| {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK;
+        writer = open_file(&pipe, flags, Mode::empty()).ok();
+        writer.is_some()
+    });
+    library.offer(Image {
+        manifest: new.image.root,
+        repository: "registry/new".into(),
+    });
+    let started = Instant::now();
+    while library.state(&new.image.root) != State::Ready {
+        let waited = started.elapsed();
+        assert!(waited < Duration::from_secs(20), "indexing waits for prune");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::fs::remove_file(&pipe).unwrap();
+    drop(writer);
+    pruning.join().unwrap().unwrap();
+    // Packs that were written meanwhile stay.
+    let bundle = library.bundle(&new.image.root, &[], false).unwrap();
+    assert!(!bytes(bundle.stream(None).unwrap()).is_empty());
+    library.close();
+}
+
 /// A tar of some files of text.
 #[test]
 fn a_prune_frees_what_belongs_to_images_that_are_gone() {

@@ -4,13 +4,13 @@
 //! another plan in its place, that name is all that is left of it, for a while.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pierhead_oci::Digest;
 
 use super::kept::{Kept, packed};
-use super::shelf::remove;
 use super::{Bundle, Have, Inner, Library};
 use pierhead_toc::{Error, FileDigest};
 
@@ -41,6 +41,16 @@ impl Library {
     }
 }
 
+/// Superseded plans as they were read at one time.
+#[derive(Default)]
+pub(super) struct SupersededPlans {
+    paths: HashSet<PathBuf>,
+    /// Packs of those that a client can resume with.
+    pub(super) packs: HashSet<u32>,
+    /// Those of images that are gone.
+    pub(super) unusable: Vec<PathBuf>,
+}
+
 impl Inner {
     /// Notes that a plan is handed out. One link for each plan that is open; nothing from then on.
     pub(super) fn sent(&self, want: &Digest, layers: bool, key: &FileDigest, plan: &Kept) {
@@ -55,24 +65,39 @@ impl Inner {
         self.shelf.retain_sent(MOST, self.config.earlier)
     }
 
-    /// Deletes those of images that are none of `images`: nobody can ask for them before the image is ready again.
-    pub(super) fn forget_earlier(&self, images: &HashSet<Digest>) -> Result<(), Error> {
+    /// Reads all superseded plans. Nobody can ask for those of images that are none of `images` before the image is ready
+    /// again.
+    pub(super) fn superseded_plans(
+        &self,
+        images: &HashSet<Digest>,
+    ) -> Result<SupersededPlans, Error> {
         self.tidy_earlier()?;
+        let mut found = SupersededPlans::default();
         for path in self.shelf.only_sent(self.config.earlier)? {
-            let plan = match Kept::open(&path) {
-                Ok(plan) => plan,
+            match Kept::open(&path) {
+                Ok(plan) => {
+                    let is_of = |want: &Digest| {
+                        let key = name(want, plan.prelude.layers, &plan.etag);
+                        self.shelf.sent(&key) == path
+                    };
+                    match images.iter().any(is_of) {
+                        true => found.packs.extend(packed(&plan).map(|place| place.pack)),
+                        false => found.unusable.push(path.clone()),
+                    }
+                }
+                // Its packs are unknown: none may be deleted.
                 Err(error) if error.is_exhausted() => return Err(error),
-                Err(_) => continue,
-            };
-            let is_of = |want: &Digest| {
-                let key = name(want, plan.prelude.layers, &plan.etag);
-                self.shelf.sent(&key) == path
-            };
-            if !images.iter().any(is_of) {
-                remove(&path);
+                Err(_) => {}
             }
+            found.paths.insert(path);
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Whether no plan was superseded since `read`. Reads no file.
+    pub(super) fn has_all_superseded(&self, read: &SupersededPlans) -> Result<bool, Error> {
+        let now = self.shelf.only_sent(self.config.earlier)?;
+        Ok(now.iter().all(|path| read.paths.contains(path)))
     }
 
     /// The packs of those that can be gone on with.

@@ -234,6 +234,8 @@ pub(crate) struct Inner {
     pairing: KeyedLock<pierhead_toc::FileDigest>,
     /// Indexing holds it shared, because no plan names the new packs yet.
     packing: RwLock<()>,
+    /// Number of times that an image was indexed. Changes only while `packing` is held.
+    indexing_runs: AtomicU64,
     /// Number of images in indexing. Low-priority work pauses while it is not 0.
     busy: Arc<AtomicUsize>,
     /// Upper bound of the bytes of plans on disk. Deleting a single plan does not lower it.
@@ -329,6 +331,7 @@ impl Library {
                 pruning: Mutex::default(),
                 alive: Mutex::default(),
                 packing: RwLock::default(),
+                indexing_runs: AtomicU64::default(),
                 busy: Arc::default(),
                 planning: KeyedLock::with_max_holders(PLANNING),
                 pairing: KeyedLock::with_max_holders(PLANNING),

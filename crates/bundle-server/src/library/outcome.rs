@@ -30,6 +30,7 @@ pub(super) fn image(inner: &Arc<Inner>, taken: &Waiting, share: &mut Share) -> R
         });
     };
     let _packing = inner.packing.read().unwrap_or_else(PoisonError::into_inner);
+    inner.indexing_runs.fetch_add(1, Ordering::Relaxed);
     inner.note(manifest)?;
     let started = Instant::now();
     let done = inner.image(manifest, share);

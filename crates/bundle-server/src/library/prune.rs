@@ -1,13 +1,35 @@
 //! Prune: deletes files of removed images, then the least recently used plans and packs.
 
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use super::kept::Kept;
+use super::kept::{Kept, packed};
+use super::shelf::remove;
 use super::{Inner, Library, lock};
 use crate::directory::Stage;
 use crate::pack::Known as _;
 use pierhead_toc::{Error, Table};
+
+/// Maximum number of attempts to delete unused packs between two indexing runs.
+const MAX_TRIES: u32 = 3;
+
+/// A plan to delete unless all its packs stay.
+struct DoubtfulPlan {
+    path: PathBuf,
+    version: Option<FileVersion>,
+    /// The packs that it names; `None` when it cannot be sent already.
+    packs: Option<HashSet<u32>>,
+}
+
+/// Inode, and time of the last change in seconds and nanoseconds.
+type FileVersion = (u64, i64, i64);
+
+fn version(path: &Path) -> Option<FileVersion> {
+    let meta = path.symlink_metadata().ok()?;
+    Some((meta.ino(), meta.ctime(), meta.ctime_nsec()))
+}
 
 impl Library {
     /// Deletes the files of images whose manifest or config the cache no longer has. Then deletes plans and packs, least
@@ -15,7 +37,8 @@ impl Library {
     /// makes deleted files of cached images again. Returns the bytes that are left.
     ///
     /// Takes no planning slot, since the operator asks for it and no client. A second call waits for the first one: all
-    /// calls together hold one table in memory. No image is indexed while packs are deleted.
+    /// calls together hold one table in memory. No image is indexed while packs are deleted;
+    /// indexing goes on while the plans and tables that name packs are read and hashed.
     ///
     /// # Errors
     /// `Io`.
@@ -69,31 +92,93 @@ impl Inner {
     /// Deletes packs that no remaining image needs, and the plans that name them. Waits while an image is being packed,
     /// since no plan and no table names its packs yet.
     fn drop_unused_packs(&self) -> Result<(), Error> {
-        let Ok(_packing) = self.packing.try_write() else {
-            tracing::info!("unused packs stay until no image is being indexed");
-            self.has_unused_packs.store(true, Ordering::Relaxed);
-            return Ok(());
+        for _ in 0..MAX_TRIES {
+            if self.try_drop_unused_packs()? {
+                return Ok(());
+            }
+        }
+        tracing::info!("unused packs stay until no image is being indexed");
+        self.has_unused_packs.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// `false` when an image was indexed or packed meanwhile.
+    ///
+    /// 1. Reading and hashing plans and tables holds no lock: indexing goes on.
+    /// 2. Deletion holds `packing`, and only after a check that no pack was written and no image was indexed since.
+    fn try_drop_unused_packs(&self) -> Result<bool, Error> {
+        let Some(before) = self
+            .packing
+            .try_write()
+            .ok()
+            .map(|_held| self.packing_state())
+        else {
+            return Ok(false);
         };
         let images = lock(&self.images).keys().copied().collect();
-        self.forget_earlier(&images)?;
+        let superseded = self.superseded_plans(&images)?;
         let Some(mut used) = self.used_packs()? else {
+            // The packs of an image cannot be determined now.
             self.has_unused_packs.store(true, Ordering::Relaxed);
-            return Ok(());
+            return Ok(true);
         };
         // Clients resume downloads with superseded plans.
-        used.extend(self.earlier_packs()?);
+        used.extend(&superseded.packs);
+        let doubtful = self.doubtful_plans(&used)?;
+
+        let Ok(_packing) = self.packing.try_write() else {
+            return Ok(false);
+        };
+        if self.packing_state() != before || !self.has_all_superseded(&superseded)? {
+            return Ok(false);
+        }
+        superseded.unusable.iter().for_each(|path| remove(path));
         // Packs of plans in use are held, and stay.
         lock(&self.kept).clear();
         self.packs.retain(&|number| used.contains(&number))?;
-        // Deletes patches that name a deleted pack: they cannot be sent any more.
-        self.shelf.retain_plans(|path| match Kept::open(path) {
-            Ok(plan) => self.is_sound(&plan),
-            // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
-            Err(error) => !matches!(error, Error::Malformed { .. }),
-        })?;
+        for plan in doubtful {
+            let is_whole = |packs: &HashSet<u32>| packs.iter().all(|it| self.packs.has(*it));
+            // A plan that was replaced or used since is checked at its next use.
+            if !plan.packs.as_ref().is_some_and(is_whole) && version(&plan.path) == plan.version {
+                remove(&plan.path);
+            }
+        }
         let (_, plans) = self.shelf.bytes();
         self.plans.store(plans, Ordering::Relaxed);
-        Ok(())
+        Ok(true)
+    }
+
+    /// Differs when an image was indexed or a frame was packed in between. The caller holds `packing`.
+    fn packing_state(&self) -> (u64, u64) {
+        let indexed = self.indexing_runs.load(Ordering::Relaxed);
+        (indexed, self.packs.stat().appended)
+    }
+
+    /// Plans that cannot be sent, and plans that name packs outside of `used`.
+    fn doubtful_plans(&self, used: &HashSet<u32>) -> Result<Vec<DoubtfulPlan>, Error> {
+        let mut doubtful = Vec::new();
+        self.shelf.each_plan(&mut |path| {
+            let version = version(path);
+            let packs = match Kept::open(path) {
+                Ok(plan) => {
+                    let packs: HashSet<_> = packed(&plan).map(|place| place.pack).collect();
+                    let is_sound = self.is_sound(&plan);
+                    if is_sound && packs.is_subset(used) {
+                        return;
+                    }
+                    is_sound.then_some(packs)
+                }
+                Err(Error::Malformed { .. }) => None,
+                // Deletes only files that are proven to be damaged. A file that cannot be opened now may be intact.
+                Err(_) => return,
+            };
+            doubtful.push(DoubtfulPlan {
+                path: path.to_owned(),
+                version,
+                packs,
+            });
+        })?;
+        Ok(doubtful)
     }
 
     /// Deletes unused packs that an earlier call left because an image was being packed.

@@ -174,12 +174,12 @@ impl Shelf {
         Ok(all)
     }
 
-    /// Deletes the plans whose path `keep` rejects.
-    pub(super) fn retain_plans(&self, keep: impl Fn(&Path) -> bool) -> Result<(), Error> {
+    /// Visits the paths of all plans.
+    pub(super) fn each_plan(&self, visit: &mut dyn FnMut(&Path)) -> Result<(), Error> {
         each(&self.plans, &mut |path, _| {
             // Another thread writes this file.
-            if !is_partial(path) && !keep(path) {
-                remove(path);
+            if !is_partial(path) {
+                visit(path);
             }
         })
     }

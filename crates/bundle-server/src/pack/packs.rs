@@ -194,6 +194,11 @@ impl Packs {
             .is_some_and(|entry| entry.file.find(place).is_some())
     }
 
+    /// Whether a pack has this number. In memory; it is no use of the pack.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.state().packs.contains_key(&number)
+    }
+
     /// A handle on the pack that has a record: it outlives eviction, and keeps its pack from being evicted.
     ///
     /// # Errors
