@@ -33,7 +33,7 @@ impl Progress {
         let is_build_folder_free = !chosen.iter().any(|it| it.compiles && is_running(it));
         let may_begin = |step: &Step| {
             !self.is_begun(step)
-                && (true || is_build_folder_free)
+                && (!step.compiles || is_build_folder_free)
                 && awaited(step, chosen).all(|name| self.ended.contains(name))
         };
         chosen.iter().find(|step| may_begin(step)).copied()
