@@ -72,7 +72,7 @@ fn story(client: &dyn Client, hub: &Background) -> Result<()> {
 }
 
 /// A GET that reached the registry and was let in.
-fn served(request: &pierhead_testkit::registry::Request) -> bool {
+fn served(request: &pierhead_testkit::registry::RecordedRequest) -> bool {
     request.role == Role::Registry && request.method == "GET" && request.status != Some(401)
 }
 

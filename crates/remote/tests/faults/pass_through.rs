@@ -1,7 +1,7 @@
 //! Requests in the name of a client: its login and no other, and no token of one for another.
 
 use pierhead_remote::{AccessDecision, ClientCredentials, Resource};
-use pierhead_testkit::registry::{Auth, Request, Role, Settings, TokenAuth};
+use pierhead_testkit::registry::{Auth, RecordedRequest, Role, Settings, TokenAuth};
 
 use super::*;
 
@@ -270,7 +270,7 @@ async fn an_object_store_that_refuses_head_shows_a_byte() {
         assert_eq!(granted, AccessDecision::Granted, "{status}");
         refuses.remove();
     }
-    let gets = |request: &Request| request.role == Role::Cdn && request.method == "GET";
+    let gets = |request: &RecordedRequest| request.role == Role::Cdn && request.method == "GET";
     let all: Vec<_> = pair.upstream.requests().into_iter().filter(gets).collect();
     assert_eq!(all.len(), 3);
     for get in &all {

@@ -7,10 +7,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::log::{Request, Role};
+use super::log::{RecordedRequest, Role};
 use super::reply::Reply;
 use super::settings::{Auth, TokenAuth};
-use super::{Shared, lock};
+use super::shared::Shared;
 
 const SERVICE: &str = "fake-registry";
 
@@ -36,11 +36,11 @@ impl Issued {
 }
 
 /// Lets a request in, or says with what to refuse it.
-pub(super) fn check(shared: &Shared, request: &Request) -> Result<(), Reply> {
+pub(super) fn check(shared: &Shared, request: &RecordedRequest) -> Result<(), Reply> {
     if request.role != Role::Registry {
         return Ok(());
     }
-    let auth = lock(&shared.settings).auth.clone();
+    let auth = shared.settings.lock().auth.clone();
     match auth {
         Auth::Open => Ok(()),
         Auth::Basic { user, password } => {
@@ -62,7 +62,7 @@ fn unauthorized(challenge: String) -> Reply {
         .header("docker-distribution-api-version", "registry/2.0")
 }
 
-fn bearer(shared: &Shared, request: &Request) -> Result<(), Reply> {
+fn bearer(shared: &Shared, request: &RecordedRequest) -> Result<(), Reply> {
     let repository = repository(&request.path);
     let authorization = request.header("authorization").unwrap_or_default();
     let token = authorization
@@ -70,7 +70,7 @@ fn bearer(shared: &Shared, request: &Request) -> Result<(), Reply> {
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let mut error = "";
     if let Some((_, token)) = token {
-        let mut issued = lock(&shared.issued);
+        let mut issued = shared.issued.lock();
         match issued.tokens.get_mut(token) {
             Some(grant) if grant.expires > Instant::now() && grant.uses != Some(0) => {
                 if repository.is_none_or(|name| grant.repositories.contains(name)) {
@@ -104,7 +104,7 @@ fn repository(path: &str) -> Option<&str> {
         .map(|at| &rest[..at])
 }
 
-fn basic(request: &Request) -> Option<(String, String)> {
+fn basic(request: &RecordedRequest) -> Option<(String, String)> {
     let (scheme, encoded) = request.header("authorization")?.split_once(' ')?;
     let decoded = scheme
         .eq_ignore_ascii_case("basic")
@@ -116,8 +116,8 @@ fn basic(request: &Request) -> Option<(String, String)> {
 }
 
 /// What the token server answers.
-pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
-    let auth = lock(&shared.settings).auth.clone();
+pub(super) fn token(shared: &Shared, request: &RecordedRequest) -> Reply {
+    let auth = shared.settings.lock().auth.clone();
     let Auth::Token(rules) = auth else {
         return Reply::error(404, "UNSUPPORTED");
     };
@@ -149,7 +149,7 @@ pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
         .map(|(name, _)| name.to_owned())
         .filter(|name| known || !rules.private.contains(name))
         .collect();
-    let mut issued = lock(&shared.issued);
+    let mut issued = shared.issued.lock();
     issued.count += 1;
     // Unique to this registry: another fake registry must not accept the token as its own.
     let port = shared
@@ -174,7 +174,7 @@ pub(super) fn token(shared: &Shared, request: &Request) -> Reply {
 }
 
 /// Whether the caller is somebody (`true`) or anybody (`false`); `None` when it may not have a token.
-fn login(rules: &TokenAuth, request: &Request, asked: &[(String, String)]) -> Option<bool> {
+fn login(rules: &TokenAuth, request: &RecordedRequest, asked: &[(String, String)]) -> Option<bool> {
     let field = |name: &str| {
         asked
             .iter()

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::fault::{Fault, Gate};
 use super::log::Tracked;
 use super::reply::{Framing, Reply};
+use super::shared::Shared;
 use super::wire::{Connection, Next};
-use super::{Shared, lock};
 
 /// One write. Small enough that a pace of 1 MB/s comes in steps of less than 0.1 s.
 const PIECE: usize = 64 << 10;
@@ -125,8 +125,8 @@ async fn pace(shared: &Shared, bytes: usize, slow: Option<u64>, own_free: &mut I
         *own_free = (*own_free).max(earliest) + cost(rate);
         until = until.max(*own_free);
     }
-    if let Some(rate) = lock(&shared.settings).bandwidth {
-        let mut free = lock(&shared.link_free);
+    if let Some(rate) = shared.settings.lock().bandwidth {
+        let mut free = shared.link_free.lock();
         *free = (*free).max(earliest) + cost(rate);
         until = until.max(*free);
     }

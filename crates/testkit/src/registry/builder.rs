@@ -2,16 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::FakeRegistry;
 use super::fault::Rules;
 use super::listener::Listener;
 use super::log::{Log, Role};
 use super::settings::{Auth, Settings, TokenAuth};
+use super::shared::{Bases, Shared};
 use super::tls::{Authority, Identity};
-use super::{Bases, FakeRegistry, Shared};
 
 /// How a [`FakeRegistry`] is to start.
 #[derive(Default)]

@@ -1,13 +1,14 @@
 //! Faults: what goes wrong, with which requests, how often.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use pierhead_oci::Digest;
 use tokio::sync::watch;
 
-use super::{PATIENCE, lock};
+use crate::wait::TIME_LIMIT;
 
 /// Something that goes wrong. Several may befall one request. Offsets called `after` count bytes of
 /// the body that is being sent, so of the range where one was asked for.
@@ -163,7 +164,9 @@ impl Injected {
 
     /// Takes it back; requests under way keep it.
     pub fn remove(&self) {
-        lock(&self.rules).retain(|active| !Arc::ptr_eq(active, &self.active));
+        self.rules
+            .lock()
+            .retain(|active| !Arc::ptr_eq(active, &self.active));
     }
 }
 
@@ -185,7 +188,7 @@ impl Rules {
             seen: AtomicUsize::new(0),
             hits: AtomicUsize::new(0),
         });
-        lock(&self.0).push(Arc::clone(&active));
+        self.0.lock().push(Arc::clone(&active));
         Injected {
             rules: Arc::clone(&self.0),
             active,
@@ -193,12 +196,12 @@ impl Rules {
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.0).clear();
+        self.0.lock().clear();
     }
 
     /// The faults that befall a request, which counts for each of them.
     pub(super) fn strike(&self, method: &str, path: &str, authorized: bool) -> Vec<Fault> {
-        let rules = lock(&self.0);
+        let rules = self.0.lock();
         rules
             .iter()
             .filter_map(|active| active.strike(method, path, authorized))
@@ -280,7 +283,7 @@ impl Gate {
     pub async fn reached(&self, count: usize) {
         let mut waiting = self.waiting.subscribe();
         let arrived =
-            tokio::time::timeout(PATIENCE, waiting.wait_for(|&arrived| arrived >= count)).await;
+            tokio::time::timeout(TIME_LIMIT, waiting.wait_for(|&arrived| arrived >= count)).await;
         assert!(
             arrived.is_ok(),
             "{} of {count} answers came to the gate",

@@ -2,16 +2,18 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::log::Role;
-use super::{Shared, lock, wire};
+use super::shared::Shared;
+use super::wire;
 
 pub(super) struct Listener {
     /// Bound but never listening: the port is ours while nobody listens, and connecting is refused.
@@ -59,12 +61,12 @@ impl Listener {
             Arc::clone(&self.shared),
             stopped,
         ));
-        *lock(&self.running) = Some(Running { stop, accepting });
+        *self.running.lock() = Some(Running { stop, accepting });
     }
 
     /// Returns when the port is closed and all connections are gone.
     pub(super) async fn stop(&self) {
-        let running = lock(&self.running).take();
+        let running = self.running.lock().take();
         if let Some(Running { stop, accepting }) = running {
             drop(stop);
             accepting.await.expect("accepting does not panic");

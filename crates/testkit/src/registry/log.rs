@@ -1,14 +1,15 @@
 //! The log of requests, which tests read and wait on.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::HeaderMap;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::{PATIENCE, lock};
+use crate::wait::TIME_LIMIT;
 
 /// Which of the three ports a request came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub enum Role {
 
 /// One request and what became of it up to now.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RecordedRequest {
     /// Which port it came to.
     pub role: Role,
     /// `GET`, …
@@ -48,7 +49,7 @@ pub struct Request {
     pub done: bool,
 }
 
-impl Request {
+impl RecordedRequest {
     /// The value of a header as text; `None` when it was not there.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
@@ -65,16 +66,16 @@ impl Request {
 
 /// A request under way; dropping it means that nothing more is sent.
 pub(super) struct Entry {
-    request: Request,
+    request: RecordedRequest,
     status: AtomicU16,
     sent: AtomicU64,
     done: AtomicBool,
 }
 
 impl Entry {
-    fn snapshot(&self) -> Request {
+    fn snapshot(&self) -> RecordedRequest {
         let status = self.status.load(Ordering::SeqCst);
-        Request {
+        RecordedRequest {
             status: (status != 0).then_some(status),
             sent: self.sent.load(Ordering::SeqCst),
             done: self.done.load(Ordering::SeqCst),
@@ -120,14 +121,14 @@ impl Log {
         self.connections.fetch_add(1, Ordering::SeqCst)
     }
 
-    pub(super) fn add(&self, request: Request) -> Tracked {
+    pub(super) fn add(&self, request: RecordedRequest) -> Tracked {
         let entry = Arc::new(Entry {
             request,
             status: AtomicU16::new(0),
             sent: AtomicU64::new(0),
             done: AtomicBool::new(false),
         });
-        lock(&self.entries).push(Arc::clone(&entry));
+        self.entries.lock().push(Arc::clone(&entry));
         self.changed.send_modify(|version| *version += 1);
         Tracked {
             entry,
@@ -135,21 +136,22 @@ impl Log {
         }
     }
 
-    pub(super) fn requests(&self) -> Vec<Request> {
-        lock(&self.entries)
+    pub(super) fn requests(&self) -> Vec<RecordedRequest> {
+        self.entries
+            .lock()
             .iter()
             .map(|entry| entry.snapshot())
             .collect()
     }
 
     pub(super) fn clear(&self) {
-        lock(&self.entries).clear();
+        self.entries.lock().clear();
     }
 
-    pub(super) async fn wait_for(&self, mut enough: impl FnMut(&[Request]) -> bool) {
+    pub(super) async fn wait_for(&self, mut enough: impl FnMut(&[RecordedRequest]) -> bool) {
         let mut changed = self.changed.subscribe();
         let waited =
-            tokio::time::timeout(PATIENCE, changed.wait_for(|_| enough(&self.requests()))).await;
+            tokio::time::timeout(TIME_LIMIT, changed.wait_for(|_| enough(&self.requests()))).await;
         assert!(
             waited.is_ok(),
             "the requests did not come; there were {:#?}",

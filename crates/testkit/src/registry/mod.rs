@@ -16,6 +16,7 @@ mod log;
 mod reply;
 mod route;
 mod settings;
+mod shared;
 mod store;
 mod tls;
 mod wire;
@@ -25,30 +26,23 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use pierhead_oci::Digest;
-use tokio::time::Instant;
 
 use crate::images::Image;
 use content::Content;
-use fault::Rules;
 use listener::Listener;
-use log::Log;
-use store::Store;
+use shared::Shared;
 
 pub use background::Background;
 pub use builder::Builder;
 pub use fault::{Fault, Gate, Injected, Rule};
-pub use log::{Request, Role};
+pub use log::{RecordedRequest, Role};
 pub use settings::{Auth, RateLimit, Settings, TokenAuth};
 pub use tls::Authority;
-
-/// No event that a test waits for may take longer: what takes so long hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running fake registry. Dropping it closes its ports and connections.
 pub struct FakeRegistry {
@@ -56,28 +50,6 @@ pub struct FakeRegistry {
     main: Listener,
     tokens: Listener,
     cdn: Listener,
-}
-
-/// What the three listeners and all their connections share.
-struct Shared {
-    settings: Mutex<Settings>,
-    store: Mutex<Store>,
-    rules: Rules,
-    log: Log,
-    issued: Mutex<auth::Issued>,
-    /// When the link, whose bandwidth all bodies share, has carried what it was given.
-    link_free: Mutex<Instant>,
-    blobs_in_flight: AtomicUsize,
-    peak_blobs_in_flight: AtomicUsize,
-    tls: Option<tls::Identity>,
-    /// Where the token server and the CDN listen, once they do.
-    bases: OnceLock<Bases>,
-}
-
-/// URLs of the listeners without a slash at the end.
-struct Bases {
-    tokens: String,
-    cdn: String,
 }
 
 impl FakeRegistry {
@@ -155,17 +127,17 @@ impl FakeRegistry {
 
     /// Changes settings; requests that come from now on see them.
     pub fn configure(&self, change: impl FnOnce(&mut Settings)) {
-        change(&mut lock(&self.shared.settings));
+        change(&mut self.shared.settings.lock());
     }
 
     /// Forgets every token that was issued, as if all had expired.
     pub fn expire_tokens(&self) {
-        lock(&self.shared.issued).clear();
+        self.shared.issued.lock().clear();
     }
 
     /// Puts an image, all its blobs and manifests, into a repository and points `tag` at its root.
     pub fn push(&self, repository: &str, tag: &str, image: &Image) {
-        let mut store = lock(&self.shared.store);
+        let mut store = self.shared.store.lock();
         for blob in &image.blobs {
             store.put_blob(repository, blob.digest, Content::memory(blob.bytes.clone()));
         }
@@ -184,20 +156,29 @@ impl FakeRegistry {
     pub fn put_blob(&self, repository: &str, bytes: impl Into<Bytes>) -> Digest {
         let bytes = bytes.into();
         let digest = crate::images::digest_of(&bytes);
-        lock(&self.shared.store).put_blob(repository, digest, Content::memory(bytes));
+        self.shared
+            .store
+            .lock()
+            .put_blob(repository, digest, Content::memory(bytes));
         digest
     }
 
     /// Puts one blob under a digest that need not be its own.
     pub fn put_blob_as(&self, repository: &str, digest: Digest, bytes: impl Into<Bytes>) {
-        lock(&self.shared.store).put_blob(repository, digest, Content::memory(bytes.into()));
+        self.shared
+            .store
+            .lock()
+            .put_blob(repository, digest, Content::memory(bytes.into()));
     }
 
     /// Puts a blob whose bytes stay in a file and are read as they are served.
     pub fn put_blob_file(&self, repository: &str, digest: Digest, path: &Path) {
         let content =
             Content::file(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        lock(&self.shared.store).put_blob(repository, digest, content);
+        self.shared
+            .store
+            .lock()
+            .put_blob(repository, digest, content);
     }
 
     /// Puts one manifest, sensible or not.
@@ -209,7 +190,10 @@ impl FakeRegistry {
     ) -> Digest {
         let bytes = bytes.into();
         let digest = crate::images::digest_of(&bytes);
-        lock(&self.shared.store).put_manifest(repository, digest, media_type, bytes);
+        self.shared
+            .store
+            .lock()
+            .put_manifest(repository, digest, media_type, bytes);
         digest
     }
 
@@ -221,22 +205,25 @@ impl FakeRegistry {
         media_type: &str,
         bytes: impl Into<Bytes>,
     ) {
-        lock(&self.shared.store).put_manifest(repository, digest, media_type, bytes.into());
+        self.shared
+            .store
+            .lock()
+            .put_manifest(repository, digest, media_type, bytes.into());
     }
 
     /// Points a tag at a manifest, which need not be there.
     pub fn tag(&self, repository: &str, tag: &str, digest: Digest) {
-        lock(&self.shared.store).tag(repository, tag, digest);
+        self.shared.store.lock().tag(repository, tag, digest);
     }
 
     /// Takes a tag away.
     pub fn untag(&self, repository: &str, tag: &str) {
-        lock(&self.shared.store).untag(repository, tag);
+        self.shared.store.lock().untag(repository, tag);
     }
 
     /// Takes a blob or manifest away from a repository.
     pub fn remove(&self, repository: &str, digest: &Digest) {
-        lock(&self.shared.store).remove(repository, digest);
+        self.shared.store.lock().remove(repository, digest);
     }
 
     /// Sets a fault, beside those already set:
@@ -251,7 +238,7 @@ impl FakeRegistry {
     }
 
     /// All requests so far, in the order in which their heads arrived.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<RecordedRequest> {
         self.shared.log.requests()
     }
 
@@ -261,7 +248,7 @@ impl FakeRegistry {
     }
 
     /// How many requests so far fit.
-    pub fn count(&self, fits: impl FnMut(&Request) -> bool) -> usize {
+    pub fn count(&self, fits: impl FnMut(&RecordedRequest) -> bool) -> usize {
         let mut fits = fits;
         self.requests()
             .iter()
@@ -293,7 +280,7 @@ impl FakeRegistry {
     ///
     /// # Panics
     /// After 30 seconds.
-    pub async fn wait_for(&self, enough: impl FnMut(&[Request]) -> bool) {
+    pub async fn wait_for(&self, enough: impl FnMut(&[RecordedRequest]) -> bool) {
         self.shared.log.wait_for(enough).await;
     }
 
@@ -301,11 +288,4 @@ impl FakeRegistry {
     pub fn peak_blobs_in_flight(&self) -> usize {
         self.shared.peak_blobs_in_flight.load(Ordering::SeqCst)
     }
-}
-
-/// A test that panicked while it held the lock has failed already; the others go on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

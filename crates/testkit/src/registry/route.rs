@@ -3,14 +3,15 @@
 use pierhead_oci::{Digest, MediaType};
 use serde_json::json;
 
+use super::auth;
 use super::content::Content;
 use super::fault::Fault;
-use super::log::{Request, Role};
+use super::log::{RecordedRequest, Role};
 use super::reply::{Framing, Reply};
-use super::{Shared, auth, lock};
+use super::shared::Shared;
 
 /// The answer to a request that was let in.
-pub(super) fn route(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+pub(super) fn route(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     match request.role {
         Role::Tokens => damage(auth::token(shared, request), faults),
         Role::Cdn => cdn(shared, request, faults),
@@ -22,7 +23,7 @@ pub(super) fn route(shared: &Shared, request: &Request, faults: &[Fault]) -> Rep
 }
 
 /// The answer that a fault gives instead.
-pub(super) fn replaced(request: &Request, faults: &[Fault]) -> Option<Reply> {
+pub(super) fn replaced(request: &RecordedRequest, faults: &[Fault]) -> Option<Reply> {
     faults.iter().find_map(|fault| match fault {
         Fault::Status(status) => Some(Reply::error(*status, code(*status))),
         Fault::RetryAfter(status, after) => {
@@ -45,7 +46,7 @@ fn code(status: u16) -> &'static str {
     }
 }
 
-fn registry(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+fn registry(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let path = request.path.as_str();
     if path == "/v2/" || path == "/v2" {
         return Reply::json(200, &json!({}))
@@ -71,10 +72,10 @@ fn manifest(
     shared: &Shared,
     name: &str,
     target: &str,
-    request: &Request,
+    request: &RecordedRequest,
     faults: &[Fault],
 ) -> Reply {
-    let found = lock(&shared.store).manifest(name, target);
+    let found = shared.store.lock().manifest(name, target);
     let (digest, media_type, bytes) = match found {
         Some(document) => (document.digest, document.media_type, document.bytes),
         None => match tag_schema(shared, name, target) {
@@ -90,7 +91,7 @@ fn manifest(
         return Reply::error(404, "MANIFEST_UNKNOWN");
     }
     let limit = {
-        let mut settings = lock(&shared.settings);
+        let mut settings = shared.settings.lock();
         settings.rate_limit.as_mut().map(|limit| {
             let before = limit.remaining;
             if request.method == "GET" {
@@ -124,13 +125,13 @@ fn manifest(
 /// The index that clients keep under the tag `<algorithm>-<hex>` where the referrers API is lacking.
 fn tag_schema(shared: &Shared, name: &str, target: &str) -> Option<String> {
     let digest: Digest = target.replacen('-', ":", 1).parse().ok()?;
-    let descriptors = lock(&shared.store).referrers(name, &digest);
-    let lacking = !lock(&shared.settings).referrers_api;
+    let descriptors = shared.store.lock().referrers(name, &digest);
+    let lacking = !shared.settings.lock().referrers_api;
     (lacking && !descriptors.is_empty() && !target.contains(':'))
         .then(|| crate::images::index(&descriptors).to_string())
 }
 
-fn accepts(request: &Request, media_type: &str) -> bool {
+fn accepts(request: &RecordedRequest, media_type: &str) -> bool {
     let lines = request.headers.get_all("accept").iter();
     let mut lines = lines.filter_map(|value| value.to_str().ok()).peekable();
     let fits = |range: &str| {
@@ -146,7 +147,7 @@ fn identified(reply: Reply, digest: &Digest) -> Reply {
         .header("etag", format!("\"{digest}\""))
 }
 
-fn known(request: &Request, digest: &Digest) -> bool {
+fn known(request: &RecordedRequest, digest: &Digest) -> bool {
     let etag = format!("\"{digest}\"");
     let tags = request.header("if-none-match").unwrap_or_default();
     tags.split(',')
@@ -154,14 +155,20 @@ fn known(request: &Request, digest: &Digest) -> bool {
         .any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }
 
-fn blob(shared: &Shared, name: &str, digest: &str, request: &Request, faults: &[Fault]) -> Reply {
+fn blob(
+    shared: &Shared,
+    name: &str,
+    digest: &str,
+    request: &RecordedRequest,
+    faults: &[Fault],
+) -> Reply {
     let Ok(digest) = digest.parse::<Digest>() else {
         return Reply::error(400, "DIGEST_INVALID");
     };
-    let Some(content) = lock(&shared.store).blob(name, &digest) else {
+    let Some(content) = shared.store.lock().blob(name, &digest) else {
         return Reply::error(404, "BLOB_UNKNOWN");
     };
-    if lock(&shared.settings).redirect_blobs {
+    if shared.settings.lock().redirect_blobs {
         let cdn = shared
             .bases
             .get()
@@ -175,7 +182,7 @@ fn blob(shared: &Shared, name: &str, digest: &str, request: &Request, faults: &[
 }
 
 /// As object stores do, it refuses a request that is authorized twice: by the URL and by a header.
-fn cdn(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
+fn cdn(shared: &Shared, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let digest = request
         .path
         .strip_prefix("/blobs/")
@@ -186,7 +193,7 @@ fn cdn(shared: &Shared, request: &Request, faults: &[Fault]) -> Reply {
     if request.query.as_deref() != Some("signature=good") {
         return Reply::error(403, "DENIED");
     }
-    match digest.and_then(|digest| lock(&shared.store).any_blob(&digest)) {
+    match digest.and_then(|digest| shared.store.lock().any_blob(&digest)) {
         Some(content) => ranged(content, request, faults),
         None => Reply::error(404, "BLOB_UNKNOWN"),
     }
@@ -214,7 +221,7 @@ fn damage(reply: Reply, faults: &[Fault]) -> Reply {
     }
 }
 
-fn ranged(content: Content, request: &Request, faults: &[Fault]) -> Reply {
+fn ranged(content: Content, request: &RecordedRequest, faults: &[Fault]) -> Reply {
     let content = damaged(content, faults);
     let total = content.len();
     let mut reply =
@@ -255,11 +262,11 @@ fn span(range: &str, total: u64) -> Option<Result<(u64, u64), ()>> {
     })
 }
 
-fn tags(shared: &Shared, name: &str, request: &Request) -> Reply {
-    let Some(all) = lock(&shared.store).tags(name) else {
+fn tags(shared: &Shared, name: &str, request: &RecordedRequest) -> Reply {
+    let Some(all) = shared.store.lock().tags(name) else {
         return Reply::error(404, "NAME_UNKNOWN");
     };
-    let most = lock(&shared.settings).tags_page.unwrap_or(usize::MAX);
+    let most = shared.settings.lock().tags_page.unwrap_or(usize::MAX);
     let n = request
         .param("n")
         .and_then(|n| n.parse().ok())
@@ -279,14 +286,14 @@ fn tags(shared: &Shared, name: &str, request: &Request) -> Reply {
     }
 }
 
-fn referrers(shared: &Shared, name: &str, digest: &str, request: &Request) -> Reply {
+fn referrers(shared: &Shared, name: &str, digest: &str, request: &RecordedRequest) -> Reply {
     let Ok(digest) = digest.parse::<Digest>() else {
         return Reply::error(400, "DIGEST_INVALID");
     };
-    if !lock(&shared.settings).referrers_api {
+    if !shared.settings.lock().referrers_api {
         return Reply::error(404, "UNSUPPORTED");
     }
-    let mut manifests = lock(&shared.store).referrers(name, &digest);
+    let mut manifests = shared.store.lock().referrers(name, &digest);
     let only = request.param("artifactType");
     if let Some(only) = &only {
         manifests.retain(|descriptor| descriptor["artifactType"] == only.as_str());

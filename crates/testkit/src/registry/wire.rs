@@ -12,8 +12,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use super::fault::Fault;
-use super::log::{Request, Role};
-use super::{Shared, auth, body, route};
+use super::log::{RecordedRequest, Role};
+use super::shared::Shared;
+use super::{auth, body, route};
 
 /// A head or body that is larger is not what a registry's client sends.
 const REQUEST_MAX: usize = 1 << 20;
@@ -167,7 +168,7 @@ impl Connection {
     }
 
     /// The next request with its body; `None` when the peer closes instead.
-    async fn read_request(&mut self) -> io::Result<Option<Request>> {
+    async fn read_request(&mut self) -> io::Result<Option<RecordedRequest>> {
         let (mut request, length) = loop {
             if let Some(parsed) = self.parse()? {
                 break parsed;
@@ -189,9 +190,9 @@ impl Connection {
     }
 
     /// Takes a complete head off what was received, with the length of the body that follows.
-    fn parse(&mut self) -> io::Result<Option<(Request, usize)>> {
+    fn parse(&mut self) -> io::Result<Option<(RecordedRequest, usize)>> {
         let mut headers = [httparse::EMPTY_HEADER; 256];
-        let mut head = httparse::Request::new(&mut headers);
+        let mut head = httparse::RecordedRequest::new(&mut headers);
         let bad = |_| io::Error::from(io::ErrorKind::InvalidData);
         let httparse::Status::Complete(end) = head.parse(&self.received).map_err(bad)? else {
             return Ok(None);
@@ -212,7 +213,7 @@ impl Connection {
             .get("content-length")
             .and_then(|value| value.to_str().ok()?.parse().ok())
             .unwrap_or(0);
-        let request = Request {
+        let request = RecordedRequest {
             role: self.role,
             method: head.method.unwrap_or_default().to_owned(),
             path: path.to_owned(),

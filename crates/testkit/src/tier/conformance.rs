@@ -89,13 +89,13 @@ fn gives_back_what_was_committed(tier: &impl Tier) {
                 read(&*blob, len / 3, len / 2),
                 content[len / 3..len / 3 + len / 2]
             );
-            lies_where_it_says(&*blob, &content);
+            returns_its_content_at_each_offset(&*blob, &content);
         }
     }
 }
 
 /// Extents follow one another, from any byte on, and hold the content.
-fn lies_where_it_says(blob: &dyn Blob, content: &[u8]) {
+fn returns_its_content_at_each_offset(blob: &dyn Blob, content: &[u8]) {
     let end = content.len() as u64;
     assert!(
         blob.extent(end + 1).is_none(),

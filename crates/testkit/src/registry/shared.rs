@@ -1,0 +1,36 @@
+//! The state that the listeners and connections of one fake registry share.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::auth::Issued;
+use super::fault::Rules;
+use super::log::Log;
+use super::settings::Settings;
+use super::store::Store;
+use super::tls::Identity;
+
+/// State of the three listeners and all their connections.
+pub(super) struct Shared {
+    pub(super) settings: Mutex<Settings>,
+    pub(super) store: Mutex<Store>,
+    pub(super) rules: Rules,
+    pub(super) log: Log,
+    pub(super) issued: Mutex<Issued>,
+    /// When the shared link has carried all bytes that it was given.
+    pub(super) link_free: Mutex<Instant>,
+    pub(super) blobs_in_flight: AtomicUsize,
+    pub(super) peak_blobs_in_flight: AtomicUsize,
+    pub(super) tls: Option<Identity>,
+    /// The URLs of the token server and the CDN, once they listen.
+    pub(super) bases: OnceLock<Bases>,
+}
+
+/// URLs of the listeners without a slash at the end.
+pub(super) struct Bases {
+    pub(super) tokens: String,
+    pub(super) cdn: String,
+}
