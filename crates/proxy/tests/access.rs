@@ -76,8 +76,9 @@ async fn users_of_a_file_are_let_in_and_their_passwords_go_nowhere() {
     }
     let bearer = Request::get(MANIFEST).header("authorization", "Bearer right");
     assert!(is_refused(&stage.ask(bearer).await));
-    let sent =
-        |request: &pierhead_testkit::registry::RecordedRequest| request.header("authorization").is_some();
+    let sent = |request: &pierhead_testkit::registry::RecordedRequest| {
+        request.header("authorization").is_some()
+    };
     assert_eq!(
         stage.upstream.count(sent),
         0,
