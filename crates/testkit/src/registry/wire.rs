@@ -192,7 +192,7 @@ impl Connection {
     /// Takes a complete head off what was received, with the length of the body that follows.
     fn parse(&mut self) -> io::Result<Option<(RecordedRequest, usize)>> {
         let mut headers = [httparse::EMPTY_HEADER; 256];
-        let mut head = httparse::RecordedRequest::new(&mut headers);
+        let mut head = httparse::Request::new(&mut headers);
         let bad = |_| io::Error::from(io::ErrorKind::InvalidData);
         let httparse::Status::Complete(end) = head.parse(&self.received).map_err(bad)? else {
             return Ok(None);
