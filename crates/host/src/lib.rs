@@ -15,6 +15,7 @@
 mod background;
 pub mod cgroup;
 mod cpu_budget;
+mod cpu_pacer;
 mod fair_share;
 mod kernel_file;
 mod keyed_lock;
@@ -24,6 +25,7 @@ pub mod pressure;
 
 pub use background::{BackgroundTask, BackgroundWork, PanicGuard, Panics, PausedWorker};
 pub use cpu_budget::{CpuAllowance, CpuBudget, CpuReading, thread_time};
+pub use cpu_pacer::{CpuMeter, CpuPacer, PIECE_BYTES, metered};
 pub use fair_share::{ClientKey, FairShare, WaiterId};
 pub use kernel_file::{kibibytes, read_kernel_file};
 pub use keyed_lock::{KeyGuard, KeyedLock};

@@ -6,9 +6,9 @@ use std::time::Duration;
 use pierhead_host::CpuBudget;
 use pierhead_oci::Registry;
 
-use crate::{Auth, Rules};
+use crate::access::rules::Rules;
 
-/// Settings of one [`Proxy`](crate::Proxy).
+/// Settings of one [`Proxy`](crate::proxy::Proxy).
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Registry for requests that name none.
@@ -37,6 +37,31 @@ pub struct Config {
     /// Processor time that bytes of blobs keep within, so that the kernel never stops the process; `None` where nobody bounds it. What the
     /// proxy was made with holds: it does not change while it runs.
     pub quota: Option<CpuBudget>,
+}
+
+/// How clients prove who they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Auth {
+    /// They need not.
+    #[default]
+    Open,
+    /// By a certificate, which the handshake has looked at ([`Tls::client_ca`](Tls::client_ca)).
+    Certificate,
+    /// By user and password.
+    Htpasswd {
+        /// Lines `user:hash` with hashes of bcrypt; reread when it changes.
+        file: PathBuf,
+        /// A login that was found right is not looked at again for so long.
+        lifetime: Duration,
+    },
+    /// By what an upstream lets their own login read.
+    PassThrough {
+        /// An upstream's verdict counts for so long.
+        lifetime: Duration,
+        /// Whether those who bring no login may read what upstreams let everybody read.
+        anonymous: bool,
+    },
 }
 
 /// What one client (an IPv4 address, an IPv6 /64), one registry or one request may take, and all answers together.

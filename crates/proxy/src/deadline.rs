@@ -5,7 +5,7 @@ use std::time::Duration;
 use pierhead_oci::Registry;
 use tokio::time::Instant;
 
-use crate::Error;
+use crate::error::Error;
 
 /// By when an answer must leave, and when patience ends before that.
 #[derive(Clone, Copy)]

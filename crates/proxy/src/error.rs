@@ -7,7 +7,7 @@ use std::time::Duration;
 use pierhead_bundle::api::{Progress, Stage};
 use pierhead_oci::{Digest, ParseError};
 
-use crate::limits::Limit;
+use crate::limits::limit::Limit;
 
 /// Whose fault it is follows from the variant: the client's up to `ManyLogins`, then the
 /// upstream's or ours. `Clone`, because one failed flight is reported to all who wait for it.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pierhead_host::{BackgroundTask, Panics};
 use tokio::sync::watch;
 
-use crate::limits::Limit;
+use crate::limits::limit::Limit;
 
 /// Flights at once: each holds a connection to an upstream, which may be one that answers nothing, and
 /// goes on when its client has left.

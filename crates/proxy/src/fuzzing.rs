@@ -10,13 +10,14 @@ use pierhead_oci::Endpoint;
 
 use crate::access::basic::Basic;
 use crate::access::htpasswd::Users;
-use crate::connection::MAX_HEAD;
-use crate::document::Document;
-use crate::lists::{Page, filtered, link};
-use crate::plain::head::{Head, parse};
-use crate::range::{Selection, is_known, select};
-use crate::route::route;
-use crate::{Config, Pattern, page};
+use crate::access::rules::Pattern;
+use crate::config::Config;
+use crate::http::http1::head::{Head, MAX_HEAD, parse};
+use crate::http::range::{Selection, is_known, select};
+use crate::http::route::route;
+use crate::pull::document::Document;
+use crate::pull::lists::{Page, filtered, link};
+use crate::pull::tag_page;
 
 /// The head of a request on a plain connection: what is taken for an ordinary one means one thing only.
 pub fn head(input: &[u8]) {
@@ -103,11 +104,11 @@ pub fn lists(input: &[u8]) {
         return;
     };
     let document = Document::of(Bytes::copy_from_slice(list));
-    let Ok(cut) = at_once(page::cut(&document, *n, last.as_deref())) else {
+    let Ok(cut) = at_once(tag_page::cut(&document, *n, last.as_deref())) else {
         return;
     };
     assert!(cut.first <= cut.end && cut.end <= document.size());
-    let run = at_once(page::read(&document, &cut, [b"[", b"]"])).expect("it is in memory");
+    let run = at_once(tag_page::read(&document, &cut, [b"[", b"]"])).expect("it is in memory");
     assert_eq!(u64::try_from(run.len()).ok(), Some(cut.end - cut.first + 2));
     if let Some(last) = &cut.more_behind {
         let page = Page {

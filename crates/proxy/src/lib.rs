@@ -1,58 +1,33 @@
 //! The Distribution API, pull side, over a cache and a registry client.
 //!
-//! Layers, from the socket up: listener and TLS, request limits, routing (which registry is meant),
-//! pull (cache, single flight, upstream, stale), and the only map from errors to HTTP.
+//! Layers, from the socket up: `http` (listener, TLS, HTTP/1.1 and HTTP/2, responses), `access` and `limits`
+//! (who may, and how much), `pull` (cache, shared downloads, upstream, stale) and `bundle` (the bundle extension).
+//! All of them work with `context`, which is plain data. Only `http::respond` maps errors to HTTP.
 
 #![forbid(unsafe_code)]
 
 mod access;
-mod answer;
-mod body;
+mod blocking;
 mod bundle;
-mod cached_image;
-mod claim;
 mod config;
-mod connection;
-mod cost;
+mod context;
 mod deadline;
-mod direct;
-mod document;
-mod download;
-mod entity;
 mod error;
-mod fetch;
 mod flight;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod gate;
-mod lead;
+mod http;
 mod limits;
-mod line_ends;
-mod listener;
-mod lists;
-mod manifest;
+mod log_dedup;
 mod metrics;
-mod pace;
-mod page;
-mod plain;
-mod question;
-mod range;
-mod recent;
-mod refusals;
-mod respond;
-mod route;
-mod rules;
-mod said;
-mod service;
-mod source;
-mod stall;
-mod tls;
-mod warm;
+mod proxy;
+mod pull;
+mod refusal_log;
 
-pub use access::{Auth, check_htpasswd};
-pub use cached_image::{CachedImage, CachedPlatform, Removal};
-pub use config::{Config, Limits, Tls};
-use error::Error;
-pub use rules::{Pattern, Rules};
-pub use service::{Progress, Proxy};
+pub use access::htpasswd::check as check_htpasswd;
+pub use access::rules::{Pattern, Rules};
+pub use config::{Auth, Config, Limits, Tls};
+pub use proxy::Proxy;
+pub use pull::cached_image::{CachedImage, CachedPlatform, Removal};
+pub use pull::warm::Progress;

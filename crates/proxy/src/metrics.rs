@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::limits::Limit;
+use crate::limits::limit::Limit;
 
 /// Which part of the API was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

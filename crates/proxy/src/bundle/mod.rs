@@ -3,29 +3,14 @@
 //! Whoever may pull an image's manifest and layers may have what is in them, and nobody else: each question is put to
 //! `access` as the pulls that it stands for.
 
-mod answer;
-mod arrivals;
-mod blobs;
-mod hot;
-mod pulls;
-mod records;
-mod stored;
-mod turns;
-mod wish;
-
-pub(crate) use answer::Asked;
-pub(crate) use arrivals::Arrivals;
-pub(crate) use blobs::CacheBlobs;
-pub(crate) use hot::Touches;
-pub(crate) use pulls::Pulls;
-pub(crate) use records::{Range, Records};
-pub(crate) use stored::offer as offer_stored;
-pub(crate) use turns::PlanSlots;
-pub(crate) use wish::Wish;
-
-/// The answer to `_oci/ext/discover`.
-pub(crate) const EXTENSIONS: &str = concat!(
-    r#"{"extensions":[{"name":"_pierhead","description":"Delta bundles of unmodified images: only the file contents "#,
-    r#"that a worker lacks.","url":"docs/formats/bundle.md","endpoints":["_pierhead/bundle","_pierhead/file","#,
-    r#""_pierhead/trace"]}]}"#
-);
+pub(crate) mod background_pulls;
+pub(crate) mod cache_blobs;
+pub(crate) mod handler;
+pub(crate) mod hot_ranges;
+pub(crate) mod image_pull;
+pub(crate) mod image_watch;
+pub(crate) mod pending_images;
+pub(crate) mod plan_slots;
+pub(crate) mod record_stream;
+pub(crate) mod request;
+pub(crate) mod stored_images;

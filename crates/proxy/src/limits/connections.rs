@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 use pierhead_host::{ClientKey, FairShare};
 use tokio::sync::Notify;
 
-use super::{Client, Limit};
+use crate::limits::client::Client;
+use crate::limits::limit::Limit;
+use crate::limits::share::leaves_no_share;
 
 /// All open connections of all listeners.
 #[derive(Default)]
@@ -254,7 +256,7 @@ impl Activity {
         };
         let own = self.client.answered.load(Ordering::Relaxed);
         let all = totals.answered.load(Ordering::Relaxed);
-        super::leaves_no_share(own, all, totals.capacity.load(Ordering::Relaxed))
+        leaves_no_share(own, all, totals.capacity.load(Ordering::Relaxed))
     }
 
     fn count(self: &Arc<Self>, mut state: MutexGuard<'_, State>) -> Option<Answering> {

@@ -5,8 +5,8 @@
 
 use http::request::Parts;
 
-use super::Limit;
 use crate::config::Limits;
+use crate::limits::limit::Limit;
 
 /// hyper's buffer for a head is its buffer for writing too, and must not be smaller than this.
 const LEAST_BUFFER: usize = 32 << 10;

@@ -8,21 +8,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use http::{Response, Version};
 
-use super::{Client, Limit, Limits, PARTS, leaves_no_room};
-use crate::answer::Peer;
-use crate::body::{Body, FRAME, Weight};
+use crate::limits::client::Client;
+use crate::limits::limit::Limit;
+use crate::limits::share::{PARTS, leaves_no_room};
 
 /// Answers and request bodies below this are not counted: there is at most one a connection or stream, and those are.
 pub(crate) const SMALL: usize = 4 << 10;
 
-/// Over HTTP/2 a stream that is not read holds one frame in its send buffer, one behind it, and what
-/// is on its way between.
-const H2_FRAMES: usize = 3;
+/// Bytes a frame at most: what one stream holds at a time, beside what hyper and the kernel buffer.
+pub(crate) const FRAME: usize = 128 << 10;
 
+/// Bytes that are counted for all clients.
 #[derive(Default)]
-pub(super) struct Memory(AtomicUsize);
+pub(crate) struct Memory(AtomicUsize);
+
+/// The configured bounds of [`Memory`].
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryBounds {
+    pub(crate) all: usize,
+    pub(crate) per_client: usize,
+}
+
+impl Memory {
+    /// Counts `bytes` that are about to be held for `client`.
+    pub(crate) fn count(
+        self: &Arc<Self>,
+        client: &Arc<Client>,
+        bytes: usize,
+        bounds: MemoryBounds,
+    ) -> Result<Held, Limit> {
+        let held = Held {
+            memory: self.clone(),
+            client: client.clone(),
+            bytes,
+        };
+        let all = self.0.fetch_add(bytes, Ordering::Relaxed);
+        let own = client.held.fetch_add(bytes, Ordering::Relaxed);
+        // Whoever is refused is counted off again by the drop.
+        if own.saturating_add(bytes) > bounds.per_client {
+            return Err(Limit::BytesPerClient);
+        }
+        if leaves_no_room((own, all), bytes, bounds.all, bounds.all / PARTS) {
+            return Err(Limit::BytesInFlight);
+        }
+        Ok(held)
+    }
+}
 
 /// So many bytes, counted until this is dropped.
 pub(crate) struct Held {
@@ -31,42 +63,14 @@ pub(crate) struct Held {
     bytes: usize,
 }
 
-impl Limits {
-    /// Counts `bytes` that are about to be held for `client`.
-    pub(crate) fn hold(&self, client: &Arc<Client>, bytes: usize) -> Result<Arc<Held>, Limit> {
-        self.count(client, bytes).map(Arc::new)
-    }
-
-    /// The same, for what grows by [`Self::grow`].
-    pub(crate) fn count(&self, client: &Arc<Client>, bytes: usize) -> Result<Held, Limit> {
-        let held = Held {
-            memory: self.memory.clone(),
-            client: client.clone(),
-            bytes,
-        };
-        let all = self.memory.0.fetch_add(bytes, Ordering::Relaxed);
-        let own = client.held.fetch_add(bytes, Ordering::Relaxed);
-        let bounds = self.bounds.load();
-        // Whoever is refused is counted off again by the drop.
-        if own.saturating_add(bytes) > bounds.answer_memory_per_client {
-            return Err(Limit::BytesPerClient);
-        }
-        let capacity = bounds.answer_memory;
-        if leaves_no_room((own, all), bytes, capacity, capacity / PARTS) {
-            return Err(Limit::BytesInFlight);
-        }
-        Ok(held)
-    }
-
+impl Held {
     /// Counts `bytes` more for the same client.
-    pub(crate) fn grow(&self, held: &mut Held, bytes: usize) -> Result<(), Limit> {
-        let mut more = self.count(&held.client, bytes)?;
-        held.bytes += std::mem::take(&mut more.bytes);
+    pub(crate) fn grow(&mut self, bytes: usize, bounds: MemoryBounds) -> Result<(), Limit> {
+        let mut more = self.memory.count(&self.client, bytes, bounds)?;
+        self.bytes += std::mem::take(&mut more.bytes);
         Ok(())
     }
-}
 
-impl Held {
     /// Counts more, whatever the limits: of a stream that nobody thought would hold anything.
     fn more(&self, bytes: usize) -> Self {
         self.memory.0.fetch_add(bytes, Ordering::Relaxed);
@@ -107,34 +111,13 @@ impl AsRef<[u8]> for Guarded {
     }
 }
 
-/// Counts what this answer will hold in memory.
-pub(crate) fn admit(
-    limits: &Limits,
-    peer: &Peer,
-    version: Version,
-    response: Response<Body>,
-) -> Result<Response<Body>, Limit> {
-    let frames = match version {
-        Version::HTTP_2 => H2_FRAMES,
-        _ => 1,
-    };
-    let bytes = match response.body().weight() {
-        Weight::Bytes(bytes) if bytes < SMALL => return Ok(response),
-        Weight::Bytes(bytes) => bytes,
-        // Frames until the file has been looked at; they are counted as they come.
-        Weight::File if peer.sends_files => 0,
-        Weight::File | Weight::Stream => frames * FRAME,
-    };
-    let held = limits.hold(&peer.client, bytes)?;
-    Ok(response.map(|body| body.held(held)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::resource_limits::ResourceLimits;
 
-    fn limits() -> Limits {
-        Limits::new(crate::config::Limits {
+    fn limits() -> ResourceLimits {
+        ResourceLimits::new(crate::config::Limits {
             answer_memory: 100,
             answer_memory_per_client: 60,
             ..crate::config::Limits::default()
@@ -161,7 +144,7 @@ mod tests {
 
     #[test]
     fn two_clients_leave_an_eighth_to_others() {
-        let limits = Limits::new(crate::config::Limits {
+        let limits = ResourceLimits::new(crate::config::Limits {
             answer_memory: 80,
             answer_memory_per_client: 80,
             ..crate::config::Limits::default()

@@ -1,0 +1,72 @@
+//! What a request to the extension wants, read before anybody is asked whether it may have it.
+
+use bytes::Bytes;
+use http::request::Parts;
+use pierhead_bundle::api::{Ask, Trace};
+use pierhead_oci::{Digest, Endpoint, ParseError, Target};
+use pierhead_toc::FileDigest;
+
+use crate::error::Error;
+use crate::http::request_body;
+
+/// See the head of this module.
+pub(crate) enum Wish {
+    /// Another endpoint's matter.
+    Other,
+    Bundle(Ask, Target),
+    File(FileDigest, Digest),
+    Trace(Trace, Target),
+}
+
+impl Wish {
+    /// Of one of the extension's endpoints.
+    pub(crate) fn of(
+        endpoint: &Endpoint,
+        is_post: bool,
+        parts: &Parts,
+        question: &Result<Bytes, Error>,
+    ) -> Result<Self, Error> {
+        if let Endpoint::File { digest, image, .. } = endpoint {
+            if is_post {
+                return Err(Error::ReadOnly);
+            }
+            let content = FileDigest::try_from(digest);
+            return match content {
+                Ok(content) => Ok(Self::File(content, *image)),
+                // No content has a name of that kind.
+                Err(_) => Err(ParseError::DigestAlgorithm.into()),
+            };
+        }
+        if !is_post {
+            return Err(Error::PostOnly);
+        }
+        if !request_body::is_json(parts) {
+            return Err(Error::NotJson);
+        }
+        let body = question.as_ref().map_err(Clone::clone)?;
+        let malformed = |error: pierhead_toc::Error| Error::Question(error.to_string());
+        Ok(match endpoint {
+            Endpoint::Bundle { .. } => {
+                let ask = Ask::parse(body).map_err(malformed)?;
+                let target = ask.want.parse()?;
+                Self::Bundle(ask, target)
+            }
+            _ => {
+                let trace = Trace::parse(body).map_err(malformed)?;
+                let target = trace.image.parse()?;
+                Self::Trace(trace, target)
+            }
+        })
+    }
+
+    /// The pull that whoever asks must be let in to.
+    pub(crate) fn as_pull(&self, endpoint: &Endpoint) -> Option<Endpoint> {
+        let target = match self {
+            Self::Other => return None,
+            Self::Bundle(_, target) | Self::Trace(_, target) => target.clone(),
+            Self::File(_, image) => Target::Digest(*image),
+        };
+        let name = endpoint.name()?.clone();
+        Some(Endpoint::Manifest { name, target })
+    }
+}

@@ -1,0 +1,477 @@
+//! Handles one request: checks limits and access, routes it, builds the response.
+
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HOST, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderValue, Method, Response, StatusCode, Version};
+use http_body::Body as _;
+use pierhead_host::ClientKey;
+use pierhead_oci::{Endpoint, MediaType, Name, ParseError, Reference, Registry, Repository};
+
+use crate::access::admit::admit;
+use crate::bundle::handler::{Asked, EXTENSIONS};
+use crate::bundle::image_watch;
+use crate::bundle::request::Wish;
+use crate::context::Inner;
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::http::body::{Account, Body, Weight};
+use crate::http::peer::Peer;
+use crate::http::representation::Entity;
+use crate::http::respond::{self, CHALLENGE, JSON};
+use crate::http::route::route;
+use crate::limits::head;
+use crate::limits::limit::Limit;
+use crate::limits::memory::{FRAME, SMALL};
+use crate::limits::resource_limits::ResourceLimits;
+use crate::metrics::{Kind, Outcome};
+use crate::pull::blob::Source;
+use crate::pull::blob_request::Wanted;
+use crate::pull::document::EAGER;
+use crate::pull::{lists, manifest};
+use crate::refusal_log::Refusal;
+
+/// Answers one request, within the configured time: a body's bytes may come later, its head does not.
+/// `question` is the body of the request, or why there is none.
+pub(crate) async fn answer(
+    inner: &Arc<Inner>,
+    peer: &Peer,
+    request: &Parts,
+    question: Result<Bytes, Error>,
+) -> Response<Body> {
+    let started = Instant::now();
+    let deadline = Deadline::new(inner.config.load().answer_within);
+    let (answering, over) = match peer.activity.begin() {
+        Ok(answering) => (Some(answering), None),
+        Err(limit) => (None, Some(limit)),
+    };
+    let mut request = Request {
+        inner,
+        peer,
+        parts: request,
+        question: &question,
+        over,
+        deadline,
+        kind: Kind::Other,
+        outcome: Outcome::None,
+    };
+    let response = match tokio::time::timeout_at(deadline.end(), request.answer()).await {
+        Ok(Ok(response)) => {
+            match admit_memory(&inner.limits, peer, request.parts.version, response) {
+                Ok(response) => response,
+                Err(limit) => request.failed(&limit.into()),
+            }
+        }
+        Ok(Err(error)) => request.failed(&error),
+        // The disk, or something that should have kept the deadline by itself.
+        Err(_) => request.failed(&Error::Late),
+    };
+    let Request { kind, outcome, .. } = request;
+    inner.metrics.answered(kind, outcome, response.status());
+    let expected = response.body().size_hint().exact();
+    let account = Account::new(inner.metrics.clone(), kind, started, expected);
+    response.map(|body| {
+        let body = body.accounted(account, &peer.pace, inner.pacer.as_ref());
+        body.answering(answering)
+    })
+}
+
+/// Whether that has the characters of a host and its port only (RFC 3986, 3.2.2 and 3.2.3).
+fn is_host(text: &[u8]) -> bool {
+    text.iter()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=:[]".contains(byte))
+}
+
+struct Request<'a> {
+    inner: &'a Arc<Inner>,
+    peer: &'a Peer,
+    parts: &'a Parts,
+    question: &'a Result<Bytes, Error>,
+    /// The limit that the connection exceeds, if any.
+    over: Option<Limit>,
+    deadline: Deadline,
+    /// Which endpoint, as far as it was understood.
+    kind: Kind,
+    outcome: Outcome,
+}
+
+impl Request<'_> {
+    fn failed(&mut self, error: &Error) -> Response<Body> {
+        self.outcome = Outcome::None;
+        if let Error::Limited(limit) = error {
+            self.inner.metrics.limited(*limit);
+        }
+        tracing::debug!(client = %self.peer.address, path = self.parts.uri.path(), %error, "refused");
+        let mut response = respond::error(self.kind, &self.parts.method, error);
+        // As for a head that the parser refuses: such a client gets no second answer on this connection.
+        let is_head = matches!(error, Error::Limited(Limit::Headers | Limit::Uri));
+        if is_head && self.parts.version < Version::HTTP_2 {
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn answer(&mut self) -> Result<Response<Body>, Error> {
+        if let Some(limit) = self.peer.over.or(self.over) {
+            return Err(limit.into());
+        }
+        head::check(&self.inner.config.load().limits, self.parts)?;
+        let Parts { method, uri, .. } = self.parts;
+        // Two, or one that can be read in two ways, would let a filter before us and us disagree on who is meant.
+        let mut hosts = self.parts.headers.get_all(HOST).iter();
+        let (host, more) = (hosts.next(), hosts.next());
+        let is_one = self.parts.version != Version::HTTP_11 || (host.is_some() && more.is_none());
+        if !is_one || !host.is_none_or(|host| is_host(host.as_bytes())) {
+            return Err(Error::Host);
+        }
+        let (path, query) = (uri.path(), uri.query());
+        if method != Method::GET && method != Method::HEAD && method != Method::POST {
+            return Err(Error::ReadOnly);
+        }
+        let path = if path == "/v2" { "/v2/" } else { path };
+        let endpoint = match Endpoint::parse(path, query) {
+            // Whoever pushes learns that nobody can, whatever he names.
+            Err(_) if method == Method::POST => return Err(Error::ReadOnly),
+            endpoint => endpoint?,
+        };
+        self.kind = Kind::of(&endpoint);
+        let wish = match (&endpoint, method == Method::POST) {
+            (Endpoint::Bundle { .. } | Endpoint::Trace { .. } | Endpoint::File { .. }, is_post) => {
+                Wish::of(&endpoint, is_post, self.parts, self.question)?
+            }
+            (_, true) => return Err(Error::ReadOnly),
+            _ => Wish::Other,
+        };
+        // Whoever may pull the manifest of an image may have what is in it.
+        let as_pull = wish.as_pull(&endpoint);
+        let asked = as_pull.as_ref().unwrap_or(&endpoint);
+        let admitted = admit(self.inner, self.peer, self.parts, asked, self.deadline).await?;
+        let Some(guest) = admitted else {
+            return self.serve(endpoint, wish).await;
+        };
+        let is_base = endpoint == Endpoint::Base;
+        let mut request = Request {
+            inner: &guest,
+            ..*self
+        };
+        let result = Box::pin(request.serve(endpoint, wish)).await;
+        (self.kind, self.outcome) = (request.kind, request.outcome);
+        result.map(|response| match is_base {
+            true => invite(response, self.peer),
+            false => response,
+        })
+    }
+
+    /// What was asked for, to somebody who was let in.
+    async fn serve(&mut self, endpoint: Endpoint, wish: Wish) -> Result<Response<Body>, Error> {
+        let (method, query) = (&self.parts.method, self.parts.uri.query());
+        match endpoint {
+            // Also when upstreams are down: podman drops a mirror whose base does not answer 200.
+            Endpoint::Base => Ok(self.constant("{}")),
+            Endpoint::Discover { .. } => Ok(self.constant(match self.inner.library.is_some() {
+                true => EXTENSIONS,
+                false => r#"{"extensions":[]}"#,
+            })),
+            Endpoint::Bundle { name } | Endpoint::Trace { name } | Endpoint::File { name, .. } => {
+                let (registry, repository) = self.place(&name)?;
+                let asked = Asked {
+                    inner: self.inner,
+                    peer: self.peer,
+                    parts: self.parts,
+                    name: &name,
+                    registry,
+                    repository,
+                    deadline: self.deadline,
+                };
+                // Large, and not on the way of a pull.
+                let (response, outcome) = Box::pin(asked.answer(wish)).await?;
+                self.outcome = outcome;
+                Ok(response)
+            }
+            Endpoint::Manifest { name, target } => {
+                let (registry, repository) = self.place(&name)?;
+                self.manifest(Reference {
+                    registry,
+                    repository,
+                    target,
+                })
+                .await
+            }
+            Endpoint::Blob { name, digest } => {
+                let (registry, repository) = self.place(&name)?;
+                self.blob(Wanted {
+                    registry,
+                    repository,
+                    digest,
+                    client: self.peer.client.clone(),
+                })
+                .await
+            }
+            Endpoint::Tags { name, n, last } => {
+                let (registry, repository) = self.place(&name)?;
+                let page = lists::Page {
+                    name: &name,
+                    query,
+                    n,
+                    last: last.as_deref(),
+                };
+                let asked = self.list(registry, repository);
+                let (page, outcome) = lists::tags(&asked, page).await?;
+                self.outcome = outcome;
+                let mut builder = respond::respond(StatusCode::OK, outcome);
+                if let Some(next) = page.next {
+                    builder = builder.header(http::header::LINK, next);
+                }
+                Ok(respond::text(builder, method, JSON, page.body))
+            }
+            Endpoint::Referrers {
+                name,
+                digest,
+                artifact_type,
+            } => {
+                let (registry, repository) = self.place(&name)?;
+                let filter = artifact_type.as_ref().map(MediaType::as_str);
+                let asked = self.list(registry, repository);
+                let (list, outcome) = lists::referrers(&asked, digest, filter).await?;
+                self.outcome = outcome;
+                let mut builder = respond::respond(StatusCode::OK, outcome);
+                if filter.is_some() {
+                    builder = builder.header(respond::OCI_FILTERS_APPLIED, "artifactType");
+                }
+                Ok(respond::text(
+                    builder,
+                    method,
+                    list.media_type.as_str(),
+                    list.body,
+                ))
+            }
+            Endpoint::Upload { .. } => Err(Error::ReadOnly),
+            _ => Err(ParseError::Endpoint.into()),
+        }
+    }
+
+    /// Whether to log this refusal now.
+    fn is_new(
+        &self,
+        event: &'static str,
+        registry: &Registry,
+        image: impl Hash,
+        error: &Error,
+    ) -> bool {
+        let refusal = Refusal {
+            event,
+            cause: error.cause(),
+            client: Some(self.peer.address),
+            registry: Some(registry),
+        };
+        self.inner.refusals.is_new(&refusal, image, error)
+    }
+
+    fn list(&self, registry: Registry, repository: Repository) -> lists::Asked<'_> {
+        lists::Asked {
+            inner: self.inner,
+            client: &self.peer.client,
+            registry,
+            repository,
+            deadline: self.deadline,
+        }
+    }
+
+    /// Whom the request means, and what of it.
+    fn place(&self, name: &Name) -> Result<(Registry, Repository), Error> {
+        let config = self.inner.config.load();
+        let (registry, repository) = route(name, self.parts.uri.query(), &config)?;
+        config
+            .rules
+            .check(&registry, &repository)
+            .inspect_err(|error| {
+                // The blobs of an image whose manifest was refused are not asked for.
+                if self.kind == Kind::Manifest
+                    && self.is_new("pull refused", &registry, &repository, error)
+                {
+                    let client = self.peer.address;
+                    tracing::info!(%registry, %repository, %client, %error, "pull refused");
+                }
+            })?;
+        Ok((registry, repository))
+    }
+
+    fn constant(&self, body: &'static str) -> Response<Body> {
+        let builder = respond::respond(StatusCode::OK, Outcome::None);
+        respond::whole(
+            builder,
+            &self.parts.method,
+            JSON,
+            Bytes::from_static(body.as_bytes()),
+        )
+    }
+
+    async fn manifest(&mut self, reference: Reference) -> Result<Response<Body>, Error> {
+        let started = Instant::now();
+        let result = self.document(&reference).await;
+        // A u128 would be a string in JSON.
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let client = self.peer.address;
+        // The one line of a pull.
+        match &result {
+            Ok((response, digest)) => {
+                let (cache, status) = (self.outcome.header(), response.status().as_u16());
+                let Parts { method, uri, .. } = self.parts;
+                // Formatting and writing a line costs as much as all the rest of a hit.
+                let is_news = self.outcome != Outcome::Hit
+                    || (self.inner.said).is_news((client, method, uri, digest, status));
+                if is_news {
+                    tracing::info!(%reference, %digest, %client, cache, status, duration_ms, "pull");
+                } else {
+                    tracing::debug!(%reference, %digest, %client, cache, status, duration_ms, "pull");
+                }
+            }
+            Err(error) if !self.is_new("pull refused", &reference.registry, &reference, error) => {}
+            Err(error) => {
+                let status = respond::status(Kind::Manifest, error).0;
+                let (code, error) = (status.as_u16(), tracing::field::display(error));
+                // Clients ask for what does not exist as a matter of course; a 5xx is trouble.
+                if status.is_server_error() {
+                    tracing::warn!(%reference, %client, status = code, error, duration_ms, "pull refused");
+                } else {
+                    tracing::info!(%reference, %client, status = code, error, duration_ms, "pull refused");
+                }
+            }
+        }
+        result.map(|(response, _)| response)
+    }
+
+    async fn document(
+        &mut self,
+        reference: &Reference,
+    ) -> Result<(Response<Body>, pierhead_oci::Digest), Error> {
+        let mut retried = false;
+        loop {
+            let (document, outcome) =
+                manifest::manifest(self.inner, &self.peer.client, reference, self.deadline).await?;
+            self.outcome = outcome;
+            let Reference {
+                registry,
+                repository,
+                ..
+            } = reference;
+            let wanted = || Wanted {
+                registry: registry.clone(),
+                repository: repository.clone(),
+                digest: document.digest,
+                client: self.peer.client.clone(),
+            };
+            if self.parts.method == Method::GET {
+                let client = ClientKey::of(self.peer.address);
+                image_watch::note(self.inner, client, &document, reference);
+            }
+            let entity = match document.object() {
+                _ if self.parts.method == Method::HEAD => Entity::head(Some(document.size())),
+                // Small ones are read before the head leaves, so that rot is mended unseen.
+                Some(object) if document.size() > EAGER => Entity::of(
+                    Source::of(self.inner.clone(), wanted(), object.clone()),
+                    Some(document.size()),
+                ),
+                _ => match document
+                    .bytes(usize::try_from(document.size()).unwrap_or(usize::MAX))
+                    .await
+                {
+                    Ok(bytes) => Entity::bytes(bytes),
+                    Err(error) if retried => return Err(error.into()),
+                    Err(_) => {
+                        retried = true;
+                        continue;
+                    }
+                },
+            };
+            let response = entity
+                .respond(
+                    &self.parts.headers,
+                    &document.digest,
+                    document.media_type.as_str(),
+                    outcome,
+                )
+                .await?;
+            return Ok((response, document.digest));
+        }
+    }
+
+    async fn blob(&mut self, wanted: Wanted) -> Result<Response<Body>, Error> {
+        let digest = wanted.digest;
+        let (registry, client) = (wanted.registry.clone(), wanted.client.clone());
+        let found = async {
+            if self.parts.method == Method::HEAD && !self.inner.is_at_hand(&wanted) {
+                let size = self.inner.size_upstream(&wanted).await?;
+                return Ok::<_, Error>((Entity::head(size), Outcome::Miss));
+            }
+            let (mut source, outcome) = Source::find(self.inner, wanted).await?;
+            let size = source.size().await?;
+            let is_head = self.parts.method == Method::HEAD;
+            Ok((
+                if is_head {
+                    Entity::head(size)
+                } else {
+                    Entity::of(source, size)
+                },
+                outcome,
+            ))
+        };
+        let (entity, outcome) = match tokio::time::timeout_at(self.deadline.last(), found).await {
+            Ok(found) => found?,
+            // When a limit delayed the request, the error names the limit and not the registry.
+            Err(_) => match self.inner.limits.why_waiting(&client, &registry, &digest) {
+                Some(limit) => return Err(limit.into()),
+                None => return Err(self.deadline.slow(&registry)),
+            },
+        };
+        self.outcome = outcome;
+        entity
+            .respond(
+                &self.parts.headers,
+                &digest,
+                "application/octet-stream",
+                outcome,
+            )
+            .await
+    }
+}
+
+/// Podman sends a login when the answer to its ping, though it be 200, says how.
+pub(crate) fn invite(mut response: Response<Body>, peer: &Peer) -> Response<Body> {
+    if peer.is_private() {
+        let challenge = HeaderValue::from_static(CHALLENGE);
+        response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    }
+    response
+}
+
+/// Over HTTP/2 a stream that is not read holds one frame in its send buffer, one behind it, and what
+/// is on its way between.
+const H2_FRAMES: usize = 3;
+
+/// Counts what this answer will hold in memory.
+fn admit_memory(
+    limits: &ResourceLimits,
+    peer: &Peer,
+    version: Version,
+    response: Response<Body>,
+) -> Result<Response<Body>, Limit> {
+    let frames = match version {
+        Version::HTTP_2 => H2_FRAMES,
+        _ => 1,
+    };
+    let bytes = match response.body().weight() {
+        Weight::Bytes(bytes) if bytes < SMALL => return Ok(response),
+        Weight::Bytes(bytes) => bytes,
+        // Frames until the file has been looked at; they are counted as they come.
+        Weight::File if peer.sends_files => 0,
+        Weight::File | Weight::Stream => frames * FRAME,
+    };
+    let held = limits.hold(&peer.client, bytes)?;
+    Ok(response.map(|body| body.held(held)))
+}

@@ -1,0 +1,194 @@
+//! The socket of a plain connection: heads in, bytes and files out.
+
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use pierhead_host::CpuPacer;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use tokio::io::{AsyncRead as _, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::http::body::Sendable;
+use crate::http::http1::clock::Clock;
+use crate::http::http1::head::MAX_HEAD;
+
+/// What is read at once: the heads of clients are half as long.
+const READ: usize = 1024;
+
+/// See the head of this module. Every wait for the client is under the limits of the clock.
+pub(crate) struct Socket<'a> {
+    pub(crate) stream: TcpStream,
+    /// What was read and not understood yet; without memory while the connection idles.
+    pub(crate) buffer: BytesMut,
+    pub(crate) clock: &'a Clock,
+    /// How long a head may take, or the pause before it.
+    pub(crate) head: Duration,
+    /// How long the client may take nothing.
+    pub(crate) stall: Duration,
+}
+
+/// What became of sending from a file.
+pub(crate) enum Sent {
+    /// So many bytes left; at least one.
+    Some(u64),
+    /// The file does not give them (any more): its content must be looked at.
+    Nothing,
+}
+
+impl Socket<'_> {
+    /// Reads more of a head; 0 at the end, or when we are about to stop and no head has begun.
+    pub(crate) async fn read(&mut self) -> io::Result<usize> {
+        poll_fn(|context| {
+            if self.buffer.is_empty() && self.clock.is_draining() {
+                return Poll::Ready(Ok(0));
+            }
+            ready!(self.stream.poll_read_ready(context))?;
+            self.buffer.reserve(READ);
+            let mut chunk = [0; READ];
+            let mut read = ReadBuf::new(&mut chunk);
+            let polled = Pin::new(&mut self.stream).poll_read(context, &mut read);
+            self.buffer.extend_from_slice(read.filled());
+            if self.buffer.is_empty() {
+                self.buffer = BytesMut::new();
+            }
+            polled.map_ok(|()| read.filled().len())
+        })
+        .await
+    }
+
+    /// Does `work`, unless the client leaves meanwhile. What else it says is kept for later.
+    pub(crate) async fn unless_gone<T>(&mut self, work: impl Future<Output = T>) -> io::Result<T> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            gone = self.gone() => Err(gone),
+        }
+    }
+
+    async fn gone(&mut self) -> io::Error {
+        loop {
+            // Enough was said: whether it is still there will be seen when it is answered.
+            if self.buffer.len() >= MAX_HEAD {
+                return std::future::pending().await;
+            }
+            let read = poll_fn(|context| {
+                let mut chunk = [0; READ];
+                let mut read = ReadBuf::new(&mut chunk);
+                ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
+                self.buffer.extend_from_slice(read.filled());
+                Poll::Ready(Ok::<_, io::Error>(read.filled().len()))
+            });
+            match read.await {
+                Ok(0) => return io::ErrorKind::UnexpectedEof.into(),
+                Ok(_) => {}
+                Err(error) => return error,
+            }
+        }
+    }
+
+    /// Waits until the client has taken something, within the limit for that.
+    async fn room(&self) -> io::Result<()> {
+        self.clock.must_take(self.stall);
+        poll_fn(|context| self.stream.poll_write_ready(context)).await?;
+        self.clock.free();
+        Ok(())
+    }
+
+    /// Sends all of these; `more` says that other bytes follow at once.
+    pub(crate) async fn send(&mut self, mut parts: [&[u8]; 2], more: bool) -> io::Result<()> {
+        loop {
+            let [first, second] = parts;
+            if first.is_empty() && second.is_empty() {
+                return Ok(());
+            }
+            let sent = self.stream.try_io(Interest::WRITABLE, || {
+                let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+                Ok(match (first.is_empty(), second.is_empty()) {
+                    (false, false) => {
+                        let slices = [IoSlice::new(first), IoSlice::new(second)];
+                        rustix::io::writev(&self.stream, &slices)?
+                    }
+                    (_, true) if more => {
+                        rustix::net::send(&self.stream, first, flags | SendFlags::MORE)?
+                    }
+                    (false, true) => rustix::net::send(&self.stream, first, flags)?,
+                    (true, _) => rustix::net::send(&self.stream, second, flags)?,
+                })
+            });
+            match sent {
+                Ok(sent) => {
+                    let of_first = sent.min(first.len());
+                    parts = [&first[of_first..], &second[sent - of_first..]];
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends up to `len` bytes of the file from `offset`, without a copy through user space; after each wait for the client they pass `pacer`.
+    ///
+    /// # Errors
+    /// Only those of the socket.
+    pub(crate) async fn send_file(
+        &mut self,
+        file: &Sendable,
+        offset: u64,
+        len: u64,
+        pacer: Option<&CpuPacer>,
+    ) -> io::Result<Sent> {
+        let Some((file, offset)) = file.at(offset) else {
+            return Ok(Sent::Nothing);
+        };
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        loop {
+            if let Some(pacer) = pacer {
+                pacer.pass().await;
+            }
+            let mut at = offset;
+            let sent = self.stream.try_io(Interest::WRITABLE, || {
+                let _meter = pacer.map(CpuPacer::meter);
+                Ok(rustix::fs::sendfile(
+                    &self.stream,
+                    file,
+                    Some(&mut at),
+                    len,
+                )?)
+            });
+            match sent {
+                Ok(0) => return Ok(Sent::Nothing),
+                Ok(sent) => return Ok(Sent::Some(u64::try_from(sent).unwrap_or(0))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_of_the_socket(&error) => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "a file cannot be sent as it is");
+                    return Ok(Sent::Nothing);
+                }
+            }
+        }
+    }
+}
+
+fn is_of_the_socket(error: &io::Error) -> bool {
+    let ours = [
+        Errno::PIPE,
+        Errno::CONNRESET,
+        Errno::CONNABORTED,
+        Errno::NOTCONN,
+        Errno::TIMEDOUT,
+        Errno::NETDOWN,
+        Errno::NETUNREACH,
+        Errno::HOSTUNREACH,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+    ];
+    ours.iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}

@@ -1,0 +1,156 @@
+//! Serves one connection through hyper: HTTP/1.1 and HTTP/2.
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Version};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::config::Config;
+use crate::http::client_timeout::Watched;
+use crate::http::handler::answer;
+use crate::http::line_ends::{self, LineEnds};
+use crate::http::peer::Peer;
+use crate::http::phase::{Phase, SHORT, Shared, displaced};
+use crate::http::request_body;
+use crate::limits::head;
+use crate::limits::limit::Limit;
+
+/// HTTP/2: how long silence may last until the client is asked whether it is there.
+const SILENCE: Duration = Duration::from_secs(60);
+/// HTTP/2: windows for what clients send (bodies of questions only), streams at once, and what is buffered of
+/// each stream on its way out.
+const WINDOW: u32 = 64 << 10;
+/// Clients use 3 to 6 at once, and each that is not read holds about 300 KiB here.
+const STREAMS: u32 = 16;
+const SEND_BUFFER: usize = 128 << 10;
+
+/// Serves one client through hyper.
+pub(crate) async fn http<S>(shared: Shared, stream: S, peer: Peer)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Shared { current, mut phase } = shared;
+    let common = current.common.clone();
+    let config = common.config.load_full();
+    let stall = config.client_stall;
+    let (address, pace, over) = (peer.address, peer.pace.clone(), peer.over);
+    let activity = peer.activity.clone();
+    let peer = Arc::new(Peer {
+        sends_files: false,
+        ..peer
+    });
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (inner, peer) = (current.current(), peer.clone());
+        async move {
+            let (parts, body) = request.into_parts();
+            let is_last = line_ends::ends_unknown(&parts.headers);
+            // The body has its own time limit.
+            peer.activity.heard();
+            let question = match peer.over {
+                None => request_body::read(&inner, &peer, &parts, body).await,
+                Some(_) => Ok(Bytes::new()),
+            };
+            let mut response = answer(&inner, &peer, &parts, question).await;
+            if (peer.over.is_some() || is_last) && parts.version < Version::HTTP_2 {
+                response
+                    .headers_mut()
+                    .insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let builder = builder(&config);
+    let stream = LineEnds::new(stream, head::parser_bytes(&config.limits));
+    let mut connection = pin!(builder.serve_connection(
+        TokioIo::new(Watched::new(stream, stall, activity.clone())),
+        service
+    ));
+    // Periodic check for stalled and silent clients; `is_stalled` and `idle` hold the limits.
+    let head = config.client_head;
+    let period = stall.min(head).max(Duration::from_millis(100));
+    let mut tick = tokio::time::interval(period);
+    let mut until = pin!(tokio::time::sleep(SHORT));
+    // A connection that was accepted just before the stop must see it too.
+    phase.mark_changed();
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    if let Some(limit) = reached(&*error) {
+                        common.metrics.limited(limit);
+                    }
+                    tracing::debug!(%address, %error, "connection ended");
+                }
+                return;
+            }
+            changed = phase.changed() => match (changed, *phase.borrow()) {
+                (Ok(()), Phase::Serving) => {}
+                (Ok(()), Phase::Draining) => connection.as_mut().graceful_shutdown(),
+                // A listener that is gone leaves nobody who could wait for the drain.
+                (Ok(()), Phase::Cut) | (Err(_), _) => return,
+            },
+            _ = tick.tick() => {
+                if pace.is_stalled(4 * stall) {
+                    common.metrics.stalled.inc();
+                    common.metrics.limited(Limit::Stalled);
+                    tracing::debug!(%address, "client takes nothing: connection cut");
+                    return;
+                }
+                // hyper limits the time of a head only over HTTP/1.1.
+                match activity.idle() {
+                    Some(idle) if idle > head + period => {
+                        tracing::debug!(%address, "idle client: connection closed");
+                        return;
+                    }
+                    Some(idle) if idle > head => connection.as_mut().graceful_shutdown(),
+                    _ => {}
+                }
+            }
+            () = activity.closed() => return displaced(address),
+            () = until.as_mut(), if over.is_some() => return,
+        }
+    }
+}
+
+/// The limit that hyper kept by itself: it has answered 431 or 414, or the client has not moved.
+fn reached(error: &(dyn std::error::Error + 'static)) -> Option<Limit> {
+    let hyper = error.downcast_ref::<hyper::Error>();
+    if hyper.is_some_and(hyper::Error::is_parse_too_large) {
+        return Some(Limit::Headers);
+    }
+    let io = std::error::Error::source(hyper?)?.downcast_ref::<std::io::Error>()?;
+    (io.kind() == std::io::ErrorKind::TimedOut).then_some(Limit::Stalled)
+}
+
+fn builder(config: &Config) -> Builder<TokioExecutor> {
+    let head = head::parser_bytes(&config.limits);
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.client_head)
+        // It buffers no more of a body than this before it asks for another frame, so that a slow
+        // client holds one frame and not three.
+        .max_headers(head::parser_count(&config.limits))
+        .max_buf_size(head);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(SILENCE)
+        .keep_alive_timeout(SHORT)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(u32::try_from(head).unwrap_or(u32::MAX));
+    builder
+}

@@ -1,0 +1,149 @@
+//! The accept loop: limits, and the drain at the end.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pierhead_host::BackgroundTask;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+use crate::config::Tls;
+use crate::context::{Common, CurrentContext};
+use crate::http::connection;
+use crate::http::peer::Peer;
+use crate::http::phase::{Phase, Shared};
+use crate::http::tls::Reloading;
+
+/// Connections over the limit that are told so at the same time; more are closed without a word.
+const REFUSALS: usize = 64;
+/// After an accept that failed for want of files or memory: others may give some back.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepts until `stop`, then drains. Returns when the last connection is gone.
+pub(crate) async fn serve(
+    current: CurrentContext,
+    listener: TcpListener,
+    tls: Option<Tls>,
+    stop: impl Future<Output = ()> + Send,
+) -> io::Result<()> {
+    let tls = match tls {
+        Some(files) => Some(Arc::new(
+            tokio::task::spawn_blocking(|| Reloading::new(files))
+                .await
+                .map_err(io::Error::other)??,
+        )),
+        None => None,
+    };
+    let (phase, watched) = watch::channel(Phase::Serving);
+    let loops = Loop {
+        shared: Shared {
+            current: current.clone(),
+            phase: watched,
+        },
+        tls,
+        refusals: Arc::new(Semaphore::new(REFUSALS)),
+    };
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = stop.as_mut() => break,
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => loops.take(stream, address),
+                Err(error) if is_of_the_connection(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    // Its receiver goes too, so that the channel closes with the last connection.
+    drop(loops);
+    phase.send_replace(Phase::Draining);
+    let drain = current.common.config.load().drain;
+    if tokio::time::timeout(drain, phase.closed()).await.is_err() {
+        tracing::warn!(
+            connections = phase.receiver_count(),
+            "connections cut after the drain time"
+        );
+        phase.send_replace(Phase::Cut);
+        phase.closed().await;
+    }
+    Ok(())
+}
+
+struct Loop {
+    shared: Shared,
+    tls: Option<Arc<Reloading>>,
+    refusals: Arc<Semaphore>,
+}
+
+impl Loop {
+    fn take(&self, stream: TcpStream, address: SocketAddr) {
+        let common = &self.shared.current.common;
+        common.metrics.accepted.inc();
+        let limit = common.config.load().max_connections;
+        let client = common.limits.client(address.ip());
+        let connected = common.limits.connect(&client, limit);
+        let mut refusal: Option<OwnedSemaphorePermit> = None;
+        let mut open = None;
+        let peer = match &connected {
+            Ok(connected) => {
+                if connected.has_displaced {
+                    common.metrics.displaced.inc();
+                }
+                open = Some(Open::new(common.clone()));
+                Peer::new(address, client, connected.activity.clone())
+            }
+            Err(limit) => {
+                common.metrics.refused.inc();
+                match self.refusals.clone().try_acquire_owned() {
+                    Ok(permit) => refusal = Some(permit),
+                    Err(_) => return common.metrics.limited(*limit),
+                }
+                Peer::refused(address, client, *limit)
+            }
+        };
+        let (shared, tls) = (self.shared.clone(), self.tls.clone());
+        let watch = common.cache.panics().watch(BackgroundTask::Connection);
+        tokio::spawn(async move {
+            let _kept = (open, connected, refusal, watch);
+            let tls = match tls {
+                Some(reloading) => Some(reloading.current().await),
+                None => None,
+            };
+            connection::serve(shared, stream, address, tls, peer).await;
+        });
+    }
+}
+
+/// One open connection in the metrics of all listeners.
+struct Open(Arc<Common>);
+
+impl Open {
+    fn new(common: Arc<Common>) -> Self {
+        common.metrics.connections.inc();
+        Self(common)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.metrics.connections.dec();
+    }
+}
+
+/// The client was gone before it was accepted: nothing of ours.
+fn is_of_the_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionRefused
+    )
+}

@@ -1,0 +1,19 @@
+//! HTTP: from the listening socket to the bytes of a response.
+
+pub(crate) mod body;
+pub(crate) mod client_progress;
+pub(crate) mod client_timeout;
+pub(crate) mod connection;
+pub(crate) mod handler;
+pub(crate) mod http1;
+pub(crate) mod hyper_server;
+pub(crate) mod line_ends;
+pub(crate) mod listener;
+pub(crate) mod peer;
+pub(crate) mod phase;
+pub(crate) mod range;
+pub(crate) mod representation;
+pub(crate) mod request_body;
+pub(crate) mod respond;
+pub(crate) mod route;
+pub(crate) mod tls;

@@ -1,0 +1,147 @@
+//! One representation on its way out: conditional requests, ranges and the headers of content.
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
+};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use pierhead_oci::Digest;
+
+use crate::error::Error;
+use crate::http::body::Body;
+use crate::http::range::{Selection, is_known, select};
+use crate::http::respond::{self, DOCKER_CONTENT_DIGEST};
+use crate::metrics::Outcome;
+use crate::pull::blob::Source;
+
+/// See the head of this module.
+pub(crate) struct Entity {
+    /// `None` when it will be known at the end only.
+    size: Option<u64>,
+    content: Content,
+}
+
+enum Content {
+    /// Of a HEAD: the headers of a GET, and nothing else.
+    None,
+    Bytes(Bytes),
+    Source(Box<Source>),
+}
+
+impl Entity {
+    pub(crate) fn head(size: Option<u64>) -> Self {
+        Self {
+            size,
+            content: Content::None,
+        }
+    }
+
+    pub(crate) fn bytes(bytes: Bytes) -> Self {
+        Self {
+            size: u64::try_from(bytes.len()).ok(),
+            content: Content::Bytes(bytes),
+        }
+    }
+
+    pub(crate) fn of(source: Source, size: Option<u64>) -> Self {
+        Self {
+            size,
+            content: Content::Source(Box::new(source)),
+        }
+    }
+
+    /// The answer that the request's headers ask for. Never content-encoded: digests are of these bytes.
+    pub(crate) async fn respond(
+        self,
+        headers: &HeaderMap,
+        digest: &Digest,
+        content_type: &str,
+        outcome: Outcome,
+    ) -> Result<Response<Body>, Error> {
+        let tag = Bytes::from(format!("\"{digest}\""));
+        let known = headers.contains_key(IF_NONE_MATCH) && is_known(headers, &tag);
+        let selection = match (self.size, &self.content) {
+            // Range is defined for GET only, and unknown sizes have no end to count from.
+            (_, Content::None) | (None, _) => Selection::Whole,
+            (Some(size), _) => select(headers, &tag, size),
+        };
+        let (status, selection) = match selection {
+            _ if known => (StatusCode::NOT_MODIFIED, None),
+            Selection::Whole => (StatusCode::OK, Some(selection)),
+            Selection::Part { .. } => (StatusCode::PARTIAL_CONTENT, Some(selection)),
+            Selection::Unsatisfiable => (StatusCode::RANGE_NOT_SATISFIABLE, Some(selection)),
+        };
+        let length = match selection {
+            Some(Selection::Part { first, last }) => Some(last - first + 1),
+            Some(Selection::Unsatisfiable) => Some(0),
+            _ => self.size,
+        };
+        // Not by a builder, which is moved about for each header.
+        let mut all = respond::headers(outcome);
+        if let Err(error) = self.describe(&mut all, tag, content_type, selection, length) {
+            return Ok(respond::broken(&error));
+        }
+        let body = match (self.content, selection) {
+            (Content::None, _) | (_, None | Some(Selection::Unsatisfiable)) => Body::empty(),
+            (Content::Bytes(bytes), Some(Selection::Part { first, last })) => {
+                Body::bytes(part(&bytes, first, last))
+            }
+            (Content::Bytes(bytes), _) => Body::bytes(bytes),
+            (Content::Source(source), Some(Selection::Part { first, last })) => {
+                let part = source.only(first, last + 1).await?;
+                Body::stream(Box::new(part), length)
+            }
+            (Content::Source(source), _) => Body::stream(source, length),
+        };
+        let mut response = Response::new(body);
+        (*response.status_mut(), *response.headers_mut()) = (status, all);
+        Ok(response)
+    }
+
+    /// Adds the headers of what was selected (`None`: the client has it), of which `length` bytes leave.
+    /// They are constants and values that were validated, so it does not fail.
+    fn describe(
+        &self,
+        headers: &mut HeaderMap,
+        tag: Bytes,
+        content_type: &str,
+        selection: Option<Selection>,
+        length: Option<u64>,
+    ) -> Result<(), http::Error> {
+        // Both share one allocation.
+        let digest = tag.slice(1..tag.len() - 1);
+        let digest = HeaderValue::from_maybe_shared(digest)?;
+        headers.insert(DOCKER_CONTENT_DIGEST, digest);
+        headers.insert(ETAG, HeaderValue::from_maybe_shared(tag)?);
+        headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        let range = match (selection, self.size) {
+            (None, _) => return Ok(()),
+            (Some(Selection::Unsatisfiable), size) => {
+                Some(format!("bytes */{}", size.unwrap_or_default()))
+            }
+            (Some(Selection::Part { first, last }), Some(size)) => {
+                Some(format!("bytes {first}-{last}/{size}"))
+            }
+            _ => None,
+        };
+        if let Some(range) = range {
+            headers.insert(CONTENT_RANGE, range.try_into()?);
+        }
+        if !matches!(selection, Some(Selection::Unsatisfiable)) {
+            headers.insert(CONTENT_TYPE, content_type.try_into()?);
+        }
+        if let Some(length) = length {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        Ok(())
+    }
+}
+
+fn part(bytes: &Bytes, first: u64, last: u64) -> Bytes {
+    let index = |offset: u64| {
+        usize::try_from(offset)
+            .unwrap_or(usize::MAX)
+            .min(bytes.len())
+    };
+    bytes.slice(index(first)..index(last + 1))
+}

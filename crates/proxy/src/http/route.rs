@@ -1,0 +1,115 @@
+//! Which registry a request means: `?ns=`, else the first path segment, else the default upstream.
+
+use pierhead_oci::{Endpoint, Name, ParseError, Registry, Repository};
+
+use crate::config::Config;
+use crate::error::Error;
+
+/// The registry and the repository in it that a request means.
+///
+/// `name` is the one of the path, `query` the request's query as it came. Precedence:
+/// 1. `?ns=<registry>`: what containerd, BuildKit and dockerd 29 send to a mirror;
+/// 2. the first path segment, when it is a registry that the configuration names or has the form of
+///    one: what podman, crane and people write;
+/// 3. the default upstream: what dockerd up to 28 means.
+///
+/// Docker Hub keeps its official images under `library/`, so a bare name there gets it.
+pub(crate) fn route(
+    name: &Name,
+    query: Option<&str>,
+    config: &Config,
+) -> Result<(Registry, Repository), Error> {
+    let namespace = Endpoint::namespace(query).map_err(Error::Namespace)?;
+    let (registry, repository) = match namespace {
+        Some(registry) => {
+            let whole = name.whole().cloned();
+            let both = ParseError::Repository("it names a registry, and ns names one too");
+            (registry, whole.ok_or(both)?)
+        }
+        None => leading_registry(name, config)
+            .unwrap_or_else(|| (config.default_upstream.clone(), name.repository().clone())),
+    };
+    let repository = registry.qualify(repository);
+    Ok((registry, repository))
+}
+
+fn leading_registry(name: &Name, config: &Config) -> Option<(Registry, Repository)> {
+    let (registry, repository) = name.split_first()?;
+    let is_meant = name.registry().is_some() || config.known.contains(&registry);
+    is_meant.then_some((registry, repository))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routed(name: &str, query: Option<&str>) -> Result<String, Error> {
+        let config = Config {
+            known: vec!["corp".parse().unwrap()],
+            ..Config::default()
+        };
+        route(&name.parse().unwrap(), query, &config)
+            .map(|(registry, repository)| format!("{registry} {repository}"))
+    }
+
+    #[test]
+    fn the_routing_table() {
+        for (name, query, means) in [
+            ("library/redis", None, "docker.io library/redis"),
+            ("redis", None, "docker.io library/redis"),
+            ("docker.io/library/redis", None, "docker.io library/redis"),
+            ("docker.io/redis", None, "docker.io library/redis"),
+            ("index.docker.io/redis", None, "docker.io library/redis"),
+            ("ghcr.io/owner/app", None, "ghcr.io owner/app"),
+            ("quay.io/app", None, "quay.io app"),
+            ("localhost/app", None, "localhost app"),
+            ("localhost:5000/app", None, "localhost:5000 app"),
+            ("corp/app", None, "corp app"),
+            ("owner/app", None, "docker.io owner/app"),
+            // One segment is never a registry: there would be no repository.
+            ("a.b", None, "docker.io library/a.b"),
+            (
+                "library/redis",
+                Some("ns=docker.io"),
+                "docker.io library/redis",
+            ),
+            ("app", Some("ns=ghcr.io"), "ghcr.io app"),
+            ("app", Some("ns=127.0.0.1%3A5000"), "127.0.0.1:5000 app"),
+            (
+                "redis",
+                Some("x=1&ns=registry-1.docker.io"),
+                "docker.io library/redis",
+            ),
+            ("app", Some("ns="), "docker.io library/app"),
+            // ns wins over a segment that looks like a registry.
+            ("quay.io/app", Some("ns=ghcr.io"), "ghcr.io quay.io/app"),
+            ("app/x", Some("nsx=quay.io"), "docker.io app/x"),
+        ] {
+            assert_eq!(routed(name, query).unwrap(), means, "{name} {query:?}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_no_registry_is_refused() {
+        for query in [
+            "ns=http://ghcr.io",
+            "ns=a/b",
+            "ns=a%20b",
+            "ns=%zz",
+            "ns=%",
+            "ns=..",
+            "ns=a@b.c",
+            "ns=%0d%0a",
+        ] {
+            assert!(
+                matches!(routed("app", Some(query)), Err(Error::Namespace(_))),
+                "{query}"
+            );
+        }
+        let twice = routed("localhost:5000/app", Some("ns=ghcr.io"));
+        assert!(matches!(
+            twice,
+            Err(Error::Parse(ParseError::Repository(_)))
+        ));
+    }
+}

@@ -1,0 +1,268 @@
+use futures_now::now;
+use pierhead_oci::Algorithm;
+
+use super::*;
+use crate::config;
+use crate::limits::resource_limits::ResourceLimits;
+
+/// Polls a future once.
+mod futures_now {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+
+    pub(super) fn now<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+}
+
+const ALL: usize = 32;
+
+fn limits(change: impl FnOnce(&mut config::Limits)) -> ResourceLimits {
+    let mut bounds = config::Limits::default();
+    change(&mut bounds);
+    ResourceLimits::new(bounds)
+}
+
+fn client(limits: &ResourceLimits, last: u8) -> Arc<Client> {
+    limits.client([10, 0, 0, last].into())
+}
+
+fn download(registry: &str, seed: usize, is_configured: bool) -> Download {
+    Download {
+        registry: registry.parse().unwrap(),
+        digest: Digest::of(Algorithm::Sha256, &seed.to_le_bytes()),
+        is_configured,
+        readers: None,
+    }
+}
+
+/// A slot, if one is free at once.
+fn at_once(
+    limits: &ResourceLimits,
+    client: &Arc<Client>,
+    download: Download,
+    all: usize,
+) -> Option<Turn> {
+    let ticket = limits.queue(client).ok()?;
+    now(std::pin::pin!(limits.turn(ticket, download, all)))
+}
+
+/// All slots that the client gets, each for a registry of its own.
+fn greedy(limits: &ResourceLimits, client: &Arc<Client>, name: &str) -> Vec<Turn> {
+    let registry = |nth| format!("{name}-{nth}.example");
+    (0..2 * ALL)
+        .map_while(|nth| at_once(limits, client, download(&registry(nth), nth, false), ALL))
+        .collect()
+}
+
+#[tokio::test]
+async fn two_clients_with_registries_of_their_own_leave_slots_to_configured_ones() {
+    let limits = limits(|_| {});
+    let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|last| client(&limits, last));
+    let taken = (greedy(&limits, &one, "one"), greedy(&limits, &two, "two"));
+    let counts = (taken.0.len(), taken.1.len());
+    assert_eq!(
+        counts,
+        (16, 5),
+        "a quarter is kept, and an eighth of the rest"
+    );
+    let others = greedy(&limits, &four, "four");
+    assert_eq!(others.len(), 3, "it holds less than that eighth");
+    let other = download("three.example", 0, false);
+    assert!(at_once(&limits, &three, other, ALL).is_none());
+    let hub = |nth| download("docker.io", nth, true);
+    let turns: Vec<_> = (0..ALL)
+        .map_while(|nth| at_once(&limits, &three, hub(nth), ALL))
+        .collect();
+    assert_eq!(turns.len(), 4, "an eighth is kept for clients with less");
+    assert!(at_once(&limits, &five, hub(99), ALL).is_some());
+}
+
+#[tokio::test]
+async fn two_clients_that_want_one_registry_leave_slots_of_it_to_others() {
+    let limits = limits(|_| {});
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let take = |client, first| -> Vec<_> {
+        (first..first + ALL)
+            .map_while(|nth| at_once(&limits, client, download("docker.io", nth, true), ALL))
+            .collect()
+    };
+    let taken = (take(&one, 0), take(&two, 100));
+    let counts = (taken.0.len(), taken.1.len());
+    assert_eq!(counts, (16, 5), "an eighth of 24 is kept");
+    assert_eq!(take(&three, 200).len(), 3);
+}
+
+#[tokio::test]
+async fn a_free_slot_goes_to_the_client_that_holds_fewest() {
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let first = at_once(&limits, &one, download("a.example", 0, true), 1).unwrap();
+    let ticket = |client| limits.queue(client).unwrap();
+    let mut again = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 1, true), 1));
+    let mut other = std::pin::pin!(limits.turn(ticket(&two), download("b.example", 2, true), 1));
+    assert!(now(again.as_mut()).is_none() && now(other.as_mut()).is_none());
+    drop(first);
+    let turn = now(again.as_mut()).expect("it was there first, and holds as few");
+    assert!(now(other.as_mut()).is_none());
+    let mut third = std::pin::pin!(limits.turn(ticket(&one), download("a.example", 3, true), 1));
+    assert!(now(third.as_mut()).is_none());
+    drop(turn);
+    assert!(now(third.as_mut()).is_none());
+    assert!(now(other.as_mut()).is_some());
+    assert!(now(third.as_mut()).is_some());
+}
+
+#[tokio::test]
+async fn whoever_waits_is_told_for_what() {
+    let limits = limits(|limits| {
+        limits.fetches_per_client = 2;
+        limits.fetches_per_registry = 3;
+    });
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let of = |registry: &str, nth| download(registry, nth, true);
+    let why = |client: &Client, download: &Download| {
+        limits.why_waiting(client, &download.registry, &download.digest)
+    };
+    let _running = [
+        at_once(&limits, &one, of("a.example", 0), 4).unwrap(),
+        at_once(&limits, &one, of("a.example", 1), 4).unwrap(),
+        at_once(&limits, &two, of("a.example", 2), 4).unwrap(),
+    ];
+    assert_eq!(why(&one, &of("a.example", 0)), None, "it runs");
+    let ticket = |client| limits.queue(client).unwrap();
+    let own = of("b.example", 3);
+    let mut first = std::pin::pin!(limits.turn(ticket(&one), own.clone(), 4));
+    assert!(now(first.as_mut()).is_none());
+    assert_eq!(why(&one, &own), Some(Limit::FetchesPerClient));
+    let mut along = std::pin::pin!(limits.turn(ticket(&two), of("a.example", 7), 4));
+    let mut other = std::pin::pin!(limits.turn(ticket(&one), of("a.example", 7), 4));
+    assert!(now(along.as_mut()).is_none() && now(other.as_mut()).is_none());
+    let shared = of("a.example", 7);
+    assert_eq!(why(&one, &shared), Some(Limit::FetchesPerClient));
+    assert_eq!(
+        why(&two, &shared),
+        Some(Limit::FetchesPerRegistry),
+        "not what keeps the other"
+    );
+    let registry = of("a.example", 4);
+    let mut second = std::pin::pin!(limits.turn(ticket(&three), registry.clone(), 4));
+    assert!(now(second.as_mut()).is_none());
+    assert_eq!(why(&three, &registry), Some(Limit::FetchesPerRegistry));
+    let _last = at_once(&limits, &two, of("c.example", 5), 4).unwrap();
+    let all = of("d.example", 6);
+    {
+        let mut third = std::pin::pin!(limits.turn(ticket(&three), all.clone(), 4));
+        assert!(now(third.as_mut()).is_none());
+        assert_eq!(why(&three, &all), Some(Limit::Downloads));
+    }
+    assert_eq!(why(&three, &all), None, "it has left");
+}
+
+#[tokio::test]
+async fn one_slot_is_for_everybody() {
+    let limits = limits(|_| {});
+    let one = client(&limits, 1);
+    let turn = at_once(&limits, &one, download("a.example", 0, false), 1);
+    assert!(turn.is_some());
+    drop(turn);
+    assert_eq!(limits.downloads.lock().running.by_id.len(), 0);
+    assert_eq!(one.fetches.load(Ordering::Relaxed), 0);
+}
+
+fn abandoned(seed: usize) -> Download {
+    Download {
+        readers: Some(Readers::default()),
+        ..download("a.example", seed, true)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_downloads_that_nobody_waits_for_the_client_with_most_yields_its_first() {
+    let limits = limits(|_| {});
+    let [one, two, three] = [1, 2, 3].map(|last| client(&limits, last));
+    let take = |client, download| at_once(&limits, client, download, 4).unwrap();
+    let awaited = take(&one, download("a.example", 0, true));
+    let first = take(&one, abandoned(1));
+    let second = take(&one, abandoned(2));
+    let other = take(&two, abandoned(3));
+    // No download yields to one without readers.
+    let ticket = |client| limits.queue(client).unwrap();
+    let mut idle = std::pin::pin!(limits.turn(ticket(&three), abandoned(4), 4));
+    assert!(tokio::time::timeout(2 * LOOK, idle.as_mut()).await.is_err());
+    let mut waiting =
+        std::pin::pin!(limits.turn(ticket(&three), download("a.example", 5, true), 4));
+    tokio::select! {
+        _ = waiting.as_mut() => panic!("there is no free slot"),
+        () = first.yields() => {}
+    }
+    for kept in [&awaited, &second, &other] {
+        assert!(
+            now(std::pin::pin!(kept.yields())).is_none(),
+            "one is enough"
+        );
+    }
+    drop(first);
+    let turn = waiting.await;
+    assert!(turn.is_of(&three));
+    assert!(now(idle.as_mut()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_download_that_its_client_reads_itself_does_not_yield() {
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let turn = at_once(&limits, &one, abandoned(0), 1).unwrap();
+    turn.awaited_by(None);
+    let ticket = limits.queue(&two).unwrap();
+    let waiting = limits.turn(ticket, download("a.example", 1, true), 1);
+    assert!(tokio::time::timeout(3 * LOOK, waiting).await.is_err());
+    assert!(now(std::pin::pin!(turn.yields())).is_none());
+}
+
+/// A fill with wrong content restarts in the same slot.
+#[tokio::test]
+async fn a_download_that_is_awaited_anew_does_not_yield() {
+    let data = tempfile::tempdir().unwrap();
+    let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+    let cache =
+        pierhead_cache::Cache::open(config, Box::new(pierhead_eviction::Lru::default())).unwrap();
+    let limits = limits(|_| {});
+    let [one, two] = [1, 2].map(|last| client(&limits, last));
+    let claim = async |seed| {
+        let Download {
+            digest, registry, ..
+        } = abandoned(seed);
+        let origin = pierhead_cache::Origin::of(&registry);
+        match cache.claim(&digest, origin).await.unwrap() {
+            pierhead_cache::Claim::Leader(fill, content) => (fill, content),
+            _ => panic!("nobody else fills it"),
+        }
+    };
+    let (fill, content) = claim(0).await;
+    let first = Download {
+        readers: Some(fill.readers()),
+        ..abandoned(0)
+    };
+    let turn = at_once(&limits, &one, first, 1).unwrap();
+    let ticket = limits.queue(&two).unwrap();
+    let mut waiting = std::pin::pin!(limits.turn(ticket, download("a.example", 1, true), 1));
+    assert!(now(waiting.as_mut()).is_none());
+    drop((fill, content));
+    let ask = || limits.downloads.lock().ask_to_yield();
+    // It yields before a reader waits again, and not afterwards.
+    ask();
+    assert!(turn.is_yielding());
+    let (fill, content) = claim(0).await;
+    turn.awaited_by(Some(fill.readers()));
+    ask();
+    assert!(!turn.is_yielding());
+    assert!(now(std::pin::pin!(turn.yields())).is_none());
+    drop(content);
+    ask();
+    assert!(now(std::pin::pin!(turn.yields())).is_some());
+}

@@ -1,0 +1,237 @@
+//! Describes an image from the cache alone. Reading it counts neither as a hit nor as an access for eviction.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use pierhead_cache::{BlobStat, Cache, TagKey};
+use pierhead_oci::{Body, Digest, Manifest, MediaType, Platform, Reference, Target};
+use serde::Deserialize;
+
+use crate::pull::manifest::is_distributable;
+
+/// Maximum number of manifests and blobs of one image. An index of 20 platforms has a few hundred.
+const MAX_PARTS: usize = 10_000;
+/// Maximum size of a config that is read for its platform.
+const MAX_CONFIG: usize = 1 << 20;
+
+/// What the cache has of one image.
+#[derive(Clone, Debug)]
+pub struct CachedImage {
+    /// The digest of its tag: an index or a manifest.
+    pub root: Digest,
+    /// The root and all digests that it references, cached or not.
+    pub digests: Vec<Digest>,
+    /// The platforms whose manifest is cached: one, or those of an index.
+    pub platforms: Vec<CachedPlatform>,
+}
+
+/// What the cache has of an image for one platform.
+#[derive(Clone, Debug)]
+pub struct CachedPlatform {
+    /// `None` when neither the index nor the config names it.
+    pub platform: Option<Platform>,
+    /// Its manifest.
+    pub manifest: Digest,
+    /// Cached bytes of manifest, config and layers.
+    pub size: u64,
+    /// Whether nothing is missing.
+    pub is_complete: bool,
+    /// Last access to any part of it, in seconds since 1970.
+    pub accessed: u64,
+}
+
+impl CachedImage {
+    /// Reads the manifests of a cached image. Blocks.
+    ///
+    /// # Errors
+    /// A text for people: the image is not in the cache, or its root cannot be read.
+    pub(crate) fn read(cache: &Cache, reference: &Reference) -> Result<Self, String> {
+        let root = match &reference.target {
+            Target::Digest(digest) => Some(*digest),
+            Target::Tag(_) => cache
+                .tags()
+                .get(&TagKey::Manifest(reference.clone()))
+                .map(|record| record.digest),
+        };
+        let absent = || format!("{reference} is not in the cache: warm it, or pull it once");
+        let root = root.ok_or_else(absent)?;
+        let mut image = Self {
+            root,
+            digests: vec![root],
+            platforms: Vec::new(),
+        };
+        let mut seen = HashSet::from([root]);
+        let mut next = VecDeque::from([(root, None, 0)]);
+        while let Some((digest, platform, depth)) = next.pop_front() {
+            let manifest = match manifest(cache, &digest) {
+                Ok(Some(manifest)) => manifest,
+                // An index also lists platforms whose manifest no client pulled.
+                Ok(None) if digest == root => return Err(absent()),
+                Err(error) if digest == root => return Err(format!("{reference}: {error}")),
+                Ok(None) | Err(_) => continue,
+            };
+            let new: Vec<_> = manifest
+                .children()
+                .filter(|child| seen.insert(child.digest))
+                .collect();
+            if seen.len() > MAX_PARTS {
+                return Err(format!("{reference}: more than {MAX_PARTS} parts"));
+            }
+            image.digests.extend(new.iter().map(|child| child.digest));
+            if matches!(manifest.body, Body::Index { .. }) {
+                if depth >= Manifest::MAX_DEPTH {
+                    return Err(format!("{reference}: indexes nested too deep"));
+                }
+                let child =
+                    |it: &&pierhead_oci::Descriptor| (it.digest, it.platform.clone(), depth + 1);
+                next.extend(new.iter().map(child));
+            } else {
+                image
+                    .platforms
+                    .push(CachedPlatform::of(cache, digest, &manifest, platform));
+            }
+        }
+        Ok(image)
+    }
+}
+
+impl CachedPlatform {
+    fn of(cache: &Cache, digest: Digest, manifest: &Manifest, platform: Option<Platform>) -> Self {
+        let parts: HashSet<Digest> = manifest
+            .children()
+            .filter(|child| is_distributable(child))
+            .map(|child| child.digest)
+            .chain([digest])
+            .collect();
+        let present: Vec<BlobStat> = parts.iter().filter_map(|part| cache.entry(part)).collect();
+        Self {
+            platform: platform.or_else(|| of_config(cache, manifest)),
+            manifest: digest,
+            size: present.iter().map(|entry| entry.size).sum(),
+            is_complete: present.len() == parts.len(),
+            accessed: present
+                .iter()
+                .map(|entry| entry.accessed)
+                .max()
+                .unwrap_or(0),
+        }
+    }
+}
+
+/// What removing an image frees.
+#[derive(Clone, Debug)]
+pub struct Removal {
+    /// The tags to remove: the named tag, or for a digest all its tags in that repository.
+    pub names: Vec<Reference>,
+    /// Digests that no other cached image uses.
+    pub digests: Vec<Digest>,
+}
+
+impl Removal {
+    /// Finds the digests that only this image uses. Reads every manifest in the cache. Blocks.
+    ///
+    /// # Errors
+    /// As [`CachedImage::read`]; a name cannot be listed.
+    pub(crate) fn of(
+        cache: &Cache,
+        reference: &Reference,
+        known: &[Reference],
+    ) -> Result<Self, String> {
+        let image = CachedImage::read(cache, reference)?;
+        let is_by_digest = matches!(reference.target, Target::Digest(_));
+        let mut names = Vec::new();
+        let mut tagged = HashSet::new();
+        for name in known {
+            let Some(record) = cache.tags().get(&TagKey::Manifest(name.clone())) else {
+                continue;
+            };
+            let is_same =
+                (&name.registry, &name.repository) == (&reference.registry, &reference.repository);
+            let goes = name == reference || is_by_digest && is_same && record.digest == image.root;
+            match goes {
+                true => names.push(name.clone()),
+                false => drop(tagged.insert(record.digest)),
+            }
+        }
+        // Every manifest in the cache, and what it points to.
+        let mut manifests = HashMap::new();
+        let mut after = None;
+        loop {
+            let page = cache.list(after, 1000);
+            let Some(last) = page.last() else { break };
+            after = Some(last.digest);
+            for entry in page {
+                let is_manifest = |it: &MediaType| it.is_manifest() || it.is_index();
+                if entry.media_type.as_ref().is_some_and(is_manifest)
+                    && let Ok(Some(manifest)) = manifest(cache, &entry.digest)
+                {
+                    let children: Vec<_> = manifest.children().map(|it| it.digest).collect();
+                    manifests.insert(entry.digest, children);
+                }
+            }
+        }
+        // Other images use every digest that a remaining manifest reaches.
+        let own: HashSet<_> = image.digests.iter().copied().collect();
+        let stays = |digest: &&Digest| !own.contains(digest) || tagged.contains(digest);
+        let mut next: Vec<Digest> = manifests.keys().filter(stays).copied().collect();
+        let mut used: HashSet<Digest> = next.iter().copied().collect();
+        while let Some(digest) = next.pop() {
+            for child in manifests.get(&digest).into_iter().flatten() {
+                if used.insert(*child) {
+                    next.push(*child);
+                }
+            }
+        }
+        let digests = image.digests.into_iter();
+        Ok(Self {
+            names,
+            digests: digests.filter(|digest| !used.contains(digest)).collect(),
+        })
+    }
+}
+
+/// A manifest of the cache; `None` when it is not there.
+fn manifest(cache: &Cache, digest: &Digest) -> Result<Option<Manifest>, String> {
+    let Some(bytes) = bytes(cache, digest, Manifest::MAX_SIZE)? else {
+        return Ok(None);
+    };
+    let media_type = cache.entry(digest).and_then(|entry| entry.media_type);
+    let media_type = media_type.as_ref().map(MediaType::as_str);
+    let parsed = Manifest::parse(bytes.into(), media_type).map_err(|error| error.to_string())?;
+    Ok(Some(parsed))
+}
+
+fn bytes(cache: &Cache, digest: &Digest, most: usize) -> Result<Option<Vec<u8>>, String> {
+    let held = cache
+        .open_for_background(digest)
+        .map_err(|error| error.to_string())?;
+    let Some(held) = held else { return Ok(None) };
+    let size = usize::try_from(held.size())
+        .ok()
+        .filter(|size| *size <= most);
+    let size = size.ok_or_else(|| format!("more than {most} bytes"))?;
+    let mut bytes = vec![0; size];
+    held.read_at(0, &mut bytes)
+        .map_err(|error| error.to_string())?;
+    Ok(Some(bytes))
+}
+
+/// The platform that the config of an image names.
+#[derive(Deserialize)]
+struct Config {
+    os: String,
+    architecture: String,
+    variant: Option<String>,
+}
+
+fn of_config(cache: &Cache, manifest: &Manifest) -> Option<Platform> {
+    let Body::Image { config, .. } = &manifest.body else {
+        return None;
+    };
+    let bytes = bytes(cache, &config.digest, MAX_CONFIG).ok()??;
+    let config: Config = serde_json::from_slice(&bytes).ok()?;
+    Some(Platform {
+        os: config.os,
+        architecture: config.architecture,
+        variant: config.variant.filter(|it| !it.is_empty()),
+    })
+}

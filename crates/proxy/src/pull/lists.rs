@@ -1,0 +1,309 @@
+//! Tag lists and referrers lists: cached whole, paged and filtered here.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pierhead_cache::{StoredBlob, TagKey};
+use pierhead_oci::{self as oci, Digest, Endpoint, Manifest, MediaType, Registry, Repository};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::context::Inner;
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::limits::client::Client;
+use crate::metrics::Outcome;
+use crate::pull::blob::Source;
+use crate::pull::blob_request::Wanted;
+use crate::pull::document::{Document, EAGER};
+use crate::pull::resolve::resolve;
+use crate::pull::tag_page::{self, cut};
+
+/// What stands behind the last tag of an answer.
+const BEHIND: &[u8] = b"]}";
+
+/// Which part of a tag list is asked for.
+pub(crate) struct Page<'a> {
+    /// As the client wrote it: the answer's `name` and `Link` are in its words.
+    pub(crate) name: &'a oci::Name,
+    /// The request's query: `ns` must be in the `Link` too.
+    pub(crate) query: Option<&'a str>,
+    pub(crate) n: Option<u32>,
+    pub(crate) last: Option<&'a str>,
+}
+
+/// The text of an answer.
+pub(crate) enum Text {
+    Whole(Bytes),
+    /// So many bytes, read as the client takes them.
+    Long(Box<Source>, u64),
+}
+
+/// A page of tags.
+pub(crate) struct Tags {
+    pub(crate) body: Text,
+    /// The value of `Link`, when there is more.
+    pub(crate) next: Option<String>,
+}
+
+/// A list of referrers.
+pub(crate) struct Referrers {
+    pub(crate) body: Text,
+    pub(crate) media_type: MediaType,
+}
+
+/// Who wants a list of which repository.
+pub(crate) struct Asked<'a> {
+    pub(crate) inner: &'a Arc<Inner>,
+    pub(crate) client: &'a Arc<Client>,
+    pub(crate) registry: Registry,
+    pub(crate) repository: Repository,
+    pub(crate) deadline: Deadline,
+}
+
+/// One page of the complete list.
+pub(crate) async fn tags(asked: &Asked<'_>, page: Page<'_>) -> Result<(Tags, Outcome), Error> {
+    let name = TagKey::Tags(asked.registry.clone(), asked.repository.clone());
+    let (document, outcome) = asked.resolve(&name).await?;
+    match asked.page(&document, &page).await {
+        Ok(tags) => Ok((tags, outcome)),
+        // It was damaged, which took it out of the cache: this asks the upstream.
+        Err(_) => {
+            let (document, outcome) = asked.resolve(&name).await?;
+            Ok((asked.page(&document, &page).await?, outcome))
+        }
+    }
+}
+
+/// The complete list, or those of one artifact type.
+pub(crate) async fn referrers(
+    asked: &Asked<'_>,
+    digest: Digest,
+    artifact_type: Option<&str>,
+) -> Result<(Referrers, Outcome), Error> {
+    let name = TagKey::Referrers(asked.registry.clone(), asked.repository.clone(), digest);
+    let (document, outcome) = asked.resolve(&name).await?;
+    match asked.referrers(&document, artifact_type).await {
+        Ok(list) => Ok((list, outcome)),
+        Err(_) => {
+            let (document, outcome) = asked.resolve(&name).await?;
+            Ok((asked.referrers(&document, artifact_type).await?, outcome))
+        }
+    }
+}
+
+impl Asked<'_> {
+    async fn resolve(&self, name: &TagKey) -> Result<(Document, Outcome), Error> {
+        resolve(self.inner, self.client, name, self.deadline).await
+    }
+
+    async fn page(&self, document: &Document, page: &Page<'_>) -> Result<Tags, Error> {
+        let cut = cut(document, page.n, page.last).await?;
+        let before = format!(r#"{{"name":"{}","tags":["#, page.name);
+        let next = cut.more_behind.as_deref().map(|last| link(page, last));
+        let body = match document.object() {
+            Some(object) if cut.end - cut.first > EAGER => {
+                let length = cut.end - cut.first + as_u64(before.len()) + as_u64(BEHIND.len());
+                let source = self.source(document, object);
+                let mut source = source.only(cut.first, cut.end).await?;
+                source.between(before.into(), Bytes::from_static(BEHIND));
+                Text::Long(Box::new(source), length)
+            }
+            _ => Text::Whole(tag_page::read(document, &cut, [before.as_bytes(), BEHIND]).await?),
+        };
+        Ok(Tags { body, next })
+    }
+
+    async fn referrers(
+        &self,
+        document: &Document,
+        artifact_type: Option<&str>,
+    ) -> Result<Referrers, Error> {
+        let body = match (artifact_type, document.object()) {
+            (None, Some(object)) if document.size() > EAGER => {
+                let source = self.source(document, object);
+                Text::Long(Box::new(source), document.size())
+            }
+            (None, _) => Text::Whole(document.bytes(Manifest::MAX_SIZE).await?),
+            (Some(wanted), _) => {
+                // Not held while the upstream is asked, which may take its time.
+                let _permit = match document.size() > EAGER {
+                    true => self.inner.parsing.acquire().await.ok(),
+                    false => None,
+                };
+                Text::Whole(filtered(
+                    &document.bytes(Manifest::MAX_SIZE).await?,
+                    wanted,
+                )?)
+            }
+        };
+        Ok(Referrers {
+            body,
+            media_type: document.media_type.clone(),
+        })
+    }
+
+    fn source(&self, document: &Document, object: &StoredBlob) -> Source {
+        let wanted = Wanted {
+            registry: self.registry.clone(),
+            repository: self.repository.clone(),
+            digest: document.digest,
+            client: self.client.clone(),
+        };
+        Source::of(self.inner.clone(), wanted, object.clone())
+    }
+}
+
+/// Tags need no escaping in a query, by their grammar; one that does is not followed further.
+pub(crate) fn link(page: &Page<'_>, last: &str) -> String {
+    let last: String = last
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c))
+        .collect();
+    let name = page.name;
+    let n = page.n.unwrap_or_default();
+    // As it was understood, not as it was written: that may hold anything.
+    let namespace = Endpoint::namespace(page.query).ok().flatten();
+    let namespace = namespace.map(|registry| format!("&ns={registry}"));
+    let namespace = namespace.unwrap_or_default();
+    format!("</v2/{name}/tags/list?n={n}&last={last}{namespace}>; rel=\"next\"")
+}
+
+/// An index, as far as a filtered one keeps it. What is kept is kept as it was written.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Index<'a> {
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    schema_version: Option<&'a RawValue>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    media_type: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    manifests: Vec<&'a RawValue>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    annotations: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Typed<'a> {
+    #[serde(borrow, default)]
+    artifact_type: Option<Cow<'a, str>>,
+}
+
+pub(crate) fn filtered(document: &[u8], wanted: &str) -> Result<Bytes, Error> {
+    let broken = |error: serde_json::Error| Error::Document(format!("referrers list: {error}"));
+    // An index made for one request: it is not content-addressed, so writing it anew changes no digest.
+    let mut index: Index<'_> = serde_json::from_slice(document).map_err(broken)?;
+    index.manifests.retain(|manifest| {
+        serde_json::from_str::<Typed<'_>>(manifest.get())
+            .is_ok_and(|it| it.artifact_type.as_deref() == Some(wanted))
+    });
+    Ok(serde_json::to_vec(&index).map_err(broken)?.into())
+}
+
+fn as_u64(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The stored list of `tags`, cut and read as a client would get it.
+    async fn paged(tags: &str, n: Option<u32>, last: Option<&str>) -> (String, Option<String>) {
+        let name = "docker.io/library/redis".parse().unwrap();
+        let page = Page {
+            name: &name,
+            query: Some("n=2&ns=docker.io"),
+            n,
+            last,
+        };
+        let stored = format!(r#"{{"name":"library/redis","tags":[{tags}]}}"#);
+        let document = Document::of(stored.into());
+        let cut = cut(&document, n, last).await.unwrap();
+        let before = format!(r#"{{"name":"{name}","tags":["#);
+        let body = tag_page::read(&document, &cut, [before.as_bytes(), BEHIND]);
+        let next = cut.more_behind.as_deref().map(|last| link(&page, last));
+        (
+            String::from_utf8(body.await.unwrap().to_vec()).unwrap(),
+            next,
+        )
+    }
+
+    #[tokio::test]
+    async fn pages_are_cut_from_the_sorted_list() {
+        let page = |n, last| paged(r#""a","b","c","d","e""#, n, last);
+        let body = |tags: &str| format!(r#"{{"name":"docker.io/library/redis","tags":[{tags}]}}"#);
+        let link = |last: &str| {
+            Some(format!(
+                "</v2/docker.io/library/redis/tags/list?n=2&last={last}&ns=docker.io>; rel=\"next\""
+            ))
+        };
+        assert_eq!(
+            page(None, None).await,
+            (body(r#""a","b","c","d","e""#), None)
+        );
+        assert_eq!(page(Some(2), None).await, (body(r#""a","b""#), link("b")));
+        assert_eq!(
+            page(Some(2), Some("b")).await,
+            (body(r#""c","d""#), link("d"))
+        );
+        assert_eq!(page(Some(2), Some("d")).await, (body(r#""e""#), None));
+        let exact = page(Some(2), Some("c")).await;
+        assert_eq!(
+            exact,
+            (body(r#""d","e""#), None),
+            "the last page has no link"
+        );
+        let gone = page(None, Some("bb")).await;
+        assert_eq!(
+            gone,
+            (body(r#""c","d","e""#), None),
+            "a tag that is gone still orders"
+        );
+        assert_eq!(page(Some(0), None).await, (body(""), None));
+        assert_eq!(page(Some(u32::MAX), Some("zz")).await, (body(""), None));
+        assert_eq!(paged("", None, None).await, (body(""), None));
+        assert_eq!(paged("", Some(3), Some("a")).await, (body(""), None));
+    }
+
+    #[tokio::test]
+    async fn pages_of_a_long_list_add_up_to_it() {
+        let all: Vec<_> = (0..40_000).map(|nth| format!("\"v{nth:08}\"")).collect();
+        let tags = all.join(",");
+        let (mut last, mut seen) = (None::<String>, Vec::new());
+        loop {
+            let (body, next) = paged(&tags, Some(9_999), last.as_deref()).await;
+            let page: serde_json::Value = serde_json::from_str(&body).unwrap();
+            let page = page["tags"].as_array().unwrap();
+            seen.extend(page.iter().map(|tag| format!("{tag}")));
+            last = page.last().and_then(|tag| tag.as_str()).map(str::to_owned);
+            if next.is_none() {
+                break;
+            }
+        }
+        assert!(seen == all);
+    }
+
+    #[tokio::test]
+    async fn what_the_client_crate_did_not_write_is_no_list() {
+        for stored in ["[", "{}", r#"{"tags":["a"]"#, r#"{"tags":["a\"b"]}"#] {
+            let document = Document::of(stored.into());
+            let cut = cut(&document, Some(9), None).await;
+            assert!(matches!(cut, Err(Error::Document(_))), "{stored}: {cut:?}");
+        }
+    }
+
+    #[test]
+    fn the_filter_keeps_one_artifact_type() {
+        let index = br#"{"schemaVersion":2,"manifests":[{"artifactType":"a","size":1},{"artifactType":"b"},{},7],"annotations":{"k":"v"}}"#;
+        let kept: serde_json::Value =
+            serde_json::from_slice(&filtered(index, "a").unwrap()).unwrap();
+        assert_eq!(
+            kept,
+            serde_json::json!({"schemaVersion":2,"manifests":[{"artifactType":"a","size":1}],"annotations":{"k":"v"}})
+        );
+        assert!(filtered(b"{", "a").is_err());
+    }
+}

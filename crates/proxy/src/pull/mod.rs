@@ -1,0 +1,20 @@
+//! Pulls: documents and blobs from the cache, from the upstream, or stale.
+
+pub(crate) mod blob;
+pub(crate) mod blob_request;
+pub(crate) mod blob_size;
+pub(crate) mod cached_image;
+pub(crate) mod claim;
+pub(crate) mod direct_download;
+pub(crate) mod document;
+pub(crate) mod download_costs;
+pub(crate) mod download_log;
+pub(crate) mod fetch;
+pub(crate) mod fill_owner;
+pub(crate) mod lists;
+pub(crate) mod manifest;
+pub(crate) mod manifest_type;
+pub(crate) mod negative_cache;
+pub(crate) mod resolve;
+pub(crate) mod tag_page;
+pub(crate) mod warm;

@@ -1,0 +1,389 @@
+//! Warming: pulls whole images into the cache in advance. A cached blob that an operator warms again counts as no hit.
+
+use std::collections::{HashSet, VecDeque};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pierhead_host::BackgroundTask;
+use pierhead_oci::{Body, Descriptor, Digest, Manifest, Platform, Reference, Target};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::context::Inner;
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::limits::client::Client;
+use crate::pull::blob_request::Wanted;
+use crate::pull::claim::{Claimed, claim_of};
+use crate::pull::fetch::{self, Keep};
+use crate::pull::manifest::{is_distributable, manifest};
+
+/// Blobs fetched at once: what docker and containerd do.
+const PARALLEL: usize = 3;
+/// Manifests and blobs of one image. An index of 20 platforms has some hundreds.
+const MAX_PARTS: usize = 10_000;
+/// How often a warm joins the fill of a client again after one that was not let in: clients that come just before
+/// it each time are no reason to give up, and none to go on for ever.
+const JOINS: usize = 8;
+/// How often progress within large blobs is reported.
+const REPORT: Duration = Duration::from_millis(200);
+
+/// What [`Proxy::warm`] reports as it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Blobs done, of `blobs`.
+    pub done: u64,
+    /// Blobs in all, as far as known.
+    pub blobs: u64,
+    /// Bytes done, of `bytes`.
+    pub bytes_done: u64,
+    /// Bytes in all, as far as known.
+    pub bytes: u64,
+}
+
+/// See [`Proxy::warm`](crate::proxy::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
+///
+/// When `left` resolves, nobody waits for the image any more. No further download begins. A running download goes on until
+/// another download needs its slot, and in any case while a client reads it.
+pub(crate) async fn warm(
+    inner: &Arc<Inner>,
+    client: &Arc<Client>,
+    reference: &Reference,
+    platforms: &[Platform],
+    left: impl Future<Output = ()> + Send,
+    mut report: impl FnMut(Progress) + Send,
+) -> Result<Progress, String> {
+    let (mut left, mut has_left) = (pin!(left), false);
+    let rules = &inner.config.load().rules;
+    let allowed = rules.check(&reference.registry, &reference.repository);
+    allowed.map_err(|error| error.to_string())?;
+    let blobs = tokio::select! {
+        blobs = blobs(inner, client, reference, platforms) => blobs,
+        () = left.as_mut() => return Ok(Progress::default()),
+    };
+    let blobs = blobs.map_err(|error| format!("{reference}: {error}"))?;
+    let mut progress = Progress {
+        blobs: count(blobs.len()),
+        ..Progress::default()
+    };
+    // Sizes are what somebody wrote: they are summed, never believed.
+    progress.bytes = blobs
+        .iter()
+        .fold(0, |sum: u64, blob| sum.saturating_add(blob.size));
+    report(progress);
+
+    let arrived = Arc::new(AtomicU64::new(0));
+    let (leave, left_by_all) = watch::channel(false);
+    let (mut waiting, mut running) = (VecDeque::from(blobs), JoinSet::new());
+    let mut settled = 0;
+    let mut tick = tokio::time::interval(REPORT);
+    loop {
+        while running.len() < PARALLEL
+            && let Some(blob) = waiting.pop_front()
+        {
+            let wanted = Wanted {
+                registry: reference.registry.clone(),
+                repository: reference.repository.clone(),
+                digest: blob.digest,
+                client: client.clone(),
+            };
+            let (inner, arrived) = (inner.clone(), arrived.clone());
+            let left = left_by_all.clone();
+            running.spawn(async move {
+                let _watch = inner.cache.panics().watch(BackgroundTask::FillOwner);
+                one(&inner, wanted, &arrived, left).await
+            });
+        }
+        tokio::select! {
+            ended = running.join_next() => match ended {
+                None => break,
+                Some(Ok(Ok((size, fetched)))) => {
+                    progress.done += 1;
+                    settled += size.saturating_sub(fetched);
+                }
+                Some(Ok(Err((digest, error)))) => return Err(format!("{reference}: blob {digest}: {error}")),
+                Some(Err(error)) => return Err(format!("{reference}: {error}")),
+            },
+            _ = tick.tick() => {}
+            () = left.as_mut(), if !has_left => {
+                has_left = true;
+                waiting.clear();
+                leave.send_replace(true);
+            }
+        }
+        progress.bytes_done = (settled + arrived.load(Ordering::Relaxed)).min(progress.bytes);
+        report(progress);
+    }
+    Ok(progress)
+}
+
+/// Resolves when nobody waits for the image any more.
+async fn has_left(left: &mut watch::Receiver<bool>) {
+    if left.wait_for(|it| *it).await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// What a blob counts for that nobody waits for any more.
+const LEFT: (u64, u64) = (0, 0);
+
+/// Gets one blob; its size, and how many bytes of that were counted while they came.
+async fn one(
+    inner: &Arc<Inner>,
+    wanted: Wanted,
+    arrived: &AtomicU64,
+    mut left: watch::Receiver<bool>,
+) -> Result<(u64, u64), (Digest, Error)> {
+    let mut got = claimed(inner, &wanted, arrived, &mut left).await;
+    // The fills of clients that it joined were not let in: its own will be.
+    for _ in 0..JOINS {
+        match &got {
+            Err(error) if error.is_passed_on() => {
+                got = claimed(inner, &wanted, arrived, &mut left).await;
+            }
+            _ => break,
+        }
+    }
+    got.map_err(|error| (wanted.digest, error))
+}
+
+async fn claimed(
+    inner: &Arc<Inner>,
+    wanted: &Wanted,
+    arrived: &AtomicU64,
+    left: &mut watch::Receiver<bool>,
+) -> Result<(u64, u64), Error> {
+    if inner.is_upkeep
+        && let Some(entry) = inner.cache.entry(&wanted.digest)
+    {
+        return Ok((entry.size, 0));
+    }
+    let claimed = loop {
+        match claim_of(inner, wanted).await? {
+            Some(claimed) => break claimed,
+            // Another registry fills it; what comes of that is the same, if anything.
+            None => tokio::select! {
+                () = tokio::time::sleep(REPORT) => {}
+                () = has_left(left) => return Ok(LEFT),
+            },
+        }
+    };
+    match claimed {
+        Claimed::Object(object) => Ok((object.size(), 0)),
+        Claimed::Follower(content, None) => tokio::select! {
+            object = fetch::committed(content) => Ok((object?.size(), 0)),
+            () = has_left(left) => Ok(LEFT),
+        },
+        Claimed::Follower(content, Some(offer)) => {
+            let ticket = inner.limits.queue(&wanted.client)?;
+            let offered = fetch::offer(inner, ticket, (wanted, None), offer);
+            let both = async { tokio::join!(fetch::committed(content), offered) };
+            tokio::select! {
+                (object, ()) = both => Ok((object?.size(), 0)),
+                () = has_left(left) => Ok(LEFT),
+            }
+        }
+        Claimed::Leader(fill, content, lead) => {
+            // Only clients count as readers.
+            drop(content);
+            let readers = fill.readers();
+            let ticket = inner.limits.queue(&wanted.client)?;
+            let turn = {
+                let mut turn = pin!(fetch::turn(inner, (wanted, None), ticket, &lead));
+                tokio::select! {
+                    turn = turn.as_mut() => turn,
+                    () = has_left(left) => match readers.is_empty() {
+                        true => return Ok(LEFT),
+                        false => turn.await,
+                    },
+                }
+            };
+            let (staged, mut passed) = (fill.offset(), None);
+            let fill = (fill, Keep::Always);
+            let mut run = pin!(fetch::run(
+                inner,
+                wanted,
+                fill,
+                (&turn, arrived),
+                &mut passed
+            ));
+            let object = tokio::select! {
+                object = run.as_mut() => object,
+                () = has_left(left) => {
+                    turn.awaited_by(Some(readers));
+                    tokio::select! {
+                        object = run => object,
+                        () = turn.yields() => return Ok(LEFT),
+                    }
+                }
+            };
+            let size = object?.size();
+            Ok((size, size.saturating_sub(staged)))
+        }
+    }
+}
+
+/// The blobs of an image, without repetition; its manifests are in the cache when this returns.
+async fn blobs(
+    inner: &Arc<Inner>,
+    client: &Arc<Client>,
+    reference: &Reference,
+    platforms: &[Platform],
+) -> Result<Vec<Descriptor>, Error> {
+    let mut walk = Walk::new(reference);
+    let mut blobs = Vec::new();
+    while let Some((reference, depth)) = walk.next() {
+        let deadline = Deadline::new(inner.config.load().answer_within);
+        let (document, _) = manifest(inner, client, &reference, deadline).await?;
+        let bytes = document.bytes(Manifest::MAX_SIZE).await?;
+        let manifest = Manifest::parse(bytes, Some(document.media_type.as_str()))?;
+        walk.seen.insert(document.digest);
+        match &manifest.body {
+            Body::Index { manifests, .. } => {
+                for child in chosen(manifests, platforms)? {
+                    walk.descend(child.digest, depth)?;
+                }
+            }
+            _ => {
+                for child in manifest.children().filter(|child| is_distributable(child)) {
+                    if walk.enter(child.digest)? {
+                        blobs.push(child.clone());
+                    }
+                }
+            }
+        }
+    }
+    Ok(blobs)
+}
+
+/// A walk through manifests that ends, whatever they say: each is visited once, depth and number are bounded.
+struct Walk {
+    origin: Reference,
+    next: VecDeque<(Target, usize)>,
+    seen: HashSet<Digest>,
+}
+
+impl Walk {
+    fn new(origin: &Reference) -> Self {
+        let seen = match &origin.target {
+            Target::Digest(digest) => HashSet::from([*digest]),
+            Target::Tag(_) => HashSet::new(),
+        };
+        Self {
+            origin: origin.clone(),
+            next: VecDeque::from([(origin.target.clone(), 0)]),
+            seen,
+        }
+    }
+
+    fn next(&mut self) -> Option<(Reference, usize)> {
+        let (target, depth) = self.next.pop_front()?;
+        Some((
+            Reference {
+                target,
+                ..self.origin.clone()
+            },
+            depth,
+        ))
+    }
+
+    /// Notes a part; `false` when it is known already.
+    fn enter(&mut self, digest: Digest) -> Result<bool, Error> {
+        if self.seen.len() >= MAX_PARTS {
+            return Err(Error::Document(format!("more than {MAX_PARTS} parts")));
+        }
+        Ok(self.seen.insert(digest))
+    }
+
+    /// Notes a child manifest, to be visited later.
+    fn descend(&mut self, digest: Digest, depth: usize) -> Result<bool, Error> {
+        if !self.enter(digest)? {
+            return Ok(false);
+        }
+        if depth >= Manifest::MAX_DEPTH {
+            return Err(Error::Document(format!(
+                "indexes nested deeper than {}",
+                Manifest::MAX_DEPTH
+            )));
+        }
+        self.next.push_back((Target::Digest(digest), depth + 1));
+        Ok(true)
+    }
+}
+
+/// The entries that those platforms run; all when none is named. Indexes within an index always.
+fn chosen<'a>(
+    entries: &'a [Descriptor],
+    platforms: &[Platform],
+) -> Result<Vec<&'a Descriptor>, Error> {
+    if platforms.is_empty() {
+        return Ok(entries.iter().collect());
+    }
+    let nested = entries.iter().filter(|entry| entry.media_type.is_index());
+    let mut chosen: Vec<_> = nested.collect();
+    for platform in platforms {
+        match platform.choose(entries) {
+            Some(entry) => chosen.push(entry),
+            None if chosen.is_empty() => {
+                return Err(Error::Document(format!("nothing for {platform} in it")));
+            }
+            None => {}
+        }
+    }
+    Ok(chosen)
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use pierhead_remote::{Client as Remote, Config as RemoteConfig, Upstream};
+    use pierhead_testkit::images::Image;
+    use pierhead_testkit::registry::{FakeRegistry, Fault, Gate};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::proxy::Proxy;
+
+    #[tokio::test]
+    async fn an_image_that_nobody_waits_for_begins_no_further_download() {
+        let upstream = FakeRegistry::builder().start().await;
+        let image = Image::random(1, &[1000; 6]);
+        upstream.push("app", "1", &image);
+        let gate = Gate::new();
+        upstream.inject(Fault::GateBody(1, gate.clone()).on_blobs());
+        let data = tempfile::tempdir().unwrap();
+        let config = pierhead_cache::Config::new(data.path(), 1 << 20);
+        let policy = Box::new(pierhead_eviction::Lru::default());
+        let cache = pierhead_cache::Cache::open(config, policy).unwrap();
+        let entry = Upstream {
+            url: upstream.url(),
+            ..Upstream::default()
+        };
+        let mut remote = RemoteConfig::default();
+        let registry = upstream.addr().to_string();
+        remote.upstreams.insert(registry.parse().unwrap(), entry);
+        let remote = Remote::new(remote).unwrap();
+        let inner = Proxy::new(cache.clone(), remote, Config::default()).current();
+        let (client, reference) = (inner.limits.own(), format!("{registry}/app:1"));
+        let reference = reference.parse().unwrap();
+        let (leave, left) = tokio::sync::oneshot::channel();
+        let left = async { left.await.unwrap_or_default() };
+        let warmed = warm(&inner, &client, &reference, &[], left, |_| {});
+        let leaves = async {
+            gate.reached(PARALLEL).await;
+            leave.send(()).unwrap();
+            tokio::task::yield_now().await;
+            gate.release();
+        };
+        let (warmed, ()) = tokio::join!(warmed, leaves);
+        warmed.unwrap();
+        let blobs = image.blobs.iter();
+        let stored = blobs.filter(|blob| cache.contains(&blob.digest)).count();
+        assert_eq!(stored, PARALLEL, "those that ran go on");
+    }
+}
