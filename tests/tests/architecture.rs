@@ -225,8 +225,8 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
 
 /// The modules that may name sled, as the beginnings of paths from the root of the repository.
 const SLED_IN: &[&str] = &[
-    "crates/cache/src/catalog.rs",
-    "crates/cache/src/catalog/",
+    "crates/cache/src/store/catalog.rs",
+    "crates/cache/src/store/catalog/",
     "crates/bundle-server/src/directory/",
 ];
 
