@@ -71,14 +71,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "pierhead-client-setup",
-        &["pierhead-atomic-file", "pierhead-oci"],
-    ),
-    (
-        "pierhead-replay",
-        &["pierhead-atomic-file", "pierhead-eviction", "pierhead-plot"],
-    ),
-    (
         "pierhead",
         &[
             "pierhead-atomic-file",
@@ -94,7 +86,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-cache",
             "pierhead-proxy",
             "pierhead-worker",
-            "pierhead-client-setup",
         ],
     ),
     (
@@ -120,7 +111,6 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "pierhead-oci",
             "pierhead-plot",
             "pierhead-pmem",
-            "pierhead-replay",
             "pierhead-tests",
             "pierhead-worker",
         ],
@@ -213,6 +203,7 @@ const ONLY_IN: &[(&str, &[&str], &str)] = &[
     (
         "tokio",
         &[
+            "pierhead-host",
             "pierhead-remote",
             "pierhead-cache",
             "pierhead-proxy",

@@ -13,46 +13,26 @@ const MAX_CYCLE: usize = 3;
 const CYCLES_PENDING: &[&str] = &[
     "bundle-server",
     "cache",
-    "client-setup",
     "eviction",
     "pierhead",
     "proxy",
-    "replay",
     "toc",
     "worker",
 ];
-const TYPE_NAMES_PENDING: &[&str] = &[
-    "bundle-server",
-    "cache",
-    "client-setup",
-    "eviction",
-    "proxy",
-    "replay",
-    "worker",
-];
+const TYPE_NAMES_PENDING: &[&str] = &["bundle-server", "cache", "eviction", "proxy", "worker"];
 const RETIRED_WORDS_PENDING: &[&str] = &[
     "bundle",
     "bundle-server",
     "cache",
-    "client-setup",
     "eviction",
     "host",
     "pierhead",
     "proxy",
-    "replay",
     "testkit",
     "worker",
 ];
 const MODULE_STYLE_PENDING: &[&str] = &[
-    "cache",
-    "client-setup",
-    "eviction",
-    "host",
-    "pierhead",
-    "pmem",
-    "proxy",
-    "replay",
-    "worker",
+    "cache", "eviction", "host", "pierhead", "pmem", "proxy", "worker",
 ];
 
 /// Words that no name may contain any more, each with its replacement. A name is split at `_` and at

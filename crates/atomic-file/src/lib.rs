@@ -53,8 +53,11 @@ pub struct Options<'a> {
     without_sync: bool,
     keep_owner: bool,
     no_replace: bool,
-    on_step: Option<&'a dyn Fn(Step<'_>) -> io::Result<()>>,
+    on_step: Option<&'a StepHook<'a>>,
 }
+
+/// Called before each step of a write; an error ends the write there.
+type StepHook<'a> = dyn Fn(Step<'_>) -> io::Result<()> + 'a;
 
 impl<'a> Options<'a> {
     /// A durable write that replaces the target.
@@ -95,7 +98,7 @@ impl<'a> Options<'a> {
 
     /// Calls `on_step` before each step. When it returns an error, the write ends with this error.
     #[must_use]
-    pub fn on_step<'b>(self, on_step: &'b dyn Fn(Step<'_>) -> io::Result<()>) -> Options<'b>
+    pub fn on_step<'b>(self, on_step: &'b StepHook<'b>) -> Options<'b>
     where
         'a: 'b,
     {

@@ -34,7 +34,6 @@ fn open(folder: &Path, fast: &MemoryTier, placement: Placement) -> Cache {
 
 struct Image {
     manifest: (Digest, Bytes),
-    config: (Digest, Bytes),
     layers: Vec<(Digest, Bytes)>,
 }
 
@@ -74,7 +73,6 @@ fn image(lengths: &[usize]) -> Image {
     let manifest = Bytes::from(manifest.to_string());
     Image {
         manifest: (of(&manifest), manifest),
-        config: (of(&config), config),
         layers,
     }
 }

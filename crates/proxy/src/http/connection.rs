@@ -1,6 +1,6 @@
 //! One connection from its first byte to its last.
 //!
-//! Over plain TCP a loop of our own ([`plain`]) answers the ordinary requests, since only the owner of
+//! Over plain TCP a loop of our own ([`http1`]) answers the ordinary requests, since only the owner of
 //! the socket can send a file without reading it. All others go through hyper, which must also be what
 //! answers bytes that are no HTTP: dockerd 29 tries TLS on a plain port first and falls back only if the
 //! answer begins with `HTTP/`.

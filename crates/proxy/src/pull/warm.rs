@@ -30,7 +30,7 @@ const JOINS: usize = 8;
 /// How often progress within large blobs is reported.
 const REPORT: Duration = Duration::from_millis(200);
 
-/// What [`Proxy::warm`] reports as it goes.
+/// What [`Proxy::warm`](crate::Proxy::warm) reports as it goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Blobs done, of `blobs`.
@@ -43,7 +43,7 @@ pub struct Progress {
     pub bytes: u64,
 }
 
-/// See [`Proxy::warm`](crate::proxy::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
+/// See [`Proxy::warm`](crate::Proxy::warm)(crate::proxy::Proxy::warm). All of it counts for `client`. When dropped, fetches of its own end; what is staged stays.
 ///
 /// When `left` resolves, nobody waits for the image any more. No further download begins. A running download goes on until
 /// another download needs its slot, and in any case while a client reads it.

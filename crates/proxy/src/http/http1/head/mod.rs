@@ -29,7 +29,7 @@ pub(crate) enum Head {
     Other,
 }
 
-/// A GET or HEAD without a body, or a POST to [`question`].
+/// A GET or HEAD without a body, or a POST to [`request_body`].
 #[derive(Debug)]
 pub(crate) struct Ordinary {
     pub(crate) parts: Parts,

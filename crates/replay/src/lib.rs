@@ -1,3 +1,0 @@
-//! Eviction simulator: request traces, synthetic workloads, optimal policies, and charts of the results.
-
-#![forbid(unsafe_code)]
