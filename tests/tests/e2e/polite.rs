@@ -195,7 +195,7 @@ fn twenty_clients_are_served_in_a_small_group() -> Result<()> {
         .inside(group.enter())
         .argument("--profile")
         .argument("small")
-        .config("[eviction]\npolicy = \"learned\"")
+        .config("[bundle]\nsize = \"auto\"\n[eviction]\npolicy = \"learned\"")
         // As the profiles for cards do: nothing may fail for a rest.
         .config("[limits]\npause_under = [\"memory\", \"cpu\"]")
         .config(&format!(
