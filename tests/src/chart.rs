@@ -54,7 +54,10 @@ impl Chart {
             .join(name);
         let text = process::stdout(
             Command::new(helm)
-                .args(["template", "rel", "--kube-version", "1.34", "--values"])
+                .args(["template", "rel", "--kube-version", "1.34"])
+                // Required; the tests run the image that was built here, whatever its name.
+                .args(["--set", "image.repository=registry.example/pierhead"])
+                .arg("--values")
                 .arg(file)
                 .arg(chart),
         )?;

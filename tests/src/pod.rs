@@ -23,6 +23,7 @@ pub struct Pod {
     id: String,
     grace: u64,
     volumes: TempDir,
+    config_check: Option<Result<String, String>>,
 }
 
 /// A volume that is memory: its size.
@@ -49,6 +50,19 @@ pub fn find() -> Result<(), Missing> {
     image().map(drop)
 }
 
+/// Whether an init container has the image, mounts, limits and rights of the pod's container.
+fn is_alike(init: &Value, container: &Value) -> bool {
+    let same = [
+        "image",
+        "volumeMounts",
+        "resources",
+        "securityContext",
+        "env",
+        "command",
+    ];
+    same.iter().all(|key| init.get(key) == container.get(key))
+}
+
 impl Pod {
     /// Starts the one container of the chart's pod in the network of the calling thread. `environment` says what the
     /// node would for `fieldRef`s.
@@ -59,11 +73,16 @@ impl Pod {
         let id = podman.load(&layout)?;
         let pod = chart.pod()?;
         let container = match pod["containers"].as_array().map(Vec::as_slice) {
-            Some([one]) if pod.get("initContainers").is_none() => one,
+            Some([one]) => one,
             _ => bail!("more than one container: {pod}"),
         };
+        let check = match list(&pod["initContainers"]) {
+            [] => None,
+            [one] if is_alike(one, container) => Some(one),
+            _ => bail!("an init container with settings of its own: {pod}"),
+        };
         let volumes = place::scratch("volumes")?;
-        let mut words: Vec<String> = ["run", "--detach", "--network=host", "--pull=never"]
+        let mut words: Vec<String> = ["run", "--network=host", "--pull=never"]
             .map(str::to_owned)
             .into();
         let settings = Settings::of(&pod["securityContext"], &container["securityContext"])?;
@@ -107,23 +126,37 @@ impl Pod {
             words.push(format!("--entrypoint={command}"));
         }
         words.push(id);
-        for word in list(&container["args"]) {
-            let mut word = text(word)?.to_owned();
-            // As a kubelet does.
-            for (name, value) in environment {
-                word = word.replace(&format!("$({name})"), value);
+        let run = |mode: &str, container: &Value| {
+            let mut words = words.clone();
+            words.insert(1, mode.to_owned());
+            for word in list(&container["args"]) {
+                let mut word = text(word)?.to_owned();
+                // As a kubelet does.
+                for (name, value) in environment {
+                    word = word.replace(&format!("$({name})"), value);
+                }
+                words.push(word);
             }
-            words.push(word);
-        }
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let id = podman.podman(&words)?.trim().to_owned();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            podman.podman(&words)
+        };
+        // A kubelet would run a failed one again, and start nothing else before it passes.
+        let config_check = check.map(|it| run("--rm", it).map_err(|error| format!("{error:#}")));
+        let id = run("--detach", container)?.trim().to_owned();
         let grace = pod["terminationGracePeriodSeconds"].as_u64();
         Ok(Self {
             podman,
             id,
             grace: grace.context("no terminationGracePeriodSeconds")?,
             volumes,
+            config_check,
         })
+    }
+
+    /// What the init container said: the output of a passed check, or the error. `None` without one.
+    pub fn config_check(&self) -> Option<Result<&str, &str>> {
+        let check = self.config_check.as_ref()?;
+        Some(check.as_deref().map_err(String::as_str))
     }
 
     /// The folder that stands for a volume.

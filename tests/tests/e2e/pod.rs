@@ -75,6 +75,8 @@ fn a_tier_in_memory_has_room_of_its_own() -> Result<()> {
         let tier = json!({"kind": "file", "size": "384Mi"});
         let chart = Chart::render("chart", &json!({"profile": "small", "tier": tier}))?;
         let pod = Pod::start(&chart, &[])?;
+        let check = pod.config_check();
+        ensure!(check.is_some_and(|it| it.is_ok()), "{check:?}");
         probed(&chart, &pod)?;
         assert_eq!(pod.stop()?, 0, "{}", pod.log());
         Ok(())
@@ -94,6 +96,9 @@ fn a_secret_that_comes_late_is_asked_for() -> Result<()> {
         assert_eq!(pod.ended()?, 66, "{}", pod.log());
         let log = pod.log();
         ensure!(log.contains("/etc/pierhead/tls/tls.crt"), "{log}");
+        let check = pod.config_check().context("no init container")?;
+        let refused = check.is_err_and(|error| error.contains("/etc/pierhead/tls/tls.crt"));
+        ensure!(refused, "{check:?}");
 
         for (from, to) in [("server.cert", "tls.crt"), ("server.key", "tls.key")] {
             let to = pod.volume("tls").join(to);
@@ -118,12 +123,14 @@ fn the_daemonset_serves_a_pull() -> Result<()> {
     Network::new()?.inside(|| {
         let hub = FakeRegistry::builder().start_in_background();
         hub.push_layout(image.layout().folder())?;
-        let upstreams = json!({"docker.io": {"url": hub.url()}});
+        let upstreams = json!({"docker.io": {"addresses": hub.url()}});
         // However little room the disk of this machine has.
         let config = json!({"cache": {"min_free": "0"}});
         let values = json!({"upstreams": upstreams, "config": config});
         let chart = Chart::render("chart", &values)?;
         let pod = Pod::start(&chart, &[])?;
+        let check = pod.config_check();
+        ensure!(check.is_some_and(|it| it.is_ok()), "{check:?}");
         probed(&chart, &pod)?;
         confined(&pod, 65532)?;
 
