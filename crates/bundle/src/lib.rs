@@ -3,7 +3,7 @@
 //! This crate does no I/O and starts no thread. The server writes bundles with it, the worker reads them.
 //!
 //! Layers, from the bytes up: [`Frame`] and [`RecordHead`] (the unit of sending), [`patch`] (frames against
-//! older contents), [`format`] (the stream of a bundle), [`api`] (the JSON documents around it).
+//! older contents), [`mod@format`] (the stream of a bundle), [`api`] (the JSON documents around it).
 
 #![forbid(unsafe_code)]
 

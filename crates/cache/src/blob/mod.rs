@@ -20,7 +20,7 @@ use crate::store::Store;
 use crate::store::small_blobs::SmallBlob;
 use crate::tier::{Blob, CHUNK, Extent, is_damage};
 
-/// The most that [`StoredBlob::sound`] grants at once: what a socket takes in one call, and what of a client's
+/// The most that [`StoredBlob::verified_len`] grants at once: what a socket takes in one call, and what of a client's
 /// turn the others wait for.
 const MAX_VERIFIED: u64 = 2 << 20;
 
@@ -106,7 +106,7 @@ impl StoredBlob {
     }
 
     /// Where the content from `offset` on lies in a file, to send it from. Reading it so skips the checksums: see
-    /// [`StoredBlob::sound`]. `None` of what is in memory.
+    /// [`StoredBlob::verified_len`]. `None` of what is in memory.
     pub fn extent(&self, offset: u64) -> Option<Extent<'_>> {
         match &self.held {
             Held::Memory(_) => None,
@@ -153,12 +153,12 @@ impl StoredBlob {
         Some((len, identity))
     }
 
-    /// See [`BlobReader::read_at`](crate::fill::blob_reader::Content::read_at). Chunks are checked against their checksums
+    /// See [`BlobReader::read_at`](crate::fill::blob_reader::BlobReader::read_at). Chunks are checked against their checksums
     /// before a byte leaves; at most 128 KiB come at once, and reads that start on a multiple of 64 KiB
     /// are the cheapest. Cancel safe.
     ///
     /// # Errors
-    /// [`Error::Rot`]: the blob has been taken out of the cache; claim it again.
+    /// [`Error::Corrupt`]: the blob has been taken out of the cache; claim it again.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         let size = self.size();
         if offset >= size || max == 0 {
@@ -236,7 +236,7 @@ impl StoredBlob {
     }
 }
 
-/// Bytes of a committed blob that were checked where they lie: see [`StoredBlob::sendable`].
+/// Bytes of a committed blob that were checked where they lie: see [`StoredBlob::verified_len`].
 pub struct VerifiedRange {
     object: StoredBlob,
     offset: u64,

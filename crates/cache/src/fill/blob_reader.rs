@@ -66,7 +66,7 @@ impl BlobReader {
     /// the page cache is read off the async threads.
     ///
     /// # Errors
-    /// Of an object [`Error::Rot`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
+    /// Of an object [`Error::Corrupt`]; of a tail whatever ended the fill. When [`Error::is_storage`] says
     /// so, the rest can still be streamed from the upstream.
     pub async fn read_at(&self, offset: u64, max: usize) -> Result<Bytes, Error> {
         match self {
