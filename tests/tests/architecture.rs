@@ -1,6 +1,6 @@
 //! The architecture as a test: which crate may know which, and what each must never name.
 //!
-//! `docs/architecture.md` gives the reasons. A crate that is not listed here fails the first test,
+//! `docs/explanation/architecture.md` gives the reasons. A crate that is not listed here fails the first test,
 //! so adding one means deciding what it may know.
 
 use std::{
@@ -291,7 +291,10 @@ fn no_edge_but_the_allowed_ones() {
             }
         }
     }
-    assert!(wrong.is_empty(), "not in docs/architecture.md: {wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "not in docs/explanation/architecture.md: {wrong:#?}"
+    );
 }
 
 #[test]

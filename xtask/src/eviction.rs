@@ -1,4 +1,4 @@
-//! `cargo xtask eviction-table`: the tables of `docs/eviction.md`, from `pierhead replay --json`.
+//! `cargo xtask eviction-table`: the tables of `docs/explanation/eviction.md`, from `pierhead replay --json`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

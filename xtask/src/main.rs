@@ -64,7 +64,7 @@ enum Task {
     /// For x86-64 and aarch64, for glibc 2.31 and later: zig links them. Everything but the programs is put together
     /// here, without a daemon; the same programs and packages of Debian give the same bytes.
     Dist(dist::Options),
-    /// Replay every eviction policy and print the tables of docs/eviction.md (needs a release build).
+    /// Replay every eviction policy and print the tables of docs/explanation/eviction.md (needs a release build).
     EvictionTable(eviction::Options),
     /// Install, upgrade and remove the charts in a real Kubernetes control plane, or run CMD against it.
     ///

@@ -63,7 +63,7 @@ impl Named {
 
     /// What is used when nobody chooses: it misses less than LRU in objects and in bytes on every
     /// registry workload that we have, at 1 % and 10 % of the footprint. From about a fifth of it on clients
-    /// wait longer than under LRU (`docs/eviction.md`).
+    /// wait longer than under LRU (`docs/explanation/eviction.md`).
     pub const DEFAULT: Self = Self::SizeSplit;
 
     /// What it is called.

@@ -4,7 +4,7 @@
 //! Our own. Small keys (manifests, configs, thin layers) are most of the requests of a registry and next
 //! to none of the bytes; under one order, each large layer that comes by drives thousands of them out, and
 //! each of them costs a round trip. GDSF over all keys keeps them, at the price of the large ones' bytes.
-//! Here GDSF saves round trips on one side, and LFU with dynamic aging saves bytes on the other. `docs/eviction.md`
+//! Here GDSF saves round trips on one side, and LFU with dynamic aging saves bytes on the other. `docs/explanation/eviction.md`
 //! has what it was chosen by.
 
 mod ghosts;

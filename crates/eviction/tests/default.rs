@@ -1,5 +1,5 @@
 //! The default policy keeps what it was chosen for, on a small workload that runs with every change; the
-//! tables of `docs/eviction.md` are over whole ones.
+//! tables of `docs/explanation/eviction.md` are over whole ones.
 
 use pierhead_eviction::replay::{Tally, replay};
 use pierhead_eviction::synthetic::{Parameters, Workload};

@@ -1,6 +1,6 @@
 //! The documents of the admin API, as the daemon writes and the command line reads them.
 //!
-//! `docs/operations.md` describes them for others; a field may be added, none is taken away within `/v1`.
+//! `docs/how-to/operate.md` describes them for others; a field may be added, none is taken away within `/v1`.
 
 use std::collections::BTreeMap;
 

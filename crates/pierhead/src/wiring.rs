@@ -173,7 +173,7 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// What of the control group's processor time all work keeps within; `None` where nothing bounds it.
 pub(crate) fn quota(machine: &Machine) -> Option<CpuBudget> {
-    /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/profiles.md).
+    /// The kernel stops a process that takes all; what it counts late fits into the rest (docs/explanation/profiles.md).
     const CPU_SHARE_PERCENT: u64 = 90;
     let quota = machine.cpu_limit.as_ref()?;
     Some(CpuBudget::new(CpuAllowance {

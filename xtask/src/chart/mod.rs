@@ -87,7 +87,7 @@ fn made() -> Result<Vec<(PathBuf, String)>> {
         bluefield.join("chart/templates/_profiles.tpl"),
         profiles::template(),
     ));
-    let sizing = bluefield.join("docs/sizing.md");
+    let sizing = place::root().join("docs/explanation/dpu-sizing.md");
     let page = fs::read_to_string(&sizing)?;
     made.push((sizing, profiles::page(&page)?));
     Ok(made)
@@ -231,14 +231,14 @@ impl<'a> Chart<'a> {
         Ok(())
     }
 
-    /// Whether `docs/kubernetes.md` shows the tested values for every node.
+    /// Whether `docs/how-to/kubernetes.md` shows the tested values for every node.
     fn on_page(&self) -> Result<()> {
         let values = fs::read_to_string(self.folder.join("ci/says/every-node.yaml"))?;
         let lines = values.lines().filter(|line| !line.starts_with('#'));
         let block = lines.fold(String::from("```yaml\n"), |block, line| block + line + "\n");
-        let page = fs::read_to_string(place::root().join("docs/kubernetes.md"))?;
+        let page = fs::read_to_string(place::root().join("docs/how-to/kubernetes.md"))?;
         if !page.contains(&(block + "```\n")) {
-            bail!("docs/kubernetes.md shows other values than ci/says/every-node.yaml");
+            bail!("docs/how-to/kubernetes.md shows other values than ci/says/every-node.yaml");
         }
         Ok(())
     }

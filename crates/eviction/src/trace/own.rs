@@ -1,6 +1,6 @@
 //! The trace that `pierhead serve` records: one line a request, written and read here only.
 //!
-//! `docs/formats/trace.md` describes it.
+//! `docs/formats/request-log.md` describes it.
 
 use std::fmt;
 

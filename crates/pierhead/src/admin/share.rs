@@ -62,7 +62,7 @@ impl Share {
         let profile = Info::new(vec![("profile", self.profile)]);
         registry.register(
             "pierhead_profile",
-            "How much of the machine it takes (docs/profiles.md)",
+            "How much of the machine it takes (docs/explanation/profiles.md)",
             profile,
         );
         let limits = registry.sub_registry_with_prefix("pierhead_limit");

@@ -161,7 +161,7 @@ pub(crate) fn is_authority(path: &Path) -> bool {
 
 /// The fix for the certificate of an authority.
 pub(crate) const NO_AUTHORITY: &str =
-    "make one with basicConstraints=critical,CA:FALSE (docs/operations.md has the command)";
+    "make one with basicConstraints=critical,CA:FALSE (docs/how-to/operate.md has the command)";
 
 /// The first host name of a certificate in PEM that is no pattern.
 pub(crate) fn first_name(path: &Path) -> Option<String> {

@@ -48,7 +48,7 @@ fn profile(config: &Config, machine: &Machine) -> Option<Finding> {
                 "none, and the control group has {} of memory: what is planned does not follow from that",
                 human_bytes(limit)
             );
-            let mend = "`--profile small`, or limits.memory (docs/profiles.md)";
+            let mend = "`--profile small`, or limits.memory (docs/explanation/profiles.md)";
             Finding::warn("profile", what, mend)
         }
     })

@@ -234,7 +234,7 @@ fn take(config: &mut Config, profile: &Profile, origins: &mut Origins) {
         config.cache.daily_write_budget = profile.written_per_day << 30;
         from(
             "cache.daily_write_budget",
-            "what its flash bears (bluefield/docs/sizing.md)",
+            "what its flash bears (docs/explanation/dpu-sizing.md)",
         );
     }
 }

@@ -38,7 +38,7 @@ pub(crate) struct Profile {
     pub(crate) workers: u64,
     /// Percent of a core for each of them.
     pub(crate) worker_cpu: u32,
-    /// `cache.daily_write_budget`, GiB; 0: as many as come. `bluefield/docs/sizing.md` derives it.
+    /// `cache.daily_write_budget`, GiB; 0: as many as come. `docs/explanation/dpu-sizing.md` derives it.
     pub(crate) written_per_day: u64,
 }
 

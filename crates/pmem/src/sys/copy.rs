@@ -11,7 +11,7 @@ const WORD: usize = size_of::<u64>();
 #[cfg(target_arch = "x86_64")]
 const STRING: usize = 256;
 
-/// From here on stores go past the cache: measured with `examples/probe.rs`, see `docs/pmem.md`.
+/// From here on stores go past the cache: measured with `examples/probe.rs`, see `docs/explanation/pmem.md`.
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHE: usize = 4096;
 

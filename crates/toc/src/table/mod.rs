@@ -1,6 +1,6 @@
 //! The merged view of an image: one immutable table, the same bytes whoever makes it.
 //!
-//! Layout, byte by byte, and why it is so: `docs/formats/table.md`. In short: entries in the order of their paths,
+//! Layout, byte by byte, and why it is so: `docs/formats/toc.md`. In short: entries in the order of their paths,
 //! a directory right before what is in it, so that two tables are compared by one walk through both; contents by
 //! number; all numbers relative, so that an update of the image changes few bytes.
 

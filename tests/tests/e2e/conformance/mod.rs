@@ -1,5 +1,5 @@
 //! What the OCI Distribution spec promises to those who pull and look around, of a registry alone and
-//! of pierhead in front of it: whatever the registry keeps, pierhead keeps. See `docs/conformance.md`.
+//! of pierhead in front of it: whatever the registry keeps, pierhead keeps. See `docs/reference/conformance.md`.
 
 mod checks;
 mod data;

@@ -15,7 +15,7 @@ pub enum Placement {
     /// nothing, so the oldest blob leaves first.
     LayerAware,
     /// Images that contain the blob, times its requests: [`SharingRuns`]. The default: on images that
-    /// the rules had not seen, it saved the most waiting (docs/staging.md).
+    /// the rules had not seen, it saved the most waiting (docs/explanation/tiering.md).
     #[default]
     SharingRuns,
 }

@@ -66,7 +66,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
     Key {
         section: "eviction",
         name: "policy",
-        help: "Which blobs leave first when the cache is full; docs/eviction.md compares the policies. After a change, the \
+        help: "Which blobs leave first when the cache is full; docs/explanation/eviction.md compares the policies. After a change, the \
                new policy receives all blobs in the order of their last use.",
         kind: Kind::Choice {
             noun: "eviction policy",
@@ -109,7 +109,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "request_log",
         name: "file",
         help: "Where pierhead logs requests. A line has a time, a keyed hash of the digest, size, cost and outcome, but no \
-               names and no clients (docs/formats/trace.md). At 32MiB the file becomes FILE.1 and a new one begins.",
+               names and no clients (docs/formats/request-log.md). At 32MiB the file becomes FILE.1 and a new one begins.",
         kind: Kind::PathOrOff,
         example: "\"/var/lib/pierhead/requests.log\"",
         reload: Reload::Restart(|new, old| new.request_log.clone_from(&old.request_log)),

@@ -12,7 +12,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "",
         name: "profile",
         help: "The share of this host that pierhead takes: a profile gives other keys their defaults, and limits.memory from \
-               the memory limit of the cgroup or the memory of the host (docs/profiles.md).",
+               the memory limit of the cgroup or the memory of the host (docs/explanation/profiles.md).",
         kind: Kind::Choice {
             noun: "profile",
             names: || {

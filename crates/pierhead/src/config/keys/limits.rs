@@ -137,7 +137,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "limits",
         name: "pause_under",
         help: "Under pressure on any of these resources, of the host or of the cgroup, pierhead pauses background work. \
-               Under pressure on memory, a fast tier in memory shrinks, too. [] watches nothing (docs/profiles.md).",
+               Under pressure on memory, a fast tier in memory shrinks, too. [] watches nothing (docs/explanation/profiles.md).",
         kind: Kind::Choices {
             noun: "resource with pressure figures",
             names: || Resource::ALL.iter().map(|it| it.name()).collect(),

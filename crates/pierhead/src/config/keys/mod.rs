@@ -81,11 +81,11 @@ pub(crate) const SECTIONS: &[(&str, &str)] = &[
     ),
     (
         "bundle",
-        "Delta bundles: only the file contents that a worker lacks (docs/bundles.md).",
+        "Delta bundles: only the file contents that a worker lacks (docs/explanation/bundles.md).",
     ),
     (
         "tier",
-        "A fast tier in front of the disk: blobs become durable there first (docs/staging.md).",
+        "A fast tier in front of the disk: blobs become durable there first (docs/explanation/tiering.md).",
     ),
     ("tags", "Revalidation of tags."),
     (

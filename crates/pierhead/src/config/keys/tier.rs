@@ -55,7 +55,7 @@ pub(super) static KEYS: &[Key<Config>] = &[
         section: "tier",
         name: "placement",
         help: "Which blobs the tier takes: \"value\" those with the highest value for their bytes, \"layer-aware\" also those whose \
-               image waits for them, \"sharing-runs\" those that most images and starts share (docs/staging.md).",
+               image waits for them, \"sharing-runs\" those that most images and starts share (docs/explanation/tiering.md).",
         kind: Kind::Choice {
             noun: "placement",
             names: || Placement::ALL.iter().map(|it| it.as_str()).collect(),
