@@ -1,7 +1,8 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-
 use std::time::Duration;
 
 use rustls::RootCertStore;
@@ -31,7 +32,7 @@ fn server(answers: Vec<Vec<u8>>) -> (Server, JoinHandle<Vec<String>>) {
         asked
     });
     let url = Url::parse(&format!("http://{address}")).expect("a url");
-    let tls = TlsConfigs::new(RootCertStore::empty(), None, None).expect("roots");
+    let tls = TlsConfigs::new(RootCertStore::empty, None, None).expect("roots");
     (Server::new(url, tls, None), thread)
 }
 
@@ -211,7 +212,7 @@ fn https_to_a_server_without_tls_advises_http() {
     let url = Url::parse(&format!("https://{address}")).expect("a url");
     let server = Server::new(
         url,
-        TlsConfigs::new(RootCertStore::empty(), None, None).expect("roots"),
+        TlsConfigs::new(RootCertStore::empty, None, None).expect("roots"),
         None,
     );
     let session = Session::new(&server);
@@ -236,4 +237,30 @@ fn a_response_below_the_minimum_rate_fails_and_a_long_wait_does_not() {
     let mut rate = connection::MinimumRate::default();
     assert!(rate.is_met(59 * second, 1) && rate.is_met(second, 1 << 20));
     assert!(rate.is_met(60 * second, 1));
+}
+
+#[test]
+fn only_a_tls_connection_loads_the_roots() {
+    let loads = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&loads);
+    let roots = move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        RootCertStore::empty()
+    };
+    let tls = TlsConfigs::new(roots, None, None).expect("nothing to read");
+    let (plain, thread) = server(vec![b"HTTP/1.0 200 OK\r\n\r\n".to_vec()]);
+    let http = Server::new(plain.url().clone(), tls.clone(), None);
+    Session::new(&http)
+        .send(&Request::get("/", &[]))
+        .expect("a response over plain HTTP");
+    thread.join().expect("a server");
+    assert_eq!(loads.load(Ordering::Relaxed), 0);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("https://{}", listener.local_addr().expect("an address"));
+    let https = Server::new(Url::parse(&url).expect("a URL"), tls, None);
+    for server in [https.clone(), https.redirected_to(https.url().clone())] {
+        // No byte is sent yet: the handshake belongs to the first request.
+        Session::new(&server).connect().expect("a TCP connection");
+        assert_eq!(loads.load(Ordering::Relaxed), 1);
+    }
 }

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
+use rustls::client::ResolvesClientCert;
 use rustls::crypto::ring::default_provider;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
@@ -14,6 +16,13 @@ use crate::Error;
 /// TLS settings for the named server and for targets of its redirects.
 #[derive(Clone)]
 pub struct TlsConfigs {
+    pair: Arc<LazyLock<ConfigPair, BuildPair>>,
+    is_anonymous: bool,
+}
+
+type BuildPair = Box<dyn FnOnce() -> ConfigPair + Send>;
+
+struct ConfigPair {
     /// For the server that the user named. It shows the client certificate, if there is one.
     named: Arc<ClientConfig>,
     /// For targets of redirects. It shows no client certificate.
@@ -21,60 +30,79 @@ pub struct TlsConfigs {
 }
 
 impl TlsConfigs {
-    /// Trusts `roots` and the certificates of the PEM file `ca`. `identity` is the certificate and the key to show, PEM
-    /// files.
+    /// Trusts the certificates of `roots` and of the PEM file `ca`. `identity` is the certificate and the key to show,
+    /// PEM files. The files are read now. The first TLS connection calls `roots`: to parse the certificates of a
+    /// system takes more CPU time than a request over plain HTTP.
     ///
     /// # Errors
     /// [`Error::Usage`] with the file and what is wrong with it.
     pub fn new(
-        roots: RootCertStore,
+        roots: impl FnOnce() -> RootCertStore + Send + 'static,
         ca: Option<&Path>,
         identity: Option<(&Path, &Path)>,
     ) -> Result<Self, Error> {
-        Self::build(roots, ca, identity).map_err(Error::Usage)
+        let pair = prepare(roots, ca, identity).map_err(Error::Usage)?;
+        Ok(Self {
+            pair: Arc::new(LazyLock::new(pair)),
+            is_anonymous: false,
+        })
     }
 
     /// The settings for the server that these are for.
     pub(super) fn current(&self) -> &Arc<ClientConfig> {
-        &self.named
+        match self.is_anonymous {
+            false => &self.pair.named,
+            true => &self.pair.redirects,
+        }
     }
 
     /// The same trust without the client certificate.
     pub(super) fn anonymous(&self) -> Self {
         Self {
-            named: Arc::clone(&self.redirects),
-            redirects: Arc::clone(&self.redirects),
+            pair: Arc::clone(&self.pair),
+            is_anonymous: true,
         }
     }
+}
 
-    fn build(
-        mut roots: RootCertStore,
-        ca: Option<&Path>,
-        identity: Option<(&Path, &Path)>,
-    ) -> Result<Self, String> {
-        for certificate in ca.map(certificates).transpose()?.unwrap_or_default() {
-            let added = roots.add(certificate);
-            added.map_err(|error| format!("{}: {error}", ca.unwrap_or(Path::new("")).display()))?;
-        }
-        let roots = Arc::new(roots);
-        let start = || Ok::<_, String>(builder()?.with_root_certificates(Arc::clone(&roots)));
-        let redirects = with_http1_alpn(start()?.with_no_client_auth());
-        let named = match identity {
-            None => Arc::clone(&redirects),
-            Some((certificate, key)) => {
-                let shown = key.display();
-                let file = open(key)?;
-                let found = PrivateKeyDer::from_pem_reader(file)
-                    .map_err(|error| format!("{shown} holds no private key in PEM: {error}"))?;
-                let config = start()?.with_client_auth_cert(certificates(certificate)?, found);
-                with_http1_alpn(
-                    config
-                        .map_err(|error| format!("{}, {shown}: {error}", certificate.display()))?,
-                )
-            }
-        };
-        Ok(Self { named, redirects })
+/// Reads and checks the files. What is left to the returned function cannot fail.
+fn prepare(
+    roots: impl FnOnce() -> RootCertStore + Send + 'static,
+    ca: Option<&Path>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<BuildPair, String> {
+    let mut named_roots = RootCertStore::empty();
+    for certificate in ca.map(certificates).transpose()?.unwrap_or_default() {
+        let added = named_roots.add(certificate);
+        added.map_err(|error| format!("{}: {error}", ca.unwrap_or(Path::new("")).display()))?;
     }
+    let resolver = identity
+        .map(|(certificate, key)| client_certificate(certificate, key))
+        .transpose()?;
+    let builder = builder()?;
+    Ok(Box::new(move || {
+        let mut roots = roots();
+        roots.extend(named_roots.roots);
+        let builder = builder.with_root_certificates(roots);
+        let redirects = with_http1_alpn(builder.clone().with_no_client_auth());
+        let named = match resolver {
+            None => Arc::clone(&redirects),
+            Some(resolver) => with_http1_alpn(builder.with_client_cert_resolver(resolver)),
+        };
+        ConfigPair { named, redirects }
+    }))
+}
+
+fn client_certificate(
+    certificate: &Path,
+    key: &Path,
+) -> Result<Arc<dyn ResolvesClientCert>, String> {
+    let shown = key.display();
+    let found = PrivateKeyDer::from_pem_reader(open(key)?)
+        .map_err(|error| format!("{shown} holds no private key in PEM: {error}"))?;
+    let pair = CertifiedKey::from_der(certificates(certificate)?, found, &default_provider())
+        .map_err(|error| format!("{}, {shown}: {error}", certificate.display()))?;
+    Ok(Arc::new(SingleCertAndKey::from(pair)))
 }
 
 fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, String> {
@@ -115,17 +143,17 @@ mod tests {
         std::fs::write(&certificate, own.cert.pem()).expect("written");
         std::fs::write(&key, own.signing_key.serialize_pem()).expect("written");
         let shows = |config: &ClientConfig| config.client_auth_cert_resolver.has_certs();
-        let with = TlsConfigs::new(RootCertStore::empty(), None, Some((&certificate, &key)))
+        let with = TlsConfigs::new(RootCertStore::empty, None, Some((&certificate, &key)))
             .expect("a pair");
-        assert!(shows(&with.named) && !shows(&with.redirects));
-        let without = TlsConfigs::new(RootCertStore::empty(), None, None).expect("nothing");
-        assert!(!shows(&without.named) && !shows(&without.redirects));
+        assert!(shows(with.current()) && !shows(with.anonymous().current()));
+        let without = TlsConfigs::new(RootCertStore::empty, None, None).expect("nothing");
+        assert!(!shows(without.current()) && !shows(without.anonymous().current()));
         for (certificate, key, wrong) in [
             (&certificate, &certificate, "no private key"),
             (&key, &key, "no certificate"),
             (&certificate, &folder.path().join("none"), "none: "),
         ] {
-            let refused = TlsConfigs::new(RootCertStore::empty(), None, Some((certificate, key)))
+            let refused = TlsConfigs::new(RootCertStore::empty, None, Some((certificate, key)))
                 .err()
                 .expect("refused")
                 .to_string();

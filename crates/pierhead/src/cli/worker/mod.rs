@@ -282,7 +282,7 @@ pub(crate) struct DiffArgs {
 /// The server of `--via`, with its TLS settings and credentials. Connects to nothing yet.
 fn server(via: &Url, args: &LoginArgs, environment: &Environment) -> Result<Server, Failure> {
     let identity = args.cert.as_deref().zip(args.key.as_deref());
-    let tls = TlsConfigs::new(wiring::roots(), args.ca.as_deref(), identity)?;
+    let tls = TlsConfigs::new(wiring::roots, args.ca.as_deref(), identity)?;
     let login = login::login(args, via, environment.docker_config.as_deref());
     let login = login.map_err(Failure::Refused)?;
     Ok(Server::new(via.clone(), tls, login))
