@@ -7,7 +7,7 @@ use std::time::Duration;
 use pierhead_host::BackgroundWork;
 
 use crate::store::ranking::Recorder;
-use crate::tier::placement::placer::FastTier;
+use crate::tier::placement::FastTier;
 
 /// Settings of one [`Cache`](crate::Cache).
 #[derive(Clone)]

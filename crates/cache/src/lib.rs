@@ -25,17 +25,19 @@ mod fill;
 #[doc(hidden)]
 pub mod fuzzing;
 mod metrics;
+mod page_cache;
+mod regular_file;
 mod store;
 pub mod tier;
 
 pub use blob::background_reader::BackgroundReader;
-pub use blob::verified_chunks::resident;
 pub use blob::{StoredBlob, VerifiedRange};
 pub use cache::{Cache, Claim};
 pub use config::Config;
 pub use error::Error;
 pub use fill::Fill;
 pub use fill::blob_reader::{BlobReader, Readers, TailReader};
+pub use page_cache::resident;
 /// What an eviction policy ranks a blob by, and what the cache assumes of a fetch before the first
 /// measurement.
 pub use pierhead_eviction::Access;
@@ -43,5 +45,4 @@ pub use store::origins::Origin;
 pub use store::ranking::{Eviction, Outcome, Recorder};
 pub use store::stat::{BlobStat, EvictionStat, Stat};
 pub use store::tag_store::{TagKey, TagRecord, TagStore};
-pub use tier::placement::Placement;
-pub use tier::placement::placer::{FastTier, TierStat};
+pub use tier::placement::{FastTier, Placement, TierStat};

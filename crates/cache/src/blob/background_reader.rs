@@ -4,11 +4,7 @@ use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 
-use pierhead_oci::Digest;
-
-use crate::blob::OpenBlob;
-use crate::cache::Cache;
-use crate::error::Error;
+use crate::blob::open_blob::OpenBlob;
 use crate::tier::CHUNK;
 
 /// A committed blob; outlives its eviction. Every byte that it gives was checked against the checksums.
@@ -18,21 +14,14 @@ pub struct BackgroundReader {
     last: Mutex<(u64, Vec<u8>)>,
 }
 
-impl Cache {
-    /// A committed blob, if it is there. No access; blocks.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn open_for_background(&self, digest: &Digest) -> Result<Option<BackgroundReader>, Error> {
-        let open = self.store.open_for(digest, false)?;
-        Ok(open.map(|open| BackgroundReader {
+impl BackgroundReader {
+    pub(crate) fn new(open: Arc<OpenBlob>) -> Self {
+        Self {
             open,
             last: Mutex::new((u64::MAX, Vec::new())),
-        }))
+        }
     }
-}
 
-impl BackgroundReader {
     /// Bytes of content.
     pub fn size(&self) -> u64 {
         self.open.blob.trailer().size()
@@ -79,10 +68,7 @@ impl BackgroundReader {
             Err(error) if crate::tier::is_damage(&error) => error,
             Err(error) => return Err(error),
         };
-        let OpenBlob { digest, handle, .. } = &*self.open;
-        self.open
-            .store
-            .remove_damaged(digest, Some(*handle), Some(index * CHUNK as u64));
+        self.open.report_damage(Some(index * CHUNK as u64));
         Err(damage)
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod background_reader;
 pub(crate) mod buffer;
+pub(crate) mod open_blob;
 pub(crate) mod verified_chunks;
 
 use std::fs::File;
@@ -12,31 +13,17 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 use pierhead_oci::{Digest, MediaType};
 
-use crate::blob::buffer::{BUFFER, Buffer};
-use crate::blob::verified_chunks::{Identity, resident};
-use crate::blocking::blocking;
+use crate::blob::buffer::BUFFER;
+use crate::blob::open_blob::OpenBlob;
+use crate::blob::verified_chunks::Identity;
 use crate::error::Error;
-use crate::store::Store;
+use crate::page_cache::resident;
 use crate::store::small_blobs::SmallBlob;
-use crate::tier::{Blob, CHUNK, Extent, is_damage};
+use crate::tier::{CHUNK, Extent};
 
 /// The most that [`StoredBlob::verified_len`] grants at once: what a socket takes in one call, and what of a client's
 /// turn the others wait for.
 const MAX_VERIFIED: u64 = 2 << 20;
-
-/// One open handle, shared by all who read the blob. Its bytes count until it is dropped.
-pub(crate) struct OpenBlob {
-    pub(crate) digest: Digest,
-    pub(crate) handle: u64,
-    pub(crate) blob: Arc<dyn Blob>,
-    pub(crate) store: Arc<Store>,
-}
-
-impl Drop for OpenBlob {
-    fn drop(&mut self) {
-        self.store.state.lock().closed(&self.digest, self.handle);
-    }
-}
 
 /// A committed blob, opened or in memory: what is held outlives its eviction. Cheap to clone.
 pub struct StoredBlob {
@@ -145,10 +132,10 @@ impl StoredBlob {
         let extent = open.blob.extent(offset).filter(|_| max > 0)?;
         let identity = Identity::of(&extent)?;
         let (range, now) = (offset..offset + max.min(extent.len), Instant::now());
-        let verified = open
-            .store
-            .verified
-            .verified_len(&open.digest, &identity, range, now);
+        let verified =
+            open.owner
+                .verified_chunks()
+                .verified_len(&open.digest, &identity, range, now);
         let len = resident(extent.file, extent.at..extent.at + verified);
         Some((len, identity))
     }
@@ -199,13 +186,11 @@ impl StoredBlob {
         // As it was before it was read: a change since then is found out later. What failed meanwhile was read elsewhere.
         let identity = identity.filter(|before| open.identity(first) == Some(*before));
         if let Some(identity) = identity {
-            let (store, now) = (&open.store, Instant::now());
+            let (verified, now) = (open.owner.verified_chunks(), Instant::now());
             // The rest may lie elsewhere.
             let same = (first + 1..index).take_while(|at| open.identity(*at) == Some(identity));
             let end = same.last().map_or(first + 1, |last| last + 1).min(index);
-            store
-                .verified
-                .add(&open.digest, identity, size, first..end, now);
+            verified.add(&open.digest, identity, size, first..end, now);
         }
         Ok(buffer.freeze(to_usize(inside), max))
     }
@@ -261,48 +246,6 @@ impl VerifiedRange {
         let extent = self.object.extent(self.offset)?;
         let same = Identity::of(&extent) == Some(self.identity) && extent.len >= self.len;
         same.then_some((extent.file, extent.at))
-    }
-}
-
-impl OpenBlob {
-    /// What a chunk lies in now, to notice later that it is still the same.
-    fn identity(&self, chunk: u64) -> Option<Identity> {
-        let extent = self.blob.extent(chunk * CHUNK as u64);
-        extent.as_ref().and_then(Identity::of)
-    }
-
-    /// `len` bytes from `offset`, at most [`BUFFER`]: from the page cache at once, else on a blocking thread.
-    async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
-        let mut buffer = self.store.pool.take(len);
-        match self.blob.try_read_at(offset, buffer.as_mut()) {
-            Ok(read) if read == len => return Ok(buffer),
-            _ => {}
-        }
-        let blob = self.blob.clone();
-        let read = blocking(move || blob.read_at(offset, buffer.as_mut()).map(|()| buffer)).await;
-        match read {
-            Ok(buffer) => Ok(buffer),
-            Err(error) if is_damage(&error) => {
-                tracing::warn!(digest = %self.digest, offset, %error, "a stored blob cannot be read");
-                Err(self.corrupt(offset, false).await)
-            }
-            Err(error) => Err(self.store.io("read", &self.digest, error)),
-        }
-    }
-
-    /// `is_there`: at that byte, and not just somewhere behind it.
-    async fn corrupt(self: &Arc<Self>, offset: u64, is_there: bool) -> Error {
-        let (open, at) = (self.clone(), is_there.then_some(offset));
-        blocking(move || {
-            open.store
-                .clone()
-                .remove_damaged(&open.digest, Some(open.handle), at)
-        })
-        .await;
-        Error::Corrupt {
-            digest: self.digest,
-            offset,
-        }
     }
 }
 

@@ -6,25 +6,18 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::IoSliceMut;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pierhead_oci::Digest;
-use rustix::fs::fstatfs;
-use rustix::io::{Errno, ReadWriteFlags};
 
-use crate::tier::{CHUNK, Extent, is_in_memory};
+use crate::tier::{CHUNK, Extent};
 
 /// How long a check is believed. A GB costs about 0.2 CPU seconds to check: nothing, once in so long.
 const LIFETIME: Duration = Duration::from_secs(600);
 /// Bounds of the memory: files, and words of 64 chunks over all of them (1 MiB, for 512 GiB of content).
 const MAX_FILES: usize = 4096;
 const MAX_WORDS: usize = 128 << 10;
-/// How far apart pages are probed. The kernel reads ahead by at least so much, and drops by as little as
-/// a page: what a probe misses costs one short read on an async thread.
-const PROBE: u64 = 128 << 10;
 
 /// What any change of a blob's content changes too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -184,31 +177,6 @@ impl Table {
             *self = Self::default();
         }
     }
-}
-
-/// How many bytes of `range`, from its start, are in the page cache, as far as probes tell: one byte of each 128 KiB.
-pub fn resident(file: &File, range: Range<u64>) -> u64 {
-    let mut at = range.start;
-    while at < range.end {
-        let mut byte = [0];
-        let buffer = &mut [IoSliceMut::new(&mut byte)];
-        match rustix::io::preadv2(file, buffer, at, ReadWriteFlags::NOWAIT) {
-            Ok(1..) => at = (at / PROBE + 1) * PROBE,
-            // A file system that cannot tell: in memory all is there. Elsewhere nothing is known to be, and what
-            // is read instead is read on another thread, and checked.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                let in_memory = fstatfs(file).is_ok_and(|stat| is_in_memory(&stat));
-                return if in_memory {
-                    range.end - range.start
-                } else {
-                    0
-                };
-            }
-            // Not there, or the file ends before it should: whoever reads will see.
-            _ => break,
-        }
-    }
-    at.min(range.end).saturating_sub(range.start)
 }
 
 #[cfg(test)]

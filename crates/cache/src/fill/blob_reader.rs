@@ -159,7 +159,7 @@ impl TailReader {
         let Some(reader) = self.shared_fill.reader.get().filter(|_| len > 0) else {
             return Ok(Bytes::new());
         };
-        let mut buffer = self.shared_fill.store.pool.take(len);
+        let mut buffer = self.shared_fill.owner.buffers().take(len);
         let read = match reader.try_read_at(offset, buffer.as_mut()) {
             Ok(read) if read > 0 => Ok(buffer.freeze(0, read)),
             _ => {
@@ -176,8 +176,8 @@ impl TailReader {
         }
         read.map_err(|error| {
             self.shared_fill
-                .store
-                .io("read", &self.shared_fill.digest, error)
+                .owner
+                .io_error("read", &self.shared_fill.digest, error)
         })
     }
 

@@ -1,8 +1,8 @@
 //! One fill on its way to the disk: write, show, hash; in the end check and commit.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use pierhead_host::BackgroundTask;
@@ -11,10 +11,11 @@ use pierhead_oci::{Hasher, MediaType};
 use crate::blob::buffer::BUFFER;
 use crate::clock::now;
 use crate::error::Error;
-use crate::fill::shared_fill::{Order, SharedFill, Work};
+use crate::fill::reservation;
+use crate::fill::shared_fill::{FillWorker, Order, SharedFill, Work, over};
 use crate::store::Store;
+use crate::store::blocks::blocks;
 use crate::store::partials::Partial;
-use crate::store::state::blocks;
 use crate::tier::placement::SYNC_INTERVAL;
 use crate::tier::{ReadAt, Staged, Sums, Trailer};
 
@@ -39,6 +40,7 @@ fn hasher(shared_fill: &SharedFill) -> Hasher {
 }
 
 pub(crate) struct Ingest {
+    store: Arc<Store>,
     staged: Box<dyn Staged>,
     reader: Arc<dyn ReadAt>,
     hasher: Hasher,
@@ -51,21 +53,45 @@ pub(crate) struct Ingest {
     unsynced: u64,
 }
 
-impl Ingest {
-    pub(crate) fn new(shared_fill: &SharedFill, staged: Box<dyn Staged>) -> Self {
-        Self {
-            reader: staged.reader(),
-            hasher: hasher(shared_fill),
-            sums: Sums::default(),
-            hashed: 0,
-            resumed: !staged.is_empty(),
-            unsynced: 0,
-            staged,
-        }
-    }
+/// Ends a fill whose worker panicked. Otherwise its readers and all later claims would wait for ever.
+struct EndOnPanic {
+    store: Weak<Store>,
+    shared_fill: Weak<SharedFill>,
+}
 
-    /// Works until there is nothing to do (then it goes back to its place in the flight) or the fill ends.
-    pub(crate) fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let Some(shared_fill) = self.shared_fill.upgrade() else {
+            return;
+        };
+        shared_fill.close();
+        if let Some(store) = self.store.upgrade() {
+            // The staged bytes are still there.
+            let partial = Partial {
+                bytes: shared_fill.reserved.load(Ordering::Relaxed),
+                modified: now(),
+                origin: shared_fill.origin,
+            };
+            store.end_fill(&shared_fill, Some(partial));
+        }
+        shared_fill
+            .progress
+            .send_modify(|progress| progress.outcome = Some(Err(over())));
+    }
+}
+
+impl FillWorker for Ingest {
+    fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
+        // Dropped in the opposite order: the fill ends, then the panic is counted.
+        let panics = self.store.config.rest.panics();
+        let _watch = panics.watch(BackgroundTask::CacheFill);
+        let _guard = EndOnPanic {
+            store: Arc::downgrade(&self.store),
+            shared_fill: Arc::downgrade(&shared_fill),
+        };
         if let Err(error) = self.rehash(&shared_fill) {
             return self.fail(&shared_fill, error, false);
         }
@@ -94,6 +120,25 @@ impl Ingest {
             }
         }
     }
+}
+
+impl Ingest {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        shared_fill: &SharedFill,
+        staged: Box<dyn Staged>,
+    ) -> Self {
+        Self {
+            store,
+            reader: staged.reader(),
+            hasher: hasher(shared_fill),
+            sums: Sums::default(),
+            hashed: 0,
+            resumed: !staged.is_empty(),
+            unsynced: 0,
+            staged,
+        }
+    }
 
     /// Reads again what an earlier fill left, unless the leader does not want it.
     fn rehash(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
@@ -101,17 +146,15 @@ impl Ingest {
         if self.hashed == len {
             return Ok(());
         }
-        let mut buffer = shared_fill.store.pool.take(BUFFER);
+        let mut buffer = self.store.pool.take(BUFFER);
         while self.hashed < len && !shared_fill.is_interrupted() {
             let now = usize::try_from(len - self.hashed)
                 .unwrap_or(BUFFER)
                 .min(BUFFER);
             let bytes = &mut buffer.as_mut()[..now];
-            self.reader.read_at(self.hashed, bytes).map_err(|error| {
-                shared_fill
-                    .store
-                    .io("read again", &shared_fill.digest, error)
-            })?;
+            self.reader
+                .read_at(self.hashed, bytes)
+                .map_err(|error| self.store.io("read again", &shared_fill.digest, error))?;
             self.sums.update(self.hashed, bytes);
             self.hasher.update(bytes);
             self.hashed += now as u64;
@@ -143,12 +186,12 @@ impl Ingest {
     ) -> Result<(), Error> {
         let len = bytes as u64;
         let size = self.staged.len() + len;
-        shared_fill.store.admit(size, 0)?;
-        shared_fill.store.spend(shared_fill, len)?;
-        shared_fill.make_room(Store::need(size, None))?;
+        self.store.admit(size, 0)?;
+        self.store.spend(shared_fill, len)?;
+        reservation::extend(&self.store, shared_fill, Store::need(size, None))?;
         self.staged
             .write_all(batch)
-            .map_err(|error| shared_fill.store.io("write", &shared_fill.digest, error))?;
+            .map_err(|error| self.store.io("write", &shared_fill.digest, error))?;
         let mut position = self.hashed;
         self.hashed += len;
         // Readers go on with it, on other cores, while it is hashed here.
@@ -159,7 +202,7 @@ impl Ingest {
             self.hasher.update(piece);
             position += piece.len() as u64;
         }
-        shared_fill.store.metrics.written_bytes.inc_by(len);
+        self.store.metrics.written_bytes.inc_by(len);
         shared_fill.done(bytes);
         Ok(())
     }
@@ -167,7 +210,7 @@ impl Ingest {
     /// One fill at a time: a disk that is slow must not get all threads to wait for it.
     fn sync_early(&mut self, shared_fill: &SharedFill, len: u64) {
         self.unsynced += len;
-        let enough = match shared_fill.store.placer {
+        let enough = match self.store.placer {
             // What goes to the disk then is to be stored before the last layer is here. Of a hard disk that costs a sixth of
             // its speed, for the flushes.
             Some(_) => SYNC_INTERVAL,
@@ -176,14 +219,14 @@ impl Ingest {
         if self.unsynced < enough {
             return;
         }
-        if shared_fill.store.syncing.swap(true, Ordering::Relaxed) {
+        if self.store.syncing.swap(true, Ordering::Relaxed) {
             return;
         }
         // Given back also when the work panics or never runs.
-        let turn = SyncTurn(shared_fill.store.clone());
+        let turn = SyncTurn(self.store.clone());
         self.unsynced = 0;
         if let Some(sync) = self.staged.early_sync() {
-            let watch = shared_fill
+            let watch = self
                 .store
                 .config
                 .rest
@@ -207,7 +250,7 @@ impl Ingest {
     fn clear(&mut self, shared_fill: &SharedFill) -> Result<(), Error> {
         self.staged
             .clear()
-            .map_err(|error| shared_fill.store.io("empty", &shared_fill.digest, error))?;
+            .map_err(|error| self.store.io("empty", &shared_fill.digest, error))?;
         (self.hasher, self.sums) = (hasher(shared_fill), Sums::default());
         (self.hashed, self.resumed) = (0, false);
         shared_fill.staged.store(0, Ordering::Relaxed);
@@ -237,11 +280,11 @@ impl Ingest {
         let trailer = Trailer::new(size, media_type, std::mem::take(&mut self.sums));
         // Of a fill whose length was not known: the trailer's last bytes.
         let need = Store::need(size, trailer.media_type());
-        if let Err(error) = shared_fill.make_room(need) {
+        if let Err(error) = reservation::extend(&self.store, &shared_fill, need) {
             return self.fail(&shared_fill, error, false);
         }
         let reserved = shared_fill.reserved.load(Ordering::Relaxed);
-        let outcome = shared_fill
+        let outcome = self
             .store
             .commit(&shared_fill, self.staged, trailer, reserved);
         let outcome = outcome.map(|open| {
@@ -250,11 +293,11 @@ impl Ingest {
         });
         if let Err(error) = &outcome {
             tracing::warn!(digest = %shared_fill.digest, %error, "a fill that was right could not be committed");
-            end(&shared_fill, None);
+            self.store.end_fill(&shared_fill, None);
         }
         // Whoever is told finds the blob in no other hands than the readers'.
         let progress = shared_fill.progress.clone();
-        drop(shared_fill);
+        drop((shared_fill, self.store));
         progress.send_modify(|progress| progress.outcome = Some(outcome));
     }
 
@@ -264,10 +307,10 @@ impl Ingest {
         let len = self.staged.len();
         drop(self.staged);
         let keep = keep && len > 0;
-        if !keep && let Err(source) = shared_fill.store.tier.discard(&shared_fill.digest) {
+        if !keep && let Err(source) = self.store.tier.discard(&shared_fill.digest) {
             tracing::warn!(digest = %shared_fill.digest, error = %source, "cannot delete a failed fill");
             if !matches!(source.kind(), io::ErrorKind::NotFound) && !error.is_storage() {
-                error = shared_fill.store.io("delete", &shared_fill.digest, source);
+                error = self.store.io("delete", &shared_fill.digest, source);
             }
         }
         let partial = keep.then(|| Partial {
@@ -276,33 +319,16 @@ impl Ingest {
             origin: shared_fill.origin,
         });
         if !keep {
-            shared_fill
-                .store
+            self.store
                 .origins
                 .clear(&shared_fill.digest, shared_fill.origin);
         }
-        end(shared_fill, partial);
+        self.store.end_fill(shared_fill, partial);
         if !matches!(error, Error::NotAdmitted { .. }) {
-            shared_fill.store.metrics.failed_fills.inc();
+            self.store.metrics.failed_fills.inc();
         }
         shared_fill
             .progress
             .send_modify(|progress| progress.outcome = Some(Err(error)));
     }
-}
-
-/// Takes the flight out, and turns what was reserved for it into what is left of it. Does nothing when it has
-/// been taken out before: after a commit, its bytes are those of a blob.
-pub(crate) fn end(shared_fill: &SharedFill, partial: Option<Partial>) {
-    let mut state = shared_fill.store.state.lock();
-    if !state.is_entered(shared_fill) {
-        return;
-    }
-    state.settle(shared_fill);
-    state.reserved -= shared_fill.reserved.load(Ordering::Relaxed);
-    if let Some(partial) = partial {
-        state.reserved += partial.bytes;
-        state.partials.insert(shared_fill.digest, partial);
-    }
-    state.fills.remove(&shared_fill.digest);
 }

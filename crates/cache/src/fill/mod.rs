@@ -1,7 +1,8 @@
 //! The writing side of a fill.
 
 pub(crate) mod blob_reader;
-pub(crate) mod ingest;
+mod ingest;
+mod reservation;
 pub(crate) mod shared_fill;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fill::blob_reader::Readers;
 use crate::fill::blob_reader::TailReader;
-use crate::fill::ingest::{Ingest, end};
+use crate::fill::ingest::Ingest;
 use crate::fill::shared_fill::{Order, SharedFill, Terms};
 use crate::store::Store;
 use crate::store::small_blobs::SMALL;
@@ -31,6 +32,7 @@ use crate::store::small_blobs::SMALL;
 /// reached, and stores nothing. After [`Error::WrongDigest`] with `resumed`, one more claim, which then
 /// starts from zero, may succeed: readers that have sent nothing yet make it, others cut their body.
 pub struct Fill {
+    store: Arc<Store>,
     shared_fill: Arc<SharedFill>,
     media_type: Option<MediaType>,
     offset: u64,
@@ -42,13 +44,15 @@ pub struct Fill {
 
 impl Fill {
     /// Opens the staged file of a newly registered flight. A panic ends that flight, like an error. Blocks.
-    pub(crate) fn lead(shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
-        let panics = shared_fill.store.config.rest.panics();
-        let led = panics.catch(BackgroundTask::CacheFill, || Self::open(shared_fill));
+    pub(crate) fn lead(store: Arc<Store>, shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
+        let panics = store.config.rest.panics();
+        let led = panics.catch(BackgroundTask::CacheFill, || {
+            Self::open(&store, shared_fill)
+        });
         led.unwrap_or_else(|| {
             let error = Error::Abandoned("opening its staging panicked".into());
             shared_fill.close();
-            end(shared_fill, None);
+            store.end_fill(shared_fill, None);
             shared_fill
                 .progress
                 .send_modify(|progress| progress.outcome = Some(Err(error.clone())));
@@ -56,15 +60,13 @@ impl Fill {
         })
     }
 
-    fn open(shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
-        match shared_fill
-            .store
-            .stage(&shared_fill.digest, shared_fill.origin)
-        {
+    fn open(store: &Arc<Store>, shared_fill: &Arc<SharedFill>) -> Result<Self, Error> {
+        match store.stage(&shared_fill.digest, shared_fill.origin) {
             Ok((staged, reserved)) => {
                 shared_fill.set_staged(&*staged, reserved);
-                let fill = Self::new(shared_fill.clone(), staged.len());
-                shared_fill.start(Box::new(Ingest::new(shared_fill, staged)));
+                let fill = Self::new(store.clone(), shared_fill.clone(), staged.len());
+                let ingest = Ingest::new(store.clone(), shared_fill, staged);
+                shared_fill.start(Box::new(ingest));
                 Ok(fill)
             }
             Err(error) => {
@@ -78,8 +80,9 @@ impl Fill {
     }
 
     /// `offset`: bytes staged.
-    fn new(shared_fill: Arc<SharedFill>, offset: u64) -> Self {
+    fn new(store: Arc<Store>, shared_fill: Arc<SharedFill>, offset: u64) -> Self {
         Self {
+            store,
             shared_fill,
             media_type: None,
             offset,
@@ -146,11 +149,12 @@ impl Fill {
             };
             return Err(self.fail(error).await);
         }
-        let shared_fill = self.shared_fill.clone();
+        let (store, shared_fill) = (self.store.clone(), self.shared_fill.clone());
         let need = Store::need(size.unwrap_or(self.position), self.media_type.as_ref());
         let mut terms = self.terms;
         terms.small = self.media_type.is_some() || size.is_some_and(|size| size <= SMALL);
-        let reserved = blocking(move || shared_fill.announce(size, need, terms)).await;
+        let reserved =
+            blocking(move || reservation::announce(&store, &shared_fill, size, need, terms)).await;
         if let Err(error) = reserved {
             // Refused today: what was staged before may be gone on with another time.
             let keep = matches!(error, Error::NotAdmitted { .. }) && self.position > 0;

@@ -2,21 +2,16 @@
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pierhead_host::BackgroundTask;
 use pierhead_oci::{Digest, MediaType};
 use tokio::sync::{Notify, watch};
 
-use crate::blob::OpenBlob;
+use crate::blob::open_blob::{BlobOwner, OpenBlob};
 use crate::error::Error;
-use crate::fill::ingest::Ingest;
-use crate::store::Store;
 use crate::store::origins::Origin;
-use crate::store::partials::Partial;
-use crate::store::state::blocks;
 use crate::tier::{ReadAt, Staged};
 
 /// The last piece of a content of known length, held back until the digest matches.
@@ -38,7 +33,7 @@ pub(crate) struct SharedFill {
     pub(crate) origin: Origin,
     /// Since when, and how many bytes all fills had brought by then.
     pub(crate) begun: (Instant, u64),
-    pub(crate) store: Arc<Store>,
+    pub(crate) owner: Arc<dyn BlobOwner>,
     pub(crate) progress: Arc<watch::Sender<Progress>>,
     /// The committed blob, once there is one. Held here for all readers: what they read is this file.
     pub(crate) committed: OnceLock<Arc<OpenBlob>>,
@@ -95,7 +90,7 @@ struct Queue {
     pieces: Vec<Bytes>,
     /// Bytes in `pieces`.
     waiting: usize,
-    /// Bytes in `pieces` and in the hands of the ingest.
+    /// Bytes in `pieces` and in the hands of the worker.
     bytes: usize,
     /// Whether the pieces should be dealt with now.
     due: bool,
@@ -105,7 +100,7 @@ struct Queue {
     flowing: bool,
     order: Option<Order>,
     /// Not here while it runs.
-    ingest: Option<Box<Ingest>>,
+    worker: Option<Box<dyn FillWorker>>,
     /// Whether it has run at all: the first time there may be something to read again.
     started: bool,
     /// Nothing is accepted any more.
@@ -122,37 +117,19 @@ pub(crate) enum Order {
     Abandon { why: Error, keep: bool },
 }
 
-/// What the ingest does next.
+/// Writes the pieces of one fill. It runs on a blocking thread while there is work, and waits in the queue meanwhile.
+pub(crate) trait FillWorker: Send {
+    /// Works until there is nothing to do ([`SharedFill::next`]) or the fill ends.
+    fn run(self: Box<Self>, shared_fill: Arc<SharedFill>);
+}
+
+/// What the worker does next.
 pub(crate) enum Work {
     Pieces(Vec<Bytes>),
     Order(Order),
 }
 
-/// Ends a flight whose ingest panicked: else its readers, and all later claims, would wait for ever.
-struct EndOnPanic(Weak<SharedFill>);
-
-impl Drop for EndOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking()
-            && let Some(shared_fill) = self.0.upgrade()
-        {
-            shared_fill.close();
-            // What it had staged is still there.
-            let bytes = shared_fill.reserved.load(Ordering::Relaxed);
-            let partial = Partial {
-                bytes,
-                modified: crate::clock::now(),
-                origin: shared_fill.origin,
-            };
-            crate::fill::ingest::end(&shared_fill, Some(partial));
-            shared_fill
-                .progress
-                .send_modify(|progress| progress.outcome = Some(Err(over())));
-        }
-    }
-}
-
-fn over() -> Error {
+pub(crate) fn over() -> Error {
     Error::Abandoned("the fill is over".into())
 }
 
@@ -178,12 +155,18 @@ impl Progress {
 }
 
 impl SharedFill {
-    pub(crate) fn new(digest: Digest, origin: Origin, store: Arc<Store>) -> Self {
+    /// `written`: how many bytes all fills have brought by now.
+    pub(crate) fn new(
+        digest: Digest,
+        origin: Origin,
+        owner: Arc<dyn BlobOwner>,
+        written: u64,
+    ) -> Self {
         Self {
             digest,
             origin,
-            begun: (Instant::now(), store.metrics.written_bytes.get()),
-            store,
+            begun: (Instant::now(), written),
+            owner,
             progress: Arc::new(watch::Sender::new(Progress::default())),
             committed: OnceLock::new(),
             reader: OnceLock::new(),
@@ -220,63 +203,18 @@ impl SharedFill {
         cost.is_finite().then_some(cost)
     }
 
-    /// Takes note of the announced length, which may be a lie: refuses what cannot be or shall not enter, and sets
-    /// the first step aside. Blocks.
-    pub(crate) fn announce(
-        self: &Arc<Self>,
-        size: Option<u64>,
-        need: u64,
-        terms: Terms,
-    ) -> Result<(), Error> {
+    /// Takes note of the terms and of the most bytes that the fill will need on disk; `u64::MAX` for an unknown length.
+    pub(crate) fn set_terms(&self, terms: Terms, expected: u64) {
         if let Some(cost) = terms.cost {
             self.cost.store(cost.to_bits(), Ordering::Relaxed);
         }
         self.small.store(terms.small, Ordering::Relaxed);
-        let held = self.reserved.load(Ordering::Relaxed);
-        self.expected
-            .store(size.map_or(u64::MAX, |_| need), Ordering::Relaxed);
-        self.store.ask(self, size, need, terms)?;
-        let more = need.saturating_sub(held);
-        self.store
-            .admit(size.unwrap_or(0), more)
-            .inspect_err(|_| self.store.passed(self, need))?;
-        self.make_room(need.min(held.max(self.store.config.step)))
+        self.expected.store(expected, Ordering::Relaxed);
     }
 
-    /// Sets aside what is lacking to `need` bytes on disk, and the rest of a step. Blocks.
-    pub(crate) fn make_room(self: &Arc<Self>, need: u64) -> Result<(), Error> {
-        let held = self.reserved.load(Ordering::Relaxed);
-        if need <= held {
-            return Ok(());
-        }
-        let lacking = blocks(need - held);
-        let rest = self.expected.load(Ordering::Relaxed).saturating_sub(held);
-        let step = self.store.config.step.min(blocks(rest)).max(lacking);
-        // Bytes that the fill needs afterwards. For an unknown length, assumes one step.
-        let rest = match self.expected.load(Ordering::Relaxed) {
-            u64::MAX => step,
-            _ => blocks(rest),
-        };
-        match self.reserve(step, rest.saturating_sub(step)) {
-            Err(Error::NoRoom { .. }) if step > lacking => {
-                self.reserve(lacking, rest.saturating_sub(lacking))
-            }
-            other => other,
-        }
-    }
-
-    /// Sets more bytes aside for this fill. Blocks; see [`Store::reserve`].
-    fn reserve(self: &Arc<Self>, more: u64, later: u64) -> Result<(), Error> {
-        self.store.reserve(more, later)?;
-        let mut state = self.store.state.lock();
-        let flying = state.fills.get(&self.digest);
-        if flying.is_some_and(|shared_fill| Arc::ptr_eq(shared_fill, self)) {
-            self.reserved.fetch_add(more, Ordering::Relaxed);
-            return Ok(());
-        }
-        // The leader was dropped meanwhile, and what it held has been given back.
-        state.reserved -= more;
-        Err(over())
+    /// The most bytes that the fill will need on disk, as announced; `u64::MAX` for an unknown length.
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected.load(Ordering::Relaxed)
     }
 
     /// Whether it has ended, or is about to end badly: no new reader should join.
@@ -294,9 +232,9 @@ impl SharedFill {
         )
     }
 
-    /// Gives the ingest its place; it starts with what needs no order: rehashing what an earlier fill left.
-    pub(crate) fn start(self: &Arc<Self>, ingest: Box<Ingest>) {
-        self.queue.lock().ingest = Some(ingest);
+    /// Gives the worker its place; it starts with what needs no order: rehashing what an earlier fill left.
+    pub(crate) fn start(self: &Arc<Self>, worker: Box<dyn FillWorker>) {
+        self.queue.lock().worker = Some(worker);
         self.wake();
     }
 
@@ -386,40 +324,30 @@ impl SharedFill {
     /// Runs the ingest on a blocking thread unless it runs already. A thread is held only while there is
     /// work: an upstream that is slow costs none.
     fn wake(self: &Arc<Self>) {
-        let ingest = {
+        let worker = {
             let mut queue = self.queue.lock();
             let is_work = queue.due || queue.order.is_some() || !queue.started;
             queue.started = true;
-            queue.ingest.take_if(|_| is_work)
+            queue.worker.take_if(|_| is_work)
         };
-        if let Some(ingest) = ingest {
-            let (shared_fill, guard) = (self.clone(), EndOnPanic(Arc::downgrade(self)));
-            let watch = self
-                .store
-                .config
-                .rest
-                .panics()
-                .watch(BackgroundTask::CacheFill);
-            self.runtime.spawn_blocking(move || {
-                let _watch = watch;
-                ingest.run(shared_fill);
-                drop(guard);
-            });
+        if let Some(worker) = worker {
+            let shared_fill = self.clone();
+            self.runtime.spawn_blocking(move || worker.run(shared_fill));
         }
     }
 
-    /// The next work; without any the ingest is put back to its place.
-    pub(crate) fn next(&self, ingest: Box<Ingest>) -> Option<(Box<Ingest>, Work)> {
+    /// The next work. Without any, the worker goes back into the queue.
+    pub(crate) fn next<W: FillWorker + 'static>(&self, worker: Box<W>) -> Option<(Box<W>, Work)> {
         let mut queue = self.queue.lock();
         if queue.due || (queue.order.is_some() && !queue.pieces.is_empty()) {
             (queue.due, queue.waiting) = (false, 0);
-            return Some((ingest, Work::Pieces(std::mem::take(&mut queue.pieces))));
+            return Some((worker, Work::Pieces(std::mem::take(&mut queue.pieces))));
         }
         if let Some(order) = queue.order.take() {
             queue.closed = !matches!(order, Order::Clear);
-            return Some((ingest, Work::Order(order)));
+            return Some((worker, Work::Order(order)));
         }
-        queue.ingest = Some(ingest);
+        queue.worker = Some(worker);
         None
     }
 

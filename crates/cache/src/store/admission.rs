@@ -12,11 +12,11 @@ const SPARE: u64 = 16;
 /// More requests for one blob at once are not told apart.
 const CROWD: u32 = 64;
 
-pub(crate) struct Door {
+pub(crate) struct AdmissionControl {
     pub(crate) name: String,
-    /// The last day that was told to have no bytes left.
-    told: u64,
-    pub(crate) admission: Option<Box<dyn Admission<Digest>>>,
+    /// The last day whose exhausted budget was logged.
+    reported_day: u64,
+    pub(crate) filter: Option<Box<dyn Admission<Digest>>>,
     /// Bytes a day; 0: no bound.
     cap: u64,
     /// Of the clock that ranks go by. One that is put back lends nothing: what was written counts for the
@@ -39,16 +39,12 @@ pub(crate) enum Refusal {
     WriteBudget,
 }
 
-impl Door {
-    pub(crate) fn new(
-        name: String,
-        admission: Option<Box<dyn Admission<Digest>>>,
-        cap: u64,
-    ) -> Self {
+impl AdmissionControl {
+    pub(crate) fn new(name: String, filter: Option<Box<dyn Admission<Digest>>>, cap: u64) -> Self {
         Self {
             name,
-            told: 0,
-            admission,
+            reported_day: 0,
+            filter,
             cap,
             day: 0,
             written: 0,
@@ -57,28 +53,28 @@ impl Door {
     }
 
     pub(crate) fn hit(&mut self, access: &Access<Digest>) {
-        if let Some(admission) = &mut self.admission {
-            admission.hit(access);
+        if let Some(filter) = &mut self.filter {
+            filter.hit(access);
         }
     }
 
     /// Counts so many requests at once for what is not held, and says whether one of them admits it.
     pub(crate) fn admits(&mut self, access: &Access<Digest>, requests: u32) -> bool {
-        let Some(admission) = &mut self.admission else {
+        let Some(filter) = &mut self.filter else {
             return true;
         };
-        (0..requests.clamp(1, CROWD)).fold(false, |admitted, _| admission.admit(access) || admitted)
+        (0..requests.clamp(1, CROWD)).fold(false, |admitted, _| filter.admit(access) || admitted)
     }
 
     /// Whether `bytes` more may be written today.
     pub(crate) fn allows(&mut self, bytes: u64, is_small: bool, tick: u64) -> bool {
-        self.turn(tick);
+        self.enter_day(tick);
         let spare = if is_small { self.cap / SPARE } else { 0 };
         let taken = self.written.saturating_add(self.promised);
         self.cap == 0 || taken.saturating_add(bytes) <= self.cap.saturating_add(spare)
     }
 
-    /// Keeps bytes of a day for a fill that was allowed them, until they are spent or [`Door::release`]d.
+    /// Keeps bytes of a day for a fill that was allowed them, until they are spent or [`AdmissionControl::release`]d.
     pub(crate) fn promise(&mut self, bytes: u64) {
         self.promised = self.promised.saturating_add(bytes);
     }
@@ -90,13 +86,13 @@ impl Door {
 
     /// Counts bytes as written.
     pub(crate) fn spend(&mut self, bytes: u64, tick: u64) {
-        self.turn(tick);
+        self.enter_day(tick);
         self.written = self.written.saturating_add(bytes);
     }
 
     /// Bytes written on the day of `tick`.
     pub(crate) fn written(&mut self, tick: u64) -> u64 {
-        self.turn(tick);
+        self.enter_day(tick);
         self.written
     }
 
@@ -107,10 +103,10 @@ impl Door {
 
     /// Something was refused for the bytes of the day: whether that is the first of its day. The figures for it are
     /// what was written, and the bytes of a day.
-    pub(crate) fn tell(&mut self, tick: u64) -> Option<(u64, u64)> {
-        self.turn(tick);
+    pub(crate) fn first_refusal_of_day(&mut self, tick: u64) -> Option<(u64, u64)> {
+        self.enter_day(tick);
         let day = tick / DAY + 1;
-        (std::mem::replace(&mut self.told, day) != day).then_some((self.written, self.cap))
+        (std::mem::replace(&mut self.reported_day, day) != day).then_some((self.written, self.cap))
     }
 
     pub(crate) fn set_cap(&mut self, cap: u64) {
@@ -121,7 +117,7 @@ impl Door {
         self.cap
     }
 
-    fn turn(&mut self, tick: u64) {
+    fn enter_day(&mut self, tick: u64) {
         let day = tick / DAY;
         if day > self.day {
             self.written = 0;
@@ -136,28 +132,38 @@ mod tests {
 
     #[test]
     fn a_day_takes_its_bytes_and_small_ones_a_little_more() {
-        let mut door = Door::new(String::new(), None, 1600);
-        assert!(door.allows(1600, false, 5) && !door.allows(1601, false, 5));
-        door.spend(1600, 5);
-        assert!(!door.allows(1, false, DAY - 1));
-        assert!(door.allows(100, true, DAY - 1) && !door.allows(101, true, DAY - 1));
-        assert_eq!(door.written(DAY - 1), 1600);
-        assert!(door.allows(1600, false, DAY), "another day");
-        assert_eq!(door.written(DAY), 0);
-        assert_eq!(door.tell(DAY), Some((0, 1600)));
-        assert_eq!(door.tell(2 * DAY - 1), None, "once a day");
-        assert!(door.tell(2 * DAY).is_some() && door.tell(2 * DAY).is_none());
-        let mut door = Door::new(String::new(), None, 1600);
-        door.spend(1600, 9000 * DAY);
+        let mut admission = AdmissionControl::new(String::new(), None, 1600);
+        assert!(admission.allows(1600, false, 5) && !admission.allows(1601, false, 5));
+        admission.spend(1600, 5);
+        assert!(!admission.allows(1, false, DAY - 1));
+        assert!(admission.allows(100, true, DAY - 1) && !admission.allows(101, true, DAY - 1));
+        assert_eq!(admission.written(DAY - 1), 1600);
+        assert!(admission.allows(1600, false, DAY), "another day");
+        assert_eq!(admission.written(DAY), 0);
+        assert_eq!(admission.first_refusal_of_day(DAY), Some((0, 1600)));
+        assert_eq!(
+            admission.first_refusal_of_day(2 * DAY - 1),
+            None,
+            "once a day"
+        );
         assert!(
-            !door.allows(1, false, DAY),
+            admission.first_refusal_of_day(2 * DAY).is_some()
+                && admission.first_refusal_of_day(2 * DAY).is_none()
+        );
+        let mut admission = AdmissionControl::new(String::new(), None, 1600);
+        admission.spend(1600, 9000 * DAY);
+        assert!(
+            !admission.allows(1, false, DAY),
             "the clock ran back: no new day"
         );
-        assert!(door.allows(1600, false, 2 * DAY), "the next day is one");
-        door.restore(1000, DAY);
-        assert!(!door.allows(601, false, DAY) && door.allows(601, false, 2 * DAY));
-        door.set_cap(0);
-        door.spend(u64::MAX, 2 * DAY);
-        assert!(door.allows(u64::MAX, false, 2 * DAY));
+        assert!(
+            admission.allows(1600, false, 2 * DAY),
+            "the next day is one"
+        );
+        admission.restore(1000, DAY);
+        assert!(!admission.allows(601, false, DAY) && admission.allows(601, false, 2 * DAY));
+        admission.set_cap(0);
+        admission.spend(u64::MAX, 2 * DAY);
+        assert!(admission.allows(u64::MAX, false, 2 * DAY));
     }
 }

@@ -1,4 +1,4 @@
-//! What is done beside requests: catalog and ranks are written behind, old partial fills are deleted.
+//! What is done beside requests: the catalog and the policy state are saved, old partial fills are deleted.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
@@ -24,15 +24,15 @@ const TASK: BackgroundTask = BackgroundTask::CacheMaintenance;
 /// Dropping it stops the thread.
 pub(crate) struct Maintenance {
     store: Arc<Store>,
-    names: Arc<TagStore>,
+    tags: Arc<TagStore>,
     /// `None` once closed.
     catalog: Mutex<Option<Catalog>>,
-    ranks: Mutex<Saved>,
+    policy_state: Mutex<SavedPolicy>,
     stop: Arc<Stop>,
 }
 
-/// Where the ranks are saved, and what of.
-struct Saved {
+/// Where the policy state is saved, and what was saved last.
+struct SavedPolicy {
     /// `None` once closed: the folder may be another's by then.
     file: Option<PolicyStateFile>,
     /// The access counter of the last time.
@@ -45,7 +45,7 @@ struct Saved {
     too_large: Option<(usize, usize)>,
 }
 
-impl Saved {
+impl SavedPolicy {
     /// Whether a policy of so much memory may have a state within the limit.
     fn may_fit(&self, memory: usize, limit: usize) -> bool {
         self.too_large
@@ -87,7 +87,7 @@ fn run(maintenance: &Weak<Maintenance>, stop: &Stop, rest: &BackgroundWork, inte
         maintenance.flush();
         maintenance.save_when_due();
         maintenance.store.retry_unreadable();
-        maintenance.names.retry_unreadable();
+        maintenance.tags.retry_unreadable();
         maintenance.store.pool.trim();
     }
 }
@@ -96,17 +96,17 @@ impl Maintenance {
     /// Starts the thread. It starts over after a panic.
     pub(crate) fn start(
         store: Arc<Store>,
-        names: Arc<TagStore>,
-        (catalog, ranks): (Catalog, PolicyStateFile),
+        tags: Arc<TagStore>,
+        (catalog, policy_state): (Catalog, PolicyStateFile),
     ) -> std::io::Result<Arc<Self>> {
         let (interval, stop) = (store.config.flush_interval, Arc::<Stop>::default());
         let rest = store.config.rest.clone();
         let maintenance = Arc::new(Self {
             store,
-            names,
+            tags,
             catalog: Mutex::new(Some(catalog)),
-            ranks: Mutex::new(Saved {
-                file: Some(ranks),
+            policy_state: Mutex::new(SavedPolicy {
+                file: Some(policy_state),
                 tick: 0,
                 at: Instant::now(),
                 failed: false,
@@ -159,26 +159,26 @@ impl Maintenance {
             return;
         };
         let blobs = self.store.state.lock().take_changed();
-        let names = self.names.take_dirty();
+        let names = self.tags.take_dirty();
         if (!blobs.is_empty() || !names.is_empty()) && !catalog.write(&blobs, &names) {
-            let (blobs, names) = (self.store.state.lock().take_all(), self.names.take_all());
+            let (blobs, names) = (self.store.state.lock().take_all(), self.tags.take_all());
             catalog.write(&blobs, &names);
         }
     }
 
     fn save_when_due(&self) {
-        if self.ranks.lock().at.elapsed() >= self.store.config.policy_state_interval {
+        if self.policy_state.lock().at.elapsed() >= self.store.config.policy_state_interval {
             self.save();
         }
     }
 
-    /// Saves the ranks if there was an access since the last time. Blocks.
+    /// Saves the policy state if there was an access since the last time. Blocks.
     fn save(&self) {
-        let mut saved = self.ranks.lock();
+        let mut saved = self.policy_state.lock();
         let saved = &mut *saved;
         let Some(file) = &saved.file else { return };
         saved.at = Instant::now();
-        let (ranks, memory, limit, whole) = {
+        let (policy_state, memory, limit, whole) = {
             let mut state = self.store.state.lock();
             if state.tick_after() == saved.tick {
                 return;
@@ -192,14 +192,14 @@ impl Maintenance {
                 whole,
             )
         };
-        let tick = ranks.tick + 1;
-        match file.write(ranks, limit) {
+        let tick = policy_state.tick + 1;
+        match file.write(policy_state, limit) {
             Ok(fits) => {
                 if !fits {
                     saved.too_large = Some((memory, limit));
                     tracing::warn!(
                         limit,
-                        "the ranks of blobs take more than may be saved; a restart will go by their last access"
+                        "the policy state is larger than its limit; a restart will go by their last access"
                     );
                 } else if whole {
                     saved.too_large = None;
@@ -208,7 +208,7 @@ impl Maintenance {
             }
             Err(error) if !saved.failed => {
                 saved.failed = true;
-                tracing::warn!(%error, "the ranks of blobs cannot be saved; a restart will go by their last access");
+                tracing::warn!(%error, "the policy state cannot be saved; a restart will go by their last access");
             }
             Err(_) => {}
         }
@@ -219,14 +219,14 @@ impl Maintenance {
         self.flush();
         self.save();
         self.catalog.lock().take();
-        self.ranks.lock().file.take();
-        self.stop.tell();
+        self.policy_state.lock().file.take();
+        self.stop.stop();
     }
 }
 
 impl Drop for Maintenance {
     fn drop(&mut self) {
-        self.stop.tell();
+        self.stop.stop();
     }
 }
 
@@ -239,7 +239,7 @@ impl Stop {
         !*stopped
     }
 
-    fn tell(&self) {
+    fn stop(&self) {
         *self.stopped.lock() = true;
         self.changed.notify_all();
     }

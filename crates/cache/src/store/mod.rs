@@ -1,6 +1,7 @@
 //! Tier and state kept in step: opening, reserving, evicting, removing. All methods block.
 
 pub(crate) mod admission;
+pub(crate) mod blocks;
 pub(crate) mod catalog;
 pub(crate) mod data_folder;
 pub(crate) mod image_counts;
@@ -8,6 +9,7 @@ pub(crate) mod maintenance;
 pub(crate) mod origins;
 pub(crate) mod partials;
 pub(crate) mod pins;
+pub(crate) mod placer;
 pub(crate) mod policy_clock;
 pub(crate) mod policy_state;
 pub(crate) mod ranking;
@@ -29,20 +31,22 @@ use std::time::Instant;
 use pierhead_host::KeyedLock;
 use pierhead_oci::{Digest, Hasher, MediaType};
 
+use crate::blob::StoredBlob;
 use crate::blob::buffer::{BUFFER, Pool};
+use crate::blob::open_blob::{BlobOwner, OpenBlob};
 use crate::blob::verified_chunks::{Identity, VerifiedChunks};
-use crate::blob::{OpenBlob, StoredBlob};
 use crate::clock::now;
 use crate::config::Config;
 use crate::error::Error;
 use crate::fill::shared_fill::SharedFill;
 use crate::metrics::Metrics;
+use crate::store::blocks::footprint;
 use crate::store::data_folder::DataFolder;
 use crate::store::origins::{Origin, Origins};
 use crate::store::partials::Partial;
+use crate::store::placer::Placer;
 use crate::store::small_blobs::SmallBlob;
-use crate::store::state::{State, footprint};
-use crate::tier::placement::placer::Placer;
+use crate::store::state::State;
 use crate::tier::{Blob, CHUNK, Staged, Tier, Trailer, is_damage};
 
 /// Locks are always taken in this order: `reclaim`, a turn, `state`. Only `state` is taken on async
@@ -91,6 +95,36 @@ impl Drop for Entered<'_> {
         if std::thread::panicking() {
             self.leave();
         }
+    }
+}
+
+impl BlobOwner for Store {
+    fn buffers(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn verified_chunks(&self) -> &VerifiedChunks {
+        &self.verified
+    }
+
+    fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error {
+        self.io(action, digest, source)
+    }
+
+    fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>) {
+        self.remove_damaged(digest, Some(handle), at);
+    }
+
+    fn closed(&self, digest: &Digest, handle: u64) {
+        self.state.lock().closed(digest, handle);
+    }
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store")
+            .field("data", &self.config.data)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,7 +192,9 @@ impl Store {
         match self.tier.open(digest) {
             Ok(Some(blob)) => {
                 if is_request {
-                    self.requested(digest, blob.trailer().size());
+                    if let Some(placer) = &self.placer {
+                        placer.requested(digest, blob.trailer().size(), &self.state);
+                    }
                 }
                 Ok(Some(self.register(digest, blob, |_| ())))
             }
@@ -232,7 +268,7 @@ impl Store {
             digest: *digest,
             handle,
             blob,
-            store: self.clone(),
+            owner: self.clone(),
         });
         state.opened(&open);
         open
@@ -249,7 +285,9 @@ impl Store {
         let digest = &shared_fill.digest;
         let _guard = self.digest_locks.lock(*digest);
         let (size, media_type) = (trailer.size(), trailer.media_type().cloned());
-        self.arrived(shared_fill, size);
+        if let Some(placer) = &self.placer {
+            placer.arrived(size, shared_fill.begun, self.metrics.written_bytes.get());
+        }
         let begun = Instant::now();
         match staged.commit(trailer) {
             Ok(blob) => {
@@ -314,7 +352,9 @@ impl Store {
             digest: *digest,
             partial: self.state.lock().partials.remove(digest),
         };
-        self.place(digest);
+        if let Some(placer) = &self.placer {
+            placer.place(digest, &self.state);
+        }
         let own = match entered.partial {
             Some(other) if other.origin != origin => self.tier.discard(digest).map(|()| {
                 self.origins.clear(digest, other.origin);
@@ -342,6 +382,22 @@ impl Store {
             }
             self.io("stage", digest, error)
         })
+    }
+
+    /// Ends a fill without a commit: its reservation becomes the bytes of what stays staged. Does nothing after a
+    /// commit, whose bytes are those of a blob.
+    pub(crate) fn end_fill(&self, shared_fill: &SharedFill, partial: Option<Partial>) {
+        let mut state = self.state.lock();
+        if !state.is_entered(shared_fill) {
+            return;
+        }
+        state.settle(shared_fill);
+        state.reserved -= shared_fill.reserved.load(Ordering::Relaxed);
+        if let Some(partial) = partial {
+            state.reserved += partial.bytes;
+            state.partials.insert(shared_fill.digest, partial);
+        }
+        state.fills.remove(&shared_fill.digest);
     }
 
     /// Takes a damaged blob, which reads wrong at that byte, out and deletes it, unless it has been replaced since `handle` was opened, or the tier has

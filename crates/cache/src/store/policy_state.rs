@@ -1,13 +1,13 @@
 //! What a restart would forget: the file with the state of policy and admission, and what was written today.
 //!
-//! Nothing in it is the truth. What cannot be used is left out with a line in the log, and ranks start cold.
+//! Nothing in it is the truth. What cannot be used is left out with a line in the log, and the policy starts cold.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use pierhead_eviction::StateError;
 
-use crate::store::record;
+use crate::regular_file;
 use crate::store::state::State;
 
 const MAGIC: &[u8; 8] = b"PIERRANK";
@@ -43,12 +43,12 @@ impl PolicyState {
         Self {
             tick,
             clock,
-            written: ranking.door.written(clock),
+            written: ranking.admission.written(clock),
             policy: match with_states {
                 true => ranking.policy.save(),
                 false => Vec::new(),
             },
-            admission: match &ranking.door.admission {
+            admission: match &ranking.admission.filter {
                 Some(admission) if with_states => admission.save(),
                 _ => Vec::new(),
             },
@@ -59,7 +59,7 @@ impl PolicyState {
     pub(crate) fn restore(&self, state: &mut State) {
         let ranking = &mut state.ranking;
         ranking.clock.resume(self.clock);
-        ranking.door.restore(self.written, self.clock);
+        ranking.admission.restore(self.written, self.clock);
         if self.policy.is_empty() && self.admission.is_empty() {
             // They were too large to be saved, which was said then.
             return;
@@ -71,7 +71,7 @@ impl PolicyState {
             }
             Err(error) => cold(&error),
         }
-        if let Some(admission) = &mut state.ranking.door.admission
+        if let Some(admission) = &mut state.ranking.admission.filter
             && let Err(error) = admission.restore(&self.admission)
         {
             match error {
@@ -146,7 +146,7 @@ fn cold(why: &(dyn std::error::Error + 'static)) {
         );
         return;
     }
-    tracing::warn!(%why, "what was saved of the ranks cannot be used: blobs rank by their last access");
+    tracing::warn!(%why, "what was saved of the policy_state cannot be used: blobs rank by their last access");
 }
 
 /// The file of a data folder.
@@ -164,7 +164,7 @@ impl PolicyStateFile {
         let _ = pierhead_atomic_file::delete_abandoned(&self.0);
         let mut bytes = Vec::new();
         let limit = u64::try_from(LONGEST).unwrap_or(u64::MAX);
-        let read = record::open(&self.0)
+        let read = regular_file::open(&self.0)
             .and_then(|(file, _)| file.take(limit + 1).read_to_end(&mut bytes));
         match read {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -174,26 +174,27 @@ impl PolicyStateFile {
             }
             Ok(_) => {}
         }
-        let ranks = PolicyState::decode(&bytes);
-        if ranks.is_none() {
+        let policy_state = PolicyState::decode(&bytes);
+        if policy_state.is_none() {
             cold(&StateError::Damaged);
         }
-        ranks
+        policy_state
     }
 
     /// Saves durably, all or nothing, in place of what was saved before. States that are longer than `limit` are
     /// left out, and then it is `false`. Blocks.
-    pub(crate) fn write(&self, ranks: PolicyState, limit: usize) -> io::Result<bool> {
-        let fits = HEAD + ranks.policy.len() + ranks.admission.len() + CHECKSUM <= limit;
-        let ranks = match fits {
-            true => ranks,
+    pub(crate) fn write(&self, policy_state: PolicyState, limit: usize) -> io::Result<bool> {
+        let fits =
+            HEAD + policy_state.policy.len() + policy_state.admission.len() + CHECKSUM <= limit;
+        let policy_state = match fits {
+            true => policy_state,
             false => PolicyState {
                 policy: Vec::new(),
                 admission: Vec::new(),
-                ..ranks
+                ..policy_state
             },
         };
-        pierhead_atomic_file::write(&self.0, &ranks.encode())?;
+        pierhead_atomic_file::write(&self.0, &policy_state.encode())?;
         Ok(fits)
     }
 }
@@ -204,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    fn ranks() -> PolicyState {
+    fn policy_state() -> PolicyState {
         PolicyState {
             tick: 1,
             clock: 2,
@@ -216,8 +217,8 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_and_what_is_damaged_is_not() {
-        let bytes = ranks().encode();
-        assert_eq!(PolicyState::decode(&bytes), Some(ranks()));
+        let bytes = policy_state().encode();
+        assert_eq!(PolicyState::decode(&bytes), Some(policy_state()));
         for end in 0..bytes.len() {
             assert_eq!(PolicyState::decode(&bytes[..end]), None, "cut at {end}");
         }
@@ -232,13 +233,13 @@ mod tests {
     fn states_that_are_too_large_are_left_out_and_the_rest_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let file = PolicyStateFile::new(folder.path());
-        assert!(file.write(ranks(), limit(1 << 20)).unwrap());
-        assert_eq!(file.read(), Some(ranks()));
+        assert!(file.write(policy_state(), limit(1 << 20)).unwrap());
+        assert_eq!(file.read(), Some(policy_state()));
         let large = || PolicyState {
             policy: vec![0; 100_000],
             tick: 4,
             written: 5,
-            ..ranks()
+            ..policy_state()
         };
         assert!(!file.write(large(), limit(1 << 20)).unwrap());
         let bare = PolicyState {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pierhead_eviction::{Access, Admission, Policy, Victim};
 use pierhead_oci::Digest;
 
-use crate::store::admission::{Door, Refusal};
+use crate::store::admission::{AdmissionControl, Refusal};
 use crate::store::image_counts::ImageCounts;
 use crate::store::policy_clock::PolicyClock;
 
@@ -18,14 +18,14 @@ pub struct Eviction {
     pub policy: Box<dyn Policy<Digest>>,
     /// What the admission is called.
     pub admission_name: String,
-    /// Keeps the door; `None`: whatever fits may enter.
+    /// Decides which blobs enter; `None`: whatever fits may enter.
     pub admission: Option<Box<dyn Admission<Digest>>>,
     /// Bytes of content written to the disk in one day (of UTC); 0: as many as come.
     pub daily_write_budget: u64,
 }
 
 impl<P: Policy<Digest> + 'static> From<Box<P>> for Eviction {
-    /// That policy, and an open door.
+    /// That policy, and an open admission.
     fn from(policy: Box<P>) -> Self {
         Self {
             policy_name: "custom".into(),
@@ -54,7 +54,7 @@ pub type Recorder = Arc<dyn Fn(&Access<Digest>, Outcome) + Send + Sync>;
 pub(crate) struct Ranking {
     pub(crate) policy_name: String,
     pub(crate) policy: Box<dyn Policy<Digest>>,
-    pub(crate) door: Door,
+    pub(crate) admission: AdmissionControl,
     pub(crate) clock: PolicyClock,
     pub(crate) shares: ImageCounts,
     pub(crate) recorder: Option<Recorder>,
@@ -76,7 +76,7 @@ impl Ranking {
         Self {
             policy_name,
             policy,
-            door: Door::new(admission_name, admission, daily_write_budget),
+            admission: AdmissionControl::new(admission_name, admission, daily_write_budget),
             clock: PolicyClock::new(wall),
             shares: ImageCounts::default(),
             recorder,
@@ -88,11 +88,11 @@ impl Ranking {
     /// What is held was asked for.
     pub(crate) fn hit(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
-        self.door.hit(access);
+        self.admission.hit(access);
         self.record(access, Outcome::Hit);
     }
 
-    /// What is not held was asked for, so many times at once. `always`: it is to be kept whatever the door says;
+    /// What is not held was asked for, so many times at once. `always`: it is to be kept whatever the admission says;
     /// it is counted all the same.
     pub(crate) fn miss(
         &mut self,
@@ -104,7 +104,7 @@ impl Ranking {
         if !self.policy.hit(access) {
             self.policy.miss(access);
         }
-        let admitted = self.door.admits(access, requests);
+        let admitted = self.admission.admits(access, requests);
         let refused = match (admitted, self.policy.refuses(access)) {
             _ if always => None,
             (false, _) => Some(Refusal::Admission),
@@ -119,7 +119,7 @@ impl Ranking {
         self.policy.insert(access);
     }
 
-    /// Somebody asked for it while it came. The door has seen that.
+    /// Somebody asked for it while it came. The admission has seen that.
     pub(crate) fn joined(&mut self, access: &Access<Digest>) {
         self.policy.hit(access);
         self.record(access, Outcome::Hit);

@@ -54,12 +54,12 @@ impl Store {
         state.settle(shared_fill);
         let mut verdict = state.ranking.miss(&access, requests, always);
         let bytes = size.map_or(0, |size| size.saturating_sub(staged));
-        let door = &mut state.ranking.door;
-        if verdict.is_ok() && !door.allows(bytes, terms.small, access.tick) {
+        let admission = &mut state.ranking.admission;
+        if verdict.is_ok() && !admission.allows(bytes, terms.small, access.tick) {
             verdict = Err(Refusal::WriteBudget);
         }
         if verdict.is_ok() && state.is_entered(shared_fill) {
-            state.ranking.door.promise(bytes);
+            state.ranking.admission.promise(bytes);
             shared_fill.promised.store(bytes, Ordering::Relaxed);
         }
         if verdict.is_err() {
@@ -74,19 +74,19 @@ impl Store {
     pub(crate) fn spend(&self, shared_fill: &SharedFill, bytes: u64) -> Result<(), Error> {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
-        let door = &mut state.ranking.door;
+        let admission = &mut state.ranking.admission;
         let promised = shared_fill.promised.load(Ordering::Relaxed);
         let own = promised.min(bytes);
         let is_small = shared_fill.small.load(Ordering::Relaxed);
-        if own < bytes && !door.allows(bytes - own, is_small, tick) {
+        if own < bytes && !admission.allows(bytes - own, is_small, tick) {
             drop(state);
             return Err(self.refused(&shared_fill.digest, Refusal::WriteBudget));
         }
-        door.release(own);
+        admission.release(own);
         shared_fill
             .promised
             .store(promised - own, Ordering::Relaxed);
-        door.spend(bytes, tick);
+        admission.spend(bytes, tick);
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Store {
     pub(crate) fn wrote(&self, bytes: u64) {
         let mut state = self.state.lock();
         let tick = state.ranking.clock.read(now());
-        state.ranking.door.spend(bytes, tick);
+        state.ranking.admission.spend(bytes, tick);
     }
 
     /// Whether this day has bytes left for what others write.
@@ -102,10 +102,10 @@ impl Store {
         let allowed = {
             let mut state = self.state.lock();
             let tick = state.ranking.clock.read(now());
-            state.ranking.door.allows(1, is_awaited, tick)
+            state.ranking.admission.allows(1, is_awaited, tick)
         };
         if !allowed {
-            self.tell_worn();
+            self.log_exhausted_budget();
         }
         allowed
     }
@@ -113,7 +113,7 @@ impl Store {
     fn refused(&self, digest: &Digest, refusal: Refusal) -> Error {
         self.metrics.refused(refusal);
         if refusal == Refusal::WriteBudget {
-            self.tell_worn();
+            self.log_exhausted_budget();
         }
         Error::NotAdmitted {
             digest: *digest,
@@ -126,13 +126,13 @@ impl Store {
     }
 
     /// Once a day: whoever wonders why nothing enters finds it in the log.
-    fn tell_worn(&self) {
-        let told = {
+    fn log_exhausted_budget(&self) {
+        let refusal = {
             let mut state = self.state.lock();
             let tick = state.ranking.clock.read(now());
-            state.ranking.door.tell(tick)
+            state.ranking.admission.first_refusal_of_day(tick)
         };
-        if let Some((written, limit)) = told {
+        if let Some((written, limit)) = refusal {
             tracing::warn!(
                 written,
                 limit,
@@ -165,11 +165,11 @@ impl Store {
         let mut former = None;
         let (mut all, since) = {
             let mut state = self.state.lock();
-            let door = &mut state.ranking.door;
-            door.set_cap(daily_write_budget);
-            if door.name != admission_name {
-                door.name = admission_name;
-                former = std::mem::replace(&mut door.admission, admission);
+            let control = &mut state.ranking.admission;
+            control.set_cap(daily_write_budget);
+            if control.name != admission_name {
+                control.name = admission_name;
+                former = std::mem::replace(&mut control.filter, admission);
             }
             if state.ranking.policy_name == policy_name {
                 return;

@@ -1,15 +1,14 @@
 //! Small durable files that cannot be rebuilt: one JSON value, and the checksum of its text.
 
-use std::fs::{self, File, Metadata};
+use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use pierhead_atomic_file::{self as atomic_file, AtomicFile, Options};
 use pierhead_oci::{Algorithm, Digest};
-use rustix::fs::OFlags;
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::regular_file;
 use crate::tier::{Step, is_proven_damage};
 
 /// No record of ours is longer; a longer file is damaged.
@@ -18,20 +17,6 @@ const LONGEST: u64 = 16 << 20;
 /// The file name of a record: a hash of its key, since keys hold `/` and may be long.
 pub(crate) fn file_name(key: &str) -> String {
     Digest::of(Algorithm::Sha256, key.as_bytes()).hex()
-}
-
-/// Opens a file to read it. What is none, such as a pipe, is an error and not waited for.
-pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
-    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = File::options()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
-    let about = file.metadata()?;
-    if !about.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "no file"));
-    }
-    Ok((file, about))
 }
 
 /// The text of a record's file.
@@ -140,7 +125,10 @@ pub(crate) fn each<T: DeserializeOwned>(
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> io::Result<(u64, T)> {
     let mut text = Vec::new();
     // Reads one byte more than the limit, to detect a file that is too long.
-    open(path)?.0.take(LONGEST + 1).read_to_end(&mut text)?;
+    regular_file::open(path)?
+        .0
+        .take(LONGEST + 1)
+        .read_to_end(&mut text)?;
     Ok((text.len() as u64, decode(&text)?))
 }
 

@@ -8,10 +8,11 @@ use pierhead_oci::{Digest, MediaType};
 
 use crate::clock::now;
 use crate::store::Store;
+use crate::store::blocks::blocks;
 use crate::store::catalog::Catalog;
 use crate::store::origins::Origins;
 use crate::store::partials::Partial;
-use crate::store::state::{Slot, State, blocks};
+use crate::store::state::{Slot, State};
 use crate::tier::{Found, Tier, Trailer, is_proven_damage};
 
 /// Enters everything that lies on the tier, in the order of access. A file that the catalog describes

@@ -7,15 +7,12 @@ use std::sync::{Arc, Weak};
 use pierhead_eviction::Access;
 use pierhead_oci::{Digest, MediaType};
 
-use crate::blob::OpenBlob;
+use crate::blob::open_blob::OpenBlob;
 use crate::fill::shared_fill::SharedFill;
+use crate::store::blocks::footprint;
 use crate::store::partials::{Partial, Partials};
 use crate::store::ranking::{Outcome, Ranking};
 use crate::store::small_blobs::{SmallBlob, SmallBlobs};
-use crate::tier::Trailer;
-
-/// Files count in blocks of the file system: 4 KiB nearly everywhere.
-pub(crate) const BLOCK: u64 = 4096;
 
 /// Readers of one fill that count as so many requests, at most: each is a call under the lock.
 const CROWD: u32 = 64;
@@ -101,16 +98,6 @@ impl Slot {
             shared: self.shared.into(),
         }
     }
-}
-
-/// Bytes on disk of a blob with that content and media type, in whole blocks.
-pub(crate) fn footprint(size: u64, media_type: Option<&MediaType>) -> u64 {
-    blocks(size.saturating_add(Trailer::encoded_len(size, media_type)))
-}
-
-/// `bytes` in whole blocks.
-pub(crate) fn blocks(bytes: u64) -> u64 {
-    bytes.div_ceil(BLOCK).saturating_mul(BLOCK)
 }
 
 impl State {
@@ -233,7 +220,7 @@ impl State {
     /// Takes back what is left of the bytes of the day that were promised to a fill.
     pub(crate) fn settle(&mut self, shared_fill: &SharedFill) {
         let bytes = shared_fill.promised.swap(0, Ordering::Relaxed);
-        self.ranking.door.release(bytes);
+        self.ranking.admission.release(bytes);
     }
 
     /// The tick after all that were restored.

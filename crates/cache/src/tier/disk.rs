@@ -10,9 +10,11 @@ use std::time::UNIX_EPOCH;
 use bytes::Bytes;
 use pierhead_atomic_file as atomic_file;
 use pierhead_oci::{Algorithm, Digest};
-use pierhead_pmem::TMPFS;
-use rustix::fs::{StatFs, statfs};
+use rustix::fs::statfs;
 use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::page_cache::is_in_memory;
+use crate::regular_file;
 
 use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
 
@@ -170,7 +172,7 @@ impl Tier for DiskTier {
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let (file, about) = match crate::store::record::open(&self.blob_path(digest)) {
+        let (file, about) = match regular_file::open(&self.blob_path(digest)) {
             Ok((file, about)) => (PlainFile(file, self.at_once), about),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -242,11 +244,6 @@ fn at_once(root: &Path) -> io::Result<ReadWriteFlags> {
     } else {
         ReadWriteFlags::NOWAIT
     })
-}
-
-/// Whether what lies on this file system never waits for a disk.
-pub(crate) fn is_in_memory(stat: &StatFs) -> bool {
-    stat.f_type == TMPFS
 }
 
 /// The entries of a folder; none when it is missing.

@@ -11,8 +11,8 @@ use pierhead_pmem::{Class, Entry, Error, Log, Medium, Partial, Writer};
 
 use super::switch_reader::SwitchReader;
 use super::{Blob, CHUNK, Extent, Found, ReadAt, Staged, Tier, Trailer};
-use crate::blob::verified_chunks::resident;
 use crate::clock::now;
+use crate::page_cache::resident;
 
 /// Bytes that are copied at once when a cut fill is gone on with.
 const PIECE: usize = 1 << 20;
@@ -91,7 +91,7 @@ fn digest(key: &[u8]) -> Option<Digest> {
 }
 
 /// As the cache judges errors: is it damage, is it full.
-fn told(error: Error) -> io::Error {
+fn io_error(error: Error) -> io::Error {
     let kind = match &error {
         Error::NoRoom => io::ErrorKind::StorageFull,
         Error::Damaged { .. } | Error::Medium { .. } => io::ErrorKind::InvalidData,
@@ -133,19 +133,19 @@ impl<M: Medium + 'static> Inner<M> {
     }
 
     fn staged(self: &Arc<Self>, digest: &Digest) -> io::Result<PmemStaged<M>> {
-        let writer = self.log.begin(&key(digest)).map_err(told)?;
+        let writer = self.log.begin(&key(digest)).map_err(io_error)?;
         Ok(PmemStaged {
             inner: self.clone(),
             digest: *digest,
             len: 0,
-            reader: SwitchReader::new(behind(&writer)),
+            reader: SwitchReader::new(partial_reader(&writer)),
             writer: Some(writer),
         })
     }
 }
 
-fn behind<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
-    Arc::new(Behind(writer.reader()))
+fn partial_reader<M: Medium + 'static>(writer: &Writer<M>) -> Arc<dyn ReadAt> {
+    Arc::new(PartialReader(writer.reader()))
 }
 
 impl<M: Medium + 'static> Tier for PmemTier<M> {
@@ -164,7 +164,7 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
                 .min(PIECE);
             older
                 .read_at(staged.len, &mut buffer[..now])
-                .map_err(told)?;
+                .map_err(io_error)?;
             staged.write(&buffer[..now])?;
         }
         Ok(Box::new(staged))
@@ -177,18 +177,22 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn open(&self, digest: &Digest) -> io::Result<Option<Arc<dyn Blob>>> {
-        let Some(entry) = self.0.log.get(&key(digest)).map_err(told)? else {
+        let Some(entry) = self.0.log.get(&key(digest)).map_err(io_error)? else {
             return Ok(None);
         };
         let trailer = Trailer::decode(digest, entry.len(), |offset, buf| {
-            self.0.log.read_at(&entry, offset, buf).map_err(told)
+            self.0.log.read_at(&entry, offset, buf).map_err(io_error)
         })?;
         Ok(Some(self.0.blob(digest, entry, trailer, false)))
     }
 
     fn remove(&self, digest: &Digest) -> io::Result<()> {
         self.0.numbers.lock().known.remove(digest);
-        self.0.log.remove(&key(digest)).map_err(told).map(|_| ())
+        self.0
+            .log
+            .remove(&key(digest))
+            .map_err(io_error)
+            .map(|_| ())
     }
 
     fn scan(&self, visit: &mut dyn FnMut(Found)) -> io::Result<()> {
@@ -224,13 +228,13 @@ impl<M: Medium + 'static> Tier for PmemTier<M> {
     }
 
     fn release(&self) -> io::Result<u64> {
-        self.0.log.release().map_err(told)
+        self.0.log.release().map_err(io_error)
     }
 
     fn free(&self) -> io::Result<u64> {
         let log = &self.0.log;
         // A medium that failed says so of no bytes at all.
-        log.medium().inspect(0, &mut []).map_err(told)?;
+        log.medium().inspect(0, &mut []).map_err(io_error)?;
         Ok(log.limit().saturating_sub(log.used()))
     }
 }
@@ -251,7 +255,7 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let writer = self.writer.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-        writer.write(bytes).map_err(told)?;
+        writer.write(bytes).map_err(io_error)?;
         self.len += bytes.len() as u64;
         Ok(())
     }
@@ -259,8 +263,8 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
     fn clear(&mut self) -> io::Result<()> {
         self.writer = None;
         self.len = 0;
-        let writer = self.inner.log.begin(&key(&self.digest)).map_err(told)?;
-        self.reader.set(behind(&writer));
+        let writer = self.inner.log.begin(&key(&self.digest)).map_err(io_error)?;
+        self.reader.set(partial_reader(&writer));
         self.writer = Some(writer);
         Ok(())
     }
@@ -278,8 +282,10 @@ impl<M: Medium + 'static> Staged for PmemStaged<M> {
                 "trailer of another content",
             ));
         }
-        writer.write(&trailer.encode(&self.digest)).map_err(told)?;
-        let entry = writer.commit(&now().to_le_bytes()).map_err(told)?;
+        writer
+            .write(&trailer.encode(&self.digest))
+            .map_err(io_error)?;
+        let entry = writer.commit(&now().to_le_bytes()).map_err(io_error)?;
         Ok(self.inner.blob(&self.digest, entry, trailer, true))
     }
 }
@@ -298,11 +304,11 @@ impl<M: Medium + 'static> Drop for PmemStaged<M> {
 }
 
 /// Reads a value that is being written.
-struct Behind<M>(Partial<M>);
+struct PartialReader<M>(Partial<M>);
 
-impl<M: Medium> ReadAt for Behind<M> {
+impl<M: Medium> ReadAt for PartialReader<M> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf).map_err(told)
+        self.0.read_at(offset, buf).map_err(io_error)
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
@@ -347,7 +353,7 @@ impl<M: Medium + 'static> PmemBlob<M> {
 impl<M: Medium + 'static> ReadAt for PmemBlob<M> {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let read = self.inner.log.read_at(&self.entry, offset, buf);
-        read.map_err(told)
+        read.map_err(io_error)
     }
 
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {

@@ -19,9 +19,9 @@ use self::writer::{Change, Job};
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::store::Store;
+use crate::store::blocks::blocks;
 use crate::store::record;
 use crate::store::record::Found;
-use crate::store::state::blocks;
 
 /// What a record is about.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Inner, Key, QUEUE, Stored, TagRecord};
 use crate::error::Error;
 use crate::store::Store;
+use crate::store::blocks::blocks;
 use crate::store::record;
-use crate::store::state::blocks;
 use crate::tier::Step;
 
 /// TagStore take at most this fraction (1/n) of the capacity. 100 000 names are 400 MB on disk.

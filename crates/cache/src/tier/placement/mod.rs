@@ -1,8 +1,9 @@
 //! Tier placement: which blobs enter the fast tier, and how long each stays there.
 
 mod advisor;
+mod destination;
+mod fast_tier;
 mod layer_aware;
-pub(crate) mod placer;
 mod rule;
 mod sharing_runs;
 mod tier_speeds;
@@ -11,18 +12,10 @@ mod tier_speeds;
 mod tests;
 
 pub(crate) use advisor::Advisor;
+pub use destination::Destination;
+pub use fast_tier::{FastTier, TierStat};
 pub(crate) use layer_aware::SYNC_INTERVAL;
 pub use layer_aware::{FetchRate, LayerAware, LayerProgress};
 pub use rule::{BlobFacts, Decision, Placement, UnknownPlacement};
 pub use sharing_runs::SharingRuns;
 pub use tier_speeds::{Speed, TierSpeeds};
-
-/// The tier that the bytes of a fill are written to first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Destination {
-    /// The fast tier; the write-back thread copies them to the disk later.
-    Fast,
-    /// The disk.
-    #[default]
-    Disk,
-}

@@ -52,17 +52,17 @@ impl Shared {
     /// In how many runs and bytes a start reads a blob, as far as that is known.
     pub(super) fn wanted(&self, digest: &Digest) -> Option<(usize, u64)> {
         let tier_state = self.tier_state.lock();
-        let wish = tier_state.known.wish(digest)?;
-        Some((wish.spans.runs(), wish.spans.bytes(u64::MAX)))
+        let hot_range = tier_state.known.get(digest)?;
+        Some((hot_range.spans.runs(), hot_range.spans.bytes(u64::MAX)))
     }
 
     /// Ranks what is hot of a blob anew; what is worth more than something else on the fast tier is brought there.
     pub(super) fn rank_hot(&self, digest: &Digest, priority: f64) {
         let mut tier_state = self.tier_state.lock();
-        let Some(wish) = tier_state.known.rank(digest, priority) else {
+        let Some(hot_range) = tier_state.known.rank(digest, priority) else {
             return;
         };
-        let (key, bytes) = (key(digest), wish.spans.bytes(u64::MAX));
+        let (key, bytes) = (key(digest), hot_range.spans.bytes(u64::MAX));
         if tier_state.entries.contains_key(&key) {
             tier_state.rank(&key, priority);
         } else if !tier_state.entries.contains_key(digest) && tier_state.floor(bytes) < priority {
@@ -78,16 +78,16 @@ impl Shared {
         if self.has_failed() {
             return Ok(());
         }
-        let (wish, whole) = {
+        let (hot_range, whole) = {
             let tier_state = self.tier_state.lock();
             let whole = tier_state
                 .entries
                 .get(digest)
                 .map(|it| (it.is_clean, it.number));
-            (tier_state.known.wish(digest).cloned(), whole)
+            (tier_state.known.get(digest).cloned(), whole)
         };
         // What the disk has not yet is looked at when it has.
-        let (Some(wish), None | Some((true, _))) = (wish, whole) else {
+        let (Some(hot_range), None | Some((true, _))) = (hot_range, whole) else {
             return Ok(());
         };
         let slow = match self.slow.open(digest) {
@@ -97,14 +97,14 @@ impl Shared {
             _ => return Ok(()),
         };
         let size = slow.trailer().size();
-        let Some(spans) = wish.spans.within(size) else {
+        let Some(spans) = hot_range.spans.within(size) else {
             return Ok(());
         };
         let bytes = spans.bytes(size);
         if bytes > size / WORTH.1 * WORTH.0 {
             return match whole {
                 Some(_) => Ok(()),
-                None => self.copy_whole(digest, wish.priority),
+                None => self.copy_whole(digest, hot_range.priority),
             };
         }
         let spans = Arc::new(spans);
@@ -113,7 +113,7 @@ impl Shared {
             let there = tier_state.entries.get(&key(digest));
             there.and_then(|it| it.hot.as_ref()) == Some(&spans)
         };
-        if !is_there && !self.copy_hot(digest, &*slow, &spans, wish.priority)? {
+        if !is_there && !self.copy_hot(digest, &*slow, &spans, hot_range.priority)? {
             return Ok(());
         }
         if let Some((_, number)) = whole {

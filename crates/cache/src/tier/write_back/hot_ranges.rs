@@ -28,8 +28,8 @@ pub(super) struct HotRange {
 }
 
 impl HotRanges {
-    pub(super) fn learn(&mut self, digest: Digest, wish: HotRange) {
-        if self.spans.insert(digest, wish).is_some() {
+    pub(super) fn learn(&mut self, digest: Digest, hot_range: HotRange) {
+        if self.spans.insert(digest, hot_range).is_some() {
             self.order.retain(|it| *it != digest);
         }
         self.order.push_back(digest);
@@ -42,15 +42,15 @@ impl HotRanges {
         self.look_at(&digest);
     }
 
-    pub(super) fn wish(&self, digest: &Digest) -> Option<&HotRange> {
+    pub(super) fn get(&self, digest: &Digest) -> Option<&HotRange> {
         self.spans.get(digest)
     }
 
     /// Ranks it anew: says what it is.
     pub(super) fn rank(&mut self, digest: &Digest, priority: f64) -> Option<&HotRange> {
-        let wish = self.spans.get_mut(digest)?;
-        wish.priority = priority;
-        Some(wish)
+        let hot_range = self.spans.get_mut(digest)?;
+        hot_range.priority = priority;
+        Some(hot_range)
     }
 
     /// The disk has it now, or it is asked for.
@@ -94,11 +94,11 @@ mod tests {
 
     fn learn(known: &mut HotRanges, seed: usize) {
         let spans = Spans::of(std::slice::from_ref(&(0..1))).unwrap();
-        let wish = HotRange {
+        let hot_range = HotRange {
             spans: Arc::new(spans),
             priority: 1.0,
         };
-        known.learn(digest(seed), wish);
+        known.learn(digest(seed), hot_range);
     }
 
     #[test]
@@ -107,10 +107,10 @@ mod tests {
         (0..MAX_KNOWN).for_each(|seed| learn(&mut known, seed));
         learn(&mut known, 0);
         (0..10).for_each(|seed| learn(&mut known, MAX_KNOWN + seed));
-        assert!(known.wish(&digest(0)).is_some(), "it was said anew");
-        assert!(known.wish(&digest(10)).is_none() && known.wish(&digest(11)).is_some());
+        assert!(known.get(&digest(0)).is_some(), "it was said anew");
+        assert!(known.get(&digest(10)).is_none() && known.get(&digest(11)).is_some());
         assert_eq!(known.todo.len(), MAX_KNOWN);
-        assert!(known.todo.iter().all(|it| known.wish(it).is_some()));
+        assert!(known.todo.iter().all(|it| known.get(it).is_some()));
         assert_eq!(
             (known.order.len(), known.spans.len()),
             (MAX_KNOWN, MAX_KNOWN)

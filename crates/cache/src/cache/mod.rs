@@ -1,5 +1,9 @@
 //! The cache as its callers see it.
 
+mod collector;
+mod fast_tier;
+mod stat;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +13,9 @@ use pierhead_host::Panics;
 use pierhead_oci::{Body, Digest, Manifest, MediaType};
 use prometheus_client::registry::Registry;
 
+use self::collector::StateCollector;
 use crate::blob::StoredBlob;
+use crate::blob::background_reader::BackgroundReader;
 use crate::blocking::blocking;
 use crate::clock::now;
 use crate::config::Config;
@@ -18,20 +24,19 @@ use crate::fill::Fill;
 use crate::fill::blob_reader::BlobReader;
 use crate::fill::blob_reader::TailReader;
 use crate::fill::shared_fill::{Order, SharedFill};
-use crate::metrics::Fullness;
 use crate::store::Store;
 use crate::store::catalog::Catalog;
 use crate::store::data_folder::DataFolder;
 use crate::store::maintenance::Maintenance;
 use crate::store::origins::{Origin, Origins};
 use crate::store::pins::Pins;
+use crate::store::placer::Placer;
 use crate::store::policy_state::PolicyStateFile;
 use crate::store::ranking::Eviction;
 use crate::store::ranking::Ranking;
 use crate::store::recovery;
 use crate::store::state::State;
 use crate::store::tag_store::TagStore;
-use crate::tier::placement::placer::Placer;
 use crate::tier::{DiskTier, Tier};
 
 /// Parts of a manifest that are counted: images have some hundred at most.
@@ -73,7 +78,7 @@ enum Wanted<'a> {
     As(&'a MediaType),
 }
 
-/// The error of a folder that cannot be listed names this folder, not the data folder.
+/// The error of a folder that cannot be listed tags this folder, not the data folder.
 fn check_folders(data: &Path) -> Result<(), Error> {
     for name in ["blobs/sha256", "blobs/sha512", "staging", "origins"] {
         let folder = data.join(name);
@@ -123,9 +128,9 @@ impl Cache {
         for digest in pins.all().into_iter().flat_map(|(_, digests)| digests) {
             state.pin(digest);
         }
-        let ranks = PolicyStateFile::new(&config.data);
-        if let Some(ranks) = ranks.read() {
-            ranks.restore(&mut state);
+        let policy_state = PolicyStateFile::new(&config.data);
+        if let Some(policy_state) = policy_state.read() {
+            policy_state.restore(&mut state);
         }
         let catalog = Catalog::open(&config.data);
         recovery::blobs(&mut state, &*tier, &catalog).map_err(failed)?;
@@ -133,15 +138,15 @@ impl Cache {
         recovery::partials(&mut state, &*tier, &origins).map_err(failed)?;
         let places = (tier, placer);
         let store = Arc::new(Store::new(config.clone(), places, state, (folder, origins)));
-        let names = TagStore::open(store.clone())?;
-        catalog.names(|key, validated| names.restore(key, validated));
+        let tags = TagStore::open(store.clone())?;
+        catalog.names(|key, validated| tags.restore(key, validated));
         store.shrink();
-        let names = Arc::new(names);
-        let maintenance =
-            Maintenance::start(store.clone(), names.clone(), (catalog, ranks)).map_err(failed)?;
+        let tags = Arc::new(tags);
+        let maintenance = Maintenance::start(store.clone(), tags.clone(), (catalog, policy_state))
+            .map_err(failed)?;
         Ok(Self {
             store,
-            tags: names,
+            tags,
             pins: Arc::new(pins),
             maintenance,
         })
@@ -178,6 +183,15 @@ impl Cache {
         let (store, digest) = (self.store.clone(), *digest);
         let open = blocking(move || store.open_for(&digest, false)).await?;
         Ok(open.map(StoredBlob::new))
+    }
+
+    /// A committed blob, if it is there. No access; blocks.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open_for_background(&self, digest: &Digest) -> Result<Option<BackgroundReader>, Error> {
+        let open = self.store.open_for(digest, false)?;
+        Ok(open.map(BackgroundReader::new))
     }
 
     /// A committed blob, if it is held in memory or somebody has it open: what [`Cache::get`] gives without
@@ -260,8 +274,12 @@ impl Cache {
                         Err((shared_fill.clone(), doomed))
                     }
                     None => {
-                        let shared_fill =
-                            Arc::new(SharedFill::new(*digest, origin, self.store.clone()));
+                        let shared_fill = Arc::new(SharedFill::new(
+                            *digest,
+                            origin,
+                            self.store.clone(),
+                            self.store.metrics.written_bytes.get(),
+                        ));
                         state.fills.insert(*digest, shared_fill.clone());
                         Ok(shared_fill)
                     }
@@ -270,7 +288,8 @@ impl Cache {
             match shared_fill {
                 Ok(shared_fill) => {
                     self.store.metrics.misses.inc();
-                    let fill = blocking(move || Fill::lead(&shared_fill)).await?;
+                    let store = self.store.clone();
+                    let fill = blocking(move || Fill::lead(store, &shared_fill)).await?;
                     let tail = fill.tail();
                     return Ok(Claim::Leader(fill, BlobReader::Tail(tail)));
                 }
@@ -311,7 +330,9 @@ impl Cache {
         content: Bytes,
         cost: Option<f32>,
     ) -> Result<StoredBlob, Error> {
-        self.store.place_document(digest, content.len() as u64);
+        if let Some(placer) = &self.store.placer {
+            placer.place_document(digest, content.len() as u64);
+        }
         loop {
             let wanted = Wanted::As(media_type);
             match self.claim_as(digest, Origin::LOCAL, wanted).await? {
@@ -348,13 +369,15 @@ impl Cache {
         if let Ok(manifest) = Manifest::parse(content, Some(media_type.as_str()))
             && !matches!(manifest.body, Body::Index { .. })
         {
-            self.store.image_came(digest, &manifest);
+            if let Some(placer) = &self.store.placer {
+                placer.image_came(digest, &manifest);
+            }
             let parts = manifest.children().take(MAX_PARTS).map(|part| part.digest);
             self.store.state.lock().share(digest, parts);
         }
     }
 
-    /// TagStore: which digest a tag stood for, and since when that is known.
+    /// Which digest a tag stood for, and since when that is known.
     pub fn tags(&self) -> &TagStore {
         &self.tags
     }
@@ -490,7 +513,7 @@ impl Cache {
     /// Registers the metrics of the cache; the caller gives the prefix.
     pub fn register(&self, registry: &mut Registry) {
         self.store.metrics.register(registry);
-        registry.register_collector(Box::new(Fullness(Arc::downgrade(&self.store))));
+        registry.register_collector(Box::new(StateCollector(Arc::downgrade(&self.store))));
     }
 }
 

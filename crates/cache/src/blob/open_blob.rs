@@ -1,0 +1,84 @@
+//! One open handle of a committed blob, and what it asks of the store that opened it.
+
+use std::io;
+use std::sync::Arc;
+
+use pierhead_oci::Digest;
+
+use crate::blob::buffer::{Buffer, Pool};
+use crate::blob::verified_chunks::{Identity, VerifiedChunks};
+use crate::blocking::blocking;
+use crate::error::Error;
+use crate::tier::{Blob, CHUNK, is_damage};
+
+/// The store, as open blobs and readers of fills see it.
+pub(crate) trait BlobOwner: Send + Sync {
+    /// Buffers to read into.
+    fn buffers(&self) -> &Pool;
+    /// The chunks that this process verified lately.
+    fn verified_chunks(&self) -> &VerifiedChunks;
+    /// An [`Error::Io`] that names the file of a blob.
+    fn io_error(&self, action: &'static str, digest: &Digest, source: io::Error) -> Error;
+    /// The blob read wrong through `handle`, at byte `at` if that is known: deletes the damaged copy. Blocks.
+    fn remove_damaged(&self, digest: &Digest, handle: u64, at: Option<u64>);
+    /// The last reader of a handle has left.
+    fn closed(&self, digest: &Digest, handle: u64);
+}
+
+/// One open handle, shared by all readers of the blob. The bytes of a deleted blob count until its handle is dropped.
+pub(crate) struct OpenBlob {
+    pub(crate) digest: Digest,
+    pub(crate) handle: u64,
+    pub(crate) blob: Arc<dyn Blob>,
+    pub(crate) owner: Arc<dyn BlobOwner>,
+}
+
+impl Drop for OpenBlob {
+    fn drop(&mut self) {
+        self.owner.closed(&self.digest, self.handle);
+    }
+}
+
+impl OpenBlob {
+    /// The file that holds a chunk now. Comparing two of these tells whether the file has changed between them.
+    pub(crate) fn identity(&self, chunk: u64) -> Option<Identity> {
+        let extent = self.blob.extent(chunk * CHUNK as u64);
+        extent.as_ref().and_then(Identity::of)
+    }
+
+    /// `len` bytes from `offset`, at most [`BUFFER`](super::buffer::BUFFER): from the page cache at once, else on a
+    /// blocking thread.
+    pub(crate) async fn fill(self: &Arc<Self>, offset: u64, len: usize) -> Result<Buffer, Error> {
+        let mut buffer = self.owner.buffers().take(len);
+        match self.blob.try_read_at(offset, buffer.as_mut()) {
+            Ok(read) if read == len => return Ok(buffer),
+            _ => {}
+        }
+        let blob = self.blob.clone();
+        let read = blocking(move || blob.read_at(offset, buffer.as_mut()).map(|()| buffer)).await;
+        match read {
+            Ok(buffer) => Ok(buffer),
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(digest = %self.digest, offset, %error, "a stored blob cannot be read");
+                Err(self.corrupt(offset, false).await)
+            }
+            Err(error) => Err(self.owner.io_error("read", &self.digest, error)),
+        }
+    }
+
+    /// Deletes the damaged copy and returns the error for the reader. `is_exact`: the damage is at `offset`, not
+    /// somewhere behind it.
+    pub(crate) async fn corrupt(self: &Arc<Self>, offset: u64, is_exact: bool) -> Error {
+        let (open, at) = (self.clone(), is_exact.then_some(offset));
+        blocking(move || open.report_damage(at)).await;
+        Error::Corrupt {
+            digest: self.digest,
+            offset,
+        }
+    }
+
+    /// Deletes the damaged copy. Blocks.
+    pub(crate) fn report_damage(&self, at: Option<u64>) {
+        self.owner.remove_damaged(&self.digest, self.handle, at);
+    }
+}

@@ -1,0 +1,73 @@
+//! What operators see of a running cache.
+
+use pierhead_oci::Digest;
+
+use crate::cache::Cache;
+use crate::clock::now;
+use crate::store::stat::{BlobStat, EvictionStat, Stat};
+use crate::store::state::Slot;
+
+impl Cache {
+    /// Up to `limit` committed blobs whose digest is greater than `after`, in order of digest.
+    pub fn list(&self, after: Option<Digest>, limit: usize) -> Vec<BlobStat> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let state = self.store.state.lock();
+        let range = (after.map_or(Unbounded, Excluded), Unbounded);
+        let slots = state.index.range(range).take(limit);
+        let entry = |(digest, slot): (&Digest, &Slot)| BlobStat {
+            digest: *digest,
+            size: slot.size,
+            media_type: slot.media_type.clone(),
+            accessed: slot.accessed.into(),
+            pinned: state.pinned.contains_key(digest),
+        };
+        slots.map(entry).collect()
+    }
+
+    /// One committed blob, as listed. No access, no I/O.
+    pub fn entry(&self, digest: &Digest) -> Option<BlobStat> {
+        let state = self.store.state.lock();
+        state.index.get(digest).map(|slot| BlobStat {
+            digest: *digest,
+            size: slot.size,
+            media_type: slot.media_type.clone(),
+            accessed: slot.accessed.into(),
+            pinned: state.pinned.contains_key(digest),
+        })
+    }
+
+    /// How full it is now.
+    pub fn stat(&self) -> Stat {
+        let state = self.store.state.lock();
+        Stat {
+            blobs: state.index.len() as u64,
+            used: state.used,
+            reserved: state.reserved,
+            names: state.names,
+            capacity: state.capacity,
+            fills: state.fills.len() as u64,
+            pinned: state.pinned_bytes,
+        }
+    }
+
+    /// Who leaves and who enters now.
+    pub fn eviction(&self) -> EvictionStat {
+        let mut state = self.store.state.lock();
+        let ranking = &mut state.ranking;
+        let tick = ranking.clock.read(now());
+        let metrics = &self.store.metrics;
+        let refused_by = metrics.refusals();
+        EvictionStat {
+            policy: ranking.policy_name.clone(),
+            admission: ranking.admission.name.clone(),
+            written_today: ranking.admission.written(tick),
+            daily_write_budget: ranking.admission.cap(),
+            evictions: metrics.evictions.get(),
+            refused: refused_by.iter().map(|(_, count)| count).sum(),
+            refused_by,
+            hits: metrics.hits.get(),
+            misses: metrics.misses.get(),
+            figures: ranking.figures(),
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Opens regular files only: a pipe or device in a folder of ours must not block a reader.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Opens a file for reading. Anything but a regular file, such as a pipe, is an error; the call does not wait for it.
+pub(crate) fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = File::options()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no file"));
+    }
+    Ok((file, about))
+}

@@ -1,0 +1,18 @@
+//! Sizes on disk: files count in whole blocks of the file system.
+
+use pierhead_oci::MediaType;
+
+use crate::tier::Trailer;
+
+/// Files count in blocks of the file system: 4 KiB nearly everywhere.
+pub(crate) const BLOCK: u64 = 4096;
+
+/// Bytes on disk of a blob with that content and media type, in whole blocks.
+pub(crate) fn footprint(size: u64, media_type: Option<&MediaType>) -> u64 {
+    blocks(size.saturating_add(Trailer::encoded_len(size, media_type)))
+}
+
+/// `bytes` in whole blocks.
+pub(crate) fn blocks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK).saturating_mul(BLOCK)
+}

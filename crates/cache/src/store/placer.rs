@@ -1,0 +1,158 @@
+//! Feeds the placement rules: each fill asks them where it goes, and they see each request.
+
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use pierhead_host::BackgroundWork;
+use pierhead_oci::{Digest, Manifest};
+
+use crate::store::state::State;
+use crate::tier::placement::{Advisor, Destination, FastTier, LayerProgress, TierStat};
+use crate::tier::{Hint, Options, Tier, WriteBack};
+
+/// A fill of fewer bytes says nothing of the link.
+const MEASURED: u64 = 4 << 20;
+
+pub(crate) struct Placer {
+    write_back: Arc<WriteBack>,
+    advisor: Mutex<Advisor>,
+    class: &'static str,
+    capacity: u64,
+}
+
+impl Placer {
+    /// Puts `fast` in front of `disk`.
+    pub(crate) fn new(
+        fast: &FastTier,
+        disk: Arc<dyn Tier>,
+        rest: &BackgroundWork,
+    ) -> std::io::Result<Self> {
+        let options = Options {
+            margin: fast.placement.margin(),
+            ..fast.options
+        };
+        let write_back = WriteBack::open_resting(fast.tier.clone(), disk, options, rest)?;
+        Ok(Self {
+            write_back: Arc::new(write_back),
+            advisor: Mutex::new(Advisor::new(fast.placement)),
+            class: fast.class,
+            capacity: fast.capacity,
+        })
+    }
+
+    /// Both tiers as one.
+    pub(crate) fn tier(&self) -> Arc<dyn Tier> {
+        self.write_back.clone()
+    }
+
+    pub(crate) fn stat(&self) -> TierStat {
+        TierStat {
+            class: self.class,
+            capacity: self.capacity,
+            fast: self.write_back.stat(),
+            speeds: self.write_back.speeds(),
+        }
+    }
+
+    /// The fast tier with its write-back.
+    pub(crate) fn write_back(&self) -> &Arc<WriteBack> {
+        &self.write_back
+    }
+
+    /// A start reads these ranges of a blob: the fast tier keeps them, ranked by the seconds that they save for each byte.
+    pub(crate) fn set_hot(&self, digest: Digest, ranges: &[Range<u64>], state: &Mutex<State>) {
+        let advisor = self.advisor.lock();
+        let sharing = state.lock().ranking.shares.of(&digest).into();
+        let bytes = ranges
+            .iter()
+            .map(|it| it.end.saturating_sub(it.start))
+            .sum();
+        let priority = advisor.hot_priority(&digest, (ranges.len(), bytes), sharing);
+        self.write_back.set_hot(digest, ranges, priority);
+    }
+
+    /// Says where the fill of a digest should go.
+    pub(crate) fn place(&self, digest: &Digest, state: &Mutex<State>) {
+        let advisor = self.advisor.lock();
+        let Some(bytes) = advisor.expected(digest) else {
+            return;
+        };
+        // Before the state is locked, which requests wait for: it may look at all that the fast tier has.
+        let floor = self.write_back.floor(bytes);
+        let state = state.lock();
+        let progress = |layer: &Digest, size: u64| {
+            let shared_fill = state.fills.get(layer);
+            let landed = match state.index.contains_key(layer) {
+                true => size,
+                false => {
+                    shared_fill.map_or(0, |shared_fill| shared_fill.staged.load(Ordering::Relaxed))
+                }
+            };
+            LayerProgress {
+                size,
+                landed,
+                rate: None,
+                running: shared_fill.is_some(),
+            }
+        };
+        let sharing = state.ranking.shares.of(digest).into();
+        if let Some(decision) = advisor.decide(digest, sharing, progress, floor) {
+            let hint = Hint {
+                destination: decision.destination,
+                priority: decision.priority,
+                bytes,
+            };
+            self.write_back.hint(*digest, hint);
+        }
+    }
+
+    /// A document will be stored, of so many bytes: a pull waits until it is.
+    pub(crate) fn place_document(&self, digest: &Digest, bytes: u64) {
+        let hint = Hint {
+            destination: Destination::Fast,
+            priority: self.advisor.lock().priority(digest, bytes, 1),
+            bytes,
+        };
+        self.write_back.hint(*digest, hint);
+    }
+
+    /// A fill is complete. `begun`: when it began, and how many bytes all fills together had brought by then;
+    /// `written`: how many they have brought now.
+    pub(crate) fn arrived(&self, size: u64, (begun, before): (Instant, u64), written: u64) {
+        // A small fill tells the distance of the registry, not the rate of the link.
+        if size < MEASURED {
+            return;
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let bytes = written.saturating_sub(before);
+        #[expect(clippy::cast_precision_loss, reason = "an expectation")]
+        self.advisor.lock().arrived(bytes as f64 / seconds);
+    }
+
+    /// Somebody asked for a blob, which was opened for it.
+    pub(crate) fn requested(&self, digest: &Digest, bytes: u64, state: &Mutex<State>) {
+        let mut advisor = self.advisor.lock();
+        advisor.request(digest);
+        advisor.measured(self.write_back.speeds());
+        let sharing = state.lock().ranking.shares.of(digest).into();
+        let priority = advisor.priority(digest, bytes, sharing);
+        if self.write_back.holds(digest) {
+            self.write_back.rank(digest, priority);
+        } else if self.write_back.hot(digest).is_none() {
+            self.write_back.promote(*digest, bytes, priority);
+        }
+        if let Some(hot) = self.write_back.hot(digest) {
+            let sharing = state.lock().ranking.shares.of(digest).into();
+            let priority = advisor.hot_priority(digest, hot, sharing);
+            self.write_back.rank_hot(digest, priority);
+        }
+    }
+
+    /// The manifest of an image was stored.
+    pub(crate) fn image_came(&self, digest: &Digest, manifest: &Manifest) {
+        self.advisor.lock().enter(*digest, manifest);
+    }
+}
