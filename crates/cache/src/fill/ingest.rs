@@ -85,13 +85,13 @@ impl Drop for EndOnPanic {
 
 impl FillWorker for Ingest {
     fn run(mut self: Box<Self>, shared_fill: Arc<SharedFill>) {
-        // Dropped in the opposite order: the fill ends, then the panic is counted.
-        let panics = self.store.config.rest.panics();
-        let _watch = panics.watch(BackgroundTask::CacheFill);
+        // Dropped in the opposite order: the panic is counted, then the readers learn of it.
         let _guard = EndOnPanic {
             store: Arc::downgrade(&self.store),
             shared_fill: Arc::downgrade(&shared_fill),
         };
+        let panics = self.store.config.rest.panics();
+        let _watch = panics.watch(BackgroundTask::CacheFill);
         if let Err(error) = self.rehash(&shared_fill) {
             return self.fail(&shared_fill, error, false);
         }
